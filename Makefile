@@ -1,0 +1,81 @@
+# make demo   a first look, nothing else to install        make test   the whole suite, what CI runs
+# make lint types imports docs                             one part of it
+# make exact                                               the proofs by enumeration only
+# make nightly                                             slow and statistical tests too
+#
+# PYTHON=python3.12     another interpreter (>= 3.11)
+# TORCH="torch==2.13.0 --index-url URL"    another build of torch
+
+PYTHON ?= python3
+TORCH ?= $(shell sed -n '/^torch==/p' constraints.txt)
+WORKERS ?= auto
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# One thread per process: the workers already share the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8
+
+.PHONY: help demo test check lint types imports docs exact nightly setup clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
+
+$(VENV)/.torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "monge needs Python >= 3.11, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing);" \
+		"name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "creating $(VENV) and installing $(TORCH)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install $(TORCH)
+	@# Whatever build of torch was chosen stays: the next install may not replace it.
+	@sed '/^torch==/d' constraints.txt > $(VENV)/constraints.txt
+	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' \
+		>> $(VENV)/constraints.txt
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	@echo "installing monge"
+	@$(PIP) install -e ".[bench]" -c $(VENV)/constraints.txt
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.torch pyproject.toml
+	@echo "installing monge with its test tools"
+	@$(PIP) install -e ".[test,docs,bench,train]" -c $(VENV)/constraints.txt
+	@touch $@ $(VENV)/.demo
+
+setup: $(VENV)/.test
+
+demo: $(VENV)/.demo
+	$(BIN)/monge demo
+
+# pytest is last, so that its closing line is; it fails by itself when it finds no test (exit status 5).
+test: lint types imports docs
+	$(PYTEST)
+
+check: test
+
+lint: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.test
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --pythonpath $(BIN)/python --project pyright.strict.json
+
+imports: $(VENV)/.test
+	$(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
+
+exact: $(VENV)/.test
+	$(PYTEST) tests/exact
+
+nightly: $(VENV)/.test
+	$(PYTEST) --hypothesis-profile=nightly --timeout=1800 -m "not network"
+
+clean:
+	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests docs examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
