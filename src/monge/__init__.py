@@ -1,0 +1,1 @@
+"""Lossless acceleration of large language models by speculative decoding, seen as optimal transport."""

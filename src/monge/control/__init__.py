@@ -1,0 +1,1 @@
+"""Controllers, one a file: how much to draft in the coming round."""

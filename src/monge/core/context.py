@@ -1,0 +1,60 @@
+"""What a drafter may see, and what a controller asks of it."""
+
+from dataclasses import dataclass
+
+from monge.core.errors import OptionError
+from monge.core.law import SamplingRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The committed text of one request.
+
+    Args:
+        request_id: Names the request towards models that keep a cache for it.
+        token_ids: Prompt and committed tokens.
+        num_prompt_tokens: How many of them are prompt.
+        rules: The request's sampling rules, so that a drafter can draft under the same ones.
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    rules: SamplingRules
+
+    def append(self, token_ids: tuple[int, ...]) -> "Context":
+        """The context after a commit."""
+        return Context(
+            request_id=self.request_id,
+            token_ids=self.token_ids + token_ids,
+            num_prompt_tokens=self.num_prompt_tokens,
+            rules=self.rules,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPlan:
+    """Limits of one round's tree, chosen before anything is drawn. The tree builder decides the shape within them.
+
+    Args:
+        max_depth: Deepest node; 0 means no speculation; `None` leaves it to the builder.
+        max_nodes: Drafted nodes, the root not counted; `None` leaves it to the builder.
+    """
+
+    max_depth: int | None = None
+    max_nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("max_depth", self.max_depth), ("max_nodes", self.max_nodes)):
+            if value is not None and value < 0:
+                raise OptionError(
+                    f"DraftPlan: {name} must be >= 0, or None for the builder's own; got {value}"
+                )
+
+    def depth(self, own: int) -> int:
+        """The builder's own depth under this plan."""
+        return own if self.max_depth is None else min(own, self.max_depth)
+
+    def nodes(self, own: int) -> int:
+        """The builder's own number of drafted nodes under this plan."""
+        return own if self.max_nodes is None else min(own, self.max_nodes)

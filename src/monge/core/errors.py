@@ -1,0 +1,48 @@
+"""The errors that users of the library can meet: each says what is wrong, where, what was expected and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class MongeError(Exception):
+    """Base class of every error raised on purpose by this library."""
+
+
+class OptionError(MongeError, ValueError):
+    """An option, name or argument that cannot be honoured."""
+
+
+class LawError(MongeError, ValueError):
+    """A vector that is not a probability law, or laws that do not fit together."""
+
+
+class NonFiniteLogitsError(LawError):
+    """A model returned NaN or +inf logits, so no law can be made of them."""
+
+
+class ProposalMismatchError(MongeError, ValueError):
+    """A verifier was given candidates drawn in a way for which it is not exact."""
+
+
+class VocabularyMismatchError(MongeError, ValueError):
+    """Target and draft model do not share one vocabulary."""
+
+
+class ContextLengthError(MongeError, ValueError):
+    """A prompt, or a prompt and its continuation, does not fit the model's context."""
+
+
+class UnsupportedModelError(MongeError, ValueError):
+    """A model whose architecture cannot be decoded in the way that was asked for."""
+
+
+class ModelLoadError(MongeError, OSError):
+    """A checkpoint that is missing, incomplete or unreadable."""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> OptionError:
+    """Error for a name that is not registered, with the nearest valid one."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return OptionError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")

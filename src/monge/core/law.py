@@ -1,0 +1,288 @@
+"""Probability laws of the next token, and the one function that makes laws of logits.
+
+In maths p is the target law and q the draft law. A law is either *sparse* (the tokens of its support and their masses) or
+*dense* (one mass per token of the vocabulary, zeros allowed); both answer the same questions, so verifiers do not ask which.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from monge.core.errors import LawError, NonFiniteLogitsError, OptionError
+
+MASS_TOLERANCE: Final = 1e-9
+"""How far from one the masses of a law may sum. Rounding of a float64 softmax over 256k tokens stays below 1e-12; anything
+larger is a law that was never normalised. The total variation that it can hide is at most half of this number."""
+
+
+class Law(ABC):
+    """A probability law over token ids."""
+
+    @abstractmethod
+    def prob(self, token_id: int) -> float:
+        """Mass of one token (0 outside the support)."""
+
+    @abstractmethod
+    def at(self, token_ids: Int64[Tensor, " support"]) -> Float64[Tensor, " support"]:
+        """Masses of several tokens."""
+
+    @abstractmethod
+    def quantile(self, position: float) -> int:
+        """Token whose cumulative interval covers `position` in [0, 1); never a token of mass zero."""
+
+    @abstractmethod
+    def sparse(self) -> "SparseLaw":
+        """The same law on its support."""
+
+    @abstractmethod
+    def excess_over(self, other: "Law") -> "Law | None":
+        """Normalised `(self - other)_+`, or `None` where no mass exceeds `other` (then the two laws are equal)."""
+
+    @abstractmethod
+    def without(self, token_id: int) -> "Law | None":
+        """This law conditioned on not being `token_id`, or `None` where nothing is left."""
+
+    def top(self, count: int) -> tuple[int, ...]:
+        """The `count` most probable tokens of the support, most probable first, ties by token id."""
+        law = self.sparse()
+        order = torch.sort(law.probs, descending=True, stable=True).indices[:count]
+        return tuple(law.token_ids[order].tolist())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseLaw(Law):
+    """A law given on its support.
+
+    Args:
+        token_ids: Increasing token ids, `[support]`.
+        probs: Their masses, float64, positive, summing to one, `[support]`.
+
+    Raises:
+        LawError: If the shapes differ, ids are not increasing, a mass is not positive, or the sum is not one.
+    """
+
+    token_ids: Int64[Tensor, " support"]
+    probs: Float64[Tensor, " support"]
+
+    def __post_init__(self) -> None:
+        if self.token_ids.shape != self.probs.shape or self.probs.ndim != 1 or self.probs.numel() == 0:
+            raise LawError(
+                f"SparseLaw: token_ids {tuple(self.token_ids.shape)} and probs {tuple(self.probs.shape)} must be two "
+                "vectors of one positive length"
+            )
+        if self.probs.numel() > 1 and not bool((self.token_ids.diff() > 0).all()):
+            raise LawError(
+                "SparseLaw: token_ids must be strictly increasing; sort them and merge repeats first"
+            )
+        _check_mass(self.probs, lowest=math.ulp(0.0))
+
+    def prob(self, token_id: int) -> float:
+        index = int(torch.searchsorted(self.token_ids, token_id))
+        if index == self.token_ids.numel() or int(self.token_ids[index]) != token_id:
+            return 0.0
+        return float(self.probs[index])
+
+    def at(self, token_ids: Int64[Tensor, " support"]) -> Float64[Tensor, " support"]:
+        index = torch.searchsorted(self.token_ids, token_ids).clamp_max(self.token_ids.numel() - 1)
+        return torch.where(self.token_ids[index] == token_ids, self.probs[index], 0.0)
+
+    def quantile(self, position: float) -> int:
+        if self.probs.numel() == 1:
+            return int(self.token_ids[0])
+        return int(self.token_ids[_quantile_index(self.probs, position)])
+
+    def sparse(self) -> "SparseLaw":
+        return self
+
+    def excess_over(self, other: Law) -> "SparseLaw | None":
+        return _normalised(self.token_ids, (self.probs - other.at(self.token_ids)).clamp_min(0.0))
+
+    def without(self, token_id: int) -> "SparseLaw | None":
+        keep = self.token_ids != token_id
+        return _normalised(self.token_ids[keep], self.probs[keep])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseLaw(Law):
+    """A law given by one mass per token of the vocabulary.
+
+    Args:
+        probs: Masses, float64, non-negative, summing to one, `[vocab]`.
+
+    Raises:
+        LawError: If a mass is negative or NaN, or the sum is not one.
+    """
+
+    probs: Float64[Tensor, " vocab"]
+
+    def __post_init__(self) -> None:
+        if self.probs.ndim != 1 or self.probs.numel() == 0:
+            raise LawError(
+                f"DenseLaw: probs must be one non-empty vector; got shape {tuple(self.probs.shape)}"
+            )
+        _check_mass(self.probs, lowest=0.0)
+
+    def prob(self, token_id: int) -> float:
+        return float(self.probs[token_id]) if 0 <= token_id < self.probs.numel() else 0.0
+
+    def at(self, token_ids: Int64[Tensor, " support"]) -> Float64[Tensor, " support"]:
+        return self.probs[token_ids]
+
+    def quantile(self, position: float) -> int:
+        return _quantile_index(self.probs, position)
+
+    def sparse(self) -> SparseLaw:
+        token_ids = self.probs.nonzero().squeeze(-1)
+        return SparseLaw(token_ids, self.probs[token_ids])
+
+    def excess_over(self, other: Law) -> "DenseLaw | None":
+        if isinstance(other, DenseLaw):
+            if other.probs.shape != self.probs.shape:
+                raise LawError(
+                    f"laws over {self.probs.numel()} and {other.probs.numel()} tokens cannot be compared"
+                )
+            excess = (self.probs - other.probs).clamp_min(0.0)
+        else:
+            part = other.sparse()
+            excess = self.probs.clone()
+            excess[part.token_ids] = (excess[part.token_ids] - part.probs).clamp_min(0.0)
+        return _normalised_dense(excess)
+
+    def without(self, token_id: int) -> "DenseLaw | None":
+        rest = self.probs.clone()
+        rest[token_id] = 0.0
+        return _normalised_dense(rest)
+
+    def top(self, count: int) -> tuple[int, ...]:
+        # topk does not order ties by id, but which of two equal masses comes first is a function of the law alone.
+        masses, ids = torch.topk(self.probs, min(count, self.probs.numel()))
+        return tuple(ids[masses > 0.0].tolist())
+
+
+def one_hot(token_id: int, device: torch.device | None = None) -> SparseLaw:
+    """The point mass at one token."""
+    return SparseLaw(
+        torch.tensor([token_id], device=device), torch.ones(1, dtype=torch.float64, device=device)
+    )
+
+
+def residual(p: Law, q: Law) -> Law:
+    """Normalised `(p - q)_+`, the law of the correction token (Leviathan et al., arXiv 2211.17192).
+
+    Where p equals q nothing is ever rejected, so the residual is never drawn from; rounding alone can bring a caller here, and
+    p itself is then returned.
+    """
+    excess = p.excess_over(q)
+    return p if excess is None else excess
+
+
+def total_variation(p: Law, q: Law) -> float:
+    """Half the L1 distance: the smallest rejection probability of one draft."""
+    left, right = p.sparse(), q.sparse()
+    # sum of (p - q)_+ over the support of p: both laws have mass one, so this is half of the L1 distance.
+    return float((left.probs - right.at(left.token_ids)).clamp_min(0.0).sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRules:
+    """How logits become a law; the same rules mean the same law for target and drafter.
+
+    Applied in the order of `transformers`: temperature, top-k, top-p, min-p, each on the renormalised law of the one before.
+
+    Args:
+        temperature: 0 gives the point mass at the largest logit (lowest id first among equals).
+        top_k: Keep the `top_k` largest logits, and those equal to the last of them. `None` keeps all.
+        top_p: Keep the most probable tokens until their mass reaches `top_p`, in (0, 1].
+        min_p: Keep tokens of at least `min_p` times the largest mass, in [0, 1].
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise OptionError(f"temperature must be finite and >= 0 (0 = greedy); got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise OptionError(f"top_k must be at least 1, or None for the whole vocabulary; got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise OptionError(f"top_p must lie in (0, 1]; got {self.top_p}")
+        if not 0 <= self.min_p <= 1:
+            raise OptionError(f"min_p must lie in [0, 1]; got {self.min_p}")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens lose their mass by rule."""
+        return self.top_k is not None or self.top_p < 1 or self.min_p > 0
+
+
+def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> Law:
+    """The law of the next token: logits in any float type, law in float64.
+
+    Raises:
+        NonFiniteLogitsError: If a logit is NaN or +inf, or all are -inf.
+    """
+    largest = float(logits.max())  # NaN anywhere makes the maximum NaN
+    if not math.isfinite(largest):
+        bad = int((~torch.isfinite(logits)).sum())
+        raise NonFiniteLogitsError(
+            f"logits: largest value is {largest}; {bad} of {logits.numel()} are not finite"
+        )
+    if rules.temperature == 0:
+        return one_hot(int(logits.argmax()), logits.device)
+    scores = logits.double()
+    if rules.temperature != 1:
+        # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
+        scores = (scores - largest) / rules.temperature
+    if not rules.truncates:
+        return DenseLaw(torch.softmax(scores, dim=-1))
+    return _truncated(scores, rules)
+
+
+def _truncated(scores: Float64[Tensor, " vocab"], rules: SamplingRules) -> SparseLaw:
+    if rules.top_k is not None and rules.top_k < scores.numel():
+        token_ids = (scores >= torch.topk(scores, rules.top_k).values[-1]).nonzero().squeeze(-1)
+    else:
+        token_ids = torch.arange(scores.numel(), device=scores.device)
+    probs = torch.softmax(scores[token_ids], dim=-1)
+    if rules.top_p < 1:
+        ordered, order = torch.sort(probs, descending=True, stable=True)
+        before = ordered.cumsum(0) - ordered
+        before[0] = 0.0  # the most probable token always stays, whatever the rounding of the running sum
+        kept = order[before < rules.top_p].sort().values
+        token_ids, probs = token_ids[kept], probs[kept] / probs[kept].sum()
+    kept = (probs > 0.0) & (probs >= rules.min_p * probs.max())
+    return SparseLaw(token_ids[kept], probs[kept] / probs[kept].sum())
+
+
+def _check_mass(probs: Tensor, lowest: float) -> None:
+    smallest, total = float(probs.min()), float(probs.sum())
+    if not (smallest >= lowest and abs(total - 1.0) <= MASS_TOLERANCE):  # written so that NaN fails
+        bound = "non-negative" if lowest == 0.0 else "positive"
+        raise LawError(
+            f"law: masses must be {bound} and sum to 1; got smallest {smallest:.6g}, sum {total:.12g} over "
+            f"{probs.numel()} tokens; normalise where the law is made"
+        )
+
+
+def _quantile_index(probs: Tensor, position: float) -> int:
+    cumulative = probs.cumsum(0)
+    # Scaled by the rounded total, so that the last positive mass covers every position below one.
+    return int(torch.searchsorted(cumulative, position * float(cumulative[-1]), right=True))
+
+
+def _normalised(token_ids: Tensor, masses: Tensor) -> SparseLaw | None:
+    kept = masses > 0.0
+    masses = masses[kept]
+    return SparseLaw(token_ids[kept], masses / masses.sum()) if masses.numel() else None
+
+
+def _normalised_dense(masses: Tensor) -> DenseLaw | None:
+    total = masses.sum()
+    return DenseLaw(masses / total) if float(total) > 0.0 else None

@@ -1,0 +1,50 @@
+"""Every derived rate, defined once. All take the records of one request or of many pooled together.
+
+Conventions: a round commits its accepted draft tokens and one `next_token`; `num_accepted` leaves the latter out. Tokens that a
+stop cut off after verification still count as accepted here, since the verifier accepted them; they never count as generated.
+"""
+
+from collections.abc import Sequence
+
+from monge.core.errors import MongeError
+from monge.core.verdict import StepRecord
+
+
+def block_efficiency(records: Sequence[StepRecord]) -> float:
+    """Tokens verified per target forward: `mean(num_accepted) + 1` (vLLM: "mean acceptance length")."""
+    _need(records)
+    return 1.0 + sum(record.num_accepted for record in records) / len(records)
+
+
+def draft_utilisation(records: Sequence[StepRecord]) -> float:
+    """Accepted draft tokens / verified draft nodes; 0 where nothing was drafted. No estimator of acceptance at a depth."""
+    _need(records)
+    drafted = sum(record.num_nodes for record in records)
+    return sum(record.num_accepted for record in records) / drafted if drafted else 0.0
+
+
+def acceptance_by_depth(records: Sequence[StepRecord]) -> tuple[float, ...]:
+    """`alpha_pos`: accepted at depth j / times a node with candidates was reached at depth j - 1, for j = 1, 2, ..."""
+    _need(records)
+    deepest = max(len(record.examined) for record in records)
+    rates: list[float] = []
+    for depth in range(deepest):
+        reached = sum(len(record.examined) > depth for record in records)
+        accepted = sum(record.num_accepted > depth for record in records)
+        rates.append(accepted / reached)
+    return tuple(rates)
+
+
+def engine_efficiency(records: Sequence[StepRecord]) -> float:
+    """Seconds inside network forwards / wall seconds of the rounds (1 = the loop itself costs nothing).
+
+    A round shared by a batch appears in the records of each of its requests; each counts by its share.
+    """
+    _need(records)
+    forward = sum(record.times.forward_s / record.batch_size for record in records)
+    return forward / sum(record.times.total_s / record.batch_size for record in records)
+
+
+def _need(records: Sequence[StepRecord]) -> None:
+    if not records:
+        raise MongeError("metrics: no rounds were recorded, so there is nothing to average")

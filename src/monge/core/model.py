@@ -1,0 +1,76 @@
+"""What the loop and the drafters ask of a network: read nodes, keep a path."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBlock:
+    """New nodes of one sequence, to be read in one forward.
+
+    Args:
+        token_ids: Their tokens.
+        parents: For every new node, the index of its parent among the sequence's uncommitted nodes (those of earlier blocks and
+            of this one, in reading order); -1 for the last committed token.
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+
+    @classmethod
+    def chain(cls, token_ids: Sequence[int], after: int = -1) -> "NodeBlock":
+        """A run of tokens, each the child of the one before; `after` is the first one's parent."""
+        first = after + 1
+        return cls(tuple(token_ids), (after, *range(first, first + len(token_ids) - 1)))
+
+
+@runtime_checkable
+class SequenceModel(Protocol):
+    """A causal network with one cache row per sequence. Target and draft model alike.
+
+    A sequence has committed tokens, which are in the cache for good, and uncommitted nodes, which `commit` keeps or drops.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that have a logit."""
+        ...
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest sequence in tokens, if bounded."""
+        ...
+
+    @property
+    def no_tree_reason(self) -> str | None:
+        """Why only chains can be read, or `None` where trees can."""
+        ...
+
+    @property
+    def forward_s(self) -> float:
+        """Seconds spent inside the network's own forward since it was made."""
+        ...
+
+    def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        """Start sequences by id; their prefixes (possibly empty) are read and committed."""
+        ...
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+        """Read new uncommitted nodes; the next-token logits of every one of them, by sequence."""
+        ...
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        """For every listed sequence: keep these uncommitted nodes, a path from the last committed token down; drop the rest."""
+        ...
+
+    def length(self, sequence: int) -> int:
+        """Number of committed tokens."""
+        ...
+
+    def close(self, sequence: int) -> None:
+        """Forget a sequence and give back its room."""
+        ...

@@ -1,0 +1,107 @@
+"""How the children of a node were drawn: a draft law together with the way of drawing.
+
+A rejection or transport rule is exact only for children that really follow the declared proposal, so the declaration and the
+drawing live in one object: `Proposal.draw` is the only code that draws a child.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from monge.core.draws import Draws
+from monge.core.errors import LawError, OptionError
+from monge.core.law import Law
+
+
+class Proposal(ABC):
+    """A draft law and the way in which children are drawn from it."""
+
+    @abstractmethod
+    def draw(self, draws: Draws) -> tuple[int, ...]:
+        """All children of the node, in drawing order; a token drawn twice is listed twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deterministic(Proposal):
+    """Candidates that are a function of the path alone: top tokens of a law, a looked-up continuation, or none at all."""
+
+    token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(set(self.token_ids)) != len(self.token_ids):
+            raise OptionError(f"Deterministic: a candidate set has no repeats; got {self.token_ids}")
+
+    def draw(self, draws: Draws) -> tuple[int, ...]:
+        return self.token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Iid(Proposal):
+    """`width` independent draws from `law`; repeats are kept."""
+
+    law: Law
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        _check_width("Iid", self.width)
+
+    def draw(self, draws: Draws) -> tuple[int, ...]:
+        return tuple(draws.categorical(self.law) for _ in range(self.width))
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutReplacement(Proposal):
+    """`width` draws from `law`, each conditioned on being new; fewer where the support is smaller. Order is part of the law."""
+
+    law: Law
+    width: int
+
+    def __post_init__(self) -> None:
+        _check_width("WithoutReplacement", self.width)
+
+    def draw(self, draws: Draws) -> tuple[int, ...]:
+        tokens: list[int] = []
+        rest: Law | None = self.law
+        while rest is not None and len(tokens) < self.width:
+            tokens.append(draws.categorical(rest))
+            if len(tokens) < self.width:
+                rest = rest.without(tokens[-1])
+        return tuple(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed(Proposal):
+    """Deterministic candidates `fixed`, then `width` independent draws from a law that gives them no mass."""
+
+    fixed: tuple[int, ...]
+    law: Law
+    width: int
+
+    def __post_init__(self) -> None:
+        _check_width("Mixed", self.width)
+        if len(set(self.fixed)) != len(self.fixed):
+            raise OptionError(f"Mixed: fixed candidates have no repeats; got {self.fixed}")
+        heavy = [token for token in self.fixed if self.law.prob(token) > 0]
+        if heavy:
+            raise LawError(
+                f"Mixed: the sampled law gives mass to fixed candidates {heavy}; remove them and renormalise"
+            )
+
+    def draw(self, draws: Draws) -> tuple[int, ...]:
+        return self.fixed + tuple(draws.categorical(self.law) for _ in range(self.width))
+
+
+@dataclass(frozen=True, slots=True)
+class Arbitrary(Proposal):
+    """Candidates of unknown or anticipating origin; only the target walk is exact for them."""
+
+    token_ids: tuple[int, ...]
+
+    def draw(self, draws: Draws) -> tuple[int, ...]:
+        return self.token_ids
+
+
+def _check_width(kind: str, width: int) -> None:
+    if width < 1:
+        raise OptionError(
+            f"{kind}: width must be at least 1 (no candidates at all is Deterministic(())); got {width}"
+        )

@@ -1,0 +1,165 @@
+"""Token trees: what a drafter proposes and one target forward scores.
+
+Node 0 is the last committed token; parents come before their children. A tree is a few dozen small integers that are walked one
+by one, so it holds tuples; tensors are made once, by the model that reads it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from monge.core.draws import Draws
+from monge.core.errors import MongeError
+from monge.core.proposal import Arbitrary, Deterministic, Proposal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTree:
+    """A finished tree.
+
+    Args:
+        token_ids: Token of every node; node 0 is the last committed token.
+        parents: Parent of every node; `parents[0] == -1` and `parents[n] < n`.
+        proposals: How the children of every node were drawn.
+        offers: Child nodes of every node in drawing order; a token drawn twice is one node offered twice.
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    proposals: tuple[Proposal, ...]
+    offers: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, the root included."""
+        return len(self.token_ids)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Distance of every node from the root."""
+        return depths_of(self.parents)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node has at most one child."""
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the first drafted one down to `node` (the root excluded)."""
+        nodes: list[int] = []
+        while node > 0:
+            nodes.append(node)
+            node = self.parents[node]
+        return tuple(reversed(nodes))
+
+    def path_tokens(self, node: int) -> tuple[int, ...]:
+        """Drafted tokens from the root's child down to `node`."""
+        return tuple(self.token_ids[step] for step in self.path(node))
+
+    def prune(self, keep: Iterable[int]) -> "TokenTree":
+        """The tree without the nodes that are not kept.
+
+        Choosing among finished nodes may depend on what was drawn, anywhere in the tree, so *every* sampled proposal becomes
+        `Arbitrary`; deterministic candidates stay what they are.
+
+        Raises:
+            MongeError: If a node is kept without its parent.
+        """
+        kept = sorted({0, *keep})
+        index = {node: position for position, node in enumerate(kept)}
+        orphans = [node for node in kept[1:] if self.parents[node] not in index]
+        if orphans:
+            raise MongeError(f"prune: nodes {orphans} are kept without their parents")
+        offers = tuple(tuple(index[child] for child in self.offers[node] if child in index) for node in kept)
+        return TokenTree(
+            token_ids=tuple(self.token_ids[node] for node in kept),
+            parents=tuple(-1 if node == 0 else index[self.parents[node]] for node in kept),
+            proposals=tuple(self._pruned_proposal(node, index) for node in kept),
+            offers=offers,
+        )
+
+    def _pruned_proposal(self, node: int, index: dict[int, int]) -> Proposal:
+        tokens = tuple(self.token_ids[child] for child in self.offers[node] if child in index)
+        return Deterministic(tokens) if isinstance(self.proposals[node], Deterministic) else Arbitrary(tokens)
+
+
+class GrowingTree:
+    """A tree under construction: children are drawn all at once and attached all at once.
+
+    Args:
+        root_token: The last committed token.
+
+    Attributes:
+        path_probs: A builder's estimates for the path to every node (a child starts with its parent's); not part of the tree.
+    """
+
+    def __init__(self, root_token: int) -> None:
+        self.token_ids: list[int] = [root_token]
+        self.parents: list[int] = [-1]
+        self.depths: list[int] = [0]
+        self.path_probs: list[float] = [1.0]
+        self._proposals: list[Proposal | None] = [None]
+        self._offers: list[tuple[int, ...]] = [()]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes so far, the root included."""
+        return len(self.token_ids)
+
+    def grow(self, node: int, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+        """Draw the children of `node` and attach every one of them.
+
+        Returns:
+            The new nodes, one per distinct token, in order of first appearance.
+
+        Raises:
+            MongeError: If the node has its children already: drawing again until something pleases would bias the output.
+        """
+        if self._proposals[node] is not None:
+            raise MongeError(f"grow: node {node} has its children already; children are drawn once")
+        node_of: dict[int, int] = {}
+        offers: list[int] = []
+        for token in proposal.draw(draws):
+            if token not in node_of:
+                node_of[token] = len(self.token_ids)
+                self.token_ids.append(token)
+                self.parents.append(node)
+                self.depths.append(self.depths[node] + 1)
+                self.path_probs.append(self.path_probs[node])
+                self._proposals.append(None)
+                self._offers.append(())
+            offers.append(node_of[token])
+        self._proposals[node] = proposal
+        self._offers[node] = tuple(offers)
+        return tuple(node_of.values())
+
+    def finish(self) -> TokenTree:
+        """The finished tree; nodes that were never grown have no candidates."""
+        return TokenTree(
+            token_ids=tuple(self.token_ids),
+            parents=tuple(self.parents),
+            proposals=tuple(
+                Deterministic() if proposal is None else proposal for proposal in self._proposals
+            ),
+            offers=tuple(self._offers),
+        )
+
+
+def depths_of(parents: tuple[int, ...]) -> tuple[int, ...]:
+    """Depth of every node; a parent of -1 has depth -1, so roots have depth 0."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return tuple(depths)
+
+
+def ancestor_mask(parents: tuple[int, ...]) -> Bool[Tensor, "nodes nodes"]:
+    """`mask[n, m]` is true where m is n or an ancestor of n: who may attend to whom."""
+    mask = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:  # parents come first, so the parent's row is complete
+            mask[node] |= mask[parent]
+    return mask

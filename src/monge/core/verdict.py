@@ -1,0 +1,76 @@
+"""What a verifier decides, and what is kept of a round."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from monge.core.context import DraftPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The outcome of verifying one tree.
+
+    Args:
+        path: Accepted nodes from the root's child downwards (the root is not listed).
+        next_token: The token after the path: every round commits `len(path) + 1` tokens.
+        next_kind: `correction` after a rejection, `bonus` where nothing was left to reject.
+        examined: For every node that was stood on and had candidates, in order, how many distinct candidates it offered.
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+    next_kind: Literal["correction", "bonus"]
+    examined: tuple[int, ...] = ()
+
+    @property
+    def num_accepted(self) -> int:
+        """Accepted draft tokens, without `next_token`."""
+        return len(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Wall-clock seconds of one round by stage, for the whole batch that shared it.
+
+    Args:
+        draft_s: Drafting, the draft model's forwards included.
+        score_s: The target's forward.
+        verify_s: Making laws and deciding.
+        commit_s: Keeping the accepted path in the caches, and finding stops.
+        total_s: The whole round; what the stages leave is the loop's own.
+        forward_s: Inside the networks' forwards only (target and draft model).
+    """
+
+    draft_s: float = 0.0
+    score_s: float = 0.0
+    verify_s: float = 0.0
+    commit_s: float = 0.0
+    total_s: float = 0.0
+    forward_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One round of one request: all that a controller, a metric or a log ever learns.
+
+    Args:
+        plan: What the controller asked for.
+        num_nodes: Drafted nodes that were verified (the root not counted).
+        depth: Deepest drafted node.
+        num_accepted: Accepted draft tokens.
+        examined: See `Verdict.examined`.
+        next_kind: See `Verdict.next_kind`.
+        token_ids: Tokens committed: accepted ones, then the correction or bonus token; after a stop fewer.
+        batch_size: Requests that shared the round.
+        times: Stage times of the round.
+    """
+
+    plan: DraftPlan
+    num_nodes: int
+    depth: int
+    num_accepted: int
+    examined: tuple[int, ...]
+    next_kind: Literal["correction", "bonus"]
+    token_ids: tuple[int, ...]
+    batch_size: int = 1
+    times: StageTimes = StageTimes()

@@ -1,0 +1,1 @@
+"""Drafters, one a file: where the candidates of a round come from."""

@@ -1,0 +1,77 @@
+"""The drafter interface."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import Draws
+from monge.core.proposal import Proposal
+from monge.core.tree import TokenTree
+from monge.core.verdict import Verdict
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft(Generic[State]):
+    """One request's tree, and the drafter's state after drawing it."""
+
+    tree: TokenTree
+    state: State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a drafter declares, compared with the verifier before anything is decoded.
+
+    Args:
+        proposes: Kinds of proposals it may use.
+        max_width: Most candidates of one node; `None` for unbounded.
+        max_depth: Deepest node it may draft.
+        needs_trees: Whether it may offer more than a chain, so that the target must read trees.
+        max_length: Longest context that it can draft for, in tokens; `None` for unbounded.
+    """
+
+    proposes: frozenset[type[Proposal]]
+    max_width: int | None
+    max_depth: int
+    needs_trees: bool
+    max_length: int | None = None
+
+
+class Drafter(ABC, Generic[State]):
+    """Proposes a tree for every request of a batch; state goes in and comes back."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What the drafter may propose."""
+
+    @abstractmethod
+    def open(self, contexts: Sequence[Context]) -> Sequence[State]:
+        """States for new requests, made of their prompts."""
+
+    @abstractmethod
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[State],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[State]]:
+        """One tree per request, within its plan; row i draws from `draws[i]` only."""
+
+    @abstractmethod
+    def observe(
+        self, contexts: Sequence[Context], drafts: Sequence[Draft[State]], verdicts: Sequence[Verdict]
+    ) -> Sequence[State]:
+        """States after the verdicts; `contexts` hold the committed tokens already."""
+
+    @abstractmethod
+    def close(self, context: Context) -> None:
+        """Give back what the drafter keeps for a request."""
+
+
+AnyDrafter = Drafter[Any]

@@ -1,0 +1,40 @@
+"""No speculation, as a drafter: the loop then decodes plainly."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import Draws
+from monge.core.proposal import Deterministic
+from monge.core.tree import GrowingTree
+from monge.core.verdict import Verdict
+from monge.draft.base import Capabilities, Draft, Drafter
+
+
+@dataclass(frozen=True, slots=True)
+class NoDrafter(Drafter[None]):
+    """Propose nothing: every round is one plain step of the target."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(proposes=frozenset({Deterministic}), max_width=0, max_depth=0, needs_trees=False)
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[None]:
+        return [None] * len(contexts)
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[None],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[None]]:
+        return [Draft(GrowingTree(context.token_ids[-1]).finish(), None) for context in contexts]
+
+    def observe(
+        self, contexts: Sequence[Context], drafts: Sequence[Draft[None]], verdicts: Sequence[Verdict]
+    ) -> Sequence[None]:
+        return [None] * len(contexts)
+
+    def close(self, context: Context) -> None:
+        return None

@@ -1,0 +1,13 @@
+"""The drafters by name."""
+
+from typing import Final
+
+from monge.core.registry import Registry
+from monge.draft.base import AnyDrafter
+from monge.draft.model import ModelDrafter
+from monge.draft.ngram import NgramDrafter
+from monge.draft.none import NoDrafter
+
+DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
+    "drafter", {"model": ModelDrafter, "ngram": NgramDrafter, "none": NoDrafter}
+)

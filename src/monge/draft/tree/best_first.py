@@ -1,0 +1,74 @@
+"""The most probable paths of the draft law."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.law import Law
+from monge.core.proposal import Deterministic
+from monge.core.tree import GrowingTree, TokenTree
+from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class BestFirst(TreeBuilder):
+    """The `num_nodes` nodes of largest path probability under the draft law.
+
+    Every level reads the `beam` most probable nodes that can still be among the best, and looks at the `width` most probable
+    children of each; at the end the best `num_nodes` stay. Path probabilities fall along a path, so these form a tree, and with
+    a wide enough beam it is the tree of largest total path probability. Everything is a function of the text, never of a draw:
+    the candidates are `Deterministic`.
+
+    Args:
+        num_nodes: Drafted nodes.
+        depth: Deepest node; one forward of the draft model per level.
+        width: Candidates looked at per node.
+        beam: Nodes read per level.
+
+    Reference:
+        EAGLE-2 (Li et al., arXiv 2406.16858), expansion and re-ranking; optimal for the estimated path probabilities as in
+        OPT-Tree (Wang et al., arXiv 2406.17276).
+    """
+
+    num_nodes: int = 16
+    depth: int = 5
+    width: int = 4
+    beam: int = 4
+
+    def __post_init__(self) -> None:
+        check_sizes(
+            "best_first", num_nodes=self.num_nodes, depth=self.depth, width=self.width, beam=self.beam
+        )
+
+    @property
+    def limits(self) -> TreeLimits:
+        return TreeLimits(
+            proposes=frozenset({Deterministic}),
+            max_width=self.width,
+            max_depth=self.depth,
+            max_nodes=self.num_nodes,
+        )
+
+    def expand(
+        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+    ) -> Sequence[int]:
+        grown: list[int] = []
+        for node, law in zip(frontier, laws, strict=True):
+            for child in tree.grow(node, Deterministic(law.top(self.width)), draws):
+                tree.path_probs[child] = tree.path_probs[node] * law.prob(tree.token_ids[child])
+                grown.append(child)
+        if tree.depths[frontier[0]] + 1 >= plan.depth(self.depth):
+            return ()
+        # A node that is not among the best has no descendant among them: reading it would be wasted.
+        best = set(self._best(tree, plan))
+        promising = sorted((node for node in grown if node in best), key=lambda node: -tree.path_probs[node])
+        return promising[: self.beam]
+
+    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
+        return tree.finish().prune(self._best(tree, plan))
+
+    def _best(self, tree: GrowingTree, plan: DraftPlan) -> list[int]:
+        # The sort is stable and parents precede children, so a child never outranks its parent.
+        nodes = sorted(range(1, tree.num_nodes), key=lambda node: -tree.path_probs[node])
+        return nodes[: plan.nodes(self.num_nodes)]

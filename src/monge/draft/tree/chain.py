@@ -1,0 +1,42 @@
+"""One candidate per node."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.law import Law
+from monge.core.tree import GrowingTree, TokenTree
+from monge.draft.tree.base import CHILDREN, TreeBuilder, TreeLimits, check_kind, check_sizes, children_of
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(TreeBuilder):
+    """A chain: one child per node, drawn from the draft law or its most probable token.
+
+    Args:
+        depth: Number of draft tokens.
+        children: `iid` draws the token, `top` takes the most probable one.
+    """
+
+    depth: int = 4
+    children: str = "iid"
+
+    def __post_init__(self) -> None:
+        check_sizes("chain", depth=self.depth)
+        check_kind(self.children)
+
+    @property
+    def limits(self) -> TreeLimits:
+        kinds = frozenset({CHILDREN[self.children][0]})
+        return TreeLimits(proposes=kinds, max_width=1, max_depth=self.depth, max_nodes=self.depth)
+
+    def expand(
+        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+    ) -> Sequence[int]:
+        (node,), (law,) = frontier, laws
+        children = tree.grow(node, children_of(self.children, law, 1), draws)
+        return children if tree.num_nodes - 1 < plan.nodes(plan.depth(self.depth)) else ()
+
+    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
+        return tree.finish()

@@ -1,0 +1,60 @@
+"""The same number of candidates for every node of a depth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.law import Law
+from monge.core.tree import GrowingTree, TokenTree
+from monge.draft.tree.base import CHILDREN, TreeBuilder, TreeLimits, check_kind, check_sizes, children_of
+
+
+@dataclass(frozen=True, slots=True)
+class FixedWidth(TreeBuilder):
+    """A tree whose nodes of depth j have `widths[j]` candidates each.
+
+    Under a plan with fewer nodes, a node whose candidates might not all fit gets none: which nodes these are depends on what was
+    drawn before them only.
+
+    Args:
+        widths: Candidates per node, from the root downwards.
+        children: `iid`, `without_replacement` or `top`.
+    """
+
+    widths: tuple[int, ...] = (3, 2, 1, 1)
+    children: str = "without_replacement"
+
+    def __post_init__(self) -> None:
+        if not self.widths:
+            raise OptionError("fixed_width: give at least one width")
+        check_sizes("fixed_width", **{f"widths[{depth}]": width for depth, width in enumerate(self.widths)})
+        check_kind(self.children)
+
+    @property
+    def limits(self) -> TreeLimits:
+        level, total = 1, 0
+        for width in self.widths:
+            level *= width
+            total += level
+        return TreeLimits(
+            proposes=frozenset({CHILDREN[self.children][0]}),
+            max_width=max(self.widths),
+            max_depth=len(self.widths),
+            max_nodes=total,
+        )
+
+    def expand(
+        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+    ) -> Sequence[int]:
+        depth = tree.depths[frontier[0]]
+        width, budget = self.widths[depth], plan.nodes(self.limits.max_nodes)
+        grown: list[int] = []
+        for node, law in zip(frontier, laws, strict=True):
+            if tree.num_nodes - 1 + width <= budget:
+                grown.extend(tree.grow(node, children_of(self.children, law, width), draws))
+        return grown if depth + 1 < plan.depth(len(self.widths)) else ()
+
+    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
+        return tree.finish()

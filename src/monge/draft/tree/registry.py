@@ -1,0 +1,13 @@
+"""The tree builders by name."""
+
+from typing import Final
+
+from monge.core.registry import Registry
+from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.best_first import BestFirst
+from monge.draft.tree.chain import Chain
+from monge.draft.tree.fixed_width import FixedWidth
+
+TREES: Final[Registry[TreeBuilder]] = Registry(
+    "tree", {"chain": Chain, "fixed_width": FixedWidth, "best_first": BestFirst}
+)

@@ -1,0 +1,131 @@
+"""Verifiers, node rules, and the walk that makes a verifier of a node rule.
+
+p = target law, q = draft law.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from monge.core.draws import Draws
+from monge.core.errors import ProposalMismatchError
+from monge.core.law import Law
+from monge.core.proposal import Arbitrary, Proposal
+from monge.core.tree import TokenTree
+from monge.core.verdict import Verdict
+
+
+class NodeRule(ABC):
+    """A rule that looks at one node: the usual way to add a verifier.
+
+    Attributes:
+        accepts: Proposals for which the rule is exact.
+        max_width: Most candidates for which it is exact, if bounded.
+        is_lossless: Whether the emitted token follows the target law exactly.
+    """
+
+    accepts: ClassVar[frozenset[type[Proposal]]]
+    max_width: ClassVar[int | None] = None
+    is_lossless: ClassVar[bool] = True
+
+    @abstractmethod
+    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+        """Emit the next token.
+
+        Args:
+            target_law: Law of the next token at this node.
+            proposal: How the candidates were drawn.
+            offers: The candidates' tokens in drawing order, repeats kept; at least one.
+            draws: Source of randomness.
+
+        Returns:
+            A token that follows `target_law`; if it is one of the offers, by whatever branch, the walk descends.
+        """
+
+
+class Verifier(ABC):
+    """A rule that looks at the whole tree. Class variables as in `NodeRule`."""
+
+    accepts: ClassVar[frozenset[type[Proposal]]]
+    max_width: ClassVar[int | None] = None
+    is_lossless: ClassVar[bool] = True
+
+    @abstractmethod
+    def verify(self, tree: TokenTree, target_laws: Sequence[Law], draws: Draws) -> Verdict:
+        """Decide which nodes are kept, and draw the token after them.
+
+        Args:
+            tree: The scored tree.
+            target_laws: The target's law after every node, `tree.num_nodes` of them; may be computed on demand.
+            draws: Source of randomness.
+        """
+
+
+Rule = NodeRule | Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Walk(Verifier):
+    """The verifier made of a node rule: emit at the node, descend while the emitted token is a candidate.
+
+    Exact because every emitted token follows the target's law given its prefix, whichever branch emitted it. Nodes whose
+    candidates are of `Arbitrary` origin are decided by the target walk, which is exact for any candidates.
+    """
+
+    rule: NodeRule
+
+    def verify(self, tree: TokenTree, target_laws: Sequence[Law], draws: Draws) -> Verdict:
+        if len(target_laws) != tree.num_nodes:
+            raise ProposalMismatchError(
+                f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came"
+            )
+        node = 0
+        path: list[int] = []
+        examined: list[int] = []
+        while tree.offers[node]:
+            child_of = {tree.token_ids[child]: child for child in tree.offers[node]}
+            examined.append(len(child_of))
+            token = self._emit(tree, node, target_laws[node], draws)
+            if token not in child_of:
+                return Verdict(
+                    path=tuple(path), next_token=token, next_kind="correction", examined=tuple(examined)
+                )
+            node = child_of[token]
+            path.append(node)
+        token = draws.categorical(target_laws[node])
+        return Verdict(path=tuple(path), next_token=token, next_kind="bonus", examined=tuple(examined))
+
+    def _emit(self, tree: TokenTree, node: int, target_law: Law, draws: Draws) -> int:
+        proposal = tree.proposals[node]
+        if type(proposal) is Arbitrary:
+            return draws.categorical(target_law)
+        offers = tuple(tree.token_ids[child] for child in tree.offers[node])
+        reason = unsupported_reason(self.rule, (type(proposal),), len(offers))
+        if reason is not None:
+            raise ProposalMismatchError(f"node {node}: {reason}")
+        return self.rule.emit(target_law, proposal, offers, draws)
+
+
+def as_verifier(rule: Rule) -> Verifier:
+    """The verifier itself, or the walk of a node rule."""
+    return Walk(rule) if isinstance(rule, NodeRule) else rule
+
+
+def unsupported_reason(rule: Rule, proposals: Iterable[type[Proposal]], max_width: int | None) -> str | None:
+    """Why a rule is not exact for candidates drawn in these ways and numbers, or `None` where it is.
+
+    Args:
+        rule: A node rule or a verifier; a `Walk` answers for its rule.
+        proposals: Kinds of proposals that may occur.
+        max_width: Most candidates of one node; `None` for unbounded.
+    """
+    rule = rule.rule if isinstance(rule, Walk) else rule
+    name = type(rule).__name__
+    wrong = sorted(kind.__name__ for kind in proposals if kind not in rule.accepts and kind is not Arbitrary)
+    if wrong:
+        known = ", ".join(sorted(kind.__name__ for kind in rule.accepts))
+        return f"{name} is exact for {known} candidates only; these are drawn as {', '.join(wrong)}"
+    if rule.max_width is not None and (max_width is None or max_width > rule.max_width):
+        return f"{name} is exact for at most {rule.max_width} candidate(s) a node; up to {max_width or 'any number'} are offered"
+    return None

@@ -1,0 +1,20 @@
+"""The verifiers by name."""
+
+from typing import Final
+
+from monge.core.registry import Registry
+from monge.verify.base import Rule
+from monge.verify.rrs import Rrs
+from monge.verify.rrs_without_replacement import RrsWithoutReplacement
+from monge.verify.single_draft import SingleDraft
+from monge.verify.target_walk import TargetWalk
+
+VERIFIERS: Final[Registry[Rule]] = Registry(
+    "verifier",
+    {
+        "target_walk": TargetWalk,
+        "single_draft": SingleDraft,
+        "rrs": Rrs,
+        "rrs_without_replacement": RrsWithoutReplacement,
+    },
+)

@@ -1,0 +1,50 @@
+"""Recursive rejection sampling with independent candidates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monge.core.draws import Draws
+from monge.core.law import Law
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
+from monge.verify.base import NodeRule
+
+
+@dataclass(frozen=True, slots=True)
+class Rrs(NodeRule):
+    """Try the candidates one after another, each against what the rejections so far have left of p.
+
+    Law:
+        The emitted token follows p for independent draws from q (`Iid`), deterministic candidates (each a point mass), and
+        deterministic candidates followed by independent draws (`Mixed`). Invariant: before each test, if its candidate were the
+        only one, the output law would be the current P.
+
+    Rule:
+        `P = p`; for X in drawing order, drawn from q: accept with probability `min(1, P_X / q_X)`, else
+        `P = (P - q)_+ / |(P - q)_+|`; when none is accepted emit `y ~ P`. A repeated candidate is tested again, and fails, since
+        a rejected token has no mass left; its residual step still counts.
+
+    Cost:
+        O(K vocab) for K candidates in the worst case, one residual per rejection.
+
+    Reference:
+        SpecInfer (Miao et al., arXiv 2305.09781, Algorithm 2; it visits candidates in random order, which is the same law for
+        exchangeable ones); recursive speculative decoding (Jeon et al., arXiv 2402.14160); MCSD (Yang et al., arXiv 2401.06706).
+    """
+
+    accepts = frozenset[type[Proposal]]({Iid, Mixed, Deterministic})
+
+    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+        sampled_law = proposal.law if isinstance(proposal, Iid | Mixed) else None
+        num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else 0
+        p = target_law
+        for index, x in enumerate(offers):
+            if sampled_law is None or index < num_fixed:
+                # q is the point mass at x: the ratio is p_x, and the residual is p without x.
+                accept, rest = p.prob(x), p.without(x)
+            else:
+                accept, rest = min(1.0, p.prob(x) / sampled_law.prob(x)), p.excess_over(sampled_law)
+            if draws.bernoulli(accept):
+                return x
+            if rest is not None:  # nothing is left only where x was certain to be accepted
+                p = rest
+        return draws.categorical(p)
