@@ -1,0 +1,96 @@
+"""Fills the tables and reference blocks of the pages from the registries, so that they cannot drift.
+
+Four marks are understood, each alone on its line:
+
+    <!-- components: verifiers -->      the table of a room, one row per registered component
+    <!-- component: verifiers/rrs -->   the class registered under a name: its settings, docstring and source
+    <!-- children -->                   the ways of drawing children, and the verifiers that are exact for them
+    <!-- public names -->               the names of `monge.__all__`
+"""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import monge
+from monge.control.registry import CONTROLLERS
+from monge.core.registry import Registry
+from monge.draft.registry import DRAFTERS
+from monge.draft.tree.base import CHILDREN
+from monge.draft.tree.registry import TREES
+from monge.verify.registry import VERIFIERS
+
+ROOMS: Mapping[str, Registry[Any]] = {
+    "verifiers": VERIFIERS,
+    "drafters": DRAFTERS,
+    "trees": TREES,
+    "controllers": CONTROLLERS,
+}
+_MARK = re.compile(r"^<!-- (components|component|children|public names)(?:: ([\w/]+))? -->$", re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Called by mkdocs for every page."""
+    return _MARK.sub(_fill, markdown)
+
+
+def _fill(mark: re.Match[str]) -> str:
+    kind, argument = mark.groups()
+    if kind == "public names":
+        return public_names()
+    if kind == "children":
+        return children()
+    if kind == "components":
+        return components(argument)
+    room, name = argument.split("/")
+    return f"::: {_path(ROOMS[room][name])}"
+
+
+def components(room: str) -> str:
+    """One row per component: its name, linked to its page; its settings with their defaults; its first docstring line."""
+    registry = ROOMS[room]
+    head = ["name", "settings", "what it does"]
+    rows = [[f"[`{name}`]({name}.md)", _settings(registry, name), registry.summary(name)] for name in registry]
+    if room == "verifiers":
+        head.append("exact for")
+        for row, rule in zip(rows, registry.values(), strict=True):
+            row.append(_codes(sorted(kind.__name__ for kind in rule.accepts)))
+    return _table(head, rows)
+
+
+def children() -> str:
+    """One row per way of drawing children, with the verifiers that accept it."""
+    rows = [
+        [f"`{way}`", f"`{proposal.__name__}`", _codes([name for name, rule in VERIFIERS.items() if proposal in rule.accepts])]
+        for way, (proposal, _) in CHILDREN.items()
+    ]
+    return _table(["way", "proposal", "verifiers that are exact for it"], rows)
+
+
+def public_names() -> str:
+    """A reference block for every class and function of the front door."""
+    parts = [vars(monge)[name] for name in monge.__all__]
+    return "\n\n".join(f"::: {_path(part)}" for part in parts if inspect.isclass(part) or inspect.isfunction(part))
+
+
+def _path(part: Any) -> str:
+    return f"{part.__module__}.{part.__qualname__}"
+
+
+def _settings(registry: Registry[Any], name: str) -> str:
+    return _codes([f"{field}{_default(value)}" for field, value in registry.options(name).items()])
+
+
+def _default(value: Any) -> str:
+    return "" if value is dataclasses.MISSING else f"={value!r}"
+
+
+def _codes(texts: Sequence[str]) -> str:
+    return ", ".join(f"`{text}`" for text in texts) or "none"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
