@@ -1,0 +1,25 @@
+"""Settings that every test shares: no network, one thread per process, reproducible examples."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a pool of threads and forked workers do not go together
+
+import hypothesis
+import pytest
+import torch
+
+torch.set_num_threads(1)  # xdist runs one process per core
+
+hypothesis.settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, database=None, print_blob=True)
+hypothesis.settings.register_profile("nightly", max_examples=1000, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
