@@ -1,0 +1,101 @@
+"""Measurements of `train_default_pair.py`: the target's loss, the draft's acceptance, and what a forward of each costs.
+
+In the maths p = target, q = draft. Acceptance is sum_v min(p_v, q_v), the probability that a drafted token survives. It is
+measured on held-out text and, since that is where a draft works, along text that the target itself continues from held-out
+prompts.
+"""
+
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from default_pair_data import COOL, Corpus, cached, draw_prompts, sample_rows, seeded
+from torch import Tensor
+from torch.nn import functional
+from transformers import DynamicCache, LlamaForCausalLM
+
+MAX_ROWS = 24
+TEMPERATURES = (1.0, COOL, 0.0)
+
+
+@torch.inference_mode()
+def held_out_losses(target: LlamaForCausalLM, held_out: dict[str, Corpus]) -> dict[str, dict[str, float]]:
+    """Returns nats per token of each domain's held-out rows."""
+    losses: dict[str, dict[str, float]] = {}
+    for name, corpus in held_out.items():
+        rows = corpus.rows[:MAX_ROWS]
+        each = [functional.cross_entropy(target(row[None]).logits[0, :-1].float(), row[1:]) for row in rows]
+        losses[name] = {"nats_per_token": float(torch.stack(each).mean()), "rows": len(rows)}
+    return losses
+
+
+def own_text(target: LlamaForCausalLM, held_out: dict[str, Corpus], folder: Path, *, seq: int, seed: int) -> dict:
+    """Returns, for each temperature and domain, rows that the target continued from held-out prompts, and where it began."""
+    texts = {}
+    for index, temperature in enumerate(TEMPERATURES):
+        prompts = {
+            name: draw_prompts(corpus, MAX_ROWS, seeded(seed, 4, number))
+            for number, (name, corpus) in enumerate(held_out.items())
+        }
+        flat = [prompt for group in prompts.values() for prompt in group]
+        generator = seeded(seed, 5, index)
+        stored = cached(
+            folder / f"held_out_{index}.pt",
+            lambda t=temperature, f=flat, g=generator: {"rows": sample_rows(target, f, seq=seq, temperature=t, generator=g)},
+        )
+        starts = torch.tensor([len(prompt) for prompt in flat]).split(MAX_ROWS)
+        texts[temperature] = dict(zip(prompts, zip(stored["rows"].split(MAX_ROWS), starts, strict=True), strict=True))
+    return texts
+
+
+@torch.inference_mode()
+def compare_laws(
+    draft: LlamaForCausalLM, target: LlamaForCausalLM, rows: Tensor, starts: Tensor, temperature: float
+) -> dict[str, float]:
+    """Returns the mean KL(p || q), acceptance and agreement of the two argmaxes, over the tokens from each start on."""
+    parts: list[Tensor] = []
+    for row, start in zip(rows, starts.tolist(), strict=True):
+        logits = [model(row[None]).logits[0, start - 1 : -1].float() / temperature for model in (target, draft)]
+        p_log, q_log = (torch.log_softmax(part, -1) for part in logits)
+        kl = (p_log.exp() * (p_log - q_log)).sum(-1)
+        acceptance = torch.minimum(p_log, q_log).exp().sum(-1)
+        agreement = (logits[0].argmax(-1) == logits[1].argmax(-1)).float()
+        parts.append(torch.stack([kl, acceptance, agreement]))
+    means = torch.cat(parts, -1).mean(-1).tolist()
+    return dict(zip(("kl", "acceptance", "greedy_agreement"), means, strict=True))
+
+
+def evaluate_draft(
+    draft: LlamaForCausalLM, target: LlamaForCausalLM, held_out: dict[str, Corpus], texts: dict
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Returns the comparison of each domain on held-out text and along the target's own text at each temperature."""
+    report: dict[str, dict[str, dict[str, float]]] = {}
+    for name, corpus in held_out.items():
+        rows = corpus.rows[:MAX_ROWS]
+        starts = torch.ones(len(rows), dtype=torch.long)
+        report[name] = {"held_out_text": compare_laws(draft, target, rows, starts, 1.0)}
+        for temperature in TEMPERATURES:
+            # Greedy text is judged by the argmax alone, which no temperature moves.
+            measured = compare_laws(draft, target, *texts[temperature][name], temperature or 1.0)
+            kept = measured if temperature else {"greedy_agreement": measured["greedy_agreement"]}
+            report[name][f"own_text_at_{temperature}"] = kept
+    first = next(iter(report.values()))
+    report["mean"] = {
+        text: {key: statistics.fmean(domain[text][key] for domain in report.values()) for key in numbers}
+        for text, numbers in first.items()
+    }
+    return report
+
+
+@torch.inference_mode()
+def token_latency_s(model: LlamaForCausalLM, num_tokens: int = 200) -> float:
+    """Returns the median time of a forward of one token after 64 others."""
+    cache = DynamicCache(config=model.config)
+    model(torch.zeros(1, 64, dtype=torch.long), past_key_values=cache, use_cache=True)
+    new_ids, seconds = torch.zeros(1, 1, dtype=torch.long), []
+    for _ in range(num_tokens):
+        started = time.perf_counter()
+        model(new_ids, past_key_values=cache, use_cache=True)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
