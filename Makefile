@@ -24,7 +24,7 @@ help:
 
 $(VENV)/.torch: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
-		{ echo "monge needs Python >= 3.11, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing);" \
+		{ echo "monge needs Python >= 3.11, but '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing);" \
 		"name another one: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "creating $(VENV) and installing $(TORCH)"
 	@$(PYTHON) -m venv $(VENV)
