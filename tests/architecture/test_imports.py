@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 OFFENCES = [
     ("rooms", "core", "import monge.verify.base", "monge.core is not allowed to import monge.verify"),
     ("rooms", "core", "import monge.engine", "monge.core is not allowed to import monge.engine"),
+    ("rooms", "transport", "import monge.verify.base", "monge.transport is not allowed to import monge.verify"),
     ("rooms", "verify", "import monge.draft.base", "monge.verify is not allowed to import monge.draft"),
     ("rooms", "draft", "import monge.control.base", "monge.draft is not allowed to import monge.control"),
     ("rooms", "control", "import monge.verify.base", "monge.control is not allowed to import monge.verify"),
@@ -24,6 +25,7 @@ OFFENCES = [
     ("engine", "engine", "import monge.verify.registry", "monge.engine.planted -> monge.verify.registry"),
     ("engine", "engine", "import monge.draft.model", "monge.engine.planted -> monge.draft.model"),
     ("engine", "engine", "import monge.control.registry", "monge.engine.planted -> monge.control.registry"),
+    ("engine", "engine", "import monge.transport", "monge.engine.planted -> monge.transport"),
     ("testing", "plugins", "import monge.testing", "monge.plugins.planted -> monge.testing"),
     ("pure", "core", "import time", "monge.core.planted -> time"),
     ("pure", "verify", "import random", "monge.verify.planted -> random"),
