@@ -1,1 +1,6 @@
-"""Lossless acceleration of large language models by speculative decoding, seen as optimal transport."""
+"""Lossless acceleration of large language models by speculative decoding, seen as optimal transport.
+
+`load` makes a `Decoder` from a target and what drafts for it; `speculate` is the drop-in for `model.generate`.
+"""
+
+from monge.api import load as load

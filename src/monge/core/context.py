@@ -47,9 +47,7 @@ class DraftPlan:
     def __post_init__(self) -> None:
         for name, value in (("max_depth", self.max_depth), ("max_nodes", self.max_nodes)):
             if value is not None and value < 0:
-                raise OptionError(
-                    f"DraftPlan: {name} must be >= 0, or None for the builder's own; got {value}"
-                )
+                raise OptionError(f"DraftPlan: {name} must be >= 0, or None for the builder's own; got {value}")
 
     def depth(self, own: int) -> int:
         """The builder's own depth under this plan."""

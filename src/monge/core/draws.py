@@ -8,9 +8,7 @@ import torch
 from monge.core.errors import MongeError
 from monge.core.law import Law
 
-_BLOCK: Final = (
-    256  # uniforms drawn at once: one call of the generator costs more than a hundred of its numbers
-)
+_BLOCK: Final = 256  # uniforms drawn at once: one call of the generator costs more than a hundred of its numbers
 
 
 @runtime_checkable

@@ -76,9 +76,7 @@ class SparseLaw(Law):
                 "vectors of one positive length"
             )
         if self.probs.numel() > 1 and not bool((self.token_ids.diff() > 0).all()):
-            raise LawError(
-                "SparseLaw: token_ids must be strictly increasing; sort them and merge repeats first"
-            )
+            raise LawError("SparseLaw: token_ids must be strictly increasing; sort them and merge repeats first")
         _check_mass(self.probs, lowest=math.ulp(0.0))
 
     def prob(self, token_id: int) -> float:
@@ -122,9 +120,7 @@ class DenseLaw(Law):
 
     def __post_init__(self) -> None:
         if self.probs.ndim != 1 or self.probs.numel() == 0:
-            raise LawError(
-                f"DenseLaw: probs must be one non-empty vector; got shape {tuple(self.probs.shape)}"
-            )
+            raise LawError(f"DenseLaw: probs must be one non-empty vector; got shape {tuple(self.probs.shape)}")
         _check_mass(self.probs, lowest=0.0)
 
     def prob(self, token_id: int) -> float:
@@ -143,9 +139,7 @@ class DenseLaw(Law):
     def excess_over(self, other: Law) -> "DenseLaw | None":
         if isinstance(other, DenseLaw):
             if other.probs.shape != self.probs.shape:
-                raise LawError(
-                    f"laws over {self.probs.numel()} and {other.probs.numel()} tokens cannot be compared"
-                )
+                raise LawError(f"laws over {self.probs.numel()} and {other.probs.numel()} tokens cannot be compared")
             excess = (self.probs - other.probs).clamp_min(0.0)
         else:
             part = other.sparse()
@@ -166,9 +160,7 @@ class DenseLaw(Law):
 
 def one_hot(token_id: int, device: torch.device | None = None) -> SparseLaw:
     """The point mass at one token."""
-    return SparseLaw(
-        torch.tensor([token_id], device=device), torch.ones(1, dtype=torch.float64, device=device)
-    )
+    return SparseLaw(torch.tensor([token_id], device=device), torch.ones(1, dtype=torch.float64, device=device))
 
 
 def residual(p: Law, q: Law) -> Law:
@@ -231,9 +223,7 @@ def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> La
     largest = float(logits.max())  # NaN anywhere makes the maximum NaN
     if not math.isfinite(largest):
         bad = int((~torch.isfinite(logits)).sum())
-        raise NonFiniteLogitsError(
-            f"logits: largest value is {largest}; {bad} of {logits.numel()} are not finite"
-        )
+        raise NonFiniteLogitsError(f"logits: largest value is {largest}; {bad} of {logits.numel()} are not finite")
     if rules.temperature == 0:
         return one_hot(int(logits.argmax()), logits.device)
     scores = logits.double()

@@ -51,6 +51,11 @@ class SequenceModel(Protocol):
         ...
 
     @property
+    def no_draft_reason(self) -> str | None:
+        """Why read tokens cannot be taken back, so that nothing can be drafted, or `None` where they can."""
+        ...
+
+    @property
     def forward_s(self) -> float:
         """Seconds spent inside the network's own forward since it was made."""
         ...

@@ -82,9 +82,7 @@ class Mixed(Proposal):
             raise OptionError(f"Mixed: fixed candidates have no repeats; got {self.fixed}")
         heavy = [token for token in self.fixed if self.law.prob(token) > 0]
         if heavy:
-            raise LawError(
-                f"Mixed: the sampled law gives mass to fixed candidates {heavy}; remove them and renormalise"
-            )
+            raise LawError(f"Mixed: the sampled law gives mass to fixed candidates {heavy}; remove them and renormalise")
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         return self.fixed + tuple(draws.categorical(self.law) for _ in range(self.width))
@@ -102,6 +100,4 @@ class Arbitrary(Proposal):
 
 def _check_width(kind: str, width: int) -> None:
     if width < 1:
-        raise OptionError(
-            f"{kind}: width must be at least 1 (no candidates at all is Deterministic(())); got {width}"
-        )
+        raise OptionError(f"{kind}: width must be at least 1 (no candidates at all is Deterministic(())); got {width}")

@@ -1,5 +1,6 @@
 """Named parts: each room has one immutable table from names to classes."""
 
+import ast
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
@@ -52,6 +53,35 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         if not dataclasses.is_dataclass(cls):
             return {}
         return {field.name: field.default for field in dataclasses.fields(cls) if field.init}
+
+    def parse(self, text: str, **settings: Any) -> Part:
+        """Build a part from `name`, `name()` or `name(value, option=value)`; values are Python literals.
+
+        Args:
+            text: What the user wrote.
+            **settings: Further settings.
+
+        Raises:
+            OptionError: If the text is not of this form, or a name in it is unknown.
+        """
+        try:
+            call = ast.parse(text.strip(), mode="eval").body
+            if isinstance(call, ast.Name):
+                return self.make(call.id, **settings)
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+                raise SyntaxError
+            name = call.func.id
+            positional = [ast.literal_eval(value) for value in call.args]
+            named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        except (SyntaxError, ValueError) as error:
+            raise OptionError(
+                f"cannot read {self.kind} {text!r}; write a name ({', '.join(sorted(self._parts))}), or a name with settings "
+                "such as name(option=1)"
+            ) from error
+        names = list(self.options(name))
+        if len(positional) > len(names):
+            raise OptionError(f"{self.kind} {name!r} takes at most {len(names)} settings; got {len(positional)}")
+        return self.make(name, **dict(zip(names, positional, strict=False)), **named, **settings)
 
     def make(self, name: str, **settings: Any) -> Part:
         """Build a part; an unknown setting is refused with the nearest valid one."""

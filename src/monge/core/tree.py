@@ -141,9 +141,7 @@ class GrowingTree:
         return TokenTree(
             token_ids=tuple(self.token_ids),
             parents=tuple(self.parents),
-            proposals=tuple(
-                Deterministic() if proposal is None else proposal for proposal in self._proposals
-            ),
+            proposals=tuple(Deterministic() if proposal is None else proposal for proposal in self._proposals),
             offers=tuple(self._offers),
         )
 

@@ -1,14 +1,18 @@
 """A draft language model with the target's vocabulary."""
 
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
+from monge.core.errors import NonFiniteLogitsError
 from monge.core.law import SamplingRules, law_from_logits
 from monge.core.model import NodeBlock, SequenceModel
+from monge.core.proposal import Deterministic
 from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
@@ -29,7 +33,9 @@ class ModelDrafter(Drafter[ReadNodes]):
     Args:
         model: The draft model.
         tree: Shape of the tree and how children are drawn.
-        rules: Sampling rules of the draft law; `None` drafts under the request's own.
+        greedy_tree: The same for greedy requests; `None` takes `tree`.
+        rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the most probable tokens draw
+            nothing and only rank, so they are built from the law at temperature 1: a greedy request's law ranks one token.
 
     Reference:
         Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
@@ -37,16 +43,18 @@ class ModelDrafter(Drafter[ReadNodes]):
 
     model: SequenceModel
     tree: TreeBuilder
+    greedy_tree: TreeBuilder | None = None
     rules: SamplingRules | None = None
 
     @property
     def capabilities(self) -> Capabilities:
-        limits = self.tree.limits
+        limits = [self.tree.limits] if self.greedy_tree is None else [self.tree.limits, self.greedy_tree.limits]
+        max_width = max(limit.max_width for limit in limits)
         return Capabilities(
-            proposes=limits.proposes,
-            max_width=limits.max_width,
-            max_depth=limits.max_depth,
-            needs_trees=limits.max_width > 1,
+            proposes=frozenset().union(*(limit.proposes for limit in limits)),
+            max_width=max_width,
+            max_depth=max(limit.max_depth for limit in limits),
+            needs_trees=max_width > 1,
             max_length=self.model.max_length,
         )
 
@@ -62,20 +70,17 @@ class ModelDrafter(Drafter[ReadNodes]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[ReadNodes]]:
-        rows = [
-            _Row(context, plan, row_draws, GrowingTree(context.token_ids[-1]))
-            for context, plan, row_draws in zip(contexts, plans, draws, strict=True)
-        ]
+        rows = [self._row(context, plan, row_draws) for context, plan, row_draws in zip(contexts, plans, draws, strict=True)]
         active = [row for row in rows if row.plan.depth(1) > 0 and row.plan.nodes(1) > 0]
         if active:
             logits = self._read_text(active)
             while active:
                 for row in active:
-                    row.grow(self.tree, logits[row.request_id], self.rules)
+                    row.grow(logits[row.request_id])
                 active = [row for row in active if row.frontier]
                 if active:
                     logits = self.model.extend({row.request_id: row.next_block() for row in active})
-        return [Draft(self.tree.finish(row.tree, row.plan), tuple(row.read)) for row in rows]
+        return [Draft(row.builder.finish(row.tree, row.plan), tuple(row.read)) for row in rows]
 
     def observe(
         self, contexts: Sequence[Context], drafts: Sequence[Draft[ReadNodes]], verdicts: Sequence[Verdict]
@@ -90,6 +95,13 @@ class ModelDrafter(Drafter[ReadNodes]):
     def close(self, context: Context) -> None:
         self.model.close(context.request_id)
 
+    def _row(self, context: Context, plan: DraftPlan, draws: Draws) -> "_Row":
+        greedy = context.rules.temperature == 0 and self.greedy_tree is not None
+        builder = self.greedy_tree if greedy and self.greedy_tree is not None else self.tree
+        only_ranks = builder.limits.proposes == {Deterministic}
+        rules = self.rules or (SamplingRules() if only_ranks else context.rules)
+        return _Row(context=context, plan=plan, draws=draws, builder=builder, rules=rules)
+
     def _read_text(self, rows: Sequence["_Row"]) -> Mapping[int, Tensor]:
         unread = {row.request_id: row.context.token_ids[self.model.length(row.request_id) :] for row in rows}
         logits = self.model.extend({request: NodeBlock.chain(tokens) for request, tokens in unread.items()})
@@ -97,20 +109,37 @@ class ModelDrafter(Drafter[ReadNodes]):
         return {request: rows_logits[-1:] for request, rows_logits in logits.items()}
 
 
+@dataclass(slots=True, kw_only=True)
 class _Row:
     """One request while its tree grows."""
 
-    def __init__(self, context: Context, plan: DraftPlan, draws: Draws, tree: GrowingTree) -> None:
-        self.context, self.plan, self.draws, self.tree = context, plan, draws, tree
-        self.request_id = context.request_id
-        self.frontier: tuple[int, ...] = (0,)
-        self.read: list[int] = []
+    context: Context
+    plan: DraftPlan
+    draws: Draws
+    builder: TreeBuilder
+    rules: SamplingRules
+    frontier: tuple[int, ...] = (0,)
+    read: list[int] = field(default_factory=list)
+    tree: GrowingTree = field(init=False)
 
-    def grow(self, builder: TreeBuilder, logits: Tensor, rules: SamplingRules | None) -> None:
-        laws = [
-            law_from_logits(logits[index], rules or self.context.rules) for index in range(len(self.frontier))
-        ]
-        self.frontier = tuple(builder.expand(self.tree, self.frontier, laws, self.plan, self.draws))
+    def __post_init__(self) -> None:
+        self.tree = GrowingTree(self.context.token_ids[-1])
+
+    @property
+    def request_id(self) -> int:
+        return self.context.request_id
+
+    def grow(self, logits: Float[Tensor, "nodes vocab"]) -> None:
+        nodes, laws = [], []
+        for index, node in enumerate(self.frontier):
+            try:
+                laws.append(law_from_logits(logits[index], self.rules))
+            except NonFiniteLogitsError as error:
+                # The node stays without candidates, which depends on nothing drawn below it; the target goes on alone.
+                warnings.warn(f"draft model, request {self.request_id}: {error}; drafting stops here", stacklevel=2)
+            else:
+                nodes.append(node)
+        self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, self.draws)) if nodes else ()
 
     def next_block(self) -> NodeBlock:
         slot_of = {node: slot for slot, node in enumerate(self.read)}

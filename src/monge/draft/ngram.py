@@ -42,9 +42,7 @@ class NgramDrafter(Drafter[bytes]):
         if self.num_draft_tokens < 1:
             raise OptionError(f"ngram: num_draft_tokens must be at least 1; got {self.num_draft_tokens}")
         if not 1 <= self.min_ngram <= self.max_ngram:
-            raise OptionError(
-                f"ngram: need 1 <= min_ngram <= max_ngram; got {self.min_ngram} and {self.max_ngram}"
-            )
+            raise OptionError(f"ngram: need 1 <= min_ngram <= max_ngram; got {self.min_ngram} and {self.max_ngram}")
 
     @property
     def capabilities(self) -> Capabilities:

@@ -8,6 +8,4 @@ from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
 from monge.draft.none import NoDrafter
 
-DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
-    "drafter", {"model": ModelDrafter, "ngram": NgramDrafter, "none": NoDrafter}
-)
+DRAFTERS: Final[Registry[AnyDrafter]] = Registry("drafter", {"model": ModelDrafter, "ngram": NgramDrafter, "none": NoDrafter})

@@ -77,9 +77,7 @@ class Walk(Verifier):
 
     def verify(self, tree: TokenTree, target_laws: Sequence[Law], draws: Draws) -> Verdict:
         if len(target_laws) != tree.num_nodes:
-            raise ProposalMismatchError(
-                f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came"
-            )
+            raise ProposalMismatchError(f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came")
         node = 0
         path: list[int] = []
         examined: list[int] = []
@@ -88,9 +86,7 @@ class Walk(Verifier):
             examined.append(len(child_of))
             token = self._emit(tree, node, target_laws[node], draws)
             if token not in child_of:
-                return Verdict(
-                    path=tuple(path), next_token=token, next_kind="correction", examined=tuple(examined)
-                )
+                return Verdict(path=tuple(path), next_token=token, next_kind="correction", examined=tuple(examined))
             node = child_of[token]
             path.append(node)
         token = draws.categorical(target_laws[node])
@@ -127,5 +123,7 @@ def unsupported_reason(rule: Rule, proposals: Iterable[type[Proposal]], max_widt
         known = ", ".join(sorted(kind.__name__ for kind in rule.accepts))
         return f"{name} is exact for {known} candidates only; these are drawn as {', '.join(wrong)}"
     if rule.max_width is not None and (max_width is None or max_width > rule.max_width):
-        return f"{name} is exact for at most {rule.max_width} candidate(s) a node; up to {max_width or 'any number'} are offered"
+        return (
+            f"{name} is exact for at most {rule.max_width} candidate(s) a node; up to {max_width or 'any number'} are offered"
+        )
     return None

@@ -45,7 +45,5 @@ class RrsWithoutReplacement(NodeRule):
             if rest is not None:  # nothing is left only where x was certain to be accepted
                 p = rest
             if q is not None:
-                q = q.without(
-                    x
-                )  # None only after the last token of the support, which is also the last offer
+                q = q.without(x)  # None only after the last token of the support, which is also the last offer
         return draws.categorical(p)

@@ -37,9 +37,7 @@ class BestFirst(TreeBuilder):
     beam: int = 4
 
     def __post_init__(self) -> None:
-        check_sizes(
-            "best_first", num_nodes=self.num_nodes, depth=self.depth, width=self.width, beam=self.beam
-        )
+        check_sizes("best_first", num_nodes=self.num_nodes, depth=self.depth, width=self.width, beam=self.beam)
 
     @property
     def limits(self) -> TreeLimits:

@@ -8,6 +8,4 @@ from monge.draft.tree.best_first import BestFirst
 from monge.draft.tree.chain import Chain
 from monge.draft.tree.fixed_width import FixedWidth
 
-TREES: Final[Registry[TreeBuilder]] = Registry(
-    "tree", {"chain": Chain, "fixed_width": FixedWidth, "best_first": BestFirst}
-)
+TREES: Final[Registry[TreeBuilder]] = Registry("tree", {"chain": Chain, "fixed_width": FixedWidth, "best_first": BestFirst})

@@ -1,0 +1,180 @@
+"""The public way in: load the parts and check them against each other."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import PreTrainedModel
+
+from monge.control.base import AnyController
+from monge.control.registry import CONTROLLERS
+from monge.core.errors import OptionError
+from monge.core.law import SamplingRules
+from monge.core.model import SequenceModel
+from monge.draft.base import AnyDrafter
+from monge.draft.registry import DRAFTERS
+from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.best_first import BestFirst
+from monge.draft.tree.chain import Chain
+from monge.draft.tree.fixed_width import FixedWidth
+from monge.draft.tree.registry import TREES
+from monge.engine.decoder import Decoder
+from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
+from monge.engine.parts import Parts
+from monge.verify.base import Rule, unsupported_reason
+from monge.verify.registry import VERIFIERS
+from monge.verify.rrs_without_replacement import RrsWithoutReplacement
+
+Source = str | Path | PreTrainedModel
+
+_SAMPLED_TREES: Final = (FixedWidth(), FixedWidth(children="iid"), BestFirst(), Chain())
+"""Trees tried in this order where the user names none: the first that target and verifier can take."""
+_GREEDY_TREES: Final = (BestFirst(), Chain())
+
+
+def load(
+    target: Source | None = None,
+    draft: Source | None = None,
+    *,
+    drafter: str | AnyDrafter | None = None,
+    tree: str | TreeBuilder | None = None,
+    verifier: str | Rule | None = None,
+    controller: str | AnyController = "fixed",
+    draft_temperature: float | None = None,
+    tokenizer: Any = None,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device | None = None,
+    attention: str | None = None,
+    max_batch_size: int = 8,
+    trust_remote_code: bool = False,
+) -> Decoder:
+    """Load a target and what drafts for it.
+
+    Parts are given by name, by name with settings (`"chain(depth=6)"`, `"fixed_width((4, 2, 1))"`), or as objects. With no
+    arguments, the built-in pair.
+
+    Args:
+        target: Folder, name or loaded model; `None` for the built-in target.
+        draft: Likewise for the draft model; `None` for the built-in one beside the built-in target, and otherwise for none.
+        drafter: `model`, `ngram` or `none`; `None` chooses `model` where there is a draft model and `ngram` otherwise.
+        tree: Tree builder of a drafter that has laws; `None` chooses one that target and verifier can take.
+        verifier: Acceptance rule; `None` chooses `rrs_without_replacement`, which is exact for every default tree.
+        controller: How much to draft.
+        draft_temperature: Draft at this temperature instead of the request's own.
+        tokenizer: A loaded tokenizer; `None` loads the one beside `target`.
+        dtype: Type of the weights; `auto` takes that of the checkpoint.
+        device: Where to put the models.
+        attention: `eager`, `sdpa` or `flex_attention`.
+        max_batch_size: Requests decoded together.
+        trust_remote_code: Run code that comes with a checkpoint.
+
+    Raises:
+        MongeError: One of its children, naming what does not fit and what to do.
+    """
+    loading: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "attention": attention,
+        "trust_remote_code": trust_remote_code,
+    }
+    if draft is None and target is None and (drafter is None or _needs_model(drafter)):
+        draft = built_in("draft")
+    target = built_in("target") if target is None else target
+    network = load_network(target, **loading)
+    if tokenizer is None and not isinstance(target, PreTrainedModel):
+        tokenizer = load_tokenizer(target, trust_remote_code=trust_remote_code)
+    target_model = as_sequence_model(network)
+    draft_model = None
+    if draft is not None:
+        draft_tokenizer = None
+        if not isinstance(draft, PreTrainedModel):
+            draft_tokenizer = load_tokenizer(draft, trust_remote_code=trust_remote_code)
+        draft_network = load_network(draft, **loading)
+        draft_model = as_draft_model(draft_network, target_model, tokenizer=draft_tokenizer, target_tokenizer=tokenizer)
+    parts = make_parts(
+        target_model,
+        draft_model,
+        drafter=drafter,
+        tree=tree,
+        verifier=verifier,
+        controller=controller,
+        draft_temperature=draft_temperature,
+    )
+    return Decoder(parts, tokenizer=tokenizer, eos_ids=eos_ids_of(network), max_batch_size=max_batch_size)
+
+
+def make_parts(
+    target: SequenceModel,
+    draft: SequenceModel | None = None,
+    *,
+    drafter: str | AnyDrafter | None = None,
+    tree: str | TreeBuilder | None = None,
+    verifier: str | Rule | None = None,
+    controller: str | AnyController = "fixed",
+    draft_temperature: float | None = None,
+) -> Parts:
+    """Parts from names or objects; arguments as for `load`, with models that are loaded already."""
+    rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else (verifier or RrsWithoutReplacement())
+    if drafter is None:
+        drafter = "ngram" if draft is None else "model"
+    if isinstance(drafter, str):
+        name = drafter.partition("(")[0].strip()
+        resources: dict[str, Any] = {"model": draft}
+        if draft_temperature is not None:
+            resources["rules"] = SamplingRules(temperature=draft_temperature)
+        if tree is not None:
+            resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
+        elif "tree" in DRAFTERS.options(name):
+            resources["tree"] = _first_legal(_SAMPLED_TREES, rule, target)
+            resources["greedy_tree"] = _first_legal(_GREEDY_TREES, rule, target)
+        drafter = DRAFTERS.parse(drafter, **_wanted(name, resources))
+    elif tree is not None or draft is not None or draft_temperature is not None:
+        raise OptionError("a drafter object brings its own tree, draft model and temperature; do not give them beside it")
+    return Parts(
+        target=target,
+        drafter=drafter,
+        rule=rule,
+        controller=CONTROLLERS.parse(controller) if isinstance(controller, str) else controller,
+        draft_models=() if draft is None else (draft,),
+        alternatives=tuple((name, VERIFIERS.make(name)) for name in VERIFIERS),
+    )
+
+
+def built_in(which: str) -> Path:
+    """Folder of the built-in `target` or `draft`."""
+    return Path(str(files("monge"))) / "models" / which
+
+
+def eos_ids_of(network: PreTrainedModel) -> frozenset[int]:
+    """Tokens that end a text, as the network's generation settings say."""
+    config = network.generation_config
+    ids = None if config is None else config.eos_token_id
+    if ids is None:
+        return frozenset()
+    return frozenset(ids) if isinstance(ids, list | tuple) else frozenset({int(ids)})
+
+
+def _needs_model(drafter: str | AnyDrafter) -> bool:
+    return isinstance(drafter, str) and "model" in DRAFTERS.options(drafter.partition("(")[0].strip())
+
+
+def _wanted(name: str, resources: dict[str, Any]) -> dict[str, Any]:
+    """The resources that a drafter takes; one that was given and is not taken is refused, never ignored."""
+    known = DRAFTERS.options(name)
+    words = {"model": "draft model (draft=...)", "tree": "tree", "rules": "draft temperature", "greedy_tree": "tree"}
+    for key, value in resources.items():
+        if value is not None and key not in known:
+            raise OptionError(f"drafter {name!r} takes no {words[key]}; leave it out or choose another drafter")
+        if value is None and key in known:
+            raise OptionError(f"drafter {name!r} needs a {words[key]}; give one, or use drafter='ngram'")
+    return {key: value for key, value in resources.items() if value is not None}
+
+
+def _first_legal(trees: tuple[TreeBuilder, ...], rule: Rule, target: SequenceModel) -> TreeBuilder:
+    for tree in trees:
+        limits = tree.limits
+        readable = limits.max_width == 1 or target.no_tree_reason is None
+        if readable and unsupported_reason(rule, limits.proposes, limits.max_width) is None:
+            return tree
+    return trees[-1]

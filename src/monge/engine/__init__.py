@@ -1,0 +1,1 @@
+"""The loop, and what it needs to run networks: caches, sampling, stops, sessions."""

@@ -1,0 +1,177 @@
+"""A key-value cache that reads trees: one row per sequence, filled from the left, rolled back by forgetting.
+
+Row r holds its committed tokens in columns 0 .. length-1, so a column is a position, and its uncommitted nodes behind them in the
+order in which they were read. Committing a path moves its columns together; dropping nodes moves nothing. Rows of different
+length live in one batch: each forward writes every row at its own end, and the mask hides what lies behind it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from monge.core.errors import UnsupportedModelError
+
+_COLUMNS: Final = 256  # columns are added in steps, so that a growing text rarely moves the cache
+
+
+class _Placement:
+    """Where the coming forward writes: shared by all layers, set once per forward."""
+
+    def __init__(self) -> None:
+        self.rows = slice(0, 0)
+        self.starts: tuple[int, ...] = ()
+        self.end = 0
+        self.capacity = (0, 0)
+        self.settled = False
+        self.row_index: Tensor | None = None
+        self.column_index: Tensor | None = None
+
+    def set(self, rows: slice, starts: Sequence[int], width: int, capacity: tuple[int, int], device: torch.device) -> None:
+        self.rows, self.starts, self.capacity = rows, tuple(starts), capacity
+        self.end = max(starts) + width
+        if len(set(starts)) == 1:
+            self.row_index = self.column_index = None
+        else:
+            self.row_index = torch.arange(rows.start, rows.stop, device=device)[:, None]
+            self.column_index = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
+
+
+class _Layer(CacheLayerMixin):
+    """Keys and values of one layer, `[rows, heads, columns, head_dim]`."""
+
+    is_sliding = False
+
+    def __init__(self, placement: _Placement) -> None:
+        super().__init__()
+        self._placement = placement
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        if self._placement.settled:
+            raise UnsupportedModelError(
+                "cache: a layer keeps keys that it did not keep in the first forward; use drafter='none'"
+            )
+        rows, columns = self._placement.capacity
+        # Zeros, not empty memory: hidden columns get weight zero, and zero times NaN would still be NaN.
+        self.keys = key_states.new_zeros(rows, key_states.shape[1], columns, key_states.shape[3])
+        self.values = value_states.new_zeros(rows, value_states.shape[1], columns, value_states.shape[3])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        place = self._placement
+        assert self.keys is not None and self.values is not None
+        if place.column_index is None:
+            self.keys[place.rows, :, place.starts[0] : place.end] = key_states
+            self.values[place.rows, :, place.starts[0] : place.end] = value_states
+        else:
+            self.keys[place.row_index, :, place.column_index] = key_states.transpose(1, 2)
+            self.values[place.row_index, :, place.column_index] = value_states.transpose(1, 2)
+        return self.keys[place.rows, :, : place.end], self.values[place.rows, :, : place.end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._placement.end, 0
+
+    def get_seq_length(self) -> int:
+        return max(self._placement.starts, default=0)
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class TreeCache(Cache):
+    """The cache object handed to the network, with the operations of the loop.
+
+    Args:
+        num_layers: Layers of the network that keep keys and values.
+        device: Where the index tensors of ragged writes live.
+    """
+
+    def __init__(self, num_layers: int, device: torch.device) -> None:
+        self._placement = _Placement()
+        self._layers = [_Layer(self._placement) for _ in range(num_layers)]
+        super().__init__(layers=list(self._layers))
+        self._device = device
+        self._num_rows = 0
+        self._num_columns = 0
+        # Layers of one shape share one block of memory, `[tensors, rows, heads, columns, head_dim]`: moving a path is then one
+        # operation for the whole network instead of two per layer.
+        self._slabs: list[Tensor] = []
+
+    def place(self, rows: slice, starts: Sequence[int], width: int) -> None:
+        """Say where the coming forward writes: row `rows.start + i` from column `starts[i]`, `width` columns each."""
+        rows_needed, columns_needed = rows.stop, max(starts) + width
+        if rows_needed > self._num_rows or columns_needed > self._num_columns:
+            self._grow(rows_needed, columns_needed)
+        self._placement.set(rows, starts, width, (self._num_rows, self._num_columns), self._device)
+
+    def settle(self) -> None:
+        """After the first forward: gather the layers' memory into shared blocks."""
+        if not self._slabs:
+            self._stack()
+            self._placement.settled = True
+
+    def keep(self, row: int, start: int, columns: Sequence[int]) -> None:
+        """Move these columns of a row together, from `start` on."""
+        index = torch.tensor(columns, device=self._device)
+        for slab in self._slabs:
+            slab[:, row, :, start : start + len(columns)] = slab[:, row].index_select(2, index)
+
+    def move_row(self, source: int, destination: int, num_columns: int) -> None:
+        """Copy the first columns of a row over another row, whose own content is forgotten."""
+        for slab in self._slabs:
+            slab[:, destination] = 0
+            slab[:, destination, :, :num_columns] = slab[:, source, :, :num_columns]
+
+    def clear_row(self, row: int) -> None:
+        """Zero a row, so that whatever it held can never meet a later sequence."""
+        for slab in self._slabs:
+            slab[:, row] = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+        return sum(slab.numel() * slab.element_size() for slab in self._slabs)
+
+    def _grow(self, rows: int, columns: int) -> None:
+        self._num_rows = max(rows, self._num_rows)
+        if columns > self._num_columns:
+            steps = -(-max(columns, self._num_columns * 5 // 4) // _COLUMNS)
+            self._num_columns = steps * _COLUMNS
+        grown: list[Tensor] = []
+        for slab in self._slabs:
+            tensors, old_rows, heads, old_columns, width = slab.shape
+            larger = slab.new_zeros(tensors, self._num_rows, heads, self._num_columns, width)
+            larger[:, :old_rows, :, :old_columns] = slab
+            grown.append(larger)
+        self._slabs = grown
+        self._point_layers()
+
+    def _stack(self) -> None:
+        groups: dict[tuple[int, ...], list[Tensor]] = {}
+        for tensor in self._tensors():
+            groups.setdefault(tuple(tensor.shape), []).append(tensor)
+        self._slabs = [torch.stack(tensors) for tensors in groups.values()]
+        self._point_layers()
+
+    def _point_layers(self) -> None:
+        if not self._slabs:
+            return
+        # The order within a block is the order of the layers, keys before values: see `_tensors`.
+        views = {tuple(slab.shape[2:3] + slab.shape[4:]): iter(slab) for slab in self._slabs}
+        for layer in self._layers:
+            if layer.is_initialized:
+                assert layer.keys is not None and layer.values is not None
+                layer.keys = next(views[layer.keys.shape[1], layer.keys.shape[3]])
+                layer.values = next(views[layer.values.shape[1], layer.values.shape[3]])
+
+    def _tensors(self) -> list[Tensor]:
+        return [
+            tensor
+            for layer in self._layers
+            for tensor in (layer.keys, layer.values)
+            if layer.is_initialized and tensor is not None
+        ]

@@ -1,0 +1,171 @@
+"""Prompts in, completions out."""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from monge.core.errors import OptionError
+from monge.core.law import SamplingRules
+from monge.engine.batch import decode
+from monge.engine.parts import Parts
+from monge.engine.result import GenerationResult, result_of
+from monge.engine.sampling import Processor
+from monge.engine.session import FinishReason, Request, Session, StopCheck, check_length, row_seed
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A step of a stream: what one round added.
+
+    Args:
+        text: New text; empty while a character or a possible stop string is incomplete.
+        token_ids: New tokens: accepted ones, then the correction or bonus token.
+        num_accepted: How many of them were drafted.
+        finish_reason: Set on the last piece.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    num_accepted: int
+    finish_reason: FinishReason | None
+
+
+class Decoder:
+    """Decodes prompts with one set of parts. Made by `load`.
+
+    Args:
+        parts: Target, drafter, verifier, controller.
+        tokenizer: Turns text into ids and back; without one, prompts are token ids.
+        eos_ids: Tokens that end a text.
+        max_batch_size: Requests decoded together.
+    """
+
+    def __init__(
+        self, parts: Parts, *, tokenizer: Any = None, eos_ids: frozenset[int] = frozenset(), max_batch_size: int = 8
+    ) -> None:
+        self.parts, self.tokenizer, self.eos_ids, self.max_batch_size = parts, tokenizer, eos_ids, max_batch_size
+        self._request_ids = count()
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[GenerationResult]:
+        """Complete one prompt or several.
+
+        Args:
+            prompts: Text or token ids, one or a list.
+            **options: As for `requests`.
+
+        Returns:
+            One result per prompt, in order.
+        """
+        sessions = self.sessions(prompts, **options)
+        for _ in decode(sessions, self.parts, max_batch_size=self.max_batch_size):
+            pass
+        return [result_of(session) for session in sessions]
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
+        """Complete one prompt, piece by piece: one piece a round.
+
+        Args:
+            prompt: Text or token ids.
+            **options: As for `requests`.
+        """
+        (session,) = self.sessions([prompt], **options)
+        for _ in decode([session], self.parts, max_batch_size=1):
+            yield piece_of(session)
+
+    def sessions(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Session]:
+        """Sessions for `monge.engine.batch.decode`, checked against the models' contexts."""
+        requests = self.requests(_as_list(prompts), **options)
+        for request in requests:
+            check_length(request, self.parts.target.max_length, "target")
+            check_length(request, self.parts.drafter.capabilities.max_length, "draft model")
+        return [Session(request, next(self._request_ids), self.tokenizer) for request in requests]
+
+    def requests(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        processors: Sequence[Processor] = (),
+        stop_check: StopCheck | None = None,
+    ) -> list[Request]:
+        """Requests for prompts that share their options.
+
+        Args:
+            prompts: Text or token ids.
+            max_new_tokens: Most tokens to generate.
+            temperature: 0 decodes greedily.
+            top_k: Keep the `top_k` largest logits.
+            top_p: Keep the most probable tokens up to this mass.
+            min_p: Keep tokens of at least this share of the largest mass.
+            seed: Makes the output reproducible, whatever else is in the batch; drawn (and returned in the result) where absent.
+            stop: One stop string or several.
+            ignore_eos: Go on after an end-of-text token.
+            processors: Prefix-dependent logits processors, `(token_ids [1, seq], scores [1, vocab]) -> scores`.
+            stop_check: Called with all token ids after every token; true stops.
+        """
+        rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        first_seed = secrets.randbits(63) if seed is None else seed
+        return [
+            Request(
+                prompt_ids=self._encode(prompt),
+                max_new_tokens=max_new_tokens,
+                rules=rules,
+                seed=row_seed(first_seed, row),
+                eos_ids=frozenset() if ignore_eos else self.eos_ids,
+                stop=(stop,) if isinstance(stop, str) else tuple(stop),
+                processors=tuple(processors),
+                stop_check=stop_check,
+            )
+            for row, prompt in enumerate(prompts)
+        ]
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise OptionError("this decoder has no tokenizer: give token ids, or load with tokenizer=...")
+            return tuple(self.tokenizer(prompt)["input_ids"])
+        ids = tuple(int(token) for token in prompt)
+        wrong = [token for token in ids if not 0 <= token < self.parts.target.vocab_size]
+        if wrong:
+            raise OptionError(f"prompt: token ids must lie in 0..{self.parts.target.vocab_size - 1}; got {wrong[0]}")
+        return ids
+
+
+def piece_of(session: Session) -> Piece:
+    """What the last round added to a session."""
+    last = session.finish_reason is not None
+    text = ""
+    if session.text is not None:
+        if last:
+            session.text.finish()
+        text = session.text.take(last=last)
+    # A request that failed has no record of its last round.
+    record = None if session.finish_reason == "error" else session.records[-1]
+    return Piece(
+        text=text,
+        token_ids=() if record is None else record.token_ids,
+        num_accepted=0 if record is None else min(record.num_accepted, len(record.token_ids)),
+        finish_reason=session.finish_reason,
+    )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts from one prompt or several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if len(prompts) == 0:
+        raise OptionError("no prompts were given")
+    if all(isinstance(item, int) for item in prompts):
+        return [tuple(item for item in prompts if isinstance(item, int))]
+    return [item for item in prompts if not isinstance(item, int)]

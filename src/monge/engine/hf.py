@@ -1,0 +1,228 @@
+"""A `transformers` network as a model that reads trees."""
+
+import inspect
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from monge.core.errors import UnsupportedModelError
+from monge.core.model import NodeBlock
+from monge.engine.cache import TreeCache
+from monge.engine.masks import UncommittedNodes, forward_inputs, within_window
+
+_PREFILL: Final = 1024  # tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt
+
+
+@dataclass(slots=True)
+class _Row:
+    """One sequence: how many columns are committed, and what is read behind them."""
+
+    sequence: int
+    length: int = 0
+    nodes: UncommittedNodes = field(default_factory=UncommittedNodes)
+
+
+class HfTreeModel:
+    """Reads trees for many sequences in one forward; a `SequenceModel`.
+
+    Every node gets its own position (committed length + depth) and sees the committed text, its ancestors and itself. Layers
+    with a sliding window keep all columns and apply the window in the mask, so trees and rollback are exact there too.
+
+    Args:
+        model: A causal language model in evaluation mode that takes 4-D masks and position ids.
+
+    Raises:
+        UnsupportedModelError: If the network cannot read trees; the message says why.
+    """
+
+    no_draft_reason: str | None = None
+    no_tree_reason: str | None = None
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        reason = tree_obstacle(model)
+        if reason is not None:
+            raise UnsupportedModelError(reason)
+        self._model = model
+        config = model.config.get_text_config()
+        self._windows = _layer_windows(config)
+        self._attention = str(config._attn_implementation)
+        self._device, self._dtype = model.device, model.dtype
+        self._cache = TreeCache(config.num_hidden_layers, model.device)
+        self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._rows: list[_Row] = []
+        self._row_of: dict[int, int] = {}
+        self._forward_s = 0.0
+        self.vocab_size = int(config.vocab_size)
+        self.max_length = context_length(config)
+
+    @property
+    def forward_s(self) -> float:
+        """Seconds spent inside the network's own forward."""
+        return self._forward_s
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory held by keys and values."""
+        return self._cache.num_bytes
+
+    def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        for sequence in prefixes:
+            assert sequence not in self._row_of, f"sequence {sequence} is open already"
+            self._row_of[sequence] = len(self._rows)
+            self._rows.append(_Row(sequence))
+        for start in range(0, max(map(len, prefixes.values())), _PREFILL):
+            parts = {seq: tuple(tokens[start : start + _PREFILL]) for seq, tokens in prefixes.items() if len(tokens) > start}
+            self._read({seq: NodeBlock.chain(part) for seq, part in parts.items()}, keep_logits=False)
+            self.commit({seq: range(len(part)) for seq, part in parts.items()})
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+        logits = self._read(blocks, keep_logits=True)
+        first = min(self._row_of[sequence] for sequence in blocks)
+        return {sequence: logits[self._row_of[sequence] - first, : len(block.token_ids)] for sequence, block in blocks.items()}
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        for sequence, path in paths.items():
+            index = self._row_of[sequence]
+            row = self._rows[index]
+            # A path that is the first nodes in reading order lies where it belongs.
+            if any(slot != position for position, slot in enumerate(path)):
+                self._cache.keep(index, row.length, [row.length + slot for slot in path])
+            row.length += len(path)
+            row.nodes.clear()
+
+    def length(self, sequence: int) -> int:
+        return self._rows[self._row_of[sequence]].length
+
+    def close(self, sequence: int) -> None:
+        index = self._row_of.pop(sequence)
+        last = self._rows.pop()
+        if last.sequence != sequence:
+            # The last row fills the gap, so that the batch stays one block of rows.
+            self._cache.move_row(len(self._rows), index, last.length + len(last.nodes))
+            self._rows[index] = last
+            self._row_of[last.sequence] = index
+        self._cache.clear_row(len(self._rows))
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` if the bookkeeping contradicts itself."""
+        assert len(self._rows) == len(self._row_of), "rows and sequences differ in number"
+        for index, row in enumerate(self._rows):
+            assert self._row_of[row.sequence] == index, f"row {index} holds sequence {row.sequence}, which is listed elsewhere"
+            assert row.length >= 0 and len(row.nodes) >= 0
+
+    def _read(self, blocks: Mapping[int, NodeBlock], *, keep_logits: bool) -> Tensor:
+        indices = [self._row_of[sequence] for sequence in blocks]
+        rows = slice(min(indices), max(indices) + 1)
+        block_of = dict(zip(indices, blocks.values(), strict=True))
+        row_blocks = [block_of.get(index, NodeBlock((), ())) for index in range(rows.start, rows.stop)]
+        members = self._rows[rows]
+        starts = [row.length + len(row.nodes) for row in members]
+        for row, block in zip(members, row_blocks, strict=True):
+            row.nodes.add(block)
+        lengths, nodes = [row.length for row in members], [row.nodes for row in members]
+        token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks)
+        self._cache.place(rows, starts, token_ids.shape[1])
+        inputs: dict[str, Any] = {
+            "input_ids": token_ids.to(self._device),
+            "position_ids": positions.to(self._device),
+            "attention_mask": self._masks(visible, positions, lengths, nodes),
+            "past_key_values": self._cache,
+            "use_cache": True,
+        }
+        if self._takes_logits_to_keep and not keep_logits:
+            inputs["logits_to_keep"] = 1
+        logits = self._forward(inputs)
+        self._cache.settle()
+        return logits
+
+    def _forward(self, inputs: Mapping[str, Any]) -> Tensor:
+        start = time.perf_counter()
+        with torch.inference_mode():
+            logits = self._model(**inputs).logits
+        self._forward_s += time.perf_counter() - start
+        return logits
+
+    def _masks(
+        self,
+        visible: Bool[Tensor, "batch nodes seq"],
+        positions: Tensor,
+        lengths: Sequence[int],
+        nodes: Sequence[UncommittedNodes],
+    ) -> Any:
+        masks: dict[str, Any] = {}
+        for kind, window in self._windows.items():
+            seen = visible if window is None else within_window(visible, positions, lengths, nodes, window)
+            masks[kind] = self._attention_form(seen.to(self._device)[:, None])
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _attention_form(self, seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
+        if self._attention == "eager":
+            hidden = torch.finfo(self._dtype).min
+            return torch.where(seen, torch.zeros((), dtype=self._dtype, device=self._device), hidden)
+        if self._attention == "flex_attention":
+            return _block_mask(seen)
+        return seen
+
+
+def tree_obstacle(model: PreTrainedModel) -> str | None:
+    """Why a network cannot read trees, or `None` where it can."""
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    if is_stateful(model):
+        return f"{name} keeps recurrent state, through which a tree cannot be read in one pass"
+    if "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False):
+        return f"{name} takes positions from the order of the tokens (ALiBi or similar), so siblings cannot share one"
+    if str(config._attn_implementation) not in {"eager", "sdpa", "flex_attention"}:
+        return f"{name} runs attention {config._attn_implementation!r}, which takes no 4-D mask; load it with eager or sdpa"
+    kinds = set(getattr(config, "layer_types", None) or ())
+    unknown = kinds - {"full_attention", "sliding_attention"}
+    if unknown:
+        return f"{name} has layers of kind {', '.join(sorted(unknown))}, whose mask is not known here"
+    return None
+
+
+def is_stateful(model: PreTrainedModel) -> bool:
+    """Whether the network carries state that cannot be rolled back."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return bool(model._is_stateful) or any("linear" in kind or "mamba" in kind for kind in kinds)
+
+
+def context_length(config: Any) -> int | None:
+    """Longest sequence that the network's positions allow, if bounded.
+
+    Rotary embeddings that change with the length of the text (dynamic, longrope) are bounded where they start to: past that
+    point a position of an unverified node would change the embedding of the committed ones.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") in {"dynamic", "longrope"} and original:
+        return int(original)
+    for name in ("max_position_embeddings", "n_positions"):
+        if getattr(config, name, None) is not None:
+            return int(getattr(config, name))
+    return None
+
+
+def _layer_windows(config: Any) -> dict[str, int | None]:
+    """Sliding window (or `None`) of every kind of attention layer."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if not kinds:
+        kinds = ["full_attention" if window is None else "sliding_attention"]
+    return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(kinds))}
+
+
+def _block_mask(seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    batch, _, num_nodes, num_columns = seen.shape
+    # The mask is captured data: a new tree changes numbers, not code.
+    return create_block_mask(
+        lambda row, head, query, key: seen[row, 0, query, key], batch, None, num_nodes, num_columns, device=seen.device
+    )

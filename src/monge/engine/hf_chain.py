@@ -1,0 +1,108 @@
+"""A `transformers` network that can only read chains: positions from token order, or recurrent state."""
+
+import inspect
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from monge.core.errors import MongeError
+from monge.core.model import NodeBlock
+from monge.engine.hf import context_length, is_stateful, tree_obstacle
+
+_PREFILL: Final = 1024
+
+
+@dataclass(slots=True)
+class _Row:
+    cache: DynamicCache
+    length: int = 0
+    num_uncommitted: int = 0
+
+
+class HfChainModel:
+    """Reads chains, one sequence per forward, each with its own cache; a `SequenceModel`.
+
+    For networks that cannot read trees: ALiBi models, whose positions are the order of the tokens, roll back by dropping the end
+    of their cache; models with recurrent state cannot roll back at all and are decoded plainly.
+
+    Args:
+        model: A causal language model in evaluation mode.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config.get_text_config()
+        self._model = model
+        self._device = model.device
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_position_ids = "position_ids" in parameters
+        self._takes_logits_to_keep = "logits_to_keep" in parameters
+        self._rows: dict[int, _Row] = {}
+        self._forward_s = 0.0
+        self.vocab_size = int(config.vocab_size)
+        self.max_length = context_length(config)
+        self.no_tree_reason = tree_obstacle(model)
+        self.no_draft_reason = self.no_tree_reason if is_stateful(model) else None
+
+    @property
+    def forward_s(self) -> float:
+        """Seconds spent inside the network's own forward."""
+        return self._forward_s
+
+    def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        for sequence, tokens in prefixes.items():
+            self._rows[sequence] = _Row(DynamicCache(config=self._model.config))
+            for start in range(0, len(tokens), _PREFILL):
+                part = tokens[start : start + _PREFILL]
+                self._read(self._rows[sequence], part, keep_logits=False)
+                self.commit({sequence: range(len(part))})
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+        logits: dict[int, Tensor] = {}
+        for sequence, block in blocks.items():
+            row = self._rows[sequence]
+            first = row.num_uncommitted
+            if block.parents != tuple(range(first - 1, first - 1 + len(block.parents))):
+                raise MongeError(f"this target reads chains only ({self.no_tree_reason}); got a tree: use tree='chain'")
+            logits[sequence] = self._read(row, block.token_ids, keep_logits=True)
+        return logits
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        for sequence, path in paths.items():
+            row = self._rows[sequence]
+            dropped = row.num_uncommitted - len(path)
+            if dropped:
+                if self.no_draft_reason is not None:
+                    raise MongeError(f"{dropped} read tokens cannot be taken back: {self.no_draft_reason}")
+                row.cache.crop(-dropped)
+            row.length += len(path)
+            row.num_uncommitted = 0
+
+    def length(self, sequence: int) -> int:
+        return self._rows[sequence].length
+
+    def close(self, sequence: int) -> None:
+        del self._rows[sequence]
+
+    def _read(self, row: _Row, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:
+        first = row.length + row.num_uncommitted
+        inputs: dict[str, Any] = {
+            "input_ids": torch.tensor([list(token_ids)], device=self._device),
+            "past_key_values": row.cache,
+            "use_cache": True,
+        }
+        if self._takes_position_ids:
+            inputs["position_ids"] = torch.arange(first, first + len(token_ids), device=self._device)[None]
+        if self._takes_logits_to_keep and not keep_logits:
+            inputs["logits_to_keep"] = 1
+        start = time.perf_counter()
+        with torch.inference_mode():
+            logits = self._model(**inputs).logits
+        self._forward_s += time.perf_counter() - start
+        row.num_uncommitted += len(token_ids)
+        return logits[0]

@@ -1,0 +1,127 @@
+"""Models and tokenizers from names, folders or objects."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from monge.core.errors import ModelLoadError, UnsupportedModelError, VocabularyMismatchError
+from monge.core.model import SequenceModel
+from monge.engine.hf import HfTreeModel, tree_obstacle
+from monge.engine.hf_chain import HfChainModel
+from monge.engine.vocabulary import ResizedVocabulary
+
+
+def load_network(
+    source: str | Path | PreTrainedModel,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device | None = None,
+    attention: str | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """A causal language model in evaluation mode.
+
+    Args:
+        source: A loaded model (returned as it is), a folder, or a name that `transformers` resolves.
+        dtype: Type of the weights; `auto` takes that of the checkpoint.
+        device: Where to put it; `None` leaves it on the CPU.
+        attention: `eager`, `sdpa` or `flex_attention`; `None` takes the network's own default.
+        trust_remote_code: Run code that comes with the checkpoint.
+
+    Raises:
+        ModelLoadError: If the checkpoint is missing, incomplete or unreadable.
+        UnsupportedModelError: If it is no decoder-only language model.
+    """
+    if isinstance(source, PreTrainedModel):
+        return source.eval()
+    _check_folder(source)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if attention is not None:
+        options["attn_implementation"] = attention
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        if config.is_encoder_decoder:
+            raise UnsupportedModelError(f"{source}: {config.model_type} is an encoder-decoder; a decoder-only model is needed")
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
+    except UnsupportedModelError:
+        raise
+    except (OSError, ValueError, RuntimeError, KeyError, _safetensors_error()) as error:
+        raise ModelLoadError(f"cannot load a model from {str(source)!r}: {type(error).__name__}: {error}") from error
+    return model.to(device).eval() if device is not None else model.eval()
+
+
+def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer beside a checkpoint.
+
+    Raises:
+        ModelLoadError: If there is none or it cannot be read.
+    """
+    _check_folder(source)
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelLoadError(f"cannot load a tokenizer from {str(source)!r}: {type(error).__name__}: {error}") from error
+
+
+def as_sequence_model(network: PreTrainedModel) -> SequenceModel:
+    """The network behind the interface of the loop: trees where it can read them, chains otherwise."""
+    return HfTreeModel(network) if tree_obstacle(network) is None else HfChainModel(network)
+
+
+def as_draft_model(
+    network: PreTrainedModel, target: SequenceModel, *, tokenizer: Any = None, target_tokenizer: Any = None
+) -> SequenceModel:
+    """The draft model, in the target's vocabulary.
+
+    Args:
+        network: The draft network.
+        target: The target.
+        tokenizer: The draft model's tokenizer, if known.
+        target_tokenizer: The target's, if known.
+
+    Raises:
+        VocabularyMismatchError: If tokens differ, or sizes differ and the tokenizers do not prove that only padding does.
+        UnsupportedModelError: If the draft model cannot take tokens back.
+    """
+    model = as_sequence_model(network)
+    if model.no_draft_reason is not None:
+        raise UnsupportedModelError(f"the draft model cannot draft: {model.no_draft_reason}")
+    known = tokenizer is not None and target_tokenizer is not None
+    if known:
+        _check_same_tokens(tokenizer, target_tokenizer)
+    if model.vocab_size == target.vocab_size:
+        return model
+    if not known:
+        raise VocabularyMismatchError(
+            f"the draft model has {model.vocab_size} tokens, the target {target.vocab_size}; if only padding differs, load both "
+            "from folders with their tokenizers, so that this can be checked"
+        )
+    return ResizedVocabulary(model, target.vocab_size)
+
+
+def _check_same_tokens(tokenizer: Any, target_tokenizer: Any) -> None:
+    ours, theirs = tokenizer.get_vocab(), target_tokenizer.get_vocab()
+    if ours == theirs:
+        return
+    differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+    raise VocabularyMismatchError(
+        f"draft model and target use different tokenizers: {len(differing)} of {len(ours | theirs)} tokens differ, for example "
+        f"{differing[0]!r}; a draft model must share the target's tokenizer"
+    )
+
+
+def _check_folder(source: str | Path) -> None:
+    path = Path(source)
+    looks_local = isinstance(source, Path) or str(source).startswith((".", "/", "~")) or path.exists()
+    if looks_local and not path.expanduser().is_dir():
+        raise ModelLoadError(f"no folder {str(source)!r}; give the folder of a checkpoint (config.json and weights)")
+    if looks_local and not (path.expanduser() / "config.json").is_file():
+        raise ModelLoadError(f"{str(source)!r} has no config.json; is it the folder of a checkpoint?")
+
+
+def _safetensors_error() -> type[Exception]:
+    from safetensors import SafetensorError
+
+    return SafetensorError

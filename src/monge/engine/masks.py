@@ -1,0 +1,102 @@
+"""Who may attend to whom when new nodes of several sequences are read in one forward."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int64
+from numpy.typing import NDArray
+from torch import Tensor
+
+from monge.core.model import NodeBlock
+
+
+class UncommittedNodes:
+    """The nodes of one sequence that were read and not yet committed, in reading order."""
+
+    def __init__(self) -> None:
+        self.depths: list[int] = []
+        self._ancestors: list[tuple[int, ...]] = []
+        self.is_chain = True
+
+    def __len__(self) -> int:
+        return len(self.depths)
+
+    def add(self, block: NodeBlock) -> None:
+        """Append a block's nodes."""
+        for parent in block.parents:
+            slot = len(self.depths)
+            self.is_chain = self.is_chain and parent == slot - 1
+            self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
+            if not self.is_chain:
+                self._ancestors_up_to(slot)
+                above = () if parent < 0 else self._ancestors[parent]
+                self._ancestors.append((*above, slot))
+
+    def visible(self, first: int) -> NDArray[np.bool_]:
+        """For the nodes from slot `first` on: which uncommitted slots each sees, itself and its ancestors, `[nodes, slots]`."""
+        total = len(self.depths)
+        if self.is_chain:
+            return np.tri(total - first, total, first, dtype=np.bool_)
+        mask = np.zeros((total - first, total), dtype=np.bool_)
+        for slot in range(first, total):
+            mask[slot - first, list(self._ancestors[slot])] = True
+        return mask
+
+    def clear(self) -> None:
+        """Forget all nodes."""
+        self.depths.clear()
+        self._ancestors.clear()
+        self.is_chain = True
+
+    def _ancestors_up_to(self, slot: int) -> None:
+        # Chains keep no ancestor lists (a long prompt would need quadratic room); they are written when a chain first branches.
+        for earlier in range(len(self._ancestors), slot):
+            self._ancestors.append(tuple(range(earlier + 1)))
+
+
+def forward_inputs(
+    lengths: Sequence[int], nodes: Sequence[UncommittedNodes], blocks: Sequence[NodeBlock]
+) -> tuple[Int64[Tensor, "batch nodes"], Int64[Tensor, "batch nodes"], Bool[Tensor, "batch nodes seq"]]:
+    """Token ids, positions and visibility of the blocks' nodes, padded to one shape.
+
+    Args:
+        lengths: Committed tokens of every row.
+        nodes: Uncommitted nodes of every row, the new ones included.
+        blocks: The new nodes; an empty block reads nothing in its row.
+
+    Returns:
+        Token ids and positions; padding has token 0. Visibility over the columns of the cache, up to the end of the widest row;
+        padding sees its own column only, since a query that sees nothing has no attention weights.
+    """
+    width = max(len(block.token_ids) for block in blocks)
+    starts = [length + len(row) - len(block.token_ids) for length, row, block in zip(lengths, nodes, blocks, strict=True)]
+    token_ids = np.zeros((len(blocks), width), dtype=np.int64)
+    positions = np.zeros((len(blocks), width), dtype=np.int64)
+    visible = np.zeros((len(blocks), width, max(starts) + width), dtype=np.bool_)
+    for row, (length, uncommitted, block) in enumerate(zip(lengths, nodes, blocks, strict=True)):
+        count, total = len(block.token_ids), len(uncommitted)
+        token_ids[row, :count] = block.token_ids
+        positions[row, :count] = length
+        positions[row, :count] += uncommitted.depths[total - count :]
+        visible[row, :count, :length] = True
+        visible[row, :count, length : length + total] = uncommitted.visible(total - count)
+        for pad in range(count, width):
+            visible[row, pad, starts[row] + pad] = True
+    return torch.from_numpy(token_ids), torch.from_numpy(positions), torch.from_numpy(visible)
+
+
+def within_window(
+    visible: Bool[Tensor, "batch nodes seq"],
+    positions: Int64[Tensor, "batch nodes"],
+    lengths: Sequence[int],
+    nodes: Sequence[UncommittedNodes],
+    window: int,
+) -> Bool[Tensor, "batch nodes seq"]:
+    """The part of `visible` that a sliding window leaves: fewer than `window` positions between query and key."""
+    columns = torch.arange(visible.shape[-1]).repeat(len(lengths), 1)
+    for row, (length, uncommitted) in enumerate(zip(lengths, nodes, strict=True)):
+        # A committed column is its position; an uncommitted one has the position of its depth.
+        columns[row, length : length + len(uncommitted)] = torch.tensor(uncommitted.depths, dtype=torch.int64) + length
+    inside = positions[:, :, None] - columns[:, None, :] < window
+    return visible & inside

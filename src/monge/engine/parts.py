@@ -1,0 +1,68 @@
+"""The parts that a round is made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monge.control.base import AnyController
+from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedModelError, VocabularyMismatchError
+from monge.core.model import SequenceModel
+from monge.draft.base import AnyDrafter
+from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Target, drafter, verifier and controller, checked against each other.
+
+    Args:
+        target: The model whose law is preserved.
+        drafter: Where candidates come from.
+        rule: Node rule or verifier.
+        controller: How much to draft.
+        draft_models: Networks that the drafter runs, for the accounting of forward times.
+        alternatives: Verifiers by name, to be named where `rule` does not fit the drafter.
+
+    Raises:
+        ProposalMismatchError: If the verifier is not exact for what the drafter proposes.
+        UnsupportedModelError: If the target cannot read what the drafter proposes.
+        VocabularyMismatchError: If a draft model has another vocabulary size.
+    """
+
+    target: SequenceModel
+    drafter: AnyDrafter
+    rule: Rule
+    controller: AnyController
+    draft_models: tuple[SequenceModel, ...] = ()
+    alternatives: Sequence[tuple[str, Rule]] = ()
+
+    def __post_init__(self) -> None:
+        can = self.drafter.capabilities
+        reason = unsupported_reason(self.rule, can.proposes, can.max_width)
+        if reason is not None:
+            legal = [n for n, rule in self.alternatives if unsupported_reason(rule, can.proposes, can.max_width) is None]
+            use = f"; legal here: {', '.join(legal)}" if legal else ""
+            raise ProposalMismatchError(f"{reason}{use}")
+        if can.max_depth > 0 and self.target.no_draft_reason is not None:
+            raise UnsupportedModelError(f"speculation is not possible: {self.target.no_draft_reason}; use drafter='none'")
+        if can.needs_trees and self.target.no_tree_reason is not None:
+            raise UnsupportedModelError(f"trees are not possible: {self.target.no_tree_reason}; use tree='chain'")
+        if self.target.max_length is not None and can.max_depth >= self.target.max_length:
+            raise OptionError(
+                f"draft depth {can.max_depth} does not fit the target's context of {self.target.max_length} tokens"
+            )
+        for model in self.draft_models:
+            if model.vocab_size != self.target.vocab_size:
+                raise VocabularyMismatchError(
+                    f"the draft model has {model.vocab_size} tokens, the target {self.target.vocab_size}; a draft model must "
+                    "share the target's tokenizer and vocabulary"
+                )
+
+    @property
+    def verifier(self) -> Verifier:
+        """The whole-tree form of the rule."""
+        return as_verifier(self.rule)
+
+    @property
+    def forward_s(self) -> float:
+        """Seconds spent so far inside the forwards of all networks."""
+        return self.target.forward_s + sum(model.forward_s for model in self.draft_models)

@@ -1,0 +1,105 @@
+"""What a request returns."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from monge.core.metrics import acceptance_by_depth, block_efficiency, draft_utilisation, engine_efficiency
+from monge.core.verdict import StepRecord
+from monge.engine.session import FinishReason, Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationStats:
+    """Figures of one request, as `core/metrics.py` defines them.
+
+    Args:
+        num_tokens: Generated tokens.
+        num_rounds: Target forwards after the prompt.
+        block_efficiency: Mean accepted draft tokens a round, plus one.
+        acceptance_by_depth: Conditional acceptance at depth 1, 2, ...
+        draft_utilisation: Accepted / verified draft nodes.
+        prefill_s: Seconds for reading the prompt (shared by the requests that joined together).
+        draft_s, score_s, verify_s, commit_s, other_s: Seconds of the rounds by stage.
+        decode_s: Seconds of the rounds.
+        tokens_per_s: `num_tokens / (prefill_s + decode_s)`.
+        engine_efficiency: Seconds inside network forwards / seconds of the rounds.
+    """
+
+    num_tokens: int
+    num_rounds: int
+    block_efficiency: float
+    acceptance_by_depth: tuple[float, ...]
+    draft_utilisation: float
+    prefill_s: float
+    draft_s: float
+    score_s: float
+    verify_s: float
+    commit_s: float
+    other_s: float
+    decode_s: float
+    tokens_per_s: float
+    engine_efficiency: float
+
+    @classmethod
+    def of(cls, records: Sequence[StepRecord], *, num_tokens: int, prefill_s: float) -> "GenerationStats":
+        """Figures from the records of a request."""
+        times = [record.times for record in records]
+        stages = {name: sum(getattr(time, name) for time in times) for name in ("draft_s", "score_s", "verify_s", "commit_s")}
+        decode_s = sum(time.total_s for time in times)
+        return cls(
+            num_tokens=num_tokens,
+            num_rounds=len(records),
+            block_efficiency=block_efficiency(records) if records else 0.0,
+            acceptance_by_depth=acceptance_by_depth(records) if records else (),
+            draft_utilisation=draft_utilisation(records) if records else 0.0,
+            prefill_s=prefill_s,
+            **stages,
+            other_s=decode_s - sum(stages.values()),
+            decode_s=decode_s,
+            tokens_per_s=num_tokens / (prefill_s + decode_s) if records else 0.0,
+            engine_efficiency=engine_efficiency(records) if records else 0.0,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationResult:
+    """The completion of one prompt.
+
+    Args:
+        text: Generated text without the prompt; it ends before a stop string. Empty where there is no tokenizer.
+        token_ids: Generated tokens; an end-of-text token and the tokens of a stop string are included.
+        finish_reason: `eos`, `stop`, `length`, or `error` (see `error`; what was decoded before it is kept).
+        stats: Figures of the request.
+        records: One record a round.
+        seed: Reproduces the request.
+        error: What went wrong, if anything.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: GenerationStats
+    records: tuple[StepRecord, ...]
+    seed: int
+    error: str | None = None
+
+
+def result_of(session: Session) -> GenerationResult:
+    """The result of a finished session."""
+    assert session.finish_reason is not None, "the session is not finished"
+    if session.text is not None:
+        session.text.finish()
+    return GenerationResult(
+        text="" if session.text is None else session.text.text,
+        token_ids=session.completion_ids,
+        finish_reason=session.finish_reason,
+        stats=GenerationStats.of(session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s),
+        records=tuple(session.records),
+        seed=session.request.seed,
+        error=None if session.error is None else str(session.error),
+    )

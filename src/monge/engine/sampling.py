@@ -1,0 +1,57 @@
+"""From a node's logits to its law: processors that look at the text see that node's own path."""
+
+from collections.abc import Callable, Sequence
+from typing import overload
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from monge.core.context import Context
+from monge.core.law import Law, law_from_logits
+from monge.core.tree import TokenTree
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+"""`(token_ids [1, seq], scores [1, vocab]) -> scores [1, vocab]`, the form of `transformers`' logits processors."""
+
+
+class NodeLaws(Sequence[Law]):
+    """The target's law after every node of a tree, made when it is asked for: a verifier visits few nodes of many.
+
+    Args:
+        logits: Target logits of the nodes.
+        tree: The tree.
+        context: The committed text; its last token is the tree's root.
+        processors: Applied in order to the node's logits, each with the committed text and the node's own path.
+    """
+
+    def __init__(
+        self, logits: Float[Tensor, "nodes vocab"], tree: TokenTree, context: Context, processors: Sequence[Processor]
+    ) -> None:
+        self._logits, self._tree, self._context, self._processors = logits, tree, context, processors
+        self._made: dict[int, Law] = {}
+
+    def __len__(self) -> int:
+        return self._logits.shape[0]
+
+    @overload
+    def __getitem__(self, index: int) -> Law: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Law]: ...
+    def __getitem__(self, index: int | slice) -> Law | Sequence[Law]:
+        if isinstance(index, slice):
+            return [self[node] for node in range(*index.indices(len(self)))]
+        if index not in self._made:
+            self._made[index] = self._make(index)
+        return self._made[index]
+
+    def _make(self, node: int) -> Law:
+        logits = self._logits[node]
+        if self._processors:
+            text = self._context.token_ids + self._tree.path_tokens(node)
+            token_ids = torch.tensor([text], device=logits.device)
+            scores = logits[None].float()  # the type in which `transformers` applies processors
+            for processor in self._processors:
+                scores = processor(token_ids, scores)
+            logits = scores[0]
+        return law_from_logits(logits, self._context.rules)

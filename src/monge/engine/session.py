@@ -1,0 +1,148 @@
+"""One request while it is decoded."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import Draws, TorchDraws
+from monge.core.errors import ContextLengthError, MongeError, OptionError
+from monge.core.law import SamplingRules
+from monge.core.verdict import StepRecord
+from monge.engine.sampling import Processor
+from monge.engine.text import TextStream, Tokenizer
+
+FinishReason = Literal["eos", "stop", "length", "error"]
+StopCheck = Callable[[tuple[int, ...]], bool]
+"""`token_ids` (prompt and completion) -> whether decoding stops after the last of them."""
+
+_UNBOUNDED: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a user asks for.
+
+    Args:
+        prompt_ids: The prompt, at least one token.
+        max_new_tokens: Most tokens to generate.
+        rules: Sampling rules.
+        seed: Seed of the request's own generator; zero is a seed.
+        eos_ids: Tokens that end the text (kept as its last token).
+        stop: Stop strings; the text ends before the first of them, the tokens with the one that completes it.
+        processors: Prefix-dependent logits processors.
+        stop_check: Asked after every token, in order.
+        draws: Source of randomness; made of the seed where absent.
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    rules: SamplingRules
+    seed: int
+    eos_ids: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+    processors: tuple[Processor, ...] = ()
+    stop_check: StopCheck | None = None
+    draws: Draws | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise OptionError("the prompt is empty: give at least one token (for example the tokenizer's bos token)")
+        if self.max_new_tokens < 1:
+            raise OptionError(f"max_new_tokens must be at least 1; got {self.max_new_tokens}")
+        if any(not text for text in self.stop):
+            raise OptionError("a stop string is empty; remove it")
+
+
+class Session:
+    """A request, its committed text and the states of the parts that serve it.
+
+    Args:
+        request: What was asked for.
+        request_id: Names the request towards the models' caches.
+        tokenizer: Needed for stop strings and for text.
+    """
+
+    def __init__(self, request: Request, request_id: int, tokenizer: Tokenizer | None = None) -> None:
+        if request.stop and tokenizer is None:
+            raise OptionError("stop strings need a tokenizer; give one, or use eos_ids")
+        self.request = request
+        self.draws = request.draws or TorchDraws(torch.Generator().manual_seed(request.seed))
+        self.context = Context(
+            request_id=request_id,
+            token_ids=request.prompt_ids,
+            num_prompt_tokens=len(request.prompt_ids),
+            rules=request.rules,
+        )
+        self.text = None if tokenizer is None else TextStream(tokenizer, request.prompt_ids, request.stop)
+        self.controller_state: Any = None
+        self.drafter_state: Any = None
+        self.records: list[StepRecord] = []
+        self.finish_reason: FinishReason | None = None
+        self.error: MongeError | None = None
+        self.prefill_s = 0.0
+
+    @property
+    def completion_ids(self) -> tuple[int, ...]:
+        """Generated tokens."""
+        return self.context.token_ids[self.context.num_prompt_tokens :]
+
+    @property
+    def num_generated(self) -> int:
+        """Number of generated tokens."""
+        return len(self.context.token_ids) - self.context.num_prompt_tokens
+
+    def limit(self, plan: DraftPlan) -> DraftPlan:
+        """The plan, no deeper than tokens are still wanted: a round commits one more than it accepts."""
+        room = self.request.max_new_tokens - self.num_generated - 1
+        return DraftPlan(max_depth=plan.depth(room), max_nodes=plan.max_nodes)
+
+    def commit(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Append tokens one by one up to the first stop; returns those that were appended."""
+        kept: list[int] = []
+        for token in token_ids:
+            kept.append(token)
+            self.finish_reason = self._reason_to_stop(kept)
+            if self.finish_reason is not None:
+                break
+        self.context = self.context.append(tuple(kept))
+        return tuple(kept)
+
+    def fail(self, error: MongeError) -> None:
+        """End the request alone; its neighbours go on."""
+        self.error, self.finish_reason = error, "error"
+
+    def _reason_to_stop(self, new_ids: Sequence[int]) -> FinishReason | None:
+        request = self.request
+        if new_ids[-1] in request.eos_ids:
+            return "eos"
+        if self.text is not None and self.text.push(new_ids[-1]):
+            return "stop"
+        if request.stop_check is not None and request.stop_check(self.context.token_ids + tuple(new_ids)):
+            return "stop"
+        return "length" if self.num_generated + len(new_ids) >= request.max_new_tokens else None
+
+
+def check_length(request: Request, max_length: int | None, whose: str) -> None:
+    """Refuse a request that does not fit a model's context.
+
+    Raises:
+        ContextLengthError: With all numbers.
+    """
+    total = len(request.prompt_ids) + request.max_new_tokens
+    if total > (max_length or _UNBOUNDED):
+        raise ContextLengthError(
+            f"prompt of {len(request.prompt_ids)} tokens + max_new_tokens={request.max_new_tokens} = {total} exceeds the "
+            f"{whose}'s context of {max_length} tokens; shorten the prompt or ask for fewer tokens"
+        )
+
+
+def row_seed(seed: int, row: int) -> int:
+    """Seed of the row-th request of a call: row 0 has the call's own, the others independent ones."""
+    if row == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{row}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

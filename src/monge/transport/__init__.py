@@ -1,0 +1,4 @@
+"""The theory in float64, slow and exact: problems, couplings, optima and the constructions that attain them.
+
+Nothing here draws, times or prints. p = target law, q = draft law, K = number of candidates (`width`).
+"""

@@ -1,0 +1,196 @@
+"""The optimum in closed form: minimum cuts of the flow from candidates to tokens.
+
+p = target law, q = draft law, K = `width`. For any joint law of the candidates, with Q(H) = P(all candidates lie in H),
+
+    alpha* = 1 + min over H of [ p(H) - Q(H) ]                                                          (cut)
+
+(max-flow/min-cut; Hu et al., arXiv 2502.18779, through the unimodular dual). Where Q is q-convex, as for independent draws and
+draws without replacement, a minimising H is a prefix of the tokens sorted by increasing p/q.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from monge.core.errors import OptionError
+from monge.transport.candidates import Offers
+from monge.transport.laws import Tabular, by_ratio, check_fixed, check_law, check_pair, check_sub_law, check_width, normalised
+from monge.transport.problem import TransportProblem
+from monge.transport.race import prefix_containment
+from monge.transport.random_tree import string_laws
+
+MAX_SUBSET_TOKENS: Final = 20
+"""Most tokens whose subsets are searched: a million of them."""
+
+MARGIN_ROUNDING: Final = 1e-13
+"""How far below zero the smallest margin p(H) - q(H)^K may lie by rounding of its sums and still count as zero."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A minimum cut.
+
+    Args:
+        acceptance: alpha*, the largest P(Y in t) of a lossless rule.
+        tokens: One H that attains the minimum; where several do, which one is an accident of rounding.
+    """
+
+    acceptance: float
+    tokens: Offers
+
+
+def subset_optimum(problem: TransportProblem) -> Cut:
+    """Any joint law, by searching all subsets of the drafted tokens.
+
+    Raises:
+        OptionError: If more than `MAX_SUBSET_TOKENS` tokens can be drafted.
+    """
+    tokens = np.flatnonzero(problem.candidates.membership.any(axis=0))
+    _check_searchable(tokens.size)
+    bit = {token: 1 << position for position, token in enumerate(tokens.tolist())}
+    contained = np.zeros(1 << tokens.size)
+    for offers, prob in problem.candidates:
+        contained[sum(bit[token] for token in set(offers))] += prob
+    for position in range(tokens.size):  # from "exactly this set of tokens" to "a subset of this set"
+        view = contained.reshape(-1, 2, 1 << position)
+        view[:, 1] += view[:, 0]
+    return _smallest(problem.target, tokens, contained)
+
+
+def different_drafts_optimum(p: Float64[np.ndarray, " vocab"], draft_laws: Sequence[Float64[np.ndarray, " vocab"]]) -> Cut:
+    """Independent candidates from different draft laws: Q(H) is the product of q_k(H), and no sorted prefix need be minimal.
+
+    Raises:
+        OptionError: If more than `MAX_SUBSET_TOKENS` tokens can be drafted.
+    """
+    p = check_law("target", p)
+    laws = [check_law(f"draft law {index}", law) for index, law in enumerate(draft_laws)]
+    for law in laws:
+        check_pair(p, law)
+    tokens = np.flatnonzero(np.any(laws, axis=0))
+    _check_searchable(tokens.size)
+    contained = np.prod([_subset_sums(law[tokens]) for law in laws], axis=0)
+    return _smallest(p, tokens, contained)
+
+
+def iid_optimum(p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int) -> Cut:
+    """`width` independent draws from q; p may be a sub-target, whose missing mass is never drafted.
+
+    With K = 2 this is Theorem 3 of Khisti et al. (arXiv 2410.18234), for larger K the conjecture made there.
+    """
+    check_width(width)
+    tokens, kept, drawn = _prefixes(p, q)
+    return _best_prefix(tokens, kept, drawn**width)
+
+
+def without_replacement_optimum(p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int) -> Cut:
+    """`width` draws without replacement: closed form for two, exponential race for more (absolute error below 1e-13)."""
+    check_width(width)
+    tokens, kept, _ = _prefixes(p, q)
+    return _best_prefix(tokens, kept, prefix_containment(q[tokens], width))
+
+
+def mixed_optimum(
+    p: Float64[np.ndarray, " vocab"], fixed: Offers, q: Float64[np.ndarray, " vocab"], width: int
+) -> Cut:
+    """Deterministic candidates D and `width` independent draws from q, which gives D no mass.
+
+    alpha* = p(D) + min over H outside D of [ p(H) + 1 - q(H)^K ].
+    """
+    p = check_law("target", p)
+    check_fixed(fixed, q)
+    outside = p.copy()
+    outside[list(fixed)] = 0.0
+    sampled = iid_optimum(outside, q, width)
+    # A tuple always contains D, so Q(H) is zero unless H does, and H then pays p(D): the minimum is over the rest of H.
+    tokens = (*fixed, *sampled.tokens) if sampled.tokens else ()
+    return Cut(acceptance=float(p[list(fixed)].sum()) + sampled.acceptance, tokens=tokens)
+
+
+def greedy_proposal(
+    q: Float64[np.ndarray, " vocab"], width: int
+) -> tuple[Offers, Float64[np.ndarray, " vocab"] | None]:
+    """The top `width - 1` tokens of q, and the law of the last candidate: q outside them, or `None` where nothing is left.
+
+    Reference: Hu et al. (arXiv 2502.18779).
+    """
+    check_width(width)
+    q = check_law("draft law", q)
+    support = np.flatnonzero(q)
+    fixed = support[np.argsort(-q[support], kind="stable")][: width - 1]
+    rest = q.copy()
+    rest[fixed] = 0.0
+    return tuple(fixed.tolist()), normalised(rest) if support.size > fixed.size else None
+
+
+def greedy_optimum(p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int) -> Cut:
+    """Greedy drafting: the top `width - 1` tokens of q and one draw from the rest, a mixed set with one draw."""
+    fixed, rest = greedy_proposal(q, width)
+    if rest is None:
+        return Cut(acceptance=float(check_law("target", p)[list(fixed)].sum()), tokens=fixed)
+    return mixed_optimum(p, fixed, rest, 1)
+
+
+def accepts_always(p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int) -> bool:
+    """Whether alpha* = 1 for independent draws: p(H) >= q(H)^K for every H.
+
+    Theorem 2 of Khisti et al. (arXiv 2410.18234) for K = 2; the cut gives every K, and that prefixes by p/q suffice.
+    """
+    check_width(width)
+    _, kept, drawn = _prefixes(check_law("target", p), q)
+    return bool((kept - drawn**width).min() >= -MARGIN_ROUNDING)
+
+
+def layer_bound(target: Tabular, draft: Tabular, *, depth: int, width: int) -> float:
+    """Upper bound of E[tau] for `width` independent paths: one optimum per layer, over strings instead of tokens.
+
+    E[tau] <= sum over d of ( 1 + min over sets H of strings of length d of [ p_d(H) - q_d(H)^K ] ): whatever the verifier does,
+    its accepted prefix of length d is one of the K drafted strings, and follows a law dominated by p_d.
+    """
+    total = 0.0
+    for p_law, q_law in zip(string_laws(target, depth)[1:], string_laws(draft, depth)[1:], strict=True):
+        strings = sorted(p_law.keys() | q_law.keys())
+        p, q = (np.array([law.get(string, 0.0) for string in strings]) for law in (p_law, q_law))
+        total += iid_optimum(p, q, width).acceptance
+    return total
+
+
+def _prefixes(
+    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"]
+) -> tuple[Int64[np.ndarray, " support"], Float64[np.ndarray, " support"], Float64[np.ndarray, " support"]]:
+    """Tokens of the support of q by increasing p/q, with p and q of each prefix; q of the whole support is one."""
+    p, q = check_sub_law("target", p), check_law("draft law", q)
+    check_pair(p, q)
+    tokens, _ = by_ratio(p, q)
+    drawn = np.cumsum(q[tokens])
+    drawn[-1] = 1.0
+    return tokens, np.cumsum(p[tokens]), drawn
+
+
+def _best_prefix(tokens: Int64[np.ndarray, " support"], kept: np.ndarray, contained: np.ndarray) -> Cut:
+    # The whole support is always contained, and p of it stands alone: 1 + p - 1 would leave rounding where the answer is zero.
+    values = np.concatenate([[1.0], 1.0 + (kept - contained)[:-1], kept[-1:]])
+    size = int(values.argmin())
+    return Cut(acceptance=float(values[size]), tokens=tuple(tokens[:size].tolist()))
+
+
+def _smallest(p: Float64[np.ndarray, " vocab"], tokens: Int64[np.ndarray, " n"], contained: np.ndarray) -> Cut:
+    values = 1.0 + (_subset_sums(p[tokens]) - contained)
+    subset = int(values.argmin())
+    members = [token for position, token in enumerate(tokens.tolist()) if subset >> position & 1]
+    return Cut(acceptance=float(values[subset]), tokens=tuple(members))
+
+
+def _subset_sums(masses: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " subsets"]:
+    sums = np.zeros(1)
+    for mass in masses.tolist():
+        sums = np.concatenate([sums, sums + mass])
+    return sums
+
+
+def _check_searchable(num_tokens: int) -> None:
+    if num_tokens > MAX_SUBSET_TOKENS:
+        raise OptionError(f"subset search: {num_tokens} draftable tokens, at most {MAX_SUBSET_TOKENS}; use a closed form")

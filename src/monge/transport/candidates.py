@@ -1,0 +1,174 @@
+"""The joint law of the candidates of one node, as an explicit list of tuples and masses."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from monge.core.errors import LawError, OptionError
+from monge.core.law import MASS_TOLERANCE
+from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.transport.laws import check_fixed, check_law, check_width, dense
+
+MAX_TUPLES: Final = 1 << 18
+"""Most tuples that are listed. The theory is for small vocabularies; a larger request is a mistake, not a long wait."""
+
+Offers = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CandidateLaw:
+    """P(t) for every tuple t of candidates that can be drawn.
+
+    Args:
+        num_tokens: Size of the vocabulary.
+        offers: Distinct tuples of tokens in drawing order, repeats kept, `tuples` of them.
+        probs: Their masses, positive, summing to one, `[tuples]`.
+
+    Raises:
+        LawError: If the masses are no law, a tuple is listed twice, or a token is outside the vocabulary.
+    """
+
+    num_tokens: int
+    offers: tuple[Offers, ...]
+    probs: Float64[np.ndarray, " tuples"]
+
+    def __post_init__(self) -> None:
+        if self.probs.shape != (len(self.offers),) or not self.offers:
+            raise LawError(f"candidates: {len(self.offers)} tuples but masses of shape {self.probs.shape}")
+        if len(set(self.offers)) != len(self.offers):
+            raise LawError("candidates: a tuple is listed twice; add its masses first")
+        outside = {token for offers in self.offers for token in offers if not 0 <= token < self.num_tokens}
+        if outside:
+            raise LawError(f"candidates: tokens {sorted(outside)} are outside a vocabulary of {self.num_tokens}")
+        smallest, total = float(self.probs.min()), float(self.probs.sum())
+        # A product of K laws, each within the tolerance of one law, is within K tolerances of one.
+        allowed = MASS_TOLERANCE * max(1, *(len(offers) for offers in self.offers))
+        if not (smallest > 0.0 and abs(total - 1.0) <= allowed):  # written so that NaN fails
+            raise LawError(f"candidates: masses must be positive and sum to 1; got smallest {smallest:.6g}, sum {total:.12g}")
+        self.probs.setflags(write=False)
+
+    @classmethod
+    def explicit(cls, num_tokens: int, masses: Mapping[Offers, float]) -> "CandidateLaw":
+        """Any joint law: systematic draws, hub pairs, a drafter's own. Tuples of mass zero are dropped.
+
+        Raises:
+            LawError: If a mass is negative or NaN, or they do not sum to one.
+        """
+        drawn = {offers: mass for offers, mass in masses.items() if mass != 0.0}
+        return cls(num_tokens=num_tokens, offers=tuple(drawn), probs=np.array(list(drawn.values()), dtype=np.float64))
+
+    @classmethod
+    def deterministic(cls, num_tokens: int, tokens: Offers) -> "CandidateLaw":
+        """Always the same candidates."""
+        return cls.explicit(num_tokens, {tokens: 1.0})
+
+    @classmethod
+    def independent(cls, draft_laws: Sequence[Float64[np.ndarray, " vocab"]]) -> "CandidateLaw":
+        """Independent candidates, one from each draft law."""
+        check_width(len(draft_laws))
+        laws = [check_law(f"draft law {index}", law) for index, law in enumerate(draft_laws)]
+        if len({law.size for law in laws}) > 1:
+            raise LawError(f"draft laws over {[law.size for law in laws]} tokens; all must cover one vocabulary")
+        supports = [np.flatnonzero(law).tolist() for law in laws]
+        _check_count(np.prod([len(support) for support in supports], dtype=float))
+        masses = {
+            offers: float(np.prod([law[token] for law, token in zip(laws, offers, strict=True)]))
+            for offers in itertools.product(*supports)
+        }
+        return cls.explicit(laws[0].size, masses)
+
+    @classmethod
+    def iid(cls, q: Float64[np.ndarray, " vocab"], width: int) -> "CandidateLaw":
+        """`width` independent draws from q."""
+        return cls.independent([q] * width)
+
+    @classmethod
+    def without_replacement(cls, q: Float64[np.ndarray, " vocab"], width: int) -> "CandidateLaw":
+        """`width` draws from q, each given that it is new; the whole support where that is smaller."""
+        check_width(width)
+        law = check_law("draft law", q)
+        support: list[int] = np.flatnonzero(law).tolist()
+        width = min(width, len(support))
+        _check_count(np.prod(np.arange(len(support), len(support) - width, -1), dtype=float))
+        masses = {offers: _successive_mass(law, offers) for offers in itertools.permutations(support, width)}
+        return cls.explicit(law.size, masses)
+
+    @classmethod
+    def mixed(cls, fixed: Offers, q: Float64[np.ndarray, " vocab"], width: int) -> "CandidateLaw":
+        """Deterministic candidates, then `width` independent draws from q, which gives them no mass."""
+        law = check_law("draft law", q)
+        check_fixed(fixed, law)
+        drawn = cls.iid(law, width)
+        return cls(num_tokens=law.size, offers=tuple(fixed + offers for offers in drawn.offers), probs=drawn.probs)
+
+    @classmethod
+    def hub_pairs(cls, q: Float64[np.ndarray, " vocab"]) -> "CandidateLaw":
+        """Pairs that contain the most probable token a: Q(i, a) = q_i and Q(a, i) = q_a q_i / (1 - q_a), i != a.
+
+        Reference: SpecHub (Sun et al., arXiv 2411.05289). Needs a second token in the support of q.
+        """
+        law = check_law("draft law", q)
+        hub = int(law.argmax())
+        others: list[int] = [token for token in np.flatnonzero(law).tolist() if token != hub]
+        if not others:
+            raise LawError(f"hub pairs: the draft law is the point mass at token {hub}; there is no pair to draw")
+        rest = float(law[others].sum())
+        masses = {(token, hub): float(law[token]) for token in others}
+        masses |= {(hub, token): float(law[hub] * law[token] / rest) for token in others}
+        return cls.explicit(law.size, masses)
+
+    @classmethod
+    def from_proposal(cls, num_tokens: int, proposal: Proposal) -> "CandidateLaw":
+        """The joint law of what a proposal of the core draws.
+
+        Raises:
+            LawError: For `Arbitrary`, whose joint law nobody knows.
+        """
+        match proposal:
+            case Deterministic():
+                return cls.deterministic(num_tokens, proposal.token_ids)
+            case Iid():
+                return cls.iid(dense(proposal.law, num_tokens), proposal.width)
+            case WithoutReplacement():
+                return cls.without_replacement(dense(proposal.law, num_tokens), proposal.width)
+            case Mixed():
+                return cls.mixed(proposal.fixed, dense(proposal.law, num_tokens), proposal.width)
+            case Arbitrary():
+                raise LawError("candidates: those of an Arbitrary proposal follow no declared law; list it with `explicit`")
+            case _:
+                raise LawError(f"candidates: the joint law of {type(proposal).__name__} is unknown; list it with `explicit`")
+
+    def __iter__(self) -> Iterator[tuple[Offers, float]]:
+        return zip(self.offers, self.probs.tolist(), strict=True)
+
+    @property
+    def membership(self) -> Bool[np.ndarray, "tuples vocab"]:
+        """Which tokens each tuple contains."""
+        member = np.zeros((len(self.offers), self.num_tokens), dtype=bool)
+        for row, offers in enumerate(self.offers):
+            member[row, list(offers)] = True
+        return member
+
+    @property
+    def inclusion(self) -> Float64[np.ndarray, " vocab"]:
+        """P(token is among the candidates)."""
+        return self.probs @ self.membership
+
+
+def _successive_mass(law: Float64[np.ndarray, " vocab"], offers: Offers) -> float:
+    left = law.copy()
+    mass = 1.0
+    for token in offers:
+        # Summed anew: 1 - (mass drawn so far) would lose every digit of a small rest.
+        mass *= float(law[token] / left.sum())
+        left[token] = 0.0
+    return mass
+
+
+def _check_count(count: float) -> None:
+    if count > MAX_TUPLES:
+        raise OptionError(f"candidates: {count:.3g} tuples to list, at most {MAX_TUPLES}; take a smaller vocabulary or width")

@@ -1,0 +1,126 @@
+"""The exact law of what the rearrangement coupling accepts, given the drawn candidates.
+
+Given its token y, the score of a candidate has density
+
+    f_y(v) = [ 1(v in window of y) (1 - m(v)) + 1(partner of v in window of y) m(v) ] / q(y),
+
+because m(u) du = m(u') du' moves the partner's share to v itself. Between neighbouring *break points* (window edges, peaks of E,
+partners of edges) owner and partner's owner are constant and m is analytic: it is no polynomial, since partners are roots of
+polynomials, so pieces are integrated by Gauss-Legendre rules that reach rounding.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from monge.transport.candidates import CandidateLaw, Offers
+from monge.transport.coupling import Coupling
+from monge.transport.laws import check_fixed, check_law
+from monge.transport.problem import TransportProblem
+from monge.transport.rearrangement import Rearrangement
+from monge.transport.score_law import NUM_NODES, ScoreLaw, running_integral, unit_nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoreTable:
+    """Everything about the scores of one node that does not depend on the drawn tuple.
+
+    Args:
+        owners: Token whose window holds the piece, `[pieces]`.
+        partners: Token whose window holds the piece's partners, `[pieces]`.
+        accepted: Whether the piece lies below the threshold, `[pieces]`.
+        weights: Quadrature weights, `[pieces, nodes]`.
+        swap: m at the nodes, `[pieces, nodes]`.
+        swapped: Integral of m from the start of the piece to each node, `[pieces, nodes]`.
+        walked: Distance from the start of the piece to each node, `[pieces, nodes]`.
+    """
+
+    owners: Int64[np.ndarray, " pieces"]
+    partners: Int64[np.ndarray, " pieces"]
+    accepted: Float64[np.ndarray, " pieces"]
+    weights: Float64[np.ndarray, "pieces nodes"]
+    swap: Float64[np.ndarray, "pieces nodes"]
+    swapped: Float64[np.ndarray, "pieces nodes"]
+    walked: Float64[np.ndarray, "pieces nodes"]
+
+    @classmethod
+    def build(cls, scores: Rearrangement) -> "ScoreTable":
+        """Find the pieces and tabulate the swap probability on each."""
+        points = _break_points(scores)
+        starts, lengths = points[:-1], np.diff(points)
+        unit, unit_weights = unit_nodes(NUM_NODES)
+        # Where xt just touches g the partner moves like a square root; the substitution 3 s^2 - 2 s^3 makes that analytic in s.
+        places, slopes = unit**2 * (3.0 - 2.0 * unit), 6.0 * unit * (1.0 - unit)
+        walked = lengths[:, None] * places
+        swap = np.zeros_like(walked)
+        owners, partners = (np.empty(starts.size, dtype=np.int64) for _ in range(2))
+        for piece, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+            middle = start + 0.5 * length
+            owners[piece] = scores.owners[scores.window_of(middle)]
+            partners[piece] = scores.owners[scores.window_of(scores.partner(middle))]
+            swap[piece] = [scores.swap_prob(u, scores.partner(u)) for u in (start + walked[piece]).tolist()]
+        return cls(
+            owners=owners,
+            partners=partners,
+            accepted=np.where(starts < scores.threshold, 1.0, 0.0),
+            weights=lengths[:, None] * (unit_weights * slopes),
+            swap=swap,
+            swapped=lengths[:, None] * ((swap * slopes) @ running_integral(NUM_NODES).T),
+            walked=walked,
+        )
+
+    def score_law(self, tokens: tuple[int, ...]) -> ScoreLaw:
+        """Score laws of some tokens; a candidate loses against v when its own score is larger."""
+        density, loses = [], []
+        for token in tokens:
+            owns, receives = (self.owners == token)[:, None], (self.partners == token)[:, None]
+            dense = owns * (1.0 - self.swap) + receives * self.swap
+            totals = (self.weights * dense).sum(axis=1)
+            before = (np.cumsum(totals) - totals)[:, None]
+            below = before + owns * (self.walked - self.swapped) + receives * self.swapped
+            length = totals.sum()
+            if length > 0.0:
+                density.append(dense / length)
+                loses.append(1.0 - below / length)
+            else:  # a window too short for float64: the token, drafted with probability below 1e-16, is never accepted
+                density.append(np.zeros_like(dense))
+                loses.append(np.ones_like(dense))
+        weights = (self.weights * self.accepted[:, None]).ravel()
+        shape = (len(tokens), weights.size)
+        return ScoreLaw(
+            tokens=tokens, weights=weights, density=np.reshape(density, shape), loses=np.reshape(loses, shape)
+        )
+
+    def accept_probs(self, offers: Offers) -> dict[int, float]:
+        """pi(x | offers): probability that each distinct independent candidate is accepted."""
+        return self.score_law(tuple(sorted(set(offers)))).winner_probs(offers)
+
+
+def rearrangement_coupling(
+    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int, fixed: Offers = ()
+) -> Coupling:
+    """The rearrangement coupling of deterministic candidates `fixed` and `width` independent draws from q, enumerated.
+
+    Deterministic candidates are accepted when the residual, over the whole vocabulary, emits them.
+    """
+    p = check_law("target", p)
+    check_fixed(fixed, q)
+    outside = p.copy()
+    outside[list(fixed)] = 0.0
+    table = ScoreTable.build(Rearrangement.build(outside, q, width))
+    candidates = CandidateLaw.mixed(fixed, q, width) if fixed else CandidateLaw.iid(q, width)
+    kernel = np.zeros((len(candidates.offers), p.size))
+    known: dict[Offers, dict[int, float]] = {}
+    for row, offers in enumerate(candidates.offers):
+        drawn = tuple(sorted(offers[len(fixed) :]))  # independent draws: their order does not matter
+        if drawn not in known:
+            known[drawn] = table.accept_probs(drawn)
+        kernel[row, list(known[drawn])] = list(known[drawn].values())
+    return Coupling.from_kernel(TransportProblem(target=p, candidates=candidates), kernel)
+
+
+def _break_points(scores: Rearrangement) -> Float64[np.ndarray, " points"]:
+    inner = scores.edges[1:-1].tolist()
+    partners = [scores.next_below(edge) for edge in inner] + [scores.last_below(edge) for edge in inner]
+    return np.unique(np.concatenate([scores.edges, scores.peaks, partners]))
