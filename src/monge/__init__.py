@@ -4,3 +4,4 @@
 """
 
 from monge.api import load as load
+from monge.plugins.transformers_generate import speculate as speculate

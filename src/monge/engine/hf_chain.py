@@ -40,6 +40,7 @@ class HfChainModel:
         self._model = model
         self._device = model.device
         parameters = inspect.signature(model.forward).parameters
+        self._cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
         self._takes_position_ids = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._rows: dict[int, _Row] = {}
@@ -93,7 +94,7 @@ class HfChainModel:
         first = row.length + row.num_uncommitted
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor([list(token_ids)], device=self._device),
-            "past_key_values": row.cache,
+            self._cache_name: row.cache,
             "use_cache": True,
         }
         if self._takes_position_ids:

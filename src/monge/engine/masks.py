@@ -77,8 +77,8 @@ def forward_inputs(
     for row, (length, uncommitted, block) in enumerate(zip(lengths, nodes, blocks, strict=True)):
         count, total = len(block.token_ids), len(uncommitted)
         token_ids[row, :count] = block.token_ids
-        positions[row, :count] = length
-        positions[row, :count] += uncommitted.depths[total - count :]
+        # The type is named because a row that reads nothing has an empty list, which numpy takes for floats.
+        positions[row, :count] = length + np.array(uncommitted.depths[total - count :], dtype=np.int64)
         visible[row, :count, :length] = True
         visible[row, :count, length : length + total] = uncommitted.visible(total - count)
         for pad in range(count, width):

@@ -50,7 +50,8 @@ class NodeLaws(Sequence[Law]):
         if self._processors:
             text = self._context.token_ids + self._tree.path_tokens(node)
             token_ids = torch.tensor([text], device=logits.device)
-            scores = logits[None].float()  # the type in which `transformers` applies processors
+            # A copy, in the type in which `transformers` applies processors: some of them write into what they are given.
+            scores = logits[None].to(torch.float32, copy=True)
             for processor in self._processors:
                 scores = processor(token_ids, scores)
             logits = scores[0]

@@ -1,0 +1,251 @@
+"""`model.generate(..., custom_generate=monge.speculate)`: the loop of this library inside `transformers`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StaticCache, StoppingCriteriaList
+from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, GenerationMode, MaxLengthCriteria
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
+
+from monge.api import make_parts
+from monge.core.errors import OptionError
+from monge.core.law import SamplingRules
+from monge.draft.base import AnyDrafter
+from monge.draft.model import ModelDrafter
+from monge.draft.tree.base import TreeBuilder
+from monge.engine.batch import decode
+from monge.engine.loading import as_draft_model, as_sequence_model, load_network
+from monge.engine.parts import Parts
+from monge.engine.session import Request, Session, check_length, row_seed
+from monge.plugins.transformers_processors import draft_rules, row_processors
+from monge.plugins.transformers_replay import Replay
+from monge.verify.base import Rule
+
+_PREPARED: Final = frozenset(
+    {"attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache", "logits_to_keep"}
+)
+"""What `generate` itself prepares for every decoder-only model; anything else would have to reach the model's forward."""
+
+
+def speculate(
+    model: Any,
+    input_ids: Tensor,
+    *,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    draft_model: PreTrainedModel | str | Path | None = None,
+    drafter: str | AnyDrafter | None = None,
+    tree: str | TreeBuilder | None = None,
+    verifier: str | Rule | None = None,
+    token_streamer: Any = None,
+    draft_temperature: float | int | None = None,
+    seed: int | None = None,
+    **model_kwargs: Any,
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """Decode speculatively inside `generate`: pass this function as `custom_generate=`, and its keywords beside it.
+
+    The output is that of plain `generate`: the same tokens when greedy (up to rounding, where two logits are equal within it),
+    tokens of the same law when sampling. Each row is decoded with its own padding stripped, its own cache row and draws.
+
+    * *Processors* are applied to every node in order, with the row's padded text and the node's own path. One of your own is
+      called with one row at a time, for several continuations of the same text, and so must be a function of its arguments.
+    * *Stopping criteria* see the batch grow by one column a call, as in plain decoding; `scores` is `None`.
+    * *Draft law*: temperature, top-k, top-p and min-p as requested; other processors shape the target's law alone.
+
+    `generate` drops some of its own keywords before a callable sees them, and nobody can notice. For `assistant_model` give
+    `draft_model`; for `streamer` give `token_streamer`, which gets the prompt, every column and the end. `stop_strings` is
+    refused by `generate`: put a `StopStringCriteria` into `stopping_criteria`. Tensor parallelism is not looked after.
+
+    Args:
+        model: The target, in evaluation mode; given by `generate`, like the next four.
+        input_ids: Prompts, padded on the left.
+        logits_processor: Made from the generation settings, and the caller's.
+        stopping_criteria: Likewise.
+        generation_config: Greedy or sampling, without scores, attentions or hidden states.
+        draft_model: A loaded model, folder or name, with the target's tokenizer; put into evaluation mode. Without it, n-grams.
+        drafter: As for `monge.load`; models with recurrent state need `none`.
+        tree: As for `monge.load`.
+        verifier: As for `monge.load`.
+        token_streamer: A streamer of `transformers`.
+        draft_temperature: Draft at this temperature instead of the request's own.
+        seed: Seed of the draws. Without it, one is drawn from torch's default generator, so that `set_seed` makes a run
+            reproducible.
+        **model_kwargs: What `generate` prepared.
+
+    Returns:
+        `[batch, seq]`, prompts included and stopped rows padded, or `GenerateDecoderOnlyOutput` with these as `sequences`.
+
+    Raises:
+        MongeError: One of its children, for settings that cannot be honoured and for logits that are not finite.
+    """
+    _check_settings(model, generation_config, model_kwargs)
+    prompts = _Prompts.of(input_ids, model_kwargs)
+    call = _Call(model, prompts, logits_processor, stopping_criteria, generation_config)
+    replay = Replay(
+        input_ids,
+        stopping_criteria,
+        pad_token_id=call.pad_token_id,
+        streamer=token_streamer,
+    )
+    parts = _parts(call, draft_model, drafter=drafter, tree=tree, verifier=verifier, draft_temperature=draft_temperature)
+    sessions = call.sessions(parts, replay, seed)
+    if token_streamer is not None:
+        token_streamer.put(input_ids.cpu())
+    for session in decode(sessions, parts, max_batch_size=len(sessions)):
+        if session.error is not None:
+            raise session.error
+        replay.grow(session.context.request_id, session.completion_ids)
+    if token_streamer is not None:
+        token_streamer.end()
+    return GenerateDecoderOnlyOutput(sequences=replay.text) if generation_config.return_dict_in_generate else replay.text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prompts:
+    """The rows of the input and where their padding ends."""
+
+    input_ids: Tensor
+    starts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, input_ids: Tensor, model_kwargs: dict[str, Any]) -> "_Prompts":
+        batch_size, length = input_ids.shape
+        mask = model_kwargs.get("attention_mask")
+        if mask is None:
+            starts = (0,) * batch_size
+        else:
+            starts = tuple(int(length - count) for count in mask.sum(dim=1))
+            expected = torch.arange(length, device=mask.device) >= torch.tensor(starts, device=mask.device)[:, None]
+            if not torch.equal(mask.bool(), expected):
+                raise OptionError("speculate: attention_mask must be zeros on the left and ones after them; pad on the left")
+        positions = model_kwargs.get("position_ids")
+        if positions is not None:
+            first = torch.tensor(starts, device=positions.device)[:, None]
+            usual = torch.arange(length, device=positions.device) - first
+            if not torch.equal(torch.where(usual >= 0, positions, usual), usual):
+                raise OptionError("speculate: position_ids other than 0, 1, 2, ... after the padding are not supported")
+        return cls(input_ids, starts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """What `generate` handed over."""
+
+    model: Any
+    prompts: _Prompts
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+
+    @property
+    def pad_token_id(self) -> int | None:
+        pad = self.config._pad_token_tensor  # type: ignore[attr-defined]  # what plain decoding pads with
+        return None if pad is None else int(pad)
+
+    @property
+    def rules(self) -> SamplingRules:
+        # The processors hold the temperature already: what is left is the softmax, or the largest score.
+        return SamplingRules(temperature=1 if self.config.do_sample else 0)
+
+    def draft_rules(self, draft_temperature: float | int | None) -> SamplingRules | None:
+        rules = draft_rules(self.processors) if self.config.do_sample else SamplingRules()
+        if draft_temperature is not None:
+            return replace(rules, temperature=draft_temperature)
+        return rules if self.config.do_sample else None
+
+    def sessions(self, parts: Parts, replay: Replay, seed: int | None) -> list[Session]:
+        """One session per row; a row's number is its request id."""
+        if seed is None:
+            seed = _drawn_seed() if self.config.do_sample else 0
+        batch_size, length = self.prompts.input_ids.shape
+        longest = min(criterion.max_length for criterion in self.criteria if isinstance(criterion, MaxLengthCriteria))
+        eos_ids = frozenset(
+            int(token)
+            for criterion in self.criteria
+            if isinstance(criterion, EosTokenCriteria)
+            for token in criterion.eos_token_id
+        )
+        sessions: list[Session] = []
+        for row, start in enumerate(self.prompts.starts):
+            prompt_ids, padding = self.prompts.input_ids[row, start:], self.prompts.input_ids[row : row + 1, :start]
+            request = Request(
+                prompt_ids=tuple(prompt_ids.tolist()),
+                max_new_tokens=longest - length,
+                rules=self.rules,
+                seed=row_seed(seed, row),
+                eos_ids=eos_ids,
+                processors=row_processors(self.processors, row, batch_size, padding),
+                stop_check=_StopCheck(replay, row, len(prompt_ids)),
+            )
+            check_length(request, parts.target.max_length, "target")
+            check_length(request, parts.drafter.capabilities.max_length, "draft model")
+            sessions.append(Session(request, request_id=row))
+        return sessions
+
+
+@dataclass(frozen=True, slots=True)
+class _StopCheck:
+    """Shows a row's tokens to the criteria as they are committed."""
+
+    replay: Replay
+    row: int
+    num_prompt_tokens: int
+
+    def __call__(self, token_ids: Sequence[int]) -> bool:
+        self.replay.grow(self.row, token_ids[self.num_prompt_tokens :])
+        return not self.replay.needs(self.row)
+
+
+def _parts(
+    call: _Call,
+    draft_model: PreTrainedModel | str | Path | None,
+    *,
+    drafter: str | AnyDrafter | None,
+    tree: str | TreeBuilder | None,
+    verifier: str | Rule | None,
+    draft_temperature: float | int | None,
+) -> Parts:
+    target = as_sequence_model(call.model)
+    draft = None if draft_model is None else as_draft_model(load_network(draft_model), target)
+    parts = make_parts(target, draft, drafter=drafter, tree=tree, verifier=verifier, draft_temperature=draft_temperature)
+    if draft is not None and isinstance(parts.drafter, ModelDrafter):
+        return replace(parts, drafter=replace(parts.drafter, rules=call.draft_rules(draft_temperature)))
+    return parts
+
+
+def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
+    """Refuse what would otherwise be ignored."""
+    mode = config.get_generation_mode()
+    outputs = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+    asked = [name for name in outputs if getattr(config, name)] if config.return_dict_in_generate else []
+    cache = model_kwargs.get("past_key_values")
+    unknown = sorted(name for name, value in model_kwargs.items() if value is not None and name not in _PREPARED)
+    sharded = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
+    refusals = {
+        "encoder-decoder models; a decoder-only model is needed": model.config.is_encoder_decoder,
+        "a model in training mode, whose law changes from call to call; call model.eval()": model.training,
+        f"the decoding method {mode.value!r}; leave out num_beams, penalty_alpha, constraints, dola_layers, use_mtp, "
+        "prompt_lookup_num_tokens and assistant_early_exit": mode not in {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE},
+        f"{', '.join(asked)}; leave it out": bool(asked),
+        f"cache_implementation={config.cache_implementation!r}; leave it out, the cache is this library's own": (
+            config.cache_implementation not in {None, "dynamic"} or isinstance(cache, StaticCache)
+        ),
+        "use_cache=False; leave it out": config.use_cache is False,
+        "a cache that holds text already; give the whole text as input_ids": cache is not None and cache.get_seq_length() > 0,
+        f"model inputs beside the text: {', '.join(unknown)}": bool(unknown),
+        "weights sharded by FSDP or ZeRO-3, whose ranks must step together": sharded and torch.distributed.is_initialized(),
+    }
+    for what, is_asked in refusals.items():
+        if is_asked:
+            raise OptionError(f"speculate does not support {what}")
+
+
+def _drawn_seed() -> int:
+    # The one place that may look at torch's global generator: the host's users seed it, and expect `generate` to follow.
+    return int(torch.randint(2**63 - 1, (1,)))  # noqa: TID251

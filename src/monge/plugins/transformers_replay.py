@@ -1,0 +1,68 @@
+"""Stopping criteria and streamers, shown the text as plain decoding would have written it: one token of every row at a time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from transformers import StoppingCriteriaList
+
+
+class Replay:
+    """Replays a batch token by token.
+
+    Criteria are written for rectangular growth: they see `[batch, seq]` with one new column a call, and some answer for the
+    whole batch at once. Rows of a speculative round grow by blocks of different length, so a column is shown as soon as every
+    row that still counts has it; a row that ran ahead is cut where the criteria stopped it.
+
+    Args:
+        prompts: The prompts with their padding.
+        criteria: Asked once a column, all of them.
+        pad_token_id: Fills rows that have stopped.
+        streamer: Given every column as it is settled.
+    """
+
+    def __init__(
+        self,
+        prompts: Int64[Tensor, "batch seq"],
+        criteria: StoppingCriteriaList,
+        *,
+        pad_token_id: int | None,
+        streamer: Any = None,
+    ) -> None:
+        self._text, self._prompt_length = prompts, prompts.shape[1]
+        self._criteria, self._streamer = criteria, streamer
+        # As plain decoding does: without an end-of-text criterion stopped rows are not padded but go on until all have stopped.
+        self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        self._pad = pad_token_id
+        self._rows: list[Sequence[int]] = [()] * prompts.shape[0]
+        self._running = torch.ones(prompts.shape[0], dtype=torch.bool, device=prompts.device)
+
+    @property
+    def text(self) -> Int64[Tensor, "batch seq"]:
+        """Prompts and settled columns."""
+        return self._text
+
+    def grow(self, row: int, token_ids: Sequence[int]) -> None:
+        """Take note of all tokens that a row has generated so far, and settle the columns that are complete now."""
+        self._rows[row] = token_ids
+        while bool(self._running.any()) and self._has_next_column():
+            self._settle()
+
+    def needs(self, row: int) -> bool:
+        """Whether more tokens of a row can matter."""
+        return bool(self._running[row]) if self._pads else bool(self._running.any())
+
+    def _has_next_column(self) -> bool:
+        index = self._text.shape[1] - self._prompt_length
+        return all(len(tokens) > index for row, tokens in enumerate(self._rows) if self.needs(row))
+
+    def _settle(self) -> None:
+        index = self._text.shape[1] - self._prompt_length
+        column = [tokens[index] if self.needs(row) else self._pad for row, tokens in enumerate(self._rows)]
+        tokens = torch.tensor(column, dtype=self._text.dtype, device=self._text.device)
+        self._text = torch.cat([self._text, tokens[:, None]], dim=1)
+        self._running = self._running & ~self._criteria(self._text, None)
+        if self._streamer is not None:
+            self._streamer.put(tokens.cpu())
