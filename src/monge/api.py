@@ -41,7 +41,7 @@ def load(
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
     controller: str | AnyController = "fixed",
-    draft_temperature: float | None = None,
+    draft_temperature: float | int | None = None,
     tokenizer: Any = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
@@ -112,7 +112,7 @@ def make_parts(
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
     controller: str | AnyController = "fixed",
-    draft_temperature: float | None = None,
+    draft_temperature: float | int | None = None,
 ) -> Parts:
     """Parts from names or objects; arguments as for `load`, with models that are loaded already."""
     rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else (verifier or RrsWithoutReplacement())

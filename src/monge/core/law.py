@@ -193,10 +193,10 @@ class SamplingRules:
         min_p: Keep tokens of at least `min_p` times the largest mass, in [0, 1].
     """
 
-    temperature: float = 1.0
+    temperature: float | int = 1.0
     top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
+    top_p: float | int = 1.0
+    min_p: float | int = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):

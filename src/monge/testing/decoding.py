@@ -1,0 +1,100 @@
+"""The exact law of what the real loop writes, and the law that it should have."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from monge.core.draws import Draws
+from monge.core.law import SamplingRules, law_from_logits
+from monge.core.model import NodeBlock
+from monge.engine.loop import close_session, open_sessions, run_round
+from monge.engine.parts import Parts
+from monge.engine.session import Request, Session
+from monge.testing.oracle import exact_law
+from monge.testing.tabular import TabularModel
+
+Text = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A small decoding problem.
+
+    Args:
+        prompt: Prompt tokens.
+        horizon: Tokens whose joint law is compared.
+        max_new_tokens: Limit of the request; more than the horizon lets trees reach beyond it.
+        rules: Sampling rules.
+        eos_ids: Tokens that end the text.
+        neighbours: Prompts of further requests in the same batch, decoded with fixed draws.
+        slot: Place of the enumerated request in the batch.
+    """
+
+    prompt: Text = (0,)
+    horizon: int = 2
+    max_new_tokens: int = 2
+    rules: SamplingRules = SamplingRules()
+    eos_ids: frozenset[int] = frozenset()
+    neighbours: tuple[Text, ...] = ()
+    slot: int = 0
+
+
+def output_law(make_parts: Callable[[], Parts], case: Case, *, max_runs: int = 200_000) -> dict[Text, float]:
+    """Law of the first `horizon` tokens written by the real loop, by enumeration of every draw.
+
+    Args:
+        make_parts: Builds everything afresh, so that a run depends on its draws alone.
+        case: The problem.
+        max_runs: Most branches to run.
+    """
+    return exact_law(lambda draws: _run(make_parts(), case, draws), max_runs=max_runs)
+
+
+def target_law(target: TabularModel, case: Case) -> dict[Text, float]:
+    """The law that plain decoding has: the product of the target's laws, ended by end-of-text tokens."""
+    laws: dict[Text, float] = {(): 1.0}
+    for _ in range(case.horizon):
+        longer: dict[Text, float] = {}
+        for text, weight in laws.items():
+            if text and text[-1] in case.eos_ids:
+                longer[text] = weight
+                continue
+            for token, prob in _next_masses(target, case.prompt + text, case.rules).items():
+                longer[(*text, token)] = weight * prob
+        laws = longer
+    return laws
+
+
+def _run(parts: Parts, case: Case, draws: Draws) -> Text:
+    prompts = list(case.neighbours)
+    prompts.insert(case.slot, case.prompt)
+    sessions = [
+        Session(
+            Request(
+                prompt_ids=prompt,
+                max_new_tokens=case.max_new_tokens,
+                rules=case.rules,
+                seed=row,
+                eos_ids=case.eos_ids,
+                draws=draws if row == case.slot else None,
+            ),
+            request_id=row,
+        )
+        for row, prompt in enumerate(prompts)
+    ]
+    open_sessions(sessions, parts)
+    watched, active = sessions[case.slot], sessions
+    while watched.finish_reason is None and watched.num_generated < case.horizon:
+        run_round(active, parts)
+        for session in active:
+            if session.finish_reason is not None:
+                close_session(session, parts)
+        active = [session for session in active if session.finish_reason is None]
+    return watched.completion_ids[: case.horizon]
+
+
+def _next_masses(target: TabularModel, text: Text, rules: SamplingRules) -> Mapping[int, float]:
+    model = TabularModel(target.table, target.vocab_size)
+    model.open({0: text[:-1]})
+    logits = model.extend({0: NodeBlock.chain(text[-1:])})[0][0]
+    law = law_from_logits(logits, rules).sparse()
+    return dict(zip(law.token_ids.tolist(), law.probs.tolist(), strict=True))

@@ -1,0 +1,247 @@
+"""Wrong verifiers and drafters, each a mistake that was really made somewhere: every law test must reject them.
+
+Wrong rules are node rules; wrong drafters are tree builders that draw in one way and declare another. The engine's own types
+would not let most of them arise, so they forge finished trees.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.law import Law, SparseLaw, residual
+from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
+from monge.core.tree import GrowingTree, TokenTree
+from monge.core.verdict import Verdict
+from monge.draft.tree.base import TreeBuilder, TreeLimits
+from monge.verify.base import NodeRule, Verifier, Walk
+from monge.verify.rrs import Rrs
+
+
+@dataclass(frozen=True, slots=True)
+class EpsilonInRatio(NodeRule):
+    """A small constant added to the ratio's denominator."""
+
+    epsilon: float = 1e-9
+    accepts = frozenset[type[Proposal]]({Iid})
+
+    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+        assert isinstance(proposal, Iid)
+        p, q = target_law, proposal.law
+        for x in offers:
+            if draws.bernoulli(min(1.0, p.prob(x) / (q.prob(x) + self.epsilon))):
+                return x
+            p = residual(p, q)
+        return draws.categorical(p)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetAfterRejection(NodeRule):
+    """The correction token drawn from p instead of the residual."""
+
+    accepts = frozenset[type[Proposal]]({Iid})
+
+    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+        assert isinstance(proposal, Iid)
+        p, q = target_law, proposal.law
+        for x in offers:
+            if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
+                return x
+            p = residual(p, q)
+        return draws.categorical(target_law)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRatioForAll(NodeRule):
+    """Every sibling tested with the first ratio, one residual at the end (an engine's dynamic-tree kernel of 2026)."""
+
+    accepts = frozenset[type[Proposal]]({Iid})
+
+    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+        assert isinstance(proposal, Iid)
+        for x in offers:
+            if draws.bernoulli(min(1.0, target_law.prob(x) / proposal.law.prob(x))):
+                return x
+        return draws.categorical(residual(target_law, proposal.law))
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedZeroedOut(NodeRule):
+    """The rejected token removed from p instead of q subtracted."""
+
+    accepts = frozenset[type[Proposal]]({Iid})
+
+    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+        assert isinstance(proposal, Iid)
+        p = target_law
+        for x in offers:
+            if draws.bernoulli(min(1.0, p.prob(x) / proposal.law.prob(x))):
+                return x
+            p = p.without(x) or p
+        return draws.categorical(p)
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutReplacementAsIid(NodeRule):
+    """Drawn without replacement, verified as independent draws."""
+
+    accepts = frozenset[type[Proposal]]({WithoutReplacement})
+
+    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+        assert isinstance(proposal, WithoutReplacement)
+        return Rrs().emit(target_law, Iid(proposal.law, len(offers)), offers, draws)
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatsDropped(NodeRule):
+    """Independent draws stripped of their repeats, then verified as if all were there."""
+
+    accepts = frozenset[type[Proposal]]({Iid})
+
+    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+        return Rrs().emit(target_law, proposal, tuple(dict.fromkeys(offers)), draws)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCoin(NodeRule):
+    """One random decision shared by tests that must be independent."""
+
+    accepts = frozenset[type[Proposal]]({Iid})
+
+    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+        assert isinstance(proposal, Iid)
+        p, q = target_law, proposal.law
+        first = min(1.0, p.prob(offers[0]) / q.prob(offers[0]))
+        if draws.bernoulli(first):
+            return offers[0]
+        p = residual(p, q)
+        for x in offers[1:]:
+            # The uniform is known to exceed `first`, and the same one is compared again.
+            if min(1.0, p.prob(x) / q.prob(x)) > first:
+                return x
+            p = residual(p, q)
+        return draws.categorical(p)
+
+
+@dataclass(frozen=True, slots=True)
+class BonusFromParent(Verifier):
+    """The bonus token drawn from the law one node too early."""
+
+    accepts = frozenset[type[Proposal]]({Iid})
+
+    def verify(self, tree: TokenTree, target_laws: Sequence[Law], draws: Draws) -> Verdict:
+        verdict = Walk(Rrs()).verify(tree, target_laws, draws)
+        if verdict.next_kind == "bonus" and verdict.path:
+            parent = tree.parents[verdict.path[-1]]
+            return replace(verdict, next_token=draws.categorical(target_laws[parent]))
+        return verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Forged(TreeBuilder):
+    """A one-level tree drawn in one way and declared in another.
+
+    Args:
+        draw: Draft law to candidates.
+        declare: Draft law to the proposal that is claimed for them.
+    """
+
+    draw: Callable[[Law, Draws], tuple[int, ...]]
+    declare: Callable[[Law, int], Proposal]
+    kind: type[Proposal] = Iid
+
+    @property
+    def limits(self) -> TreeLimits:
+        return TreeLimits(proposes=frozenset({self.kind}), max_width=2, max_depth=1, max_nodes=2)
+
+    def expand(
+        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+    ) -> Sequence[int]:
+        tree.grow(0, _Claim(self.draw(laws[0], draws), laws[0]), draws)
+        return ()
+
+    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
+        finished = tree.finish()
+        claim = finished.proposals[0]
+        if not isinstance(claim, _Claim) or not claim.token_ids:
+            return finished if not isinstance(claim, _Claim) else replace(finished, proposals=(Deterministic(),))
+        declared = self.declare(claim.law, len(claim.token_ids))
+        return replace(finished, proposals=(declared, *finished.proposals[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim(Proposal):
+    """Candidates with the law that will be claimed for them."""
+
+    token_ids: tuple[int, ...]
+    law: Law
+
+    def draw(self, draws: Draws) -> tuple[int, ...]:
+        return self.token_ids
+
+
+def _two(law: Law, draws: Draws) -> tuple[int, ...]:
+    return Iid(law, 2).draw(draws)
+
+
+def _argmax(law: Law, draws: Draws) -> tuple[int, ...]:
+    return law.top(1)
+
+
+def _top_two(law: Law, draws: Draws) -> tuple[int, ...]:
+    return law.top(2)
+
+
+def _from_top_two(law: Law, draws: Draws) -> tuple[int, ...]:
+    masses = law.sparse()
+    ids = sorted(law.top(2))
+    kept = [law.prob(token) for token in ids]
+    truncated = SparseLaw(masses.token_ids.new_tensor(ids), masses.probs.new_tensor(kept) / sum(kept))
+    return Iid(truncated, 1).draw(draws)
+
+
+def _drop_improbable(law: Law, draws: Draws) -> tuple[int, ...]:
+    (token,) = Iid(law, 1).draw(draws)
+    return (token,) if law.prob(token) >= 0.35 else ()
+
+
+def _best_of_two(law: Law, draws: Draws) -> tuple[int, ...]:
+    return (max(_two(law, draws), key=law.prob),)
+
+
+def _sorted_without_replacement(law: Law, draws: Draws) -> tuple[int, ...]:
+    return tuple(sorted(WithoutReplacement(law, 2).draw(draws), key=law.prob, reverse=True))
+
+
+
+KNOWN_BAD_RULES: Final[Mapping[str, NodeRule | Verifier]] = MappingProxyType(
+    {
+        "epsilon 1e-9 in the ratio": EpsilonInRatio(1e-9),
+        "epsilon 1e-4 in the ratio": EpsilonInRatio(1e-4),
+        "target law after a rejection": TargetAfterRejection(),
+        "first ratio for every sibling": FirstRatioForAll(),
+        "rejected token zeroed out": RejectedZeroedOut(),
+        "without replacement verified as i.i.d.": WithoutReplacementAsIid(),
+        "repeats dropped, verified as i.i.d.": RepeatsDropped(),
+        "one coin shared by two tests": SharedCoin(),
+        "bonus token from the parent": BonusFromParent(),
+    }
+)
+"""Wrong rules, to be shown the proposals that they claim to accept."""
+
+KNOWN_BAD_TREES: Final[Mapping[str, Forged]] = MappingProxyType(
+    {
+        "argmax declared as a draw": Forged(_argmax, Iid),
+        "top two declared as i.i.d. draws": Forged(_top_two, Iid),
+        "drawn from the top two, declared with the full law": Forged(_from_top_two, Iid),
+        "improbable draw dropped": Forged(_drop_improbable, Iid),
+        "best of two draws kept": Forged(_best_of_two, Iid),
+        "sorted after drawing without replacement": Forged(
+            _sorted_without_replacement, WithoutReplacement, WithoutReplacement
+        ),
+        "top two declared as drawn without replacement": Forged(_top_two, WithoutReplacement, WithoutReplacement),
+    }
+)
+"""Wrong drafters, to be shown to `rrs` (i.i.d. claims) and `rrs_without_replacement`."""

@@ -1,0 +1,115 @@
+"""Networks that are tables: small, exact, and fast enough to be enumerated."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from monge.core.errors import MongeError
+from monge.core.model import NodeBlock
+
+Style = Literal["positive", "sparse", "ties"]
+
+
+@runtime_checkable
+class LawTable(Protocol):
+    """A law of the next token for every text."""
+
+    def __call__(self, token_ids: tuple[int, ...]) -> Sequence[float]:
+        """Masses of the next token after `token_ids`."""
+        ...
+
+
+class RandomTable:
+    """Reproducible laws: a different one after every text.
+
+    Args:
+        vocab_size: Number of tokens.
+        seed: Tables of different seeds are unrelated.
+        style: `positive` masses, some exact zeros (`sparse`), or masses that repeat (`ties`).
+    """
+
+    def __init__(self, vocab_size: int, seed: int, style: Style = "positive") -> None:
+        self._vocab_size, self._seed, self._style = vocab_size, seed, style
+        self._made: dict[tuple[int, ...], list[float]] = {}
+
+    def __call__(self, token_ids: tuple[int, ...]) -> Sequence[float]:
+        if token_ids not in self._made:
+            self._made[token_ids] = self._make(token_ids)
+        return self._made[token_ids]
+
+    def _make(self, token_ids: tuple[int, ...]) -> list[float]:
+        digest = hashlib.blake2b(repr((self._seed, token_ids)).encode(), digest_size=2 * self._vocab_size).digest()
+        units = [int.from_bytes(digest[2 * i : 2 * i + 2], "big") / 65536 for i in range(self._vocab_size)]
+        if self._style == "ties":
+            weights = [float(1 + int(3 * unit)) for unit in units]
+        else:
+            weights = [0.05 + unit * unit for unit in units]
+            if self._style == "sparse":
+                dropped = int(units[0] * self._vocab_size)
+                weights[dropped] = 0.0
+        total = math.fsum(weights)
+        return [weight / total for weight in weights]
+
+
+class TabularModel:
+    """A `SequenceModel` whose logits are the logarithms of a table.
+
+    Args:
+        table: Masses of the next token after any text.
+        vocab_size: Number of tokens.
+        max_length: Longest text, if bounded.
+    """
+
+    no_tree_reason: str | None = None
+    no_draft_reason: str | None = None
+    forward_s = 0.0
+
+    def __init__(self, table: LawTable, vocab_size: int, max_length: int | None = None) -> None:
+        self.table, self.vocab_size, self.max_length = table, vocab_size, max_length
+        self._committed: dict[int, tuple[int, ...]] = {}
+        self._nodes: dict[int, list[tuple[int, ...]]] = {}
+        self._logits: dict[tuple[int, ...], Tensor] = {}
+
+    def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        for sequence, tokens in prefixes.items():
+            if sequence in self._committed:
+                raise MongeError(f"tabular model: sequence {sequence} is open already")
+            self._committed[sequence] = tuple(tokens)
+            self._nodes[sequence] = []
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+        return {sequence: self._read(sequence, block) for sequence, block in blocks.items()}
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        for sequence, path in paths.items():
+            nodes = self._nodes[sequence]
+            for earlier, later in zip(path, list(path)[1:], strict=False):
+                if nodes[later][:-1] != nodes[earlier]:
+                    raise MongeError(f"tabular model: node {later} is no child of node {earlier}; a path is committed from the top")
+            if path:
+                self._committed[sequence] = nodes[path[-1]]
+            self._nodes[sequence] = []
+
+    def length(self, sequence: int) -> int:
+        return len(self._committed[sequence])
+
+    def close(self, sequence: int) -> None:
+        del self._committed[sequence], self._nodes[sequence]
+
+    def _read(self, sequence: int, block: NodeBlock) -> Tensor:
+        nodes = self._nodes[sequence]
+        first = len(nodes)
+        for token, parent in zip(block.token_ids, block.parents, strict=True):
+            above = self._committed[sequence] if parent < 0 else nodes[parent]
+            nodes.append((*above, token))
+        return torch.stack([self._logits_after(text) for text in nodes[first:]])
+
+    def _logits_after(self, text: tuple[int, ...]) -> Tensor:
+        if text not in self._logits:
+            self._logits[text] = torch.tensor(list(self.table(text)), dtype=torch.float64).log()
+        return self._logits[text]

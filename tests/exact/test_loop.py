@@ -1,0 +1,173 @@
+"""Drafter, tree, verifier and loop enumerated together: the written text has the target's law, to the last digits."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from monge.api import make_parts
+from monge.core.errors import MongeError
+from monge.core.law import SamplingRules
+from monge.draft.registry import DRAFTERS
+from monge.draft.tree.registry import TREES
+from monge.engine.loop import open_sessions, run_round
+from monge.engine.parts import Parts
+from monge.engine.session import Request, Session
+from monge.testing.decoding import Case, output_law, target_law
+from monge.testing.known_bad import WithoutReplacementAsIid
+from monge.testing.oracle import exact_law, law_error
+from monge.testing.tabular import RandomTable, TabularModel
+from monge.verify.base import unsupported_reason
+from monge.verify.registry import VERIFIERS
+
+SHAPES = {
+    "chain": ("chain(1)", "chain(2)", "chain(2, 'top')"),
+    "fixed_width": (
+        "fixed_width((2,), 'iid')",
+        "fixed_width((2, 1), 'iid')",
+        "fixed_width((2,), 'without_replacement')",
+        "fixed_width((2, 1), 'without_replacement')",
+        "fixed_width((1, 2), 'without_replacement')",
+        "fixed_width((2, 2), 'top')",
+    ),
+    "best_first": ("best_first(3, 2, 2, 2)", "best_first(4, 3, 2, 1)"),
+}
+CASES = {
+    "one token": Case(horizon=1, max_new_tokens=1),
+    "two tokens": Case(horizon=2, max_new_tokens=2),
+    "tree beyond the horizon": Case(horizon=1, max_new_tokens=3),
+    "end of text inside a block": Case(horizon=2, max_new_tokens=3, eos_ids=frozenset({1}), rules=SamplingRules(top_k=2)),
+    "temperature": Case(horizon=2, max_new_tokens=2, rules=SamplingRules(temperature=0.6)),
+    "truncated": Case(horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=1.3, top_k=2)),
+    "greedy": Case(horizon=3, max_new_tokens=3, rules=SamplingRules(temperature=0)),
+}
+LARGE_CASES = {
+    "trees beyond the horizon": Case(horizon=2, max_new_tokens=4),
+    "end of text after two rounds": Case(horizon=3, max_new_tokens=3, eos_ids=frozenset({1})),
+    "three tokens": Case(horizon=3, max_new_tokens=3),
+}
+VOCAB = 3
+
+
+def models(style: str) -> tuple[TabularModel, TabularModel]:
+    target = RandomTable(VOCAB, 11, style)  # type: ignore[arg-type]
+    return TabularModel(target, VOCAB), TabularModel(RandomTable(VOCAB, 23, style), VOCAB)  # type: ignore[arg-type]
+
+
+def legal(tree: str, verifier: str) -> bool:
+    limits = TREES.parse(tree).limits
+    return unsupported_reason(VERIFIERS.make(verifier), limits.proposes, limits.max_width) is None
+
+
+MODEL_COMBINATIONS = [
+    (tree, verifier) for trees, verifier in product(SHAPES.values(), VERIFIERS) for tree in trees if legal(tree, verifier)
+]
+
+
+def test_every_registered_part_is_enumerated() -> None:
+    assert set(SHAPES) == set(TREES)
+    assert {"model", "ngram", "none"} == set(DRAFTERS)
+    assert {verifier for _, verifier in MODEL_COMBINATIONS} == set(VERIFIERS)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("tree", "verifier"), MODEL_COMBINATIONS)
+def test_model_drafter(tree: str, verifier: str, case: Case) -> None:
+    for style in ("positive", "sparse"):
+        assert loop_error(style, case, tree=tree, verifier=verifier) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LARGE_CASES.values(), ids=LARGE_CASES)
+@pytest.mark.parametrize(("tree", "verifier"), MODEL_COMBINATIONS)
+def test_model_drafter_over_several_rounds(tree: str, verifier: str, case: Case) -> None:
+    assert loop_error("positive", case, tree=tree, verifier=verifier) < 1e-12
+
+
+def loop_error(style: str, case: Case, **parts: str) -> float:
+    output = output_law(lambda: make_parts(*models(style), **parts), case)  # type: ignore[arg-type]
+    return law_error(output, target_law(models(style)[0], case))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("drafter", "verifier"),
+    [("none", "target_walk")] + [("ngram(num_draft_tokens=2, max_ngram=2)", verifier) for verifier in VERIFIERS],
+)
+def test_drafters_without_a_model(drafter: str, verifier: str, case: Case) -> None:
+    case = replace(case, prompt=(0, 2, 0, 1, 0))
+    target, _ = models("ties")
+    output = output_law(lambda: make_parts(models("ties")[0], drafter=drafter, verifier=verifier), case)
+    assert law_error(output, target_law(target, case)) < 1e-12
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_the_default_tree_of_every_verifier(verifier: str) -> None:
+    """With no tree named, the library's own choice is legal, and exact."""
+    case = Case(horizon=1, max_new_tokens=2)
+    output = output_law(lambda: make_parts(*models("positive"), verifier=verifier), case)
+    assert law_error(output, target_law(models("positive")[0], case)) < 1e-12
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2])
+def test_neighbours_in_the_batch_change_nothing(slot: int) -> None:
+    case = Case(horizon=2, max_new_tokens=3, neighbours=((1, 2, 1), (2,)), slot=slot, eos_ids=frozenset({2}))
+    make = lambda: make_parts(*models("positive"), tree="fixed_width((2, 1), 'iid')", verifier="rrs")  # noqa: E731
+    assert law_error(output_law(make, case), target_law(models("positive")[0], case)) < 1e-12
+
+
+def test_drafting_under_other_rules_than_the_targets() -> None:
+    case = Case(horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=0.7))
+    make = lambda: make_parts(*models("positive"), tree="chain(2)", verifier="single_draft", draft_temperature=1.8)  # noqa: E731
+    assert law_error(output_law(make, case), target_law(models("positive")[0], case)) < 1e-12
+
+
+def test_a_repetition_penalty_sees_every_node_with_its_own_path() -> None:
+    """The target's law after a node depends on the path to it, through a processor; the draft law does not know."""
+    def penalise(token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen = torch.bincount(token_ids[0], minlength=VOCAB)[:VOCAB]
+        return scores - 0.7 * seen
+
+    case = Case(horizon=2, max_new_tokens=3)
+
+    class Penalised:
+        def __call__(self, text: tuple[int, ...]) -> list[float]:
+            logits = torch.tensor(models("positive")[0].table(text), dtype=torch.float64).log().float()
+            return torch.softmax(penalise(torch.tensor([text]), logits[None])[0].double(), dim=-1).tolist()
+
+    def run(draws):  # type: ignore[no-untyped-def]
+        parts = make_parts(*models("positive"), tree="fixed_width((2, 1), 'iid')", verifier="rrs")
+        request = Request(
+            prompt_ids=case.prompt, max_new_tokens=3, rules=case.rules, seed=0, draws=draws, processors=(penalise,)
+        )
+        session = Session(request, 0)
+        open_sessions([session], parts)
+        while session.finish_reason is None and session.num_generated < case.horizon:
+            run_round([session], parts)
+        return session.completion_ids[: case.horizon]
+
+    truth = target_law(TabularModel(Penalised(), VOCAB), case)
+    assert law_error(exact_law(run), truth) < 1e-12
+    plain = target_law(models("positive")[0], replace(case, rules=SamplingRules()))
+    assert law_error(truth, plain) > 1e-2  # the processor does something
+
+
+ILLEGAL = [
+    (tree, verifier) for trees, verifier in product(SHAPES.values(), VERIFIERS) for tree in trees if not legal(tree, verifier)
+]
+
+
+@pytest.mark.parametrize(("tree", "verifier"), ILLEGAL)
+def test_illegal_pairs_are_refused_and_legal_ones_named(tree: str, verifier: str) -> None:
+    with pytest.raises(MongeError, match="legal here: .*target_walk"):
+        make_parts(*models("positive"), tree=tree, verifier=verifier)
+
+
+def test_an_unchecked_illegal_pair_would_be_biased() -> None:
+    """The refusal is needed: what it refuses changes the law."""
+    case = Case(horizon=1, max_new_tokens=2)
+
+    def make() -> Parts:
+        return make_parts(*models("positive"), tree="fixed_width((2,))", verifier=WithoutReplacementAsIid())
+
+    assert law_error(output_law(make, case), target_law(models("positive")[0], case)) > 1e-3

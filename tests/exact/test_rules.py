@@ -1,0 +1,86 @@
+"""Every node rule, one node: the emitted token follows the target law, for every proposal that the rule accepts."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from monge.core.law import DenseLaw, Law
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.testing.oracle import exact_law, law_error
+from monge.testing.strategies import law_pairs
+from monge.verify.base import NodeRule, unsupported_reason
+from monge.verify.registry import VERIFIERS
+
+NODE_RULES = [name for name in VERIFIERS if issubclass(VERIFIERS[name], NodeRule)]
+
+
+def proposals(q: Law) -> list[Proposal]:
+    made: list[Proposal] = [Deterministic(q.top(1)), Deterministic(q.top(2)), Iid(q, 1), Iid(q, 2), Iid(q, 3)]
+    made += [WithoutReplacement(q, 2), WithoutReplacement(q, 3)]
+    rest = q.without(q.top(1)[0])
+    if rest is not None:
+        made += [Mixed(q.top(1), rest, 1), Mixed(q.top(1), rest, 2)]
+    return made
+
+
+def emitted(rule: NodeRule, p: Law, proposal: Proposal) -> dict[int, float]:
+    return exact_law(lambda draws: rule.emit(p, proposal, proposal.draw(draws), draws))
+
+
+def masses(p: DenseLaw) -> dict[int, float]:
+    return {token: prob for token, prob in enumerate(p.probs.tolist()) if prob > 0}
+
+
+@pytest.mark.parametrize("name", NODE_RULES)
+@settings(max_examples=25)
+@given(pair=law_pairs(max_vocab=4))
+def test_emitted_token_follows_the_target_law(name: str, pair: tuple[DenseLaw, DenseLaw]) -> None:
+    p, q = pair
+    rule = VERIFIERS.make(name)
+    assert isinstance(rule, NodeRule)
+    legal = [item for item in proposals(q) if unsupported_reason(rule, [type(item)], width_of(item)) is None]
+    assert legal
+    for proposal in legal:
+        assert law_error(emitted(rule, p, proposal), masses(p)) < 1e-12, f"{name} on {proposal}"
+
+
+@pytest.mark.parametrize("name", NODE_RULES)
+def test_sparse_and_dense_laws_are_one_law(name: str) -> None:
+    rule = VERIFIERS.make(name)
+    assert isinstance(rule, NodeRule)
+    p = DenseLaw(torch.tensor([0.5, 0.3, 0.0, 0.2], dtype=torch.float64))
+    q = DenseLaw(torch.tensor([0.2, 0.0, 0.3, 0.5], dtype=torch.float64))
+    for dense, sparse in zip(proposals(q), proposals(q.sparse()), strict=True):
+        if unsupported_reason(rule, [type(dense)], width_of(dense)) is None:
+            for target in (p, p.sparse()):
+                assert law_error(emitted(rule, target, sparse), emitted(rule, p, dense)) < 1e-12
+
+
+def width_of(proposal: Proposal) -> int:
+    if isinstance(proposal, Deterministic):
+        return len(proposal.token_ids)
+    if isinstance(proposal, Mixed):
+        return len(proposal.fixed) + proposal.width
+    assert isinstance(proposal, Iid | WithoutReplacement)
+    return proposal.width
+
+
+def test_acceptance_of_the_worked_example() -> None:
+    """p = (.5, .3, .2), q = (.2, .3, .5), two candidates: the published values of every rule here."""
+    p = DenseLaw(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64))
+    q = DenseLaw(torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64))
+
+    def acceptance(name: str, proposal: Proposal) -> float:
+        rule = VERIFIERS.make(name)
+        assert isinstance(rule, NodeRule)
+
+        def accepted(draws):  # type: ignore[no-untyped-def]
+            offers = proposal.draw(draws)
+            return rule.emit(p, proposal, offers, draws) in offers
+
+        return exact_law(accepted).get(True, 0.0)
+
+    assert acceptance("single_draft", Iid(q, 1)) == pytest.approx(0.7, abs=1e-12)
+    assert acceptance("rrs", Iid(q, 2)) == pytest.approx(0.76, abs=1e-12)
+    assert acceptance("rrs_without_replacement", WithoutReplacement(q, 2)) == pytest.approx(0.82, abs=1e-12)
+    assert acceptance("target_walk", Iid(q, 2)) == pytest.approx(0.483, abs=1e-12)
+    assert acceptance("target_walk", Deterministic(q.top(2))) == pytest.approx(0.5, abs=1e-12)
