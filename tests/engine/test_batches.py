@@ -1,0 +1,127 @@
+"""Requests that share a batch: joining, leaving, permuted, failing; each as if it were alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import monge
+from monge.core.errors import NonFiniteLogitsError
+from monge.engine.batch import decode
+from monge.engine.decoder import Decoder
+from monge.engine.result import result_of
+from monge.engine.session import Session
+from tests.engine.tiny import network, perturbed, prompts
+from tests.parity.comparing import assert_same_tokens, plain_greedy
+
+PROMPTS = prompts((9, 4, 7, 11, 5, 3, 8), seed=6)
+NUM_TOKENS = 15
+
+
+def decoder(max_batch_size=8, **options):
+    target = network("llama")
+    return monge.load(target, perturbed(target), max_batch_size=max_batch_size, **options)
+
+
+def run(parts, requests, order, max_batch_size):
+    sessions = [Session(requests[number], request_id=slot) for slot, number in enumerate(order)]
+    for _ in decode(sessions, parts, max_batch_size=max_batch_size):
+        pass
+    return {number: result_of(session) for number, session in zip(order, sessions, strict=True)}
+
+
+@pytest.mark.parametrize("tree", ["chain(4)", "fixed_width((3, 2, 1))", "best_first"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_neighbours_and_places_change_nothing(tree, temperature):
+    whole = decoder(tree=tree)
+    requests = whole.requests(PROMPTS, max_new_tokens=NUM_TOKENS, temperature=temperature, seed=3, ignore_eos=True)
+    requests = [replace(request, max_new_tokens=NUM_TOKENS - 2 * row) for row, request in enumerate(requests)]
+    in_order = run(whole.parts, requests, list(range(7)), max_batch_size=7)
+    permuted = run(whole.parts, requests, [4, 2, 6, 0, 5, 1, 3], max_batch_size=7)
+    joining = run(whole.parts, requests, [6, 5, 4, 3, 2, 1, 0], max_batch_size=2)
+    alone = run(whole.parts, requests, list(range(7)), max_batch_size=1)
+    for number in range(7):
+        tokens = in_order[number].token_ids
+        assert len(tokens) == NUM_TOKENS - 2 * number
+        assert permuted[number].token_ids == joining[number].token_ids == alone[number].token_ids == tokens
+    accepted = {record.num_accepted for result in in_order.values() for record in result.records}
+    assert len(accepted) > 2, "acceptance was to be ragged"
+    assert whole.parts.target.cache_bytes > 0
+    whole.parts.target.check_integrity()
+
+
+def test_end_of_text_inside_a_block_leaves_the_batch():
+    target = network("llama")
+    texts = [plain_greedy(target, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    eos = texts[0][7]  # the first text ends early, others somewhere or never
+    results = Decoder(decoder().parts, eos_ids=frozenset({eos}), max_batch_size=3).generate(PROMPTS, max_new_tokens=NUM_TOKENS)
+    for prompt, result, text in zip(PROMPTS, results, texts, strict=True):
+        end = text.index(eos) + 1 if eos in text else NUM_TOKENS
+        assert_same_tokens(target, prompt, result.token_ids, text[:end])
+        assert result.finish_reason == ("eos" if eos in text else "length")
+    assert {result.finish_reason for result in results} == {"eos", "length"}
+
+
+class NanInjector:
+    """Makes the logits of one row NaN in one forward of a network."""
+
+    def __init__(self, network_, *, call, row):
+        self.calls, self.call, self.row = 0, call, row
+        self._hook = network_.register_forward_hook(self._inject)
+
+    def _inject(self, module, args, output):
+        self.calls += 1
+        if self.calls == self.call:
+            output.logits[self.row] = float("nan")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._hook.remove()
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_request_with_nan_logits_ends_alone():
+    target = network("llama")
+    expected = [plain_greedy(target, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    parts = decoder()
+    with NanInjector(target, call=4, row=1):
+        results = parts.generate(PROMPTS, max_new_tokens=NUM_TOKENS, ignore_eos=True)
+    failed = results[1]
+    assert failed.finish_reason == "error"
+    assert "not finite" in failed.error
+    assert 0 < len(failed.token_ids) < NUM_TOKENS
+    assert failed.token_ids == expected[1][: len(failed.token_ids)]
+    for number in (0, 2, 3, 4, 5, 6):
+        assert_same_tokens(target, PROMPTS[number], results[number].token_ids, expected[number])
+    parts.parts.target.check_integrity()
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_speculate_raises_on_nan_logits():
+    target = network("llama")
+    inputs = {"input_ids": torch.tensor([PROMPTS[0]]), "max_new_tokens": 8, "do_sample": False}
+    with NanInjector(target, call=3, row=0), pytest.raises(NonFiniteLogitsError, match="not finite"):
+        target.generate(**inputs, custom_generate=monge.speculate, draft_model=perturbed(target))
+
+
+@pytest.mark.parametrize("calls", ["once", "always"])
+def test_a_draft_model_with_nan_logits_costs_speed_only(calls):
+    target = network("llama")
+    draft = perturbed(target)
+    hook = draft.register_forward_hook(_poison) if calls == "always" else None
+    try:
+        with NanInjector(draft, call=5, row=0), pytest.warns(UserWarning, match="draft model.*drafting stops here"):
+            results = decoder().generate(PROMPTS, max_new_tokens=NUM_TOKENS, ignore_eos=True)
+    finally:
+        if hook is not None:
+            hook.remove()
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        assert_same_tokens(target, prompt, result.token_ids, plain_greedy(target, prompt, NUM_TOKENS))
+    if calls == "always":
+        assert {result.stats.num_rounds for result in results} == {NUM_TOKENS}
+
+
+def _poison(module, args, output):
+    output.logits.fill_(float("nan"))

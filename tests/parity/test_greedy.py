@@ -1,0 +1,105 @@
+"""Greedy decoding writes what `model.generate` writes, token for token, for every family, tree and batch."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import monge
+from monge.core.errors import UnsupportedModelError
+from tests.engine.tiny import CHAIN_FAMILIES, COMMON, EOS, MOE, PAD, TREE_FAMILIES, VOCAB, network, perturbed, prompts, seeded
+from tests.parity.comparing import assert_same_tokens, plain_greedy
+
+NUM_TOKENS = 24  # all prompts cross the sliding window
+PROMPTS = prompts((9, 4, 7, 11), seed=5)
+TREES = {
+    "fixed_width": "fixed_width((3, 2, 1), children='top')",
+    "best_first": "best_first(num_nodes=10)",
+    "chain": "chain(4)",
+}
+STATEFUL = {
+    "mamba": {"state_size": 4, "conv_kernel": 4},
+    "qwen3_next": {
+        **MOE,
+        "num_hidden_layers": 4,
+        "head_dim": 8,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 24,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+}
+
+
+def check(target, **options):
+    """The same four continuations as plain decoding, alone and together; some drafts accepted, some not."""
+    decoder = monge.load(target, max_batch_size=4, **options)
+    expected = [plain_greedy(target, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    alone = decoder.generate([PROMPTS[0]], max_new_tokens=NUM_TOKENS, ignore_eos=True)
+    together = decoder.generate(PROMPTS, max_new_tokens=NUM_TOKENS, ignore_eos=True)
+    for prompt, result, tokens in zip([PROMPTS[0], *PROMPTS], alone + together, [expected[0], *expected], strict=True):
+        assert_same_tokens(target, prompt, result.token_ids, tokens)
+    rounds = sum(result.stats.num_rounds for result in together)
+    return len(PROMPTS) * NUM_TOKENS / rounds
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+@pytest.mark.parametrize("name", TREE_FAMILIES)
+def test_trees(name, tree):
+    target = network(name)
+    tokens_a_round = check(target, draft=perturbed(target), tree=tree)
+    assert 1.05 < tokens_a_round < 4, "the draft model is to be right now and then, and wrong now and then"
+
+
+@pytest.mark.parametrize("name", [name for name in TREE_FAMILIES if name != "gemma2"])  # which has no sdpa
+def test_sdpa(name):
+    target = network(name, "sdpa")
+    assert 1.05 < check(target, draft=perturbed(target), tree=TREES["best_first"]) < 4
+
+
+def test_sampled_tree():
+    assert 1.05 < check(network("llama"), draft=perturbed(network("llama")), tree="fixed_width((3, 2, 1))") < 4
+
+
+@pytest.mark.parametrize("name", CHAIN_FAMILIES)
+def test_chains(name):
+    target = network(name)
+    assert 1.05 < check(target, draft=perturbed(target), tree="chain(4)") < 4
+    with pytest.raises(UnsupportedModelError, match="use tree='chain'"):
+        monge.load(target, perturbed(target), tree="best_first")
+
+
+def test_another_network_of_the_family_drafts():
+    target = network("llama")
+    assert check(target, draft=network("llama", num_hidden_layers=1)) >= 1
+
+
+def test_chain_family_drafts_for_a_tree_family():
+    target = network("llama")
+    assert check(target, draft=network("bloom"), tree="chain(3)") >= 1
+
+
+@pytest.mark.filterwarnings("ignore")  # hints to install faster kernels
+@pytest.mark.parametrize("name", STATEFUL)
+def test_recurrent_state_is_decoded_plainly_or_refused(name):
+    config = AutoConfig.for_model(name, **{**COMMON, **STATEFUL[name]})
+    target = seeded(lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval())
+    assert check(target, drafter="none") == 1
+    assert len(set(plain_greedy(target, PROMPTS[0], NUM_TOKENS))) > 4, "a constant text would prove nothing"
+    for options in ({"drafter": "ngram"}, {"draft": network("llama")}):
+        with pytest.raises(UnsupportedModelError, match="recurrent state.*use drafter='none'"):
+            monge.load(target, **options)
+    with pytest.raises(UnsupportedModelError, match="draft model cannot draft.*recurrent state"):
+        monge.load(network("llama"), target)
+    inputs = {"input_ids": torch.tensor([PROMPTS[0]]), "max_new_tokens": 4, "do_sample": False}
+    with pytest.raises(UnsupportedModelError, match="recurrent state.*use drafter='none'"):
+        target.generate(**inputs, custom_generate=monge.speculate)
+    plain = target.generate(**inputs)
+    assert torch.equal(target.generate(**inputs, custom_generate=monge.speculate, drafter="none"), plain)
+
+
+def test_special_tokens_of_the_tiny_networks():
+    config = network("llama").generation_config
+    assert (config.eos_token_id, config.pad_token_id) == (EOS, PAD)
+    assert network("llama").config.vocab_size == VOCAB

@@ -1,0 +1,104 @@
+"""Published rules as exact conditional laws, tuple of candidates -> law of the emitted token: written down from the papers, and
+sharing nothing with the closed forms that they check."""
+
+import numpy as np
+
+from monge.transport.closed_forms import k_seq_constants
+
+
+def positive(masses):
+    return np.maximum(masses, 0.0)
+
+
+def emit(p, offers, steps):
+    """Run `steps(offer number, P) -> (acceptance, next P)`; whatever is left emits from the last P."""
+    law, reached = np.zeros_like(p), 1.0
+    left = p
+    for number, token in enumerate(offers):
+        accept, left_next = steps(number, token, left)
+        law[token] += reached * accept
+        reached *= 1.0 - accept
+        if reached == 0.0:
+            return law
+        left = left_next
+    return law + reached * left
+
+
+def norm(masses):
+    return masses / masses.sum() if masses.sum() > 0.0 else masses
+
+
+def rrs(p, draft_laws):
+    def steps(number, token, left):
+        q = draft_laws[number]
+        return min(1.0, left[token] / q[token]), norm(positive(left - q))
+
+    return lambda offers: emit(p, offers, steps)
+
+
+def rrs_without_replacement(p, q):
+    def law(offers):
+        def steps(number, token, left):
+            rest = q.copy()
+            rest[list(offers[:number])] = 0.0
+            rest = norm(rest)
+            return min(1.0, left[token] / rest[token]), norm(positive(left - rest))
+
+        return emit(p, offers, steps)
+
+    return law
+
+
+def k_seq(p, q, width):
+    c = k_seq_constants(p, q, width)
+    residual = norm(p - c.gamma * np.minimum(p / c.rho, q))
+
+    def steps(number, token, left):
+        return min(1.0, p[token] / (c.rho * q[token])), left
+
+    return lambda offers: emit(residual, offers, steps)
+
+
+def naive_tree(p, q):
+    def steps(number, token, left):
+        return min(1.0, p[token] / q[token]), norm(positive(p - q))
+
+    return lambda offers: emit(p, offers[:1], steps)
+
+
+def spechub(p, q):
+    hub = int(q.argmax())
+    others = np.array([0.0 if token == hub else mass for token, mass in enumerate(q)])
+    hub_second, hub_first = others, q[hub] * others / others.sum()
+
+    def law(offers):
+        left, out, open_mass = p.copy(), np.zeros_like(p), 1.0
+        is_hub_first = offers[0] == hub
+        token = offers[1] if is_hub_first else offers[0]
+        refused = []
+        for hub_leads, pair_law in ((False, hub_second), (True, hub_first)):
+            if hub_leads == is_hub_first:
+                accept = min(1.0, left[token] / pair_law[token])
+                out[token] += open_mass * accept
+                open_mass *= 1.0 - accept
+            refused.append(positive(pair_law - left)[others > 0].sum())
+            left = np.where(others > 0, positive(left - pair_law), left)
+        for hub_leads, mass in ((True, refused[1]), (False, refused[0])):
+            if hub_leads == is_hub_first and open_mass > 0.0:
+                accept = min(1.0, left[hub] / mass)
+                out[hub] += open_mass * accept
+                open_mass *= 1.0 - accept
+            left[hub] = max(0.0, left[hub] - mass)
+        return out + open_mass * norm(left) if open_mass > 0.0 else out
+
+    return law
+
+
+def acceptance_and_error(problem, rule):
+    """P(Y in t) and the largest error of the output law, by enumeration of the tuples."""
+    output, accepted = np.zeros_like(problem.target), 0.0
+    for offers, prob in problem.candidates:
+        law = rule(offers)
+        output += prob * law
+        accepted += prob * law[list(set(offers))].sum()
+    return accepted, np.abs(output - problem.target).max()

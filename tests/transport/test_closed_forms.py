@@ -1,0 +1,113 @@
+"""Acceptance of the published rules against enumeration of the rules themselves, and against the optimum."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monge.core.errors import LawError
+from monge.transport.bounds import greedy_optimum, iid_optimum, subset_optimum, without_replacement_optimum
+from monge.transport.candidates import CandidateLaw
+from monge.transport.closed_forms import (
+    k_seq_acceptance,
+    k_seq_constants,
+    naive_tree_acceptance,
+    rrs_acceptance,
+    rrs_without_replacement_acceptance,
+    spechub_acceptance,
+    target_walk_acceptance,
+)
+from monge.transport.problem import TransportProblem
+from tests.transport import reference_rules as rules
+from tests.transport.strategies import EDGES, A, few, half, laws, pairs
+
+EXACT = 1e-12
+
+
+def check(value, candidates, p, rule):
+    accepted, error = rules.acceptance_and_error(TransportProblem(target=p, candidates=candidates), rule)
+    assert error < EXACT
+    assert value == pytest.approx(accepted, abs=EXACT)
+
+
+def check_all_rules(p, q, width):
+    iid, distinct = CandidateLaw.iid(q, width), CandidateLaw.without_replacement(q, width)
+    best = iid_optimum(p, q, width).acceptance
+    values = {
+        "rrs": (rrs_acceptance(p, [q] * width), rules.rrs(p, [q] * width)),
+        "k_seq": (k_seq_acceptance(p, q, width), rules.k_seq(p, q, width)),
+        "naive_tree": (naive_tree_acceptance(p, q, width), rules.naive_tree(p, q)),
+        "target_walk": (target_walk_acceptance(TransportProblem(target=p, candidates=iid)), lambda _: p),
+    }
+    for value, rule in values.values():
+        check(value, iid, p, rule)
+        assert value <= best + EXACT
+    assert values["k_seq"][0] >= (1.0 - (1.0 - 1.0 / width) ** width) * best - EXACT  # the guarantee of SpecTr
+    value = rrs_without_replacement_acceptance(p, q, width)
+    check(value, distinct, p, rules.rrs_without_replacement(p, q))
+    assert value <= without_replacement_optimum(p, q, width).acceptance + EXACT
+
+
+@few
+@given(pairs(max_tokens=4))
+def test_rules(case):
+    check_all_rules(*case)
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_edges(name):
+    p, q, width = EDGES[name]
+    check_all_rules(p, q, min(width, 4))
+
+
+@few
+@given(st.integers(2, 4).flatmap(lambda n: st.tuples(laws(n), laws(n), laws(n))))
+def test_recursive_rejection_with_different_drafts(case):
+    p, *draft_laws = case
+    check(rrs_acceptance(p, draft_laws), CandidateLaw.independent(draft_laws), p, rules.rrs(p, draft_laws))
+
+
+@few
+@given(pairs())
+def test_spechub_attains_the_optimum_of_its_pairs(case):
+    p, q, _ = case
+    if np.count_nonzero(q) < 2:
+        with pytest.raises(LawError, match="no pair to draw"):
+            spechub_acceptance(p, q)
+        return
+    candidates = CandidateLaw.hub_pairs(q)
+    value = spechub_acceptance(p, q)
+    check(value, candidates, p, rules.spechub(p, q))
+    assert value == pytest.approx(subset_optimum(TransportProblem(target=p, candidates=candidates)).acceptance, abs=EXACT)
+    assert value == pytest.approx(greedy_optimum(p, q, 2).acceptance, abs=EXACT)
+
+
+@few
+@given(pairs(max_width=6))
+def test_rho_is_rounded_up(case):
+    p, q, width = case
+    constants = k_seq_constants(p, q, width)
+    assert 1.0 <= constants.rho <= width
+    assert constants.gamma <= constants.rho * (1.0 + 1e-15)
+    assert (p - constants.gamma * np.minimum(p / constants.rho, q)).min() >= -1e-16
+
+
+def test_rho_is_the_smallest_valid_one():
+    rho = k_seq_constants(*A, 2).rho
+    beta = np.minimum(A[0] / (rho - 1e-9), A[1]).sum()
+    assert 1.0 - (1.0 - beta) ** 2 > (rho - 1e-9) * beta
+    assert k_seq_constants(A[0], A[0], 4).rho == 1.0
+
+
+def test_residual_hits_are_counted():
+    constants = k_seq_constants(*A, 2)
+    p, q = np.array([0.6, 0.4]), np.array([0.5, 0.5])
+    assert k_seq_acceptance(p, q, 2) >= k_seq_constants(p, q, 2).accepted
+    assert k_seq_acceptance(*A, 2) == pytest.approx(constants.accepted, abs=1e-9)  # on instance A no residual token can hit
+    shared = (np.array([0.5, 0.5]), np.array([0.9, 0.1]))
+    assert naive_tree_acceptance(*shared, 3) > naive_tree_acceptance(*shared, 1) + 0.05
+
+
+def test_disjoint_supports_accept_nothing():
+    p, q = half(tokens=4, inside=2), half(tokens=4, inside=2)[::-1].copy()
+    assert k_seq_acceptance(p, q, 3) == rrs_acceptance(p, [q] * 3) == naive_tree_acceptance(p, q, 3) == 0.0

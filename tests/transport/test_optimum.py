@@ -1,0 +1,154 @@
+"""Closed forms of the optimum against the linear program."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monge.core.errors import LawError, OptionError
+from monge.transport.bounds import (
+    accepts_always,
+    different_drafts_optimum,
+    greedy_optimum,
+    greedy_proposal,
+    iid_optimum,
+    mixed_optimum,
+    subset_optimum,
+    without_replacement_optimum,
+)
+from monge.transport.candidates import CandidateLaw
+from monge.transport.closed_forms import greedy_acceptance, single_draft_acceptance
+from monge.transport.laws import check_pair
+from monge.transport.linear_program import solve
+from monge.transport.problem import TransportProblem
+from tests.transport.strategies import EDGES, A, few, laws, pairs
+
+LP = 1e-9  # HiGHS is asked for 1e-10; its flow is then scaled into the feasible set
+
+
+def lp(p, candidates):
+    coupling = solve(TransportProblem(target=p, candidates=candidates))
+    assert coupling.is_lossless
+    assert coupling.acceptance == pytest.approx(
+        coupling.accepted_mass, abs=LP
+    )  # an optimal flow leaves no hits to its residual
+    return coupling.acceptance
+
+
+def check_all_drawings(p, q, width):
+    iid = CandidateLaw.iid(q, width)
+    distinct = CandidateLaw.without_replacement(q, width)
+    assert iid_optimum(p, q, width).acceptance == pytest.approx(lp(p, iid), abs=LP)
+    assert without_replacement_optimum(p, q, width).acceptance == pytest.approx(lp(p, distinct), abs=LP)
+    for candidates, optimum in ((iid, iid_optimum), (distinct, without_replacement_optimum)):
+        searched = subset_optimum(TransportProblem(target=p, candidates=candidates)).acceptance
+        assert optimum(p, q, width).acceptance == pytest.approx(searched, abs=1e-13)
+    assert without_replacement_optimum(p, q, width).acceptance >= iid_optimum(p, q, width).acceptance - 1e-13
+
+
+@few
+@given(pairs())
+def test_iid_and_without_replacement(case):
+    check_all_drawings(*case)
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_edges(name):
+    p, q, width = EDGES[name]
+    check_all_drawings(p, q, min(width, 4))
+
+
+@few
+@given(pairs())
+def test_greedy_and_mixed(case):
+    p, q, width = case
+    fixed, rest = greedy_proposal(q, width)
+    if rest is None:
+        candidates = CandidateLaw.deterministic(p.size, fixed)
+    else:
+        candidates = CandidateLaw.mixed(fixed, rest, 1)
+        wider = CandidateLaw.mixed(fixed, rest, 2)
+        assert mixed_optimum(p, fixed, rest, 2).acceptance == pytest.approx(lp(p, wider), abs=LP)
+    assert greedy_optimum(p, q, width).acceptance == pytest.approx(lp(p, candidates), abs=LP)
+    assert greedy_optimum(p, q, width).acceptance == pytest.approx(greedy_acceptance(p, q, width), abs=1e-14)
+
+
+@few
+@given(st.integers(2, 5).flatmap(lambda n: st.tuples(laws(n), st.lists(laws(n), min_size=1, max_size=3))))
+def test_different_drafts(case):
+    p, draft_laws = case
+    optimum = different_drafts_optimum(p, draft_laws)
+    assert optimum.acceptance == pytest.approx(lp(p, CandidateLaw.independent(draft_laws)), abs=LP)
+
+
+@few
+@given(
+    st.integers(2, 4).flatmap(
+        lambda n: st.tuples(
+            laws(n),
+            st.dictionaries(
+                st.lists(st.integers(0, n - 1), max_size=3).map(tuple),
+                st.sampled_from([1.0, 2.0, 0.5, 0.0]),
+                min_size=1,
+                max_size=6,
+            ).filter(lambda masses: any(masses.values())),
+        )
+    )
+)
+def test_any_joint_law(case):
+    p, weights = case
+    total = sum(weights.values())
+    problem = TransportProblem.from_joint_law(p, {offers: mass / total for offers, mass in weights.items()})
+    assert subset_optimum(problem).acceptance == pytest.approx(solve(problem).acceptance, abs=LP)
+
+
+@few
+@given(pairs())
+def test_one_candidate_is_the_maximal_coupling(case):
+    p, q, _ = case
+    assert iid_optimum(p, q, 1).acceptance == pytest.approx(single_draft_acceptance(p, q), abs=1e-15)
+    assert without_replacement_optimum(p, q, 1).acceptance == pytest.approx(single_draft_acceptance(p, q), abs=1e-15)
+
+
+@few
+@given(pairs())
+def test_acceptance_one_is_the_condition_on_all_sets(case):
+    p, q, width = case
+    assert accepts_always(p, q, width) == (lp(p, CandidateLaw.iid(q, width)) > 1.0 - LP)
+
+
+def test_acceptance_one_on_both_sides_of_its_border():
+    p = np.array([0.75, 0.25])
+    assert accepts_always(p, np.array([0.5, 0.5]), 2)  # p(H) = q(H)^2 at H = {1}
+    assert not accepts_always(p, np.array([0.49, 0.51]), 2)
+    assert accepts_always(p, np.array([0.49, 0.51]), 3)
+    assert not accepts_always(np.array([0.5, 0.5, 0.0]), np.array([0.4, 0.4, 0.2]), 2)
+
+
+@few
+@given(pairs(), st.sampled_from([0.0, 0.3, 0.999, 1.0]))
+def test_sub_target_is_the_target_with_a_token_never_drafted(case, share):
+    p, q, width = case
+    extended, never = np.append(share * p, 1.0 - share), np.append(q, 0.0)
+    direct = iid_optimum(share * p, q, width).acceptance
+    assert direct == pytest.approx(lp(extended, CandidateLaw.iid(never, width)), abs=LP)
+
+
+def test_more_candidates_never_hurt():
+    for optimum in (iid_optimum, without_replacement_optimum, greedy_optimum):
+        values = [optimum(*A, width).acceptance for width in range(1, 6)]
+        assert values == sorted(values)
+
+
+def test_refusals():
+    with pytest.raises(OptionError, match="at least one candidate"):
+        iid_optimum(*A, 0)
+    with pytest.raises(LawError, match="one vocabulary"):
+        check_pair(A[0], np.array([0.5, 0.5]))
+    uniform = np.full(21, 1.0 / 21.0)
+    with pytest.raises(OptionError, match="21 draftable tokens"):
+        different_drafts_optimum(uniform, [uniform, uniform])
+    with pytest.raises(LawError, match="mass to fixed candidates \\[0\\]"):
+        mixed_optimum(A[0], (0,), A[1], 1)
+    with pytest.raises(LawError, match="too small for p/q"):
+        iid_optimum(np.array([0.5, 0.5]), np.array([1.0, 5e-324]), 2)

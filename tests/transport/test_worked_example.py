@@ -1,0 +1,69 @@
+"""Instance A: p = (.5, .3, .2), q = (.2, .3, .5), every column of the published table to six digits."""
+
+import numpy as np
+import pytest
+
+from monge.transport.bounds import greedy_optimum, iid_optimum, subset_optimum, without_replacement_optimum
+from monge.transport.candidates import CandidateLaw
+from monge.transport.closed_forms import (
+    greedy_acceptance,
+    k_seq_acceptance,
+    k_seq_constants,
+    rrs_acceptance,
+    rrs_without_replacement_acceptance,
+    target_walk_acceptance,
+)
+from monge.transport.linear_program import solve
+from monge.transport.order_keys import OrderKeys, keys_coupling
+from monge.transport.problem import TransportProblem
+from monge.transport.rearrangement_law import rearrangement_coupling
+from tests.transport.strategies import A
+
+P, Q = A
+IID = TransportProblem(target=P, candidates=CandidateLaw.iid(Q, 2))
+WITHOUT_REPLACEMENT = TransportProblem(target=P, candidates=CandidateLaw.without_replacement(Q, 2))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (iid_optimum(P, Q, 2).acceptance, 0.860000),
+        (iid_optimum(P, Q, 3).acceptance, 0.988000),
+        (solve(IID).acceptance, 0.860000),
+        (solve(TransportProblem(target=P, candidates=CandidateLaw.iid(Q, 3))).acceptance, 0.988000),
+        (rearrangement_coupling(P, Q, 2).acceptance, 0.860000),
+        (rearrangement_coupling(P, Q, 3).acceptance, 0.988000),
+        (keys_coupling(P, Q, 2).acceptance, 0.860000),
+        (without_replacement_optimum(P, Q, 2).acceptance, 0.985714),
+        (solve(WITHOUT_REPLACEMENT).acceptance, 0.985714),
+        (subset_optimum(WITHOUT_REPLACEMENT).acceptance, 0.985714),
+        (greedy_optimum(P, Q, 2).acceptance, 0.900000),
+        (greedy_acceptance(P, Q, 2), 0.900000),
+        (k_seq_acceptance(P, Q, 2), 0.791355),
+        (k_seq_constants(P, Q, 2).rho, 1.456776),
+        (rrs_acceptance(P, [Q, Q]), 0.760000),
+        (rrs_without_replacement_acceptance(P, Q, 2), 0.820000),
+        (target_walk_acceptance(IID), 0.483000),
+    ],
+)
+def test_table(value, expected):
+    assert value == pytest.approx(expected, abs=5.1e-7)
+
+
+def test_minimal_cut_is_the_two_tokens_of_low_ratio():
+    assert set(iid_optimum(P, Q, 2).tokens) == {1, 2}
+
+
+def test_keys():
+    keys = OrderKeys.build(P, Q, 2)
+    np.testing.assert_allclose(keys.winner_law, [0.36, 0.30, 0.34], atol=1e-15)
+    sets = [
+        (token, round(a, 12), round(b, 12))
+        for token, a, b in zip(keys.owners, keys.starts, keys.stops, strict=True)
+        if b - a > 1e-12
+    ]
+    assert sets == [(2, 0.0, 0.35), (1, 0.35, 0.65), (2, 0.65, 0.8), (0, 0.8, 1.0)]
+
+
+def test_accepted_masses():
+    np.testing.assert_allclose(rearrangement_coupling(P, Q, 2).accepted_masses, [0.36, 0.30, 0.20], atol=1e-14)
