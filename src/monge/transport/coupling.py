@@ -22,8 +22,8 @@ class Coupling:
     """A lossless acceptance rule for one node, in the form of *relaxed transport and completion*.
 
     Accept candidate i of the tuple t with probability S(i, t) / P(t); otherwise emit from the residual, proportional to p - y,
-    where y_i = sum_t S(i, t). The mass not accepted and the mass of the residual are both 1 - sum(y), so the output law is p for
-    *every* flow with S(i, t) = 0 for i not in t, sum_i S(i, t) <= P(t) and y <= p, optimal or not.
+    where y_i = sum_t S(i, t). The mass not accepted and the mass of the residual are both 1 - sum(y), so the output law is p
+    for *every* flow with S(i, t) = 0 for i not in t, sum_i S(i, t) <= P(t) and y <= p, optimal or not.
 
     Args:
         problem: Target law and candidates.
@@ -62,17 +62,17 @@ class Coupling:
 
     @property
     def kernel(self) -> Float64[np.ndarray, "tuples vocab"]:
-        """pi(i | t): probability that candidate i of the tuple t is accepted."""
+        """Kernel pi(i | t): probability that candidate i of the tuple t is accepted."""
         return self.flow / self.problem.candidates.probs[:, None]
 
     @property
     def accepted_masses(self) -> Float64[np.ndarray, " vocab"]:
-        """y: mass of every token that is accepted as a candidate."""
+        """Vector y: mass of every token that is accepted as a candidate."""
         return self.flow.sum(axis=0)
 
     @property
     def residual(self) -> Float64[np.ndarray, " vocab"]:
-        """p - y, not normalised."""
+        """What the accepted part leaves of the target, p - y, not normalised."""
         return np.maximum(self.problem.target - self.accepted_masses, 0.0)
 
     @property

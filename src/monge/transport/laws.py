@@ -4,7 +4,6 @@ p = target law, q = draft law.
 """
 
 from collections.abc import Callable
-from typing import Final
 
 import numpy as np
 from jaxtyping import Float64, Int64
