@@ -93,9 +93,7 @@ def without_replacement_optimum(p: Float64[np.ndarray, " vocab"], q: Float64[np.
     return _best_prefix(tokens, kept, prefix_containment(q[tokens], width))
 
 
-def mixed_optimum(
-    p: Float64[np.ndarray, " vocab"], fixed: Offers, q: Float64[np.ndarray, " vocab"], width: int
-) -> Cut:
+def mixed_optimum(p: Float64[np.ndarray, " vocab"], fixed: Offers, q: Float64[np.ndarray, " vocab"], width: int) -> Cut:
     """Deterministic candidates D and `width` independent draws from q, which gives D no mass.
 
     alpha* = p(D) + min over H outside D of [ p(H) + 1 - q(H)^K ].
@@ -110,9 +108,7 @@ def mixed_optimum(
     return Cut(acceptance=float(p[list(fixed)].sum()) + sampled.acceptance, tokens=tokens)
 
 
-def greedy_proposal(
-    q: Float64[np.ndarray, " vocab"], width: int
-) -> tuple[Offers, Float64[np.ndarray, " vocab"] | None]:
+def greedy_proposal(q: Float64[np.ndarray, " vocab"], width: int) -> tuple[Offers, Float64[np.ndarray, " vocab"] | None]:
     """The top `width - 1` tokens of q, and the law of the last candidate: q outside them, or `None` where nothing is left.
 
     Reference: Hu et al. (arXiv 2502.18779).

@@ -15,8 +15,8 @@ from monge.transport.problem import TransportProblem
 from monge.transport.random_tree import Path, RandomTree
 
 FEASIBILITY: Final = 1e-10
-"""Primal and dual feasibility asked of HiGHS, the least it grants. The flow is made feasible afterwards, so this bounds only how
-far the optimum may be missed."""
+"""Primal and dual feasibility asked of HiGHS, the least it grants. The flow is made feasible afterwards, so this bounds only
+how far the optimum may be missed."""
 
 
 def solve(problem: TransportProblem) -> Coupling:

@@ -1,7 +1,7 @@
 """P(every draw without replacement falls in H), by racing exponential clocks.
 
-Drawing K tokens without replacement from q is the order of arrival of independent clocks, token i at rate q_i. All K draws lie in
-H when at least K clocks of H ring before the first one outside.
+Drawing K tokens without replacement from q is the order of arrival of independent clocks, token i at rate q_i. All K draws lie
+in H when at least K clocks of H ring before the first one outside.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ LOG_STEP: Final = 0.125
 large, so the error is below 2^K exp(-2 pi (pi/3) / step) < 1e-20 for K <= 10 (trapezoidal rule on the line)."""
 
 FIRST_TIME: Final = 1e-18
-"""Where the integral starts: clocks outside H ring before it with probability below 1e-18, for rates that sum to at most one."""
+"""Where the integral starts: clocks outside H, of rates that sum to at most one, ring before it with probability 1e-18."""
 
 LAST_WAIT: Final = 42.0
 """Where it ends, in mean waits of the slowest last clock: exp(-42) < 1e-18 is left."""

@@ -1,0 +1,202 @@
+"""Acceptance of the published rules, in closed form where one is known.
+
+p = target law, q = draft law, K = `width`. Acceptance is P(the emitted token is among the candidates), whichever branch emits
+it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+
+from monge.core.errors import LawError
+from monge.transport.bounds import greedy_proposal
+from monge.transport.laws import Tabular, check_law, check_pair, check_width
+from monge.transport.problem import TransportProblem
+from monge.transport.random_tree import string_laws
+
+Vector = Float64[np.ndarray, " vocab"]
+
+
+def single_draft_acceptance(p: Vector, q: Vector) -> float:
+    """sum(min(p, q)) = 1 - TV(p, q), the optimum of one candidate (Leviathan et al., arXiv 2211.17192)."""
+    p, q = _checked(p, q)
+    return float(np.minimum(p, q).sum())
+
+
+def target_walk_acceptance(problem: TransportProblem) -> float:
+    """sum_i p_i P(i is a candidate): the token is drawn from p without a look at the candidates."""
+    return float(problem.target @ problem.candidates.inclusion)
+
+
+def naive_tree_acceptance(p: Vector, q: Vector, width: int) -> float:
+    """Single-draft step with the first of K independent candidates; the residual token may hit one of the others."""
+    check_width(width)
+    p, q = _checked(p, q)
+    accepted, residual = _step(p, q)
+    return accepted + float(residual @ (1.0 - (1.0 - q) ** (width - 1)))
+
+
+def rrs_acceptance(p: Vector, draft_laws: Sequence[Vector]) -> float:
+    """Recursive rejection of independent candidates, each from its own draft law: 1 - prod_k (1 - beta_k).
+
+    beta_k = sum(min(P_k, q_k)), P_1 = p, P_{k+1} = (P_k - q_k)_+ normalised. A residual token never hits a candidate that was
+    drawn from the same law: rejected tokens have no mass left. Different laws keep that, since P only loses support.
+
+    Reference: SpecInfer (arXiv 2305.09781), RSD (arXiv 2402.14160).
+    """
+    check_width(len(draft_laws))
+    rejected, left = 1.0, check_law("target", p)
+    for law in draft_laws:
+        left, q = _checked(left, law)
+        _, residual = _step(left, q)
+        mass = float(residual.sum())
+        if mass == 0.0:
+            return 1.0
+        rejected *= mass
+        left = residual / mass
+    return 1.0 - rejected
+
+
+def rrs_without_replacement_acceptance(p: Vector, q: Vector, width: int) -> float:
+    """Recursive rejection of candidates drawn without replacement, each tested against the law it was drawn from.
+
+    alpha = beta + sum_i (q_i - p_i)_+ alpha'(i), where alpha'(i) is the acceptance of the rest against (p - q)_+ and q without
+    i, both normalised: closed form for K = 2, O(support^(K-1)) for larger K. Stops with the support of q.
+
+    Reference: RSD-C and RSD-S (arXiv 2402.14160); Sequoia (arXiv 2402.12374).
+    """
+    check_width(width)
+    p, q = _checked(p, q)
+    accepted, residual = _step(p, q)
+    mass = float(residual.sum())
+    if mass == 0.0 or width == 1:
+        return accepted
+    for token in np.flatnonzero(q > p).tolist():
+        rest = q.copy()
+        rest[token] = 0.0
+        if rest.any():  # else this was the last token of the support
+            again = rrs_without_replacement_acceptance(residual / mass, rest / rest.sum(), width - 1)
+            accepted += float(q[token] - p[token]) * again
+    return accepted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KSeqConstants:
+    """What K-SEQ computes once per node.
+
+    Args:
+        rho: Divisor of the acceptance ratio, at least the optimal one.
+        beta: Acceptance of one test.
+        accepted: Acceptance of K tests, `1 - (1 - beta)^K`.
+        gamma: `accepted / beta`, at most rho, so that the residual `p - gamma min(p / rho, q)` is non-negative.
+    """
+
+    rho: float
+    beta: float
+    accepted: float
+    gamma: float
+
+
+def k_seq_constants(p: Vector, q: Vector, width: int) -> KSeqConstants:
+    """The smallest rho in [1, K] with 1 - (1 - beta(rho))^K <= rho beta(rho), rounded up, and what follows from it.
+
+    Reference: SpecTr (arXiv 2310.15141, Algorithm 2). Every larger rho is valid too; a smaller one makes the residual negative.
+    """
+    check_width(width)
+    p, q = _checked(p, q)
+    low, high = 1.0, float(width)
+    constants = _k_seq_at(p, q, width, low)
+    if constants.gamma <= low:
+        return constants
+    while True:
+        middle = 0.5 * (low + high)
+        if not low < middle < high:
+            return _k_seq_at(p, q, width, high)
+        if _k_seq_at(p, q, width, middle).gamma <= middle:
+            high = middle
+        else:
+            low = middle
+
+
+def k_seq_acceptance(p: Vector, q: Vector, width: int) -> float:
+    """K-SEQ with residual tokens that coincide with a candidate, which the bound of the paper leaves out.
+
+    alpha = accepted + (1 - accepted) sum_t res_t (1 - (1 - r_t)^K), where r = (q - p / rho)_+ / (1 - beta) is the law of a
+    candidate that was rejected.
+    """
+    p, q = _checked(p, q)
+    constants = k_seq_constants(p, q, width)
+    residual = np.maximum(p - constants.gamma * np.minimum(p / constants.rho, q), 0.0)
+    rejected_law = np.maximum(q - p / constants.rho, 0.0)
+    if not (residual.any() and rejected_law.any()):
+        return constants.accepted
+    rejected_law = rejected_law / rejected_law.sum()
+    hits = 1.0 - (1.0 - rejected_law) ** width
+    return constants.accepted + (1.0 - constants.accepted) * float(residual @ hits / residual.sum())
+
+
+def greedy_acceptance(p: Vector, q: Vector, width: int) -> float:
+    """Top K - 1 tokens T of q and one draw x ~ q' outside: p(T) + sum outside T of min(p, q').
+
+    Single-draft step with proposal q'; residual tokens in T count as accepted. Reference: Hu et al., arXiv 2502.18779.
+    """
+    p, q = _checked(p, q)
+    fixed, rest = greedy_proposal(q, width)
+    top = float(p[list(fixed)].sum())
+    return top if rest is None else top + float(np.minimum(p, rest).sum())
+
+
+def spechub_acceptance(p: Vector, q: Vector) -> float:
+    """SpecHub's pairs with the hub a = argmax q: what its four tests take from p (arXiv 2411.05289).
+
+    A residual token is in no undecided pair: what a test leaves of it means that the test accepted it for certain.
+    """
+    p, q = _checked(p, q)
+    hub = int(q.argmax())
+    first = q.copy()  # Q(i, a)
+    first[hub] = 0.0
+    if not first.any():
+        raise LawError(f"hub pairs: the draft law is the point mass at token {hub}; there is no pair to draw")
+    second = q[hub] * first / first.sum()  # Q(a, i)
+    after_first = np.maximum(p - first, 0.0)
+    left = np.maximum(after_first - second, 0.0)
+    for refused in (np.maximum(second - after_first, 0.0), np.maximum(first - p, 0.0)):
+        left[hub] = max(left[hub] - float(refused.sum()), 0.0)
+    return 1.0 - float(left.sum())
+
+
+def block_acceptance(target: Tabular, draft: Tabular, *, depth: int) -> float:
+    """E[tau] of Block Verification, the multi-step optimum of one path (Sun et al., arXiv 2403.10444).
+
+    Sum over strings of min over k of q(first k tokens) p(the others | them), for every length up to `depth`.
+    """
+    targets, drafts = string_laws(target, depth), string_laws(draft, depth)
+    total = 0.0
+    for length in range(1, depth + 1):
+        for string, p_string in targets[length].items():
+            # p_string is positive, so every prefix has target mass
+            total += min(
+                drafts[cut].get(string[:cut], 0.0) * p_string / targets[cut][string[:cut]] for cut in range(length + 1)
+            )
+    return total
+
+
+def _k_seq_at(p: Vector, q: Vector, width: int, rho: float) -> KSeqConstants:
+    beta = min(1.0, float(np.minimum(p / rho, q).sum()))
+    accepted = 1.0 if beta == 1.0 else -float(np.expm1(width * np.log1p(-beta)))
+    # Disjoint supports: nothing is ever accepted, and any gamma leaves the residual at p.
+    gamma = accepted / beta if beta > 0.0 else 1.0
+    return KSeqConstants(rho=rho, beta=beta, accepted=accepted, gamma=gamma)
+
+
+def _step(p: Vector, q: Vector) -> tuple[float, Vector]:
+    """Acceptance of a single-draft step, and the unnormalised residual."""
+    return float(np.minimum(p, q).sum()), np.maximum(p - q, 0.0)
+
+
+def _checked(p: Vector, q: Vector) -> tuple[Vector, Vector]:
+    p, q = check_law("target", p), check_law("draft law", q)
+    check_pair(p, q)
+    return p, q
