@@ -1,9 +1,9 @@
 """Order-statistic keys: a second construction of the optimum for independent candidates, to check the first.
 
-p = target (sub-)law, q = draft law, K = `width`. Every token owns a set S_i of [0, 1] of length q_i, the sets being disjoint. A
-candidate draws its key uniformly from its token's set, so keys are uniform; the largest of K has density K u^(K-1), and the token
-that holds it is i with probability x_i = integral of K u^(K-1) over S_i. Accept it with probability min(1, p_i / x_i), else emit
-from (p - x)_+. The sets are built for the flattest x with sum(min(p, x)) = alpha*.
+p = target (sub-)law, q = draft law, K = `width`. Every token owns a set S_i of [0, 1] of length q_i, the sets being disjoint.
+A candidate draws its key uniformly from its token's set, so keys are uniform; the largest of K has density K u^(K-1), and the
+token that holds it is i with probability x_i = integral of K u^(K-1) over S_i. Accept it with probability min(1, p_i / x_i),
+else emit from (p - x)_+. The sets are built for the flattest x with sum(min(p, x)) = alpha*.
 
 The output law is p for *any* disjoint sets once x is recomputed from them; only the acceptance depends on how well they were
 built.
@@ -21,6 +21,7 @@ from monge.transport.candidates import CandidateLaw, Offers
 from monge.transport.clamps import ceiling, floor
 from monge.transport.coupling import Coupling
 from monge.transport.laws import by_ratio, check_law, check_sub_law
+from monge.transport.numerics import power_quotient
 from monge.transport.problem import TransportProblem
 from monge.transport.score_law import ScoreLaw, unit_nodes
 
@@ -56,15 +57,15 @@ class OrderKeys:
         segments = segments[segments[:, 2] > segments[:, 1]]
         segments = segments[np.argsort(segments[:, 1], kind="stable")]
         owners, starts, stops = order[segments[:, 0].astype(np.int64)], segments[:, 1], segments[:, 2]
-        masses = (stops - starts) * _mean_density(starts, stops, width)
+        masses = (stops - starts) * power_quotient(starts, stops, width)
         winner_law = np.bincount(owners, weights=masses, minlength=p.size)
         return cls(width=width, num_tokens=p.size, owners=owners, starts=starts, stops=stops, winner_law=winner_law)
 
     def score_law(self, tokens: tuple[int, ...]) -> ScoreLaw:
         """Key laws of some tokens; a candidate loses against u when its own key is smaller.
 
-        On the common refinement of the segments every distribution function is linear, so winners are integrals of polynomials of
-        degree K - 1, and ceil(K/2) nodes are exact.
+        On the common refinement of the segments every distribution function is linear, so winners are integrals of polynomials
+        of degree K - 1, and ceil(K/2) nodes are exact.
         """
         mine = np.isin(self.owners, tokens)
         points = np.unique(np.concatenate([self.starts[mine], self.stops[mine]]))
@@ -90,7 +91,7 @@ class OrderKeys:
 def selection_law(
     p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int
 ) -> Float64[np.ndarray, " vocab"]:
-    """x = median(p, lambda q, mu q): min(p, mu q) outside the minimal cut H, max(p, lambda q) inside, with masses that fit it.
+    """Selection law x = median(p, lambda q, mu q): min(p, mu q) outside the minimal cut H, max(p, lambda q) inside.
 
     Outside H the masses sum to 1 - q(H)^K, inside to q(H)^K: the cut is tight, so sum(min(p, x)) = alpha*.
     """
@@ -139,7 +140,7 @@ def _segments(lengths: list[float], masses: list[float], width: int) -> Iterator
     holes: list[_Hole] = []  # leftmost last
     for token, (length, mass) in enumerate(zip(lengths, masses, strict=True)):
         limit = holes[-1].start if holes else 1.0
-        fits = not holes or (limit >= length and mass <= length * _mean_density(limit - length, limit, width))
+        fits = not holes or (limit >= length and mass <= length * power_quotient(limit - length, limit, width))
         if fits:
             start = _window(length, mass, width, limit)
             yield token, start, start + length
@@ -167,22 +168,13 @@ def _window(length: float, mass: float, width: int, limit: float) -> float:
     """
     wanted = mass / length
     a = max(0.0, limit - length)
-    if width == 1 or _mean_density(a, a + length, width) <= wanted:
+    if width == 1 or power_quotient(a, a + length, width) <= wanted:
         return a
     a = min(a, (wanted / width) ** (1.0 / (width - 1)))  # K a^(K-1) is a lower bound of the mean density
     while a > 0.0:
-        slope = width * ((a + length) ** (width - 1) - a ** (width - 1)) / length
-        # d/da of ((a+L)^K - a^K) / L
-        step = (_mean_density(a, a + length, width) - wanted) / slope
+        slope = width * power_quotient(a, a + length, width - 1)
+        step = (power_quotient(a, a + length, width) - wanted) / slope
         if not a - step < a:
             break
         a -= step
     return max(a, 0.0)
-
-
-def _mean_density[T: (float, np.ndarray)](start: T, stop: T, width: int) -> T:
-    """Mean of K u^(K-1) over an interval: (b^K - a^K) / (b - a), without the subtractions."""
-    total = start**0 * stop ** (width - 1)
-    for power in range(1, width):
-        total = total + start**power * stop ** (width - 1 - power)
-    return total

@@ -9,25 +9,25 @@ smallest of K uniform scores has density K (1-v)^(K-1); cut off at v0 = 1 - (1 -
     xt(v) = K (1-v)^(K-1) for v < v0, else 0        X(v) = integral of xt
 
 Token y is to receive a(y) = q(y) g(y), g = min(p/q, mu), the flattest masses that sum to alpha. With G the integral of g along
-[0, 1], E = X - G >= 0 vanishes at both ends (Hardy, Littlewood, Polya). A candidate draws its position u in its own window; rising
-and falling positions of E are *swap partners* at equal height, last in first out; the score is the partner u' with probability
+[0, 1], E = X - G >= 0 vanishes at both ends (Hardy, Littlewood, Polya). A candidate draws its position u in its own window;
+rising and falling positions of E are *swap partners* at equal height, last in first out; the score is the partner u' with
+probability
 
     m(u) = ( xt(u) - g(u) ) / ( xt(u) - xt(u') ),   else u.
 
 |dE| is equal at both ends, so m(u) du = m(u') du': scores stay uniform; and E[xt(score) | u] = g: every token receives a(y).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from monge.core.errors import LawError
 from monge.transport.bounds import iid_optimum
 from monge.transport.clamps import ceiling
 from monge.transport.laws import by_ratio, check_law, check_sub_law
-from monge.transport.roots import bisect
+from monge.transport.numerics import bisect, power_quotient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,7 +55,6 @@ class Rearrangement:
         edges: Borders of the windows, from 0 to 1, `[windows + 1]`.
         owners: Token of each window, `[windows]`.
         gains: g in each window, `[windows]`.
-        heights: E at the edges, `[windows + 1]`.
         peaks: Where E, concave in a window, is largest, `[windows]`.
         accepted_masses: a, `[vocab]`.
     """
@@ -67,14 +66,11 @@ class Rearrangement:
     edges: Float64[np.ndarray, " edges"]
     owners: Int64[np.ndarray, " windows"]
     gains: Float64[np.ndarray, " windows"]
-    heights: Float64[np.ndarray, " edges"]
     peaks: Float64[np.ndarray, " windows"]
     accepted_masses: Float64[np.ndarray, " vocab"]
 
     @classmethod
-    def build(
-        cls, p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int
-    ) -> "Rearrangement":
+    def build(cls, p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int) -> "Rearrangement":
         """The score map for `width` independent draws from q; p may sum to less than one.
 
         Raises:
@@ -95,9 +91,6 @@ class Rearrangement:
         if edges[split] != threshold:
             edges = np.insert(edges, split, threshold)
             tokens, gains = np.insert(tokens, split, tokens[split - 1]), np.insert(gains, split, gains[split - 1])
-        received = 1.0 - (1.0 - np.minimum(edges, threshold)) ** width
-        heights = received - np.concatenate([[0.0], np.cumsum(gains * np.diff(edges))])
-        heights[-1] = 0.0  # X and G both end at alpha
         return cls(
             width=width,
             num_tokens=p.size,
@@ -106,41 +99,60 @@ class Rearrangement:
             edges=edges,
             owners=tokens,
             gains=gains,
-            heights=heights,
             peaks=_peaks(edges, gains, width, threshold),
             accepted_masses=accepted,
         )
 
-    def density(self, v: float) -> float:
-        """xt: density of the smallest score, cut off at the threshold."""
-        return self.width * (1.0 - v) ** (self.width - 1) if v < self.threshold else 0.0
+    def densities(self, v: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+        """Density xt of the smallest score, cut off at the threshold."""
+        return np.where(v < self.threshold, self.width * (1.0 - v) ** (self.width - 1), 0.0)
 
-    def window_of(self, u: float) -> int:
-        """Index of the window that contains a position in [0, 1)."""
-        return int(np.searchsorted(self.edges, u, side="right")) - 1
+    def windows_of(self, u: Float64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """Index of the window of each position in [0, 1]; windows are closed on the left, the last on both sides."""
+        return np.minimum(np.searchsorted(self.edges, u, side="right"), self.owners.size) - 1
 
-    def height(self, u: float) -> float:
-        """E: accepted mass on offer up to u, minus what the tokens up to u are to receive."""
-        return self._height_in(self.window_of(u), u) if u < 1.0 else 0.0
+    def heights(self, u: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+        """Surplus E: mass on offer up to u, minus what the tokens up to u are to receive."""
+        return self._offered(np.zeros_like(u), u) + self._given(u, self.edges[:1])[:, 0]
 
-    def partner(self, u: float) -> float:
-        """The swap partner of a position: the nearest point, on the side to which E does not rise, where E falls below E(u).
+    def partners(self, u: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+        """The swap partner of each position; positions where E is flat, or zero but for rounding, are their own."""
+        slopes = self.densities(u) - self.gains[self.windows_of(u)]
+        return np.where(slopes == 0.0, u, self.nearest_below(u, slopes > 0.0))
 
-        Positions where E is flat are their own partners.
+    def nearest_below(self, u: Float64[np.ndarray, " n"], is_right: Bool[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+        """The nearest point, to the right or left of u, beyond which E is below E(u); u itself where there is none.
+
+        Everything is counted from u on: differences of E itself would lose half of the digits where E is almost flat.
         """
-        window = self.window_of(u)
-        slope = self.density(u) - self.gains[window]
-        if slope > 0.0:
-            return self.next_below(u)
-        return self.last_below(u) if slope < 0.0 else u
+        every, num_windows = np.arange(u.size), self.owners.size
+        given = self._given(u, self.edges)  # [n, edges]
+        rises = self._offered(u[:, None], self.edges) - given
+        below = (rises < 0.0) & ((self.edges > u[:, None]) == is_right[:, None])
+        edge = np.where(is_right, below.argmax(axis=1), num_windows - below[:, ::-1].argmax(axis=1))
+        # E is concave in a window, so the window that ends (or starts) in that edge holds the crossing, beyond its peak.
+        landing = np.clip(np.where(is_right, edge - 1, edge), 0, num_windows - 1)
+        near = np.where(is_right, landing, landing + 1)
+        is_inside = landing == self.windows_of(u)
+        anchor = np.where(is_inside, u, self.edges[near])
+        spent = np.where(is_inside, 0.0, given[every, near])
+        peaks = self.peaks[landing]
+        low = np.where(is_right, np.maximum(peaks, u), self.edges[landing])
+        high = np.where(is_right, self.edges[landing + 1], np.minimum(peaks, u))
 
-    def swap_prob(self, u: float, partner: float) -> float:
-        """m(u): probability that the score is the partner."""
-        here, there = self.density(u), self.density(partner)
-        if here == there:  # nothing to win or lose: K = 1 away from the threshold, or a position that is its own partner
-            return 0.0
-        gain = float(self.gains[self.window_of(u)])
-        return float(np.clip((here - gain) / (here - there), 0.0, 1.0))  # in [0, 1] but for rounding where E touches zero
+        def is_past(v: Float64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+            rise = self._offered(u, v) - (spent + self.gains[landing] * (v - anchor))
+            return (rise < 0.0) == is_right
+
+        return np.where(below.any(axis=1), bisect(is_past, low, high), u)
+
+    def swap_probs(self, u: Float64[np.ndarray, " n"], partners: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+        """Probability m(u) that the score is the partner."""
+        here, there = self.densities(u), self.densities(partners)
+        surplus = here - self.gains[self.windows_of(u)]
+        # Equal densities: nothing to exchange (K = 1 away from the threshold, or a position that is its own partner).
+        swap = np.divide(surplus, here - there, out=np.zeros_like(u), where=here != there)
+        return np.clip(swap, 0.0, 1.0)  # in [0, 1] but for rounding where E touches zero
 
     def score(self, token: int, position: float, swap: float) -> float:
         """The score of a candidate, from two uniforms in [0, 1).
@@ -152,55 +164,20 @@ class Rearrangement:
         if mine.size == 0:
             raise LawError(f"score: token {token} has no draft mass, so it cannot be a candidate")
         left, right = float(self.edges[mine[0]]), float(self.edges[mine[-1] + 1])
-        u = min(left + position * (right - left), float(np.nextafter(right, 0.0)))
-        partner = self.partner(u)
-        return partner if swap < self.swap_prob(u, partner) else u
+        u = np.array([min(left + position * (right - left), float(np.nextafter(right, 0.0)))])
+        partner = self.partners(u)
+        return float(partner[0] if swap < self.swap_probs(u, partner)[0] else u[0])
 
-    def _height_in(self, window: int, u: float) -> float:
-        left = float(self.edges[window])
-        # X(u) - X(left), without subtracting two numbers close to one
-        risen = 0.0 if left >= self.threshold else (u - left) * _mean_density(1.0 - left, 1.0 - u, self.width)
-        return float(self.heights[window]) + risen - float(self.gains[window]) * (u - left)
+    def _offered(self, u: Float64[np.ndarray, "..."], v: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+        """X(v) - X(u), without subtracting two numbers close to each other."""
+        u, v = np.minimum(u, self.threshold), np.minimum(v, self.threshold)
+        return (v - u) * power_quotient(1.0 - u, 1.0 - v, self.width)
 
-    def next_below(self, u: float) -> float:
-        """First point right of u where E is below E(u); u itself where E(u) is zero but for rounding."""
-        window = self.window_of(u)
-        level = self._height_in(window, u)
-        below = np.flatnonzero(self.heights[window + 1 :] < level)
-        if below.size == 0:
-            return u
-        landing = window + int(below[0])
-        left, right = float(self.peaks[landing]), float(self.edges[landing + 1])
-        if landing == window:
-            return bisect(self._falls_back(u, window), left, right)
-        return bisect(lambda v: self._height_in(landing, v) < level, left, right)
-
-    def last_below(self, u: float) -> float:
-        """Last point left of u where E is below E(u); u itself where E(u) is zero but for rounding."""
-        window = int(np.searchsorted(self.edges, u, side="left")) - 1  # the window that ends in u, if one does
-        level = self._height_in(window, u)
-        below = np.flatnonzero(self.heights[: window + 1] < level)
-        if below.size == 0:
-            return u
-        landing = int(below[-1])
-        left, right = float(self.edges[landing]), min(float(self.peaks[landing]), u)
-        if landing == window:
-            return bisect(self._falls_back(u, window), left, right)
-        return bisect(lambda v: self._height_in(landing, v) >= level, left, right)
-
-    def _falls_back(self, u: float, window: int) -> Callable[[float], bool]:
-        # Within one window E(v) = E(u) means that xt averages to g between u and v. Near a peak E itself is flat, and comparing
-        # heights would lose half of the digits.
-        gain = float(self.gains[window])
-        return lambda v: _mean_density(1.0 - u, 1.0 - v, self.width) < gain
-
-
-def _mean_density(w: float, other: float, width: int) -> float:
-    """Mean of K w^(K-1) between two points: (w^K - w'^K) / (w - w'), without the subtractions."""
-    total = 0.0
-    for power in range(width):
-        total += w**power * other ** (width - 1 - power)
-    return total
+    def _given(self, u: Float64[np.ndarray, " n"], v: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, "n m"]:
+        """G(v) - G(u), as a sum over the windows in between."""
+        starts, stops = self.edges[:-1], self.edges[1:]
+        distance = np.clip(v[:, None], starts, stops) - np.clip(u[:, None, None], starts, stops)  # [n, m, windows]
+        return distance @ self.gains
 
 
 def _peaks(

@@ -4,12 +4,13 @@ Given its token y, the score of a candidate has density
 
     f_y(v) = [ 1(v in window of y) (1 - m(v)) + 1(partner of v in window of y) m(v) ] / q(y),
 
-because m(u) du = m(u') du' moves the partner's share to v itself. Between neighbouring *break points* (window edges, peaks of E,
-partners of edges) owner and partner's owner are constant and m is analytic: it is no polynomial, since partners are roots of
+because m(u) du = m(u') du' moves the partner's share to v itself. Between neighbouring *break points* (window edges, peaks of
+E, partners of edges) owner and partner's owner are constant and m is analytic: it is no polynomial, since partners are roots of
 polynomials, so pieces are integrated by Gauss-Legendre rules that reach rounding.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -20,6 +21,16 @@ from monge.transport.laws import check_fixed, check_law
 from monge.transport.problem import TransportProblem
 from monge.transport.rearrangement import Rearrangement
 from monge.transport.score_law import NUM_NODES, ScoreLaw, running_integral, unit_nodes
+
+PIECE_TOLERANCE: Final = 1e-14
+"""Largest change of a piece's integral of m by halving: rounding of a sum of numbers below one. It also ends the halving, since
+m lies in [0, 1] and a piece this short changes nothing."""
+
+_UNIT, _UNIT_WEIGHTS = unit_nodes(NUM_NODES)
+# Where xt just touches g the partner moves like a square root; the substitution u = 3 s^2 - 2 s^3 makes that analytic in s.
+_PLACES: Final = _UNIT**2 * (3.0 - 2.0 * _UNIT)
+_SLOPES: Final = 6.0 * _UNIT * (1.0 - _UNIT)
+_WEIGHTS: Final = _UNIT_WEIGHTS * _SLOPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,27 +58,18 @@ class ScoreTable:
     @classmethod
     def build(cls, scores: Rearrangement) -> "ScoreTable":
         """Find the pieces and tabulate the swap probability on each."""
-        points = _break_points(scores)
-        starts, lengths = points[:-1], np.diff(points)
-        unit, unit_weights = unit_nodes(NUM_NODES)
-        # Where xt just touches g the partner moves like a square root; the substitution 3 s^2 - 2 s^3 makes that analytic in s.
-        places, slopes = unit**2 * (3.0 - 2.0 * unit), 6.0 * unit * (1.0 - unit)
-        walked = lengths[:, None] * places
-        swap = np.zeros_like(walked)
-        owners, partners = (np.empty(starts.size, dtype=np.int64) for _ in range(2))
-        for piece, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
-            middle = start + 0.5 * length
-            owners[piece] = scores.owners[scores.window_of(middle)]
-            partners[piece] = scores.owners[scores.window_of(scores.partner(middle))]
-            swap[piece] = [scores.swap_prob(u, scores.partner(u)) for u in (start + walked[piece]).tolist()]
+        starts, lengths, swap = _smooth_pieces(scores, _break_points(scores))
+        middles = starts + 0.5 * lengths
+        owners = scores.owners[scores.windows_of(middles)]
+        partners = scores.owners[scores.windows_of(scores.partners(middles))]
         return cls(
             owners=owners,
             partners=partners,
             accepted=np.where(starts < scores.threshold, 1.0, 0.0),
-            weights=lengths[:, None] * (unit_weights * slopes),
+            weights=lengths[:, None] * _WEIGHTS,
             swap=swap,
-            swapped=lengths[:, None] * ((swap * slopes) @ running_integral(NUM_NODES).T),
-            walked=walked,
+            swapped=lengths[:, None] * ((swap * _SLOPES) @ running_integral(NUM_NODES).T),
+            walked=lengths[:, None] * _PLACES,
         )
 
     def score_law(self, tokens: tuple[int, ...]) -> ScoreLaw:
@@ -82,15 +84,13 @@ class ScoreTable:
             length = totals.sum()
             if length > 0.0:
                 density.append(dense / length)
-                loses.append(1.0 - below / length)
+                loses.append(np.maximum(1.0 - below / length, 0.0))  # rounding at the far end
             else:  # a window too short for float64: the token, drafted with probability below 1e-16, is never accepted
                 density.append(np.zeros_like(dense))
                 loses.append(np.ones_like(dense))
         weights = (self.weights * self.accepted[:, None]).ravel()
         shape = (len(tokens), weights.size)
-        return ScoreLaw(
-            tokens=tokens, weights=weights, density=np.reshape(density, shape), loses=np.reshape(loses, shape)
-        )
+        return ScoreLaw(tokens=tokens, weights=weights, density=np.reshape(density, shape), loses=np.reshape(loses, shape))
 
     def accept_probs(self, offers: Offers) -> dict[int, float]:
         """pi(x | offers): probability that each distinct independent candidate is accepted."""
@@ -121,6 +121,38 @@ def rearrangement_coupling(
 
 
 def _break_points(scores: Rearrangement) -> Float64[np.ndarray, " points"]:
-    inner = scores.edges[1:-1].tolist()
-    partners = [scores.next_below(edge) for edge in inner] + [scores.last_below(edge) for edge in inner]
-    return np.unique(np.concatenate([scores.edges, scores.peaks, partners]))
+    inner = scores.edges[1:-1]
+    partners = [scores.nearest_below(inner, np.full(inner.size, is_right)) for is_right in (False, True)]
+    return np.unique(np.concatenate([scores.edges, scores.peaks, *partners]))
+
+
+def _smooth_pieces(
+    scores: Rearrangement, points: Float64[np.ndarray, " points"]
+) -> tuple[Float64[np.ndarray, " pieces"], Float64[np.ndarray, " pieces"], Float64[np.ndarray, "pieces nodes"]]:
+    """Starts, lengths and m at the nodes of pieces on which the quadrature has converged.
+
+    Where an excursion of E ends just below a peak, m is analytic but almost has a square root near the end of the piece; such
+    pieces are halved until halving changes the integral of m no more.
+    """
+    starts, lengths = points[:-1], np.diff(points)
+    swap = _swap_probs(scores, starts, lengths)
+    done: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    while starts.size:
+        half_starts = np.concatenate([starts, starts + 0.5 * lengths])
+        half_lengths = np.concatenate([0.5 * lengths, 0.5 * lengths])
+        halves = _swap_probs(scores, half_starts, half_lengths)
+        refined = (halves @ _WEIGHTS).reshape(2, -1).mean(axis=0)
+        is_open = lengths * np.abs(refined - swap @ _WEIGHTS) > PIECE_TOLERANCE
+        done.append((starts[~is_open], lengths[~is_open], swap[~is_open]))
+        both = np.concatenate([is_open, is_open])
+        starts, lengths, swap = half_starts[both], half_lengths[both], halves[both]
+    starts, lengths, swap = (np.concatenate(parts) for parts in zip(*done, strict=True))
+    order = np.argsort(starts, kind="stable")
+    return starts[order], lengths[order], swap[order]
+
+
+def _swap_probs(
+    scores: Rearrangement, starts: Float64[np.ndarray, " pieces"], lengths: Float64[np.ndarray, " pieces"]
+) -> Float64[np.ndarray, "pieces nodes"]:
+    u = (starts[:, None] + lengths[:, None] * _PLACES).ravel()
+    return scores.swap_probs(u, scores.partners(u)).reshape(starts.size, -1)

@@ -11,8 +11,9 @@ from numpy.polynomial import legendre
 
 from monge.transport.candidates import Offers
 
-NUM_NODES: Final = 32
-"""Gauss-Legendre nodes per piece where the integrand is analytic but no polynomial. Rounding is reached near 20."""
+NUM_NODES: Final = 20
+"""Gauss-Legendre nodes per piece where the integrand is analytic but no polynomial: rounding, on a piece without a near-by
+singularity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
