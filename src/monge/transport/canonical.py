@@ -1,0 +1,218 @@
+"""The canonical decomposition: select one candidate, then accept it as if it were the only one.
+
+p = target law. A *selection* kernel beta(i | t), summing to one over the candidates of t, gives the selected candidate a law
+x; accept it with probability min(1, p_i / x_i), else emit from (p - x)_+. The output law is p and the acceptance
+sum(min(p, x)) for every kernel, provided x is the law of the kernel that is executed. The best kernel attains the optimum
+(Khisti et al., arXiv 2410.18234, Theorem 1).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from scipy.optimize import linprog
+
+from monge.core.errors import LawError, MongeError, OptionError
+from monge.transport.coupling import FLOW_TOLERANCE, Coupling
+from monge.transport.laws import check_law, check_pair
+from monge.transport.problem import TransportProblem
+
+MAX_LEADING: Final = 64
+"""Most leading tokens of the truncated program: two thousand variables."""
+
+Tail = Literal["ranked", "first"]
+
+
+def selection_law(problem: TransportProblem, selection: Float64[np.ndarray, "tuples vocab"]) -> Float64[np.ndarray, " vocab"]:
+    """Law x of the selected candidate."""
+    return problem.candidates.probs @ selection
+
+
+def canonical_coupling(problem: TransportProblem, selection: Float64[np.ndarray, "tuples vocab"]) -> Coupling:
+    """The coupling of a selection kernel, with x computed from that kernel.
+
+    Raises:
+        LawError: If a row of the kernel is not a law.
+    """
+    totals = selection.sum(axis=1)
+    if not (np.abs(totals - 1.0) <= FLOW_TOLERANCE).all():
+        raise LawError(f"selection: every row must sum to one; they sum to {totals.min():.12g}..{totals.max():.12g}")
+    x = selection_law(problem, selection)
+    return Coupling.from_kernel(problem, selection * _accept(problem.target, x))
+
+
+def selection_of(coupling: Coupling) -> Float64[np.ndarray, "tuples vocab"]:
+    """A selection kernel at least as good as a coupling: what the flow leaves undecided selects the first candidate.
+
+    Then x >= y, so sum(min(p, x)) >= sum(y): the relaxed and the canonical optimum are one number.
+    """
+    selection = coupling.kernel.copy()
+    for row, offers in enumerate(coupling.problem.candidates.offers):
+        if not offers:
+            raise LawError("selection: a tuple without candidates has none to select")
+        selection[row, offers[0]] += max(0.0, 1.0 - float(selection[row].sum()))
+    return selection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PairSelection:
+    """How to select one of two candidates X1 ~ q1, X2 ~ q2, drawn independently.
+
+    Args:
+        draft_laws: q1 and q2.
+        order: Tokens of either support by decreasing `p - q1 q2`, `[support]`.
+        leading_choice: w_ij = P(select i | the pair is {i, j}) for the leading tokens, by rank, `[leading, leading]`.
+        tail: What a pair outside the leading tokens selects: the higher "ranked" token, or the "first" candidate.
+        winner_law: x, computed from the clipped choices, `[vocab]`.
+    """
+
+    draft_laws: tuple[Float64[np.ndarray, " vocab"], Float64[np.ndarray, " vocab"]]
+    order: Int64[np.ndarray, " support"]
+    leading_choice: Float64[np.ndarray, "leading leading"]
+    tail: Tail
+    winner_law: Float64[np.ndarray, " vocab"]
+
+    def first_prob(self, first: int, second: int) -> float:
+        """P(select the first candidate | both)."""
+        ranks = {int(token): rank for rank, token in enumerate(self.order)}
+        i, j, num_leading = ranks[first], ranks[second], len(self.leading_choice)
+        if i == j:
+            return 1.0
+        if max(i, j) < num_leading:
+            return float(self.leading_choice[i, j])
+        return 1.0 if i < j or (self.tail == "first" and min(i, j) >= num_leading) else 0.0
+
+
+def truncated_program(
+    p: Float64[np.ndarray, " vocab"],
+    q1: Float64[np.ndarray, " vocab"],
+    q2: Float64[np.ndarray, " vocab"],
+    *,
+    num_leading: int,
+    tail: Tail = "ranked",
+) -> PairSelection:
+    """The truncated linear program for two candidates.
+
+    Law:
+        Lossless for every `num_leading`, since x is computed from the choices after they are clipped to [0, 1].
+
+    Rule:
+        Order tokens by `p - q1 q2`; a pair inside the leading ones selects by the program's w; a pair with one token outside
+        selects the leading one; a pair outside selects the higher ranked token (variant 1) or X1 (variant 2, which needs no
+        full sort). Maximise sum(min(p, x)) over w_ij + w_ji = 1.
+
+    Cost:
+        A linear program with s (s + 1) / 2 variables; optimal where the leading tokens are all.
+
+    Reference:
+        Khisti et al., arXiv 2410.18234, section 4; the second variant's tail is ours, the paper's was not available.
+    """
+    p, q1, q2 = check_law("target", p), check_law("draft law 1", q1), check_law("draft law 2", q2)
+    check_pair(p, q1)
+    check_pair(p, q2)
+    if not 1 <= num_leading <= MAX_LEADING:
+        raise OptionError(f"truncated program: num_leading must lie in 1..{MAX_LEADING}; got {num_leading}")
+    support = np.flatnonzero(q1 + q2)
+    order = support[np.argsort(-(p - q1 * q2)[support], kind="stable")]
+    leading = order[:num_leading]
+    base = _tail_law(q1, q2, order, num_leading, tail)
+    pairs = np.outer(q1[leading], q2[leading])
+    choice = _best_choice(p[leading], base[leading], pairs + pairs.T)
+    x = base.copy()
+    x[leading] += (choice * (pairs + pairs.T)).sum(axis=1)
+    return PairSelection(draft_laws=(q1, q2), order=order, leading_choice=choice, tail=tail, winner_law=x)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tournament:
+    """Select between the first two candidates, then between the winner and the third, and so on.
+
+    Args:
+        rounds: One selection per candidate after the first; the first draft law of each is the winner law of the one before.
+    """
+
+    rounds: tuple[PairSelection, ...]
+
+    def selection(self, problem: TransportProblem) -> Float64[np.ndarray, "tuples vocab"]:
+        """beta(i | t) for every tuple."""
+        selection = np.zeros((len(problem.candidates.offers), problem.target.size))
+        for row, offers in enumerate(problem.candidates.offers):
+            winners = {offers[0]: 1.0}
+            for pair, challenger in zip(self.rounds, offers[1:], strict=True):
+                stays = {token: mass * pair.first_prob(token, challenger) for token, mass in winners.items() if mass > 0.0}
+                left = sum(winners.values()) - sum(stays.values())
+                winners = stays | {challenger: stays.get(challenger, 0.0) + left}
+            selection[row, list(winners)] = list(winners.values())
+        return selection
+
+
+def tournament(
+    p: Float64[np.ndarray, " vocab"],
+    draft_laws: Sequence[Float64[np.ndarray, " vocab"]],
+    *,
+    num_leading: int,
+    tail: Tail = "ranked",
+) -> Tournament:
+    """Selections for any number of independent candidates, from equal or different draft laws. Lossless, not optimal.
+
+    Reference: Khisti et al., arXiv 2410.18234, section 5.
+    """
+    if len(draft_laws) < 2:
+        raise OptionError(f"tournament: expected two draft laws or more; got {len(draft_laws)}")
+    rounds: list[PairSelection] = []
+    winner = draft_laws[0]
+    for challenger in draft_laws[1:]:
+        rounds.append(truncated_program(p, winner, challenger, num_leading=num_leading, tail=tail))
+        winner = rounds[-1].winner_law
+    return Tournament(rounds=tuple(rounds))
+
+
+def _accept(p: Float64[np.ndarray, " vocab"], x: Float64[np.ndarray, " vocab"]) -> Float64[np.ndarray, " vocab"]:
+    # A token that is never selected is never accepted either; its entry is not used.
+    return np.divide(np.minimum(p, x), x, out=np.zeros_like(x), where=x > 0.0)
+
+
+def _tail_law(
+    q1: Float64[np.ndarray, " vocab"],
+    q2: Float64[np.ndarray, " vocab"],
+    order: Int64[np.ndarray, " support"],
+    num_leading: int,
+    tail: Tail,
+) -> Float64[np.ndarray, " vocab"]:
+    """Winner law without the pairs of two different leading tokens."""
+    a, b = q1[order], q2[order]
+    below1 = np.append(np.cumsum(a[::-1])[-2::-1], 0.0)  # mass at later ranks
+    below2 = np.append(np.cumsum(b[::-1])[-2::-1], 0.0)
+    outside = np.arange(order.size) >= num_leading
+    won = a * b + a * below2 + b * below1
+    if tail == "first":
+        won[outside] = (a * b[outside].sum())[outside]
+    leading = ~outside
+    won[leading] = (a * b + a * b[outside].sum() + b * a[outside].sum())[leading]
+    x = np.zeros(q1.size)
+    x[order] = won
+    return x
+
+
+def _best_choice(p: np.ndarray, base: np.ndarray, pair_masses: np.ndarray) -> Float64[np.ndarray, "leading leading"]:
+    """The w that maximises sum(min(p, base + sum_j w_ij pair_ij)), clipped to [0, 1]; w_ij + w_ji = 1."""
+    size = p.size
+    rows, cols = np.triu_indices(size, k=1)
+    num_pairs = rows.size
+    # Variables: w_ij for i < j, then the accepted mass of each token, at most p and at most x = fixed + incidence @ w.
+    gains = np.concatenate([np.zeros(num_pairs), -np.ones(size)])
+    incidence = np.zeros((size, num_pairs))
+    masses = pair_masses[rows, cols]
+    incidence[rows, np.arange(num_pairs)] = masses
+    incidence[cols, np.arange(num_pairs)] = -masses
+    fixed = base + np.bincount(cols, weights=masses, minlength=size)
+    bounds = [(0.0, 1.0)] * num_pairs + [(0.0, float(mass)) for mass in p]
+    result = linprog(gains, A_ub=np.hstack([-incidence, np.eye(size)]), b_ub=fixed, bounds=bounds, method="highs")
+    if result.status != 0:
+        raise MongeError(f"truncated program: HiGHS stopped with status {result.status}: {result.message}")
+    choice = np.zeros((size, size))
+    choice[rows, cols] = np.clip(result.x[:num_pairs], 0.0, 1.0)
+    choice[cols, rows] = 1.0 - choice[rows, cols]
+    return choice
