@@ -1,0 +1,193 @@
+"""What is compared: `transformers` in its three ways of decoding, and this library with its parts.
+
+Every arm has the same two networks in memory, takes token ids and gives token ids, and decodes the same law: the networks'
+generation settings are replaced by empty ones (no end-of-text token, so that all completions have one length; no default top-k,
+so that temperature 1 means the network's own law).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from monge.api import built_in, make_parts
+from monge.core.errors import OptionError
+from monge.core.model import SequenceModel
+from monge.core.verdict import StepRecord
+from monge.engine.decoder import Decoder
+from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
+
+TokenIds = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two networks in memory, for all arms."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel | None
+    target_model: SequenceModel
+    draft_model: SequenceModel | None
+    tokenizer: PreTrainedTokenizerBase
+    names: Mapping[str, str | None]
+
+
+def load_pair(target: str | None = None, draft: str | None = None, **loading: Any) -> Pair:
+    """Load the networks; with no names the built-in pair.
+
+    Args:
+        target: Folder or name.
+        draft: Likewise; `None` beside a named target means that there is none.
+        **loading: As for `monge.engine.loading.load_network`.
+    """
+    if target is None:
+        target, draft = str(built_in("target")), str(built_in("draft")) if draft is None else draft
+    network, tokenizer = load_network(target, **loading), load_tokenizer(target)
+    target_model, draft_network, draft_model = as_sequence_model(network), None, None
+    if draft is not None:
+        draft_network = load_network(draft, **loading)
+        draft_model = as_draft_model(draft_network, target_model, tokenizer=load_tokenizer(draft), target_tokenizer=tokenizer)
+        draft_network.generation_config = _empty_settings(tokenizer)
+    network.generation_config = _empty_settings(tokenizer)
+    return Pair(
+        target=network,
+        draft=draft_network,
+        target_model=target_model,
+        draft_model=draft_model,
+        tokenizer=tokenizer,
+        names={"target": target, "draft": draft},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What an arm is asked to do."""
+
+    prompt_ids: TokenIds
+    max_new_tokens: int
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What an arm did: new tokens of every row, and the engine's round records where there are any."""
+
+    token_ids: TokenIds
+    records: tuple[StepRecord, ...] = ()
+
+
+class Arm(ABC):
+    """One way of decoding.
+
+    Attributes:
+        name: Name in tables.
+        family: `plain`, `assisted`, `prompt_lookup` (all of `transformers`) or `monge`.
+        settings: Plain values that say how it is set, for the report.
+        max_batch_size: Most rows it can decode together, if bounded.
+    """
+
+    name: str
+    family: str
+    settings: Mapping[str, Any]
+    max_batch_size: int | None
+
+    @abstractmethod
+    def decode(self, pair: Pair, call: Call) -> Output:
+        """Decode; everything that happens here is timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostArm(Arm):
+    """`transformers.generate`.
+
+    Args:
+        name: Name in tables.
+        family: `plain`, `assisted` or `prompt_lookup`.
+        settings: Options of `generate`.
+        assistant: For every temperature the options of the assistant; `None` for an arm without one.
+        max_batch_size: 1 for all families but `plain`: the host refuses more wherever candidates are checked.
+    """
+
+    name: str
+    family: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    assistant: Mapping[float, Mapping[str, Any]] | None = None
+    max_batch_size: int | None = None
+
+    def decode(self, pair: Pair, call: Call) -> Output:
+        options: dict[str, Any] = dict(self.settings)
+        if self.assistant is not None:
+            if pair.draft is None:
+                raise OptionError("assisted generation needs a draft model")
+            # Set anew for every call: the host carries what it learns from one call to the next.
+            pair.draft.generation_config = _empty_settings(pair.tokenizer, **self.assistant.get(call.temperature, {}))
+            options["assistant_model"] = pair.draft
+        if call.temperature > 0:
+            options |= {"do_sample": True, "temperature": call.temperature, "top_k": 0, "top_p": 1.0}
+            set_seed(call.seed)  # the host draws from the global generators
+        else:
+            options["do_sample"] = False
+        input_ids, mask = _left_padded(call.prompt_ids, pair)
+        generate: Any = pair.target.generate
+        output = generate(input_ids, attention_mask=mask, max_new_tokens=call.max_new_tokens, **options)
+        return Output(token_ids=tuple(map(tuple, output[:, input_ids.shape[1] :].tolist())))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MongeArm(Arm):
+    """This library.
+
+    Args:
+        name: Name in tables.
+        settings: Parts by name, as `monge.load` takes them; what is missing is the library's default.
+        family: Always `monge`.
+        max_batch_size: Unbounded.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    family: str = "monge"
+    max_batch_size: int | None = None
+
+    def decode(self, pair: Pair, call: Call) -> Output:
+        draft = pair.draft_model if self.settings.get("drafter", "model") == "model" else None
+        decoder = Decoder(make_parts(pair.target_model, draft, **self.settings), max_batch_size=len(call.prompt_ids))
+        results = decoder.generate(
+            call.prompt_ids, max_new_tokens=call.max_new_tokens, temperature=call.temperature, seed=call.seed
+        )
+        failed = [result.error for result in results if result.error is not None]
+        if failed:
+            raise OptionError(f"a request failed: {failed[0]}")
+        return Output(
+            token_ids=tuple(result.token_ids for result in results),
+            records=tuple(record for result in results for record in result.records),
+        )
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    """Token ids of a prompt, as every arm gets them."""
+    return tuple(int(token) for token in tokenizer(text)["input_ids"])
+
+
+def synchronize(pair: Pair) -> None:
+    """Wait for the device, so that a clock sees the work that was queued."""
+    if pair.target.device.type == "cuda":
+        torch.cuda.synchronize(pair.target.device)
+
+
+def _empty_settings(tokenizer: PreTrainedTokenizerBase, **options: Any) -> GenerationConfig:
+    return GenerationConfig(pad_token_id=tokenizer.pad_token_id or 0, **options)
+
+
+def _left_padded(prompt_ids: TokenIds, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask as the host wants rows of different length."""
+    length = max(map(len, prompt_ids))
+    pad = pair.tokenizer.pad_token_id or 0
+    rows = [[pad] * (length - len(row)) + list(row) for row in prompt_ids]
+    mask = [[0] * (length - len(row)) + [1] * len(row) for row in prompt_ids]
+    device = pair.target.device
+    return torch.tensor(rows, device=device), torch.tensor(mask, device=device)

@@ -1,0 +1,119 @@
+"""`monge bench decode`: how many tokens per second the same two networks give, decoded in different ways.
+
+Decoding one sequence is bound by reading the weights: a forward over eight tokens costs little more than a forward over
+one, so tokens that a cheap drafter guesses are checked almost for free. What that gains is the block efficiency (tokens per
+target forward), less the time of drafting, the wider forward, and the loop itself (engine efficiency). A large batch fills
+the arithmetic units, wider forwards stop being free, and the gain shrinks. Reading the prompt is bound by arithmetic and
+the same for all arms; it is included for all.
+
+Loading is excluded, the networks are the same objects for all arms, and arms take turns, so that a slow minute of the
+machine slows all of them. Text that ends in a loop is easy to draft: the share of looping completions stands beside every
+speed.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from monge.bench.arms import Arm, Pair, TokenIds, encode
+from monge.bench.matrix import ASSISTANT_TOKENS, QUICK_ASSISTANT_TOKENS, all_arms, host_arms, quick_arms, tune_assistant
+from monge.bench.provenance import provenance
+from monge.bench.report import arm_record, summary, write_rounds
+from monge.bench.runner import FAILURES, Measurement, Settings, measure, num_calls
+from monge.bench.tasks import Prompt
+from monge.core.errors import OptionError
+
+QUICK: Final = Settings(max_new_tokens=32, repeats=3, batch_sizes=(1,), time_limit_s=25.0)
+QUICK_PROMPTS_PER_TASK: Final = 1
+PROMPTS_PER_TASK: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A finished comparison: its measurements, and what is written of them."""
+
+    measurements: tuple[Measurement, ...]
+    document: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Who wants to know how far it is: `total` once the number of calls is known, `step` before each."""
+
+    total: Callable[[int], None]
+    step: Callable[[str], None]
+
+
+def compare(pair: Pair, prompts: Sequence[Prompt], settings: Settings, *, is_quick: bool, watch: Watch) -> Outcome:
+    """Tune the host's assisted generation, measure all arms, and sum up.
+
+    Args:
+        pair: The networks.
+        prompts: What is decoded.
+        settings: How it is measured.
+        is_quick: The small set of arms instead of the full matrix.
+        watch: Told about progress.
+    """
+    before = provenance(pair.target.device)
+    token_ids = tuple(encode(pair.tokenizer, prompt.text) for prompt in prompts)
+    if not all(token_ids):
+        raise OptionError("bench: a prompt has no tokens; remove it")
+    watch.step("tuning transformers assisted")
+    tuned, tried = _tuned(pair, _one_per_task(prompts, token_ids), settings, is_quick=is_quick)
+    arms: list[Arm] = [*host_arms(pair, tuned), *(quick_arms() if is_quick else all_arms(pair))]
+    watch.total(num_calls(arms, token_ids, settings))
+    measurements = measure(pair, arms, token_ids, settings, on_call=watch.step)
+    after = provenance(pair.target.device)
+    document = {
+        **summary(measurements, batch_size=min(settings.batch_sizes)),
+        "settings": asdict(settings),
+        "models": dict(pair.names),
+        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "prompts": [{"task": p.task, "num_tokens": len(ids)} for p, ids in zip(prompts, token_ids, strict=True)],
+        "assisted_tuning": tried,
+        "provenance": before | {"load_average_after": after["load_average"]},
+        "arms": [arm_record(measurement, measurements) for measurement in measurements],
+    }
+    return Outcome(measurements=tuple(measurements), document=document)
+
+
+def write_outcome(outcome: Outcome, folder: Path) -> list[Path]:
+    """The document as JSON, and the raw rounds beside it.
+
+    Raises:
+        OptionError: If the folder cannot be written to.
+    """
+    document, rounds = folder / "result.json", folder / "rounds.jsonl.gz"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        document.write_text(json.dumps(outcome.document, indent=1) + "\n", encoding="utf-8")
+        write_rounds(outcome.measurements, rounds)
+    except OSError as error:
+        raise OptionError(f"cannot write results to {str(folder)!r}: {error}") from error
+    return [document, rounds]
+
+
+def _tuned(
+    pair: Pair, prompts: TokenIds, settings: Settings, *, is_quick: bool
+) -> tuple[dict[float, dict[str, Any]], list[dict[str, Any]]]:
+    if pair.draft is None or 1 not in settings.batch_sizes:
+        return {}, []
+    shown = prompts[:1] if is_quick else prompts
+    try:
+        return tune_assistant(
+            pair,
+            shown,
+            counts=QUICK_ASSISTANT_TOKENS if is_quick else ASSISTANT_TOKENS,
+            temperatures=settings.temperatures,
+            max_new_tokens=settings.max_new_tokens,
+            seed=settings.seed,
+        )
+    except FAILURES as error:
+        return {}, [{"failure": f"{type(error).__name__}: {error}"}]
+
+
+def _one_per_task(prompts: Sequence[Prompt], token_ids: TokenIds) -> TokenIds:
+    first = {prompt.task: ids for prompt, ids in zip(reversed(prompts), reversed(token_ids), strict=True)}
+    return tuple(first.values())

@@ -1,0 +1,61 @@
+"""Where a result comes from: enough to run it again, and to distrust it."""
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Arguments, commit, versions, machine and load, as plain values."""
+    return {
+        "argv": sys.argv,
+        "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        **commit_of(Path(__file__).parent),
+        "versions": versions("monge", "torch", "transformers", "tokenizers", "numpy"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": device_name(device),
+        "num_threads": torch.get_num_threads(),
+        "num_cpus": os.cpu_count(),
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def commit_of(folder: Path) -> dict[str, Any]:
+    """Commit of the checkout that holds `folder`, and whether tracked files differ from it; `None` outside a checkout."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        status = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return {"commit": None, "dirty": None}
+    return {"commit": commit.strip(), "dirty": bool(status.strip())}
+
+
+def versions(*names: str) -> dict[str, str | None]:
+    """Installed versions; `None` for what is not installed."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def device_name(device: torch.device) -> str:
+    """The device in words."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({platform.processor() or platform.machine()})"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout

@@ -1,0 +1,185 @@
+"""From measurements to numbers: one record per arm, the ratios that matter, and a table."""
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from monge.bench.arms import HostArm
+from monge.bench.matrix import DEFAULT, PLAIN
+from monge.bench.runner import Measurement
+from monge.bench.statistics import Summary, geometric_mean, is_degenerate, paired_ratios
+from monge.core.metrics import acceptance_by_depth, block_efficiency, draft_utilisation, engine_efficiency
+from monge.core.verdict import StepRecord
+
+STAGES = ("draft_s", "score_s", "verify_s", "commit_s", "other_s")
+HEADLINE = ("speedup_over_plain", "speedup_over_assisted", "engine_efficiency", "block_efficiency")
+
+
+def find(measurements: Sequence[Measurement], name: str, temperature: float, batch_size: int) -> Measurement | None:
+    """The measurement of an arm, or `None` where it failed or was not measured."""
+    for measurement in measurements:
+        if (measurement.arm.name, measurement.temperature, measurement.batch_size) == (name, temperature, batch_size):
+            return measurement if measurement.failure is None else None
+    return None
+
+
+def best_assisted(measurements: Sequence[Measurement], temperature: float, batch_size: int) -> Measurement | None:
+    """The assisted arm of the host with the largest median."""
+    arms = [
+        measurement
+        for measurement in measurements
+        if measurement.arm.family == "assisted"
+        and (measurement.temperature, measurement.batch_size) == (temperature, batch_size)
+        and measurement.failure is None
+    ]
+    return max(arms, key=lambda arm: Summary.of(arm.tokens_per_s).median, default=None)
+
+
+def speedup(ours: Measurement | None, theirs: Measurement | None) -> Summary | None:
+    """Paired ratios of tokens per second, repeat by repeat; `None` where one side has no numbers."""
+    if ours is None or theirs is None:
+        return None
+    return Summary.of(paired_ratios(ours.tokens_per_s, theirs.tokens_per_s))
+
+
+def arm_record(measurement: Measurement, measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """Everything about one arm at one temperature and batch size, as plain values; a failed one has no numbers."""
+    arm = measurement.arm
+    record: dict[str, Any] = {
+        "arm": arm.name,
+        "family": arm.family,
+        "settings": _settings(measurement),
+        "temperature": measurement.temperature,
+        "batch_size": measurement.batch_size,
+        "failure": measurement.failure,
+    }
+    if measurement.failure is not None:
+        return record
+    plain = find(measurements, PLAIN, measurement.temperature, measurement.batch_size)
+    ratio = speedup(measurement, plain)
+    looping = [is_degenerate(completion) for completion in measurement.completions]
+    record |= {
+        "num_tokens": sum(measurement.num_tokens),
+        "seconds": measurement.seconds,
+        "tokens_per_s": asdict(Summary.of(measurement.tokens_per_s)),
+        "ratio_to_plain": None if ratio is None else asdict(ratio),
+        "degenerate_share": sum(looping) / len(looping),
+        "same_as_plain_share": _same_share(measurement, plain),
+    }
+    return record | (rates(measurement.records) if measurement.records else {})
+
+
+def rates(records: Sequence[StepRecord]) -> dict[str, Any]:
+    """Rates of `core/metrics.py`, and seconds per round by stage (a round shared by a batch counts once)."""
+    num_rounds = sum(1 / record.batch_size for record in records)
+    stages = {
+        stage: sum(getattr(record.times, stage) / record.batch_size for record in records) / num_rounds
+        for stage in (*STAGES[:-1], "total_s", "forward_s")
+    }
+    stages["other_s"] = stages["total_s"] - sum(stages[stage] for stage in STAGES[:-1])
+    return {
+        "block_efficiency": block_efficiency(records),
+        "engine_efficiency": engine_efficiency(records),
+        "draft_utilisation": draft_utilisation(records),
+        "acceptance_by_depth": list(acceptance_by_depth(records)),
+        "num_rounds": round(num_rounds),
+        "seconds_per_round": stages,
+    }
+
+
+def summary(measurements: Sequence[Measurement], *, batch_size: int) -> dict[str, Any]:
+    """The headline: default settings against plain and against the best assisted arm, greedy and sampled, and pooled.
+
+    Pooled speed-ups are geometric means over the temperatures; pooled efficiencies pool the rounds of all of them.
+    """
+    parts: dict[str, dict[str, Any]] = {}
+    pooled: list[StepRecord] = []
+    for temperature in dict.fromkeys(measurement.temperature for measurement in measurements):
+        ours = find(measurements, DEFAULT, temperature, batch_size)
+        assisted = best_assisted(measurements, temperature, batch_size)
+        over_plain = speedup(ours, find(measurements, PLAIN, temperature, batch_size))
+        over_assisted = speedup(ours, assisted)
+        figures: dict[str, Any] = {
+            "temperature": temperature,
+            "speedup_over_plain": None if over_plain is None else over_plain.median,
+            "speedup_over_assisted": None if over_assisted is None else over_assisted.median,
+            "best_assisted": None if assisted is None else assisted.arm.name,
+        }
+        if ours is not None:
+            figures |= {
+                "engine_efficiency": engine_efficiency(ours.records),
+                "block_efficiency": block_efficiency(ours.records),
+            }
+            pooled += ours.records
+        parts["greedy" if temperature == 0 else "sampled"] = figures
+    return {
+        "speedup_over_plain": _mean_of(parts, "speedup_over_plain"),
+        "speedup_over_assisted": _mean_of(parts, "speedup_over_assisted"),
+        "engine_efficiency": engine_efficiency(pooled) if pooled else None,
+        "block_efficiency": block_efficiency(pooled) if pooled else None,
+        "batch_size": batch_size,
+        **parts,
+    }
+
+
+def table(records: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """A table of arms at one temperature and batch size."""
+    shown = Table(title=title, title_justify="left", header_style="bold", caption_justify="left")
+    shown.add_column("arm", overflow="fold")
+    for column in ("tokens/s", "min-max", "x plain", "min-max", "block eff.", "engine eff.", "looping"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for record in records:
+        if record["failure"] is not None:
+            shown.add_row(record["arm"], "failed", *[""] * 6, style="dim")
+            continue
+        speed, ratio = record["tokens_per_s"], record["ratio_to_plain"]
+        shown.add_row(
+            record["arm"],
+            f"{speed['median']:.1f}",
+            f"{speed['low']:.1f}-{speed['high']:.1f}",
+            *(("", "") if ratio is None else (f"{ratio['median']:.2f}", f"{ratio['low']:.2f}-{ratio['high']:.2f}")),
+            f"{record['block_efficiency']:.2f}" if "block_efficiency" in record else "",
+            f"{record['engine_efficiency']:.2f}" if "engine_efficiency" in record else "",
+            f"{record['degenerate_share']:.0%}",
+            style="bold" if record["arm"] == DEFAULT else None,
+        )
+    return shown
+
+
+def write_rounds(measurements: Sequence[Measurement], path: Path) -> None:
+    """The raw round records, one JSON object a line: what every rate is computed from."""
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        for measurement in measurements:
+            where = {
+                "arm": measurement.arm.name,
+                "temperature": measurement.temperature,
+                "batch_size": measurement.batch_size,
+            }
+            for record in measurement.records:
+                file.write(json.dumps(where | asdict(record)) + "\n")
+
+
+def _settings(measurement: Measurement) -> dict[str, Any]:
+    arm = measurement.arm
+    settings = dict(arm.settings)
+    if isinstance(arm, HostArm) and arm.assistant is not None:
+        settings["assistant"] = dict(arm.assistant.get(measurement.temperature, {}))
+    return settings
+
+
+def _same_share(measurement: Measurement, plain: Measurement | None) -> float | None:
+    """Share of greedy completions that equal plain decoding's token by token; sampled ones differ by chance."""
+    if plain is None or measurement.temperature > 0:
+        return None
+    pairs = list(zip(measurement.completions, plain.completions, strict=True))
+    return sum(ours == theirs for ours, theirs in pairs) / len(pairs)
+
+
+def _mean_of(parts: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
+    values = [part[name] for part in parts.values()]
+    return None if not values or None in values else geometric_mean(values)

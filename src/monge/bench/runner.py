@@ -1,0 +1,185 @@
+"""Measure arms side by side: interleaved, repeated, in rotating order, with failures that stay failures."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from monge.bench.arms import Arm, Call, Output, Pair, TokenIds, synchronize
+from monge.core.errors import MongeError
+from monge.core.verdict import StepRecord
+
+FAILURES: Final = (MongeError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
+"""What a host or an arm may raise because it cannot decode; anything else is a fault of the benchmark and ends it."""
+
+WARM_UP_TOKENS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a comparison is measured.
+
+    Args:
+        max_new_tokens: Length of every completion.
+        repeats: Measured passes over the prompts; the warm-up comes on top.
+        temperatures: 0 is greedy.
+        batch_sizes: Rows decoded together.
+        seed: Every repeat and batch derives its own from it, the same for all arms.
+        time_limit_s: No repeat is started that would end later than so many seconds after the first; the first always ends.
+    """
+
+    max_new_tokens: int = 64
+    repeats: int = 3
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    batch_sizes: tuple[int, ...] = (1, 4, 8)
+    seed: int = 0
+    time_limit_s: float | None = None
+
+    def __post_init__(self) -> None:
+        numbers = (self.max_new_tokens, self.repeats, *self.batch_sizes)
+        if min(numbers) < 1 or not self.batch_sizes or not self.temperatures:
+            raise MongeError("bench: numbers of tokens, repeats and batch sizes must be at least 1")
+
+
+@dataclass(slots=True, kw_only=True)
+class Measurement:
+    """One arm at one temperature and batch size.
+
+    Args:
+        arm: The arm.
+        temperature: 0 is greedy.
+        batch_size: Rows decoded together.
+        seconds: Wall seconds of every repeat.
+        num_tokens: New tokens of every repeat.
+        records: Round records of the measured repeats.
+        completions: New tokens of every row of every repeat, in the same order for all arms.
+        failure: Why there are no numbers.
+    """
+
+    arm: Arm
+    temperature: float
+    batch_size: int
+    seconds: list[float] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    records: list[StepRecord] = field(default_factory=list)
+    completions: list[tuple[int, ...]] = field(default_factory=list)
+    failure: str | None = None
+
+    @property
+    def tokens_per_s(self) -> tuple[float, ...]:
+        """Tokens per second of every repeat: all tokens / all seconds of its calls."""
+        return tuple(tokens / seconds for tokens, seconds in zip(self.num_tokens, self.seconds, strict=True))
+
+    def fail(self, reason: str) -> None:
+        """Record why there are no numbers, and forget those there were."""
+        self.failure = reason
+        for numbers in (self.seconds, self.num_tokens, self.records, self.completions):
+            numbers.clear()
+
+
+def batches(prompts: TokenIds, size: int) -> list[TokenIds]:
+    """Full batches that hold every prompt; the last one is filled up from the first prompts."""
+    count = -(-len(prompts) // size)
+    return [tuple(prompts[(batch * size + row) % len(prompts)] for row in range(size)) for batch in range(count)]
+
+
+def num_calls(arms: Sequence[Arm], prompts: TokenIds, settings: Settings) -> int:
+    """Calls that `measure` will make if no arm fails."""
+    per_arm = sum(settings.repeats * len(batches(prompts, size)) + 1 for size in settings.batch_sizes)
+    return len(arms) * len(settings.temperatures) * per_arm
+
+
+def measure(
+    pair: Pair, arms: Sequence[Arm], prompts: TokenIds, settings: Settings, *, on_call: Callable[[str], None]
+) -> list[Measurement]:
+    """Measure every arm at every temperature and batch size.
+
+    Each arm is warmed up once, uncounted. Then, for every repeat, temperature, batch size and batch of prompts, all arms decode
+    that batch one after another; the order rotates, so no arm always follows the same one.
+
+    Args:
+        pair: The networks.
+        arms: What is compared.
+        prompts: Token ids.
+        settings: How it is measured.
+        on_call: Told the arm's name before every call.
+    """
+    cells: dict[tuple[float, int], list[Measurement]] = {}
+    for temperature in settings.temperatures:
+        for size in settings.batch_sizes:
+            cells[temperature, size] = [Measurement(arm=arm, temperature=temperature, batch_size=size) for arm in arms]
+    for cell in cells.values():
+        for measurement in cell:
+            _warm_up(measurement, pair, prompts, settings, on_call)
+    start = time.perf_counter()
+    for repeat in range(settings.repeats):
+        # Repeats take equally long, so the next one would end after (repeat + 1) / repeat of what has passed.
+        passed = time.perf_counter() - start
+        if repeat > 0 and settings.time_limit_s is not None and passed * (repeat + 1) / repeat > settings.time_limit_s:
+            break
+        for (temperature, size), cell in cells.items():
+            for measurement in cell:
+                if measurement.failure is None:
+                    measurement.seconds.append(0.0)
+                    measurement.num_tokens.append(0)
+            for number, batch in enumerate(batches(prompts, size)):
+                seed = settings.seed + 100_003 * repeat + number
+                call = Call(prompt_ids=batch, max_new_tokens=settings.max_new_tokens, temperature=temperature, seed=seed)
+                for measurement in rotated(cell, repeat + number):
+                    _measure_call(measurement, pair, call, on_call)
+    return [measurement for cell in cells.values() for measurement in cell]
+
+
+def rotated(cell: Sequence[Measurement], by: int) -> Iterator[Measurement]:
+    """The measurements, starting at another one each time."""
+    for position in range(len(cell)):
+        yield cell[(position + by) % len(cell)]
+
+
+def _warm_up(
+    measurement: Measurement, pair: Pair, prompts: TokenIds, settings: Settings, on_call: Callable[[str], None]
+) -> None:
+    limit = measurement.arm.max_batch_size
+    if limit is not None and measurement.batch_size > limit:
+        measurement.fail(f"not applicable: this arm decodes at most {limit} sequence(s) at a time")
+        return
+    batch = batches(prompts, measurement.batch_size)[0]
+    call = Call(
+        prompt_ids=batch,
+        max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens),
+        temperature=measurement.temperature,
+        seed=settings.seed,
+    )
+    on_call(measurement.arm.name)
+    _timed(measurement, pair, call)
+
+
+def _measure_call(measurement: Measurement, pair: Pair, call: Call, on_call: Callable[[str], None]) -> None:
+    if measurement.failure is not None:
+        return
+    on_call(measurement.arm.name)
+    timed = _timed(measurement, pair, call)
+    if timed is None:
+        return
+    output, seconds = timed
+    measurement.seconds[-1] += seconds
+    measurement.num_tokens[-1] += sum(map(len, output.token_ids))
+    measurement.records += output.records
+    measurement.completions += output.token_ids
+
+
+def _timed(measurement: Measurement, pair: Pair, call: Call) -> tuple[Output, float] | None:
+    """One call and its wall seconds, or `None` after recording the failure."""
+    start = time.perf_counter()
+    try:
+        output = measurement.arm.decode(pair, call)
+        synchronize(pair)
+    except FAILURES as error:
+        measurement.fail(f"{type(error).__name__}: {error}")
+        return None
+    seconds = time.perf_counter() - start
+    short = [len(row) for row in output.token_ids if len(row) != call.max_new_tokens]
+    if short:
+        measurement.fail(f"gave {short[0]} tokens where {call.max_new_tokens} were asked for, so it cannot be compared")
+        return None
+    return output, seconds

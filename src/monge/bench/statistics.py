@@ -1,0 +1,70 @@
+"""Statistics of repeated measurements, each defined once."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from monge.core.errors import MongeError
+
+TAIL_TOKENS: Final = 24
+MAX_PERIOD: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Repeated measurements of one number.
+
+    Args:
+        median: Their median.
+        low: The smallest.
+        high: The largest.
+        iqr: Distance between the quartiles; 0 for fewer than two values.
+        values: The measurements, in order.
+    """
+
+    median: float
+    low: float
+    high: float
+    iqr: float
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Summary":
+        """Summary of at least one value."""
+        if not values:
+            raise MongeError("statistics: nothing was measured, so there is nothing to summarise")
+        quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [0.0, 0.0, 0.0]
+        return cls(
+            median=statistics.median(values),
+            low=min(values),
+            high=max(values),
+            iqr=quartiles[2] - quartiles[0],
+            values=tuple(values),
+        )
+
+
+def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, ...]:
+    """Ratio within each repeat: what slows the machine for a while slows both sides of a pair."""
+    if len(numerators) != len(denominators):
+        raise MongeError(f"statistics: {len(numerators)} and {len(denominators)} repeats cannot be paired")
+    return tuple(top / bottom for top, bottom in zip(numerators, denominators, strict=True))
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """`exp(mean(log(values)))`: the mean of ratios for which a ratio and its inverse cancel."""
+    if not values or min(values) <= 0:
+        raise MongeError(f"statistics: a geometric mean needs positive values; got {tuple(values)}")
+    return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+def is_degenerate(token_ids: Sequence[int]) -> bool:
+    """Whether a completion ends in a loop: its last `TAIL_TOKENS` tokens repeat with a period of at most `MAX_PERIOD`.
+
+    Looping text is easy to draft, so it flatters every drafter.
+    """
+    tail = tuple(token_ids[-TAIL_TOKENS:])
+    if len(tail) < TAIL_TOKENS:
+        return False
+    return any(tail[period:] == tail[:-period] for period in range(1, MAX_PERIOD + 1))

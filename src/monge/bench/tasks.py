@@ -1,0 +1,69 @@
+"""Prompts: a few that ship with the package, and anybody's from a file."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from monge.core.errors import OptionError, unknown_name
+
+SHIPPED: Final = ("gsm8k", "humaneval", "prose")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt and where it comes from."""
+
+    task: str
+    text: str
+
+
+def shipped(tasks: Sequence[str] = SHIPPED, *, per_task: int | None = None) -> tuple[Prompt, ...]:
+    """The prompts of `bench/prompts`, the first `per_task` of every task."""
+    prompts: list[Prompt] = []
+    for task in tasks:
+        if task not in SHIPPED:
+            raise unknown_name("task", task, SHIPPED)
+        text = (files("monge") / "bench" / "prompts" / f"{task}.jsonl").read_text(encoding="utf-8")
+        prompts += [Prompt(task=task, text=json.loads(line)["prompt"]) for line in text.splitlines()[:per_task]]
+    return tuple(prompts)
+
+
+def read_prompts(path: Path) -> tuple[Prompt, ...]:
+    """Prompts of a file: one a line, or for `*.jsonl` one object a line with `prompt`, `question` or `turns`.
+
+    A `question` is put as the shipped ones are (`Question: ...`, `Answer:`); of `turns` the first is taken.
+
+    Raises:
+        OptionError: If the file cannot be read, a line is no such object, or there is no prompt in it.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"cannot read prompts from {str(path)!r}: {error}") from error
+    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if path.suffix == ".jsonl":
+        texts = [_prompt_of(line, f"{path}, line {number}") for number, line in numbered]
+    else:
+        texts = [line for _, line in numbered]
+    if not texts:
+        raise OptionError(f"{str(path)!r} holds no prompts; write one a line")
+    return tuple(Prompt(task=path.stem, text=text) for text in texts)
+
+
+def _prompt_of(line: str, where: str) -> str:
+    try:
+        record: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise OptionError(f"{where}: not JSON ({error}); a .jsonl file has one object a line") from error
+    if isinstance(record, dict):
+        if isinstance(record.get("prompt"), str):
+            return record["prompt"]
+        if isinstance(record.get("question"), str):
+            return f"Question: {record['question']}\nAnswer:"
+        turns = record.get("turns")
+        if isinstance(turns, list) and turns and isinstance(turns[0], str):
+            return turns[0]
+    raise OptionError(f"{where}: no text under 'prompt', 'question' or 'turns'")

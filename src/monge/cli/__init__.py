@@ -1,0 +1,3 @@
+"""The `monge` command: one subcommand a file."""
+
+from monge.cli.app import main as main

@@ -1,0 +1,48 @@
+"""The `monge` command."""
+
+from typing import Annotated
+
+import typer
+
+from monge.bench.provenance import versions
+from monge.cli.bench import bench
+from monge.cli.demo import demo
+from monge.cli.generate import generate
+from monge.cli.listing import list_parts
+
+app = typer.Typer(
+    name="monge",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("generate")(generate)
+app.command("list")(list_parts)
+app.command("demo")(demo)
+app.add_typer(bench, name="bench")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        shown = versions("monge", "torch", "transformers")
+        typer.echo(", ".join(f"{name} {number or '(not installed)'}" for name, number in shown.items()))
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Lossless speculative decoding, seen as optimal transport.
+
+    A small drafter proposes several tokens, the target model checks them in one forward, and an acceptance rule keeps what
+    leaves the target's law exactly as it was. Without `--target`, the pair of models that ships with the package is used.
+    """
+
+
+def main() -> None:
+    """Console script."""
+    app()

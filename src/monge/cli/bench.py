@@ -1,0 +1,172 @@
+"""`monge bench`."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from monge.bench.arms import load_pair
+from monge.bench.decode import (
+    PROMPTS_PER_TASK,
+    QUICK,
+    QUICK_PROMPTS_PER_TASK,
+    Watch,
+    compare,
+    write_outcome,
+)
+from monge.bench.report import table
+from monge.bench.runner import Settings
+from monge.bench.tasks import read_prompts, shipped
+from monge.cli import options
+from monge.cli.console import notes, quiet_host, reported
+from monge.core.errors import OptionError
+
+OUT: Final = Path("bench-decode")
+MEASURING: Final = "Measuring"
+
+bench = typer.Typer(no_args_is_help=True, help="Measure speed side by side.", rich_markup_mode="markdown")
+
+
+@bench.callback()
+def root() -> None:
+    """Measure speed side by side."""
+
+
+def _measuring(name: str, help: str, default: object = None) -> Any:  # noqa: ANN401 (typer's own type is private)
+    return options.option(name, help=help, panel=MEASURING, default=default)
+
+
+def _each(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+@bench.command("decode")
+@reported
+def decode(
+    *,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    attention: options.Attention = None,
+    prompts: Annotated[
+        Path | None,
+        _measuring("--prompts", "Text lines, or *.jsonl with `prompt`, `question` or `turns`.", "the shipped prompts"),
+    ] = None,
+    quick: Annotated[bool, _measuring("--quick", "A few arms, batch 1: within a minute.")] = False,
+    max_new_tokens: Annotated[
+        int | None, _measuring("--max-new-tokens", "Length of every completion.", Settings().max_new_tokens)
+    ] = None,
+    repeats: Annotated[int | None, _measuring("--repeats", "Measured passes over the prompts.", Settings().repeats)] = None,
+    batch: Annotated[
+        list[int] | None, _measuring("--batch", "Batch size; may be repeated.", _each(Settings().batch_sizes))
+    ] = None,
+    temperature: Annotated[
+        list[float] | None, _measuring("--temperature", "0 is greedy; may be repeated.", _each(Settings().temperatures))
+    ] = None,
+    per_task: Annotated[int | None, _measuring("--prompts-per-task", "Shipped prompts of each task.", PROMPTS_PER_TASK)] = None,
+    seed: Annotated[int | None, _measuring("--seed", "Seed of the sampled arms.", Settings().seed)] = None,
+    time_limit: Annotated[
+        float | None, _measuring("--time-limit", "Start no further repeat after so many seconds.", "none")
+    ] = None,
+    threads: options.Threads = None,
+    out: Annotated[Path, options.option("--out", help="Folder for JSON and plots.", panel=options.OUTPUT, default=OUT)] = OUT,
+    plots: Annotated[bool, options.option("--plots/--no-plots", help="Draw PNG plots.", panel=options.OUTPUT)] = True,
+    as_json: options.Json = False,
+) -> None:
+    """Compare ways of decoding: transformers plain, assisted and prompt lookup, and monge with its parts.
+
+    All arms decode the same prompts with the same networks in this process, in turns. Without `--quick` the full matrix of
+    drafters, trees and verifiers runs, which takes a quarter of an hour on two cores. With `--json` the last line of standard
+    output is one JSON object.
+
+    **Examples**
+
+        monge bench decode --quick
+        monge bench decode --out results --json | tail -n 1 > summary.json
+        monge bench decode --target ./my-target --draft ./my-draft --prompts my.jsonl --batch 1 --temperature 0
+    """
+    quiet_host()
+    draw = _plotter() if plots else None
+    if threads is not None:
+        torch.set_num_threads(threads)
+    shown = read_prompts(prompts) if prompts else shipped(per_task=per_task or _default_prompts(quick))
+    given = options.given(max_new_tokens=max_new_tokens, repeats=repeats, seed=seed, time_limit_s=time_limit)
+    lists = {"batch_sizes": tuple(batch or ()), "temperatures": tuple(temperature or ())}
+    settings = replace(QUICK if quick else Settings(), **given, **{name: some for name, some in lists.items() if some})
+    pair = load_pair(target, draft, **options.given(dtype=dtype, device=device, attention=attention))
+    with call_bar(notes()) as watch:
+        outcome = compare(pair, shown, settings, is_quick=quick, watch=watch)
+    files = write_outcome(outcome, out)
+    files += [] if draw is None else draw(outcome.document["arms"], out)
+    report(outcome.document, files)
+    if as_json:
+        print(json.dumps(outcome.document))
+
+
+def report(document: dict[str, Any], files: Sequence[Path]) -> None:
+    """The tables, the headline, and where the files are."""
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 132)
+    for size in document["settings"]["batch_sizes"]:
+        for temperature in document["settings"]["temperatures"]:
+            cell = [arm for arm in document["arms"] if (arm["batch_size"], arm["temperature"]) == (size, temperature)]
+            mode = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+            console.print(table(cell, f"{mode}, batch {size}, {len(document['prompts'])} prompts"))
+            for arm in cell:
+                if arm["failure"] is not None:
+                    console.print(f"{arm['arm']}: {arm['failure']}", style="dim", markup=False, soft_wrap=True)
+            console.print()
+    for choice in document["assisted_tuning"]:
+        console.print(tuning_line(choice), style="dim", markup=False)
+    for name in ("speedup_over_plain", "speedup_over_assisted", "engine_efficiency", "block_efficiency"):
+        value = document[name]
+        console.print(f"{name:<24}{'not measured' if value is None else format(value, '.3f')}")
+    console.print("written: " + ", ".join(map(str, files)), soft_wrap=True)
+
+
+def tuning_line(choice: dict[str, Any]) -> str:
+    """One candidate of the search for the host's best settings."""
+    if "failure" in choice:
+        return f"tuning assisted failed: {choice['failure']}"
+    mode = "greedy" if choice["temperature"] == 0 else f"temperature {choice['temperature']:g}"
+    return f"assisted, {mode}, {choice['num_assistant_tokens']} draft tokens: {choice['tokens_per_s']:.1f} tokens/s"
+
+
+@contextmanager
+def call_bar(console: Console) -> Iterator[Watch]:
+    """A progress bar of calls, on a terminal."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+        started = False
+
+        def total(count: int) -> None:
+            nonlocal started
+            started = True
+            progress.reset(task, total=count)
+
+        def step(name: str) -> None:
+            progress.update(task, description=name, advance=int(started))
+
+        yield Watch(total=total, step=step)
+
+
+def _default_prompts(quick: bool) -> int:
+    return QUICK_PROMPTS_PER_TASK if quick else PROMPTS_PER_TASK
+
+
+def _plotter() -> Any:  # noqa: ANN401 (matplotlib is optional)
+    """The drawing function; asked for before anything is measured."""
+    try:
+        from monge.bench.plots import write_plots
+    except ImportError as error:
+        raise OptionError("plots need matplotlib: pip install 'monge[bench]', or run with --no-plots") from error
+    return write_plots

@@ -1,0 +1,85 @@
+"""Decoding for the command line: text as it comes, and what there is of it when somebody presses Ctrl-C."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monge.engine.batch import decode
+from monge.engine.decoder import Decoder
+from monge.engine.result import GenerationStats
+from monge.engine.session import Session
+
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What is shown of a prompt: as `GenerationResult`, or what there was when the run was interrupted."""
+
+    prompt: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    seed: int
+    stats: GenerationStats
+    error: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "prompt": self.prompt,
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            "error": self.error,
+            "stats": self.stats.as_dict(),
+        }
+
+    def summary(self) -> str:
+        """One line of figures."""
+        stats = self.stats
+        seconds = stats.prefill_s + stats.decode_s
+        parts = [
+            f"{stats.num_tokens} tokens in {seconds:.2f} s",
+            f"{stats.tokens_per_s:.1f} tokens/s",
+            f"block efficiency {stats.block_efficiency:.2f}",
+        ]
+        if stats.acceptance_by_depth:
+            parts.append("accepted by depth " + " ".join(f"{rate:.2f}" for rate in stats.acceptance_by_depth))
+        return " | ".join([*parts, f"seed {self.seed}", f"ended by {self.finish_reason}"])
+
+    def time_split(self) -> str:
+        """One line: where the time went."""
+        stats = self.stats
+        names = ("prefill", "draft", "score", "verify", "commit", "other")
+        times = ", ".join(f"{name} {1e3 * getattr(stats, f'{name}_s'):.0f} ms" for name in names)
+        return (
+            f"{stats.num_rounds} rounds; {times}; engine efficiency {stats.engine_efficiency:.2f}; "
+            f"draft utilisation {stats.draft_utilisation:.2f}"
+        )
+
+
+def decode_until_interrupted(decoder: Decoder, sessions: Sequence[Session], on_round: Callable[[Session], None]) -> bool:
+    """Decode all sessions; false if Ctrl-C ended it early. What was committed by then stays in the sessions."""
+    try:
+        for session in decode(sessions, decoder.parts, max_batch_size=decoder.max_batch_size):
+            on_round(session)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def completion_of(session: Session, prompt: str) -> Completion:
+    """What a session has, finished or not."""
+    if session.text is not None:
+        session.text.finish()
+    return Completion(
+        prompt=prompt,
+        text="" if session.text is None else session.text.text,
+        token_ids=session.completion_ids,
+        finish_reason=session.finish_reason or INTERRUPTED,
+        seed=session.request.seed,
+        stats=GenerationStats.of(session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s),
+        error=None if session.error is None else str(session.error),
+    )

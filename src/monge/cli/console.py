@@ -1,0 +1,53 @@
+"""What all commands share: where they write, how they fail, and a quiet host."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from monge.core.errors import MongeError
+
+
+def output() -> Console:
+    """Standard output, for what was asked for."""
+    return Console(file=sys.stdout, highlight=False)
+
+
+def notes() -> Console:
+    """Standard error, for progress, notes and errors: what is piped stays clean."""
+    return Console(file=sys.stderr, highlight=False)
+
+
+def say_error(message: object) -> None:
+    """One red line on standard error."""
+    console = notes()
+    console.print("[bold red]error:[/] ", end="")
+    console.print(" ".join(str(message).split()), markup=False, style="red", soft_wrap=True)
+
+
+def reported(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose expected failures end in one line and a status: 2 for an error of the user's, 130 for Ctrl-C."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **options: Any) -> None:
+        try:
+            command(*args, **options)
+        except MongeError as error:
+            say_error(error)
+            raise typer.Exit(2) from error
+        except KeyboardInterrupt as error:
+            notes().print("\ninterrupted")
+            raise typer.Exit(130) from error
+
+    return run
+
+
+def quiet_host() -> None:
+    """Keep the host's progress bars and advice off the terminal: they speak of calls that users never made."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()

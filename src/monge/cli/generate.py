@@ -1,0 +1,182 @@
+"""`monge generate`."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+from rich.text import Text
+
+from monge.api import load
+from monge.bench.tasks import read_prompts
+from monge.cli import options
+from monge.cli.completion import INTERRUPTED, Completion, completion_of, decode_until_interrupted
+from monge.cli.console import notes, output, quiet_host, reported, say_error
+from monge.cli.live import LiveText
+from monge.core.errors import OptionError
+from monge.engine.decoder import Decoder, piece_of
+from monge.engine.session import Session
+
+
+@reported
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The text to continue; without it, --file or standard input.")] = None,
+    *,
+    file: options.File = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    attention: options.Attention = None,
+    drafter: options.Drafter = None,
+    tree: options.Tree = None,
+    verifier: options.Verifier = None,
+    controller: options.Controller = None,
+    draft_temperature: options.DraftTemperature = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
+    batch_size: options.BatchSize = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Continue a prompt, or many at once.
+
+    On a terminal the text appears as it is decoded, with a line of figures at the end; into a pipe goes the text alone. Ctrl-C
+    keeps what there is.
+
+    **Examples**
+
+        monge generate "The history of mathematics"
+        monge generate "Question: What is 7 times 8?" --temperature 0.8 --seed 1 --stop "Question:"
+        monge generate --file prompts.jsonl --batch-size 8 --json > completions.jsonl
+        cat letter.txt | monge generate --drafter ngram --max-new-tokens 40
+        monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier single_draft
+    """
+    quiet_host()
+    prompts = _prompts(prompt, file)
+    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller)
+    loading = options.given(dtype=dtype, device=device, attention=attention, max_batch_size=batch_size)
+    decoder = load(target, draft, draft_temperature=draft_temperature, **parts, **loading)
+    limits = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p, stop=stop)
+    sessions = decoder.sessions(prompts, top_k=top_k, seed=seed, ignore_eos=ignore_eos, **limits)
+    if verbose:
+        say_parts(decoder)
+    complete = _show(decoder, sessions, prompts, as_json=as_json, verbose=verbose)
+    for number, session in enumerate(sessions, start=1):
+        if session.error is not None:
+            say_error(f"prompt {number}: {session.error}")
+    if not complete:
+        notes().print("interrupted; the text so far is kept")
+        raise typer.Exit(130)
+    if any(session.error is not None for session in sessions):
+        raise typer.Exit(2)
+
+
+def say_parts(decoder: Decoder) -> None:
+    """Say which parts decode."""
+    parts = decoder.parts
+    drafter = repr(parts.drafter).replace("\n", " ")
+    notes().print(f"drafter {drafter}\nverifier {parts.rule!r}\ncontroller {parts.controller!r}", markup=False)
+
+
+def _prompts(prompt: str | None, file: Path | None) -> list[str]:
+    if prompt is not None and file is not None:
+        raise OptionError("give a prompt or --file, not both")
+    if file is not None:
+        return [item.text for item in read_prompts(file)]
+    if prompt is not None:
+        return [prompt]
+    if sys.stdin.isatty():
+        raise OptionError('no prompt; write one, e.g. monge generate "The history of", or use --file or a pipe')
+    return [sys.stdin.read().rstrip("\n")]
+
+
+def _show(decoder: Decoder, sessions: Sequence[Session], prompts: Sequence[str], *, as_json: bool, verbose: bool) -> bool:
+    """Decode and show; false if it was interrupted."""
+    is_terminal = sys.stdout.isatty() and not as_json
+    if len(sessions) > 1 or as_json:
+        complete = decode_with_bar(decoder, sessions)
+        for session, prompt in zip(sessions, prompts, strict=True):
+            show_completion(completion_of(session, prompt), as_json=as_json, is_terminal=is_terminal)
+    elif is_terminal:
+        output().print(Text(prompts[0], style="dim"))
+        complete = stream_live(decoder, sessions[0])
+        say_summary(completion_of(sessions[0], prompts[0]))
+    else:
+        complete = _stream_plain(decoder, sessions[0])
+    if verbose:
+        for session, prompt in zip(sessions, prompts, strict=True):
+            notes().print(completion_of(session, prompt).time_split(), style="dim")
+    return complete
+
+
+def stream_live(decoder: Decoder, session: Session) -> bool:
+    """Stream to a terminal; false if it was interrupted."""
+    with LiveText(output(), session.request.max_new_tokens) as live:
+        complete = decode_until_interrupted(
+            decoder, [session], lambda session: live.add(piece_of(session).text, session.num_generated)
+        )
+        if not complete and session.text is not None:
+            session.text.finish()
+            live.add(session.text.take(last=True), session.num_generated)
+    return complete
+
+
+def _stream_plain(decoder: Decoder, session: Session) -> bool:
+    """Stream into a pipe; false if it was interrupted."""
+    complete = decode_until_interrupted(decoder, [session], lambda session: _write(piece_of(session).text))
+    if session.text is not None:
+        session.text.finish()
+        _write(session.text.take(last=True))
+    _write("\n")
+    return complete
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def decode_with_bar(decoder: Decoder, sessions: Sequence[Session]) -> bool:
+    """Decode a batch under a progress bar on standard error; false if it was interrupted."""
+    console = notes()
+    total = sum(session.request.max_new_tokens for session in sessions)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("tokens", total=total)
+
+        def on_round(session: Session) -> None:
+            done = session.finish_reason is not None
+            left = session.request.max_new_tokens - session.num_generated if done else 0
+            new = len(session.records[-1].token_ids) if session.error is None else 0
+            progress.advance(task, new + left)
+
+        return decode_until_interrupted(decoder, sessions, on_round)
+
+
+def show_completion(completion: Completion, *, as_json: bool, is_terminal: bool) -> None:
+    """One completion of several."""
+    if as_json:
+        _write(json.dumps(completion.as_dict(), ensure_ascii=False) + "\n")
+    elif is_terminal:
+        console = output()
+        console.print(Text(completion.prompt, style="dim"))
+        console.print(Text(completion.text))
+        say_summary(completion)
+        console.print()
+    else:
+        _write(completion.text + "\n")
+
+
+def say_summary(completion: Completion) -> None:
+    """The line of figures."""
+    style = "yellow" if completion.finish_reason in {INTERRUPTED, "error"} else "cyan"
+    notes().print(completion.summary(), style=style, markup=False, soft_wrap=True)

@@ -1,0 +1,111 @@
+"""`monge list`."""
+
+import dataclasses
+import json
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from monge.cli import options
+from monge.cli.console import output, reported
+from monge.control.registry import CONTROLLERS
+from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
+from monge.core.registry import Registry
+from monge.draft.registry import DRAFTERS
+from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.registry import TREES
+from monge.verify.base import unsupported_reason
+from monge.verify.registry import VERIFIERS
+
+ROOMS: Final[tuple[tuple[str, Registry[Any]], ...]] = (
+    ("verifiers", VERIFIERS),
+    ("drafters", DRAFTERS),
+    ("trees", TREES),
+    ("controllers", CONTROLLERS),
+)
+PROPOSALS: Final = (Deterministic, Iid, WithoutReplacement, Mixed, Arbitrary)
+
+
+@reported
+def list_parts(as_json: options.Json = False) -> None:
+    """Show the verifiers, drafters, trees and controllers that can be named, with their settings.
+
+    Settings are written in parentheses after a name: `--tree "fixed_width((4, 2), children='iid')"`.
+    """
+    rooms = {room: [describe(registry, name) for name in registry] for room, registry in ROOMS}
+    if as_json:
+        print(json.dumps(rooms | {"legal": legality()}))
+        return
+    console = output()
+    for room, parts in rooms.items():
+        console.print(_room_table(room, parts))
+        console.print()
+    _print_legality(console)
+
+
+def describe(registry: Registry[Any], name: str) -> dict[str, Any]:
+    """Name, first line of the docstring, settings with their defaults, and those that have none."""
+    options_of = registry.options(name)
+    return {
+        "name": name,
+        "summary": registry.summary(name),
+        "settings": {key: value for key, value in options_of.items() if value is not dataclasses.MISSING},
+        "required": [key for key, value in options_of.items() if value is dataclasses.MISSING],
+    }
+
+
+def legality() -> dict[str, dict[str, str]]:
+    """For every verifier and way of drawing: `yes`, `one candidate`, or `no`; `Arbitrary` nodes are always target-walked."""
+    return {name: {kind.__name__: _legal(name, kind) for kind in PROPOSALS} for name in VERIFIERS}
+
+
+def tree_proposals(tree: TreeBuilder) -> str:
+    """How a tree draws its children, in words."""
+    return ", ".join(sorted(kind.__name__ for kind in tree.limits.proposes))
+
+
+def _legal(verifier: str, kind: type) -> str:
+    rule = VERIFIERS.make(verifier)
+    if unsupported_reason(rule, (kind,), 2) is None:
+        return "yes" if kind is not Arbitrary or Arbitrary in rule.accepts else "target walk"
+    return "one candidate" if unsupported_reason(rule, (kind,), 1) is None else "no"
+
+
+def _room_table(room: str, parts: list[dict[str, Any]]) -> Table:
+    table = Table(title=room, title_justify="left", title_style="bold", header_style="dim", show_edge=False, pad_edge=False)
+    table.add_column("name", no_wrap=True, style="bold cyan")
+    table.add_column("what it does", ratio=3)
+    table.add_column("settings and defaults", ratio=2)
+    for part in parts:
+        settings = [f"{key}={value!r}" for key, value in part["settings"].items()]
+        table.add_row(part["name"], part["summary"], ", ".join([*part["required"], *settings]) or "-")
+    return table
+
+
+def _print_legality(console: Console) -> None:
+    table = Table(
+        title="which verifier is exact for which candidates",
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        show_edge=False,
+        pad_edge=False,
+    )
+    table.add_column("verifier", no_wrap=True, style="bold cyan")
+    for kind in PROPOSALS:
+        table.add_column(kind.__name__)
+    for name, kinds in legality().items():
+        table.add_row(name, *kinds.values())
+    console.print(table)
+    console.print()
+    for name in TREES:
+        tree = TREES.make(name)
+        legal = [
+            rule
+            for rule in VERIFIERS
+            if unsupported_reason(VERIFIERS.make(rule), tree.limits.proposes, tree.limits.max_width) is None
+        ]
+        console.print(
+            f"tree {name} draws {tree_proposals(tree)} candidates, at most {tree.limits.max_width} a node: {', '.join(legal)}"
+        )

@@ -1,0 +1,53 @@
+"""Text that grows on a terminal, above a line of progress."""
+
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+
+class LiveText:
+    """Prints finished lines for good and redraws only the line that still grows: long texts scroll as usual.
+
+    Args:
+        console: A terminal.
+        total: Tokens at most, for the bar.
+    """
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console, self._tail = console, ""
+        self._progress = Progress(
+            TextColumn("[dim]tokens"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("[dim]{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task("", total=total, rate="")
+        self._live = Live(console=console, transient=True, refresh_per_second=12)
+
+    def __enter__(self) -> "LiveText":
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._live.__exit__(kind, error, traceback)
+        self._console.print(Text(self._tail))
+
+    def add(self, text: str, num_tokens: int) -> None:
+        """Show new text, and how many tokens there are by now."""
+        *lines, self._tail = (self._tail + text).split("\n")
+        width = self._console.width
+        while len(self._tail) >= width:
+            head, space, rest = self._tail[:width].rpartition(" ")
+            lines.append(head if space else self._tail[:width])
+            self._tail = (rest if space else "") + self._tail[width:]
+        for line in lines:
+            self._live.console.print(Text(line))
+        elapsed = self._progress.tasks[0].elapsed or 0.0
+        rate = f"{num_tokens / elapsed:.0f} tokens/s" if elapsed else ""
+        self._progress.update(self._task, completed=num_tokens, rate=rate)
+        self._live.update(Group(Text(self._tail), self._progress))

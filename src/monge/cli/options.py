@@ -1,0 +1,118 @@
+"""Options that commands share. No default is written here: what is not given is not passed, and the library's own holds."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from monge.api import load
+from monge.engine.decoder import Decoder
+
+MODELS: Final = "Models"
+SPECULATION: Final = "Speculation"
+SAMPLING: Final = "Sampling"
+RUNNING: Final = "Running"
+OUTPUT: Final = "Output"
+
+
+def default_of(function: Callable[..., Any], name: str) -> str:
+    """A default of the library, for `--help`."""
+    return str(inspect.signature(function).parameters[name].default)
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def option(*names: str, help: str, panel: str, default: object = None) -> Any:  # noqa: ANN401 (typer's own type is private)
+    """An option that is only passed on when it is given; `default` says what holds otherwise."""
+    said = help if default is None else f"{help} Default: {default}."
+    return typer.Option(*names, help=said, show_default=False, rich_help_panel=panel)
+
+
+Target = Annotated[
+    str | None, option("--target", help="Target model: a folder or a name.", panel=MODELS, default="the built-in target")
+]
+Draft = Annotated[
+    str | None,
+    option(
+        "--draft",
+        help="Draft model with the target's tokenizer.",
+        panel=MODELS,
+        default="the built-in draft, or none beside a --target",
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    option("--dtype", help="Type of the weights: float32, bfloat16, ...", panel=MODELS, default=default_of(load, "dtype")),
+]
+Device = Annotated[str | None, option("--device", help="Where the models run: cpu, cuda, ...", panel=MODELS, default="cpu")]
+Attention = Annotated[
+    str | None,
+    option("--attention", help="eager, sdpa or flex_attention.", panel=MODELS, default="the model's own"),
+]
+
+Drafter = Annotated[
+    str | None,
+    option(
+        "--drafter",
+        help="What proposes tokens, e.g. `ngram(max_ngram=4)`.",
+        panel=SPECULATION,
+        default="model, or ngram where there is no draft model",
+    ),
+]
+Tree = Annotated[
+    str | None,
+    option(
+        "--tree",
+        help="Shape of the proposals, e.g. `chain(6)`, `fixed_width((4, 2))`.",
+        panel=SPECULATION,
+        default="one that fits the rest",
+    ),
+]
+Verifier = Annotated[
+    str | None,
+    option(
+        "--verifier", help="Acceptance rule; see `monge list`.", panel=SPECULATION, default="one exact for every default tree"
+    ),
+]
+Controller = Annotated[
+    str | None,
+    option(
+        "--controller",
+        help="How much to draft, e.g. `fixed(max_depth=2)`.",
+        panel=SPECULATION,
+        default=default_of(load, "controller"),
+    ),
+]
+DraftTemperature = Annotated[
+    float | None,
+    option("--draft-temperature", help="Draft at this temperature.", panel=SPECULATION, default="the request's own"),
+]
+
+
+def _request(name: str, help: str, default: object = None) -> Any:  # noqa: ANN401
+    """An option of `Decoder.requests`, with the library's default."""
+    shown = default_of(Decoder.requests, name) if default is None else default
+    return option(f"--{name.replace('_', '-')}", help=help, panel=SAMPLING, default=shown)
+
+
+MaxNewTokens = Annotated[int | None, _request("max_new_tokens", "Most tokens to generate.")]
+Temperature = Annotated[float | None, _request("temperature", "0 decodes greedily.")]
+TopK = Annotated[int | None, _request("top_k", "Keep the k most probable tokens.", "all")]
+TopP = Annotated[float | None, _request("top_p", "Keep the most probable tokens up to this mass.")]
+MinP = Annotated[float | None, _request("min_p", "Keep tokens of at least this share of the largest mass.")]
+Seed = Annotated[int | None, _request("seed", "Makes the text reproducible.", "drawn, and reported")]
+Stop = Annotated[list[str] | None, _request("stop", "End before this string; may be repeated.", "none")]
+IgnoreEos = Annotated[bool, option("--ignore-eos", help="Go on after an end-of-text token.", panel=SAMPLING)]
+BatchSize = Annotated[
+    int | None,
+    option("--batch-size", help="Prompts decoded together.", panel=RUNNING, default=default_of(load, "max_batch_size")),
+]
+Threads = Annotated[int | None, option("--threads", help="Threads of torch.", panel=RUNNING, default="torch's own")]
+File = Annotated[Path | None, option("--file", help="Prompts: plain text lines, or *.jsonl with `prompt`.", panel=RUNNING)]
+Json = Annotated[bool, option("--json", help="Machine-readable output on stdout.", panel=OUTPUT)]
+Verbose = Annotated[bool, option("--verbose", "-v", help="Say what runs and where the time goes.", panel=OUTPUT)]
