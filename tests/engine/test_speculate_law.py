@@ -1,0 +1,222 @@
+"""Sampling through `speculate` follows the law of plain decoding, with processors and without.
+
+The truth is enumerated with plain forwards on a network with six tokens: marginals and joint law of the first three tokens.
+Exactly, over every draw of the real loop, for two tokens; and by samples of the call that users make, for three.
+"""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from transformers import LogitsProcessorList
+from transformers.generation import logits_process as known
+
+import monge
+from monge.api import make_parts
+from monge.core.law import SamplingRules
+from monge.engine.batch import decode
+from monge.engine.loading import as_sequence_model
+from monge.engine.session import Request, Session
+from monge.plugins.transformers_processors import draft_rules, row_processors
+from monge.testing.oracle import exact_law, law_error
+from tests.engine.tiny import network, perturbed
+
+VOCAB = 6
+PROMPT = (3, 5, 4)
+PAD_LEFT = (2, 2)
+HORIZON = 3
+ALPHA = 1e-4
+"""Level of every chi-square test; the seeds are fixed, so a passing test stays passing."""
+ROUNDING = 1e-5
+"""Between laws of two float32 forwards in another order of summation, over up to three factors."""
+
+CASES = {
+    "plain": {},
+    "temperature": {"temperature": 0.7},
+    "top_k": {"top_k": 3},
+    "top_p": {"top_p": 0.7},
+    "min_p": {"min_p": 0.2, "temperature": 1.5},
+    "typical": {"typical_p": 0.8},
+    "penalty": {"repetition_penalty": 1.7},
+    "all": {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "temperature": 0.8, "top_k": 4, "top_p": 0.95, "min_p": 0.02},
+}
+
+
+def target():
+    return network("llama", vocab_size=VOCAB)
+
+
+def processors_of(settings):
+    """The list that `generate` makes; its repetition penalty leaves the padding out."""
+    made = {
+        "repetition_penalty": known.RepetitionPenaltyLogitsProcessor,
+        "no_repeat_ngram_size": known.NoRepeatNGramLogitsProcessor,
+        "temperature": known.TemperatureLogitsWarper,
+        "top_k": known.TopKLogitsWarper,
+        "top_p": known.TopPLogitsWarper,
+        "min_p": known.MinPLogitsWarper,
+        "typical_p": known.TypicalLogitsWarper,
+    }
+    processors = LogitsProcessorList([made[name](settings[name]) for name in made if name in settings])
+    for processor in processors:
+        if isinstance(processor, known.RepetitionPenaltyLogitsProcessor):
+            processor.prompt_ignore_length = torch.tensor([len(PAD_LEFT)])
+    return processors
+
+
+def plain_law(settings, horizon):
+    """Law of the next tokens by plain forwards, the padding seen by the processors as in `generate`."""
+    processors = processors_of(settings)
+    law = {(): 1.0}
+    for _ in range(horizon):
+        longer = {}
+        for text, weight in law.items():
+            with torch.inference_mode():
+                logits = target()(torch.tensor([PROMPT + text])).logits[:, -1]
+            probs = torch.softmax(processors(torch.tensor([PAD_LEFT + PROMPT + text]), logits).double(), -1)[0]
+            longer |= {(*text, token): weight * float(prob) for token, prob in enumerate(probs) if prob > 0}
+        law = longer
+    return law
+
+
+def marginal(law, place):
+    found = {}
+    for text, prob in law.items():
+        found[text[place]] = found.get(text[place], 0.0) + prob
+    return found
+
+
+@pytest.mark.parametrize("tree", ["chain(1)", "fixed_width((2,))", "fixed_width((2,), children='iid')", "best_first(3, 2, 2)"])
+@pytest.mark.parametrize("case", ["plain", "penalty", "all"])
+def test_exact_law_of_two_tokens(case, tree):
+    settings = CASES[case]
+    processors = processors_of(settings)
+    model, draft = as_sequence_model(target()), as_sequence_model(perturbed(target(), noise=0.4))
+    parts = make_parts(model, draft, tree=tree)
+
+    def program(draws):
+        request = Request(
+            prompt_ids=PROMPT,
+            max_new_tokens=2,
+            rules=SamplingRules(),
+            seed=0,
+            processors=row_processors(processors, 0, 1, torch.tensor([PAD_LEFT])),
+            draws=draws,
+        )
+        session = Session(request, request_id=0)
+        for _ in decode([session], parts, max_batch_size=1):
+            pass
+        return session.completion_ids
+
+    assert law_error(exact_law(program, max_runs=6000), plain_law(settings, 2)) < ROUNDING
+
+
+def samples(settings, num_samples, seed, **options):
+    inputs = torch.tensor([PAD_LEFT + PROMPT])
+    output = target().generate(
+        input_ids=inputs,
+        attention_mask=torch.tensor([[0] * len(PAD_LEFT) + [1] * len(PROMPT)]),
+        do_sample=True,
+        max_new_tokens=HORIZON,
+        eos_token_id=None,
+        num_return_sequences=num_samples,
+        **{"top_k": 0, **settings},
+        custom_generate=monge.speculate,
+        draft_model=perturbed(target(), noise=0.4),
+        seed=seed,
+        **options,
+    )
+    return [tuple(row) for row in output[:, inputs.shape[1] :].tolist()]
+
+
+def p_value(found, law):
+    """Chi-square goodness of fit; outcomes expected less than five times are one class, impossible ones are refused."""
+    assert set(found) <= set(law), "an outcome of probability zero was written"
+    classes = pooled(law, len(found))
+    count = [sum(text in members for text in found) for members in classes]
+    expected = [len(found) * math.fsum(law[text] for text in members) for members in classes]
+    return 1.0 if len(classes) == 1 else float(stats.chisquare(count, expected).pvalue)
+
+
+def pooled(law, num_samples):
+    rare = frozenset(text for text, prob in law.items() if num_samples * prob < 5)
+    return [frozenset({text}) for text in law if text not in rare] + ([rare] if rare else [])
+
+
+def power(law, other, num_samples):
+    """Probability that the joint test rejects samples of `other`: by an impossible outcome or, without one, by chi-square."""
+    possible = math.fsum(other.get(text, 0.0) for text in law)
+    classes = pooled(law, num_samples)
+    expected = [math.fsum(law[text] for text in members) for members in classes]
+    actual = [math.fsum(other.get(text, 0.0) for text in members) / possible for members in classes]
+    distance = math.fsum((b - a) ** 2 / a for a, b in zip(expected, actual, strict=True))
+    critical = stats.chi2.isf(ALPHA, len(classes) - 1)
+    accepted = possible**num_samples * stats.ncx2.cdf(critical, len(classes) - 1, num_samples * distance)
+    return 1.0 - float(accepted)
+
+
+def check(case, num_samples, **options):
+    law = plain_law(CASES[case], HORIZON)
+    found = samples(CASES[case], num_samples, seed=21, **options)
+    values = [p_value(found, law)]
+    for place in range(HORIZON):
+        values.append(p_value([(text[place],) for text in found], {(token,): p for token, p in marginal(law, place).items()}))
+    assert min(values) > ALPHA, values
+
+
+@pytest.mark.parametrize("case", ["plain", "all"])
+def test_law_of_three_tokens(case):
+    check(case, 400)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2))", "best_first(5, 2, 2)"])
+@pytest.mark.parametrize("case", CASES)
+def test_law_of_three_tokens_with_many_samples(case, tree):
+    check(case, 5000, tree=tree)
+
+
+@pytest.mark.parametrize(("num_samples", "share"), [(400, 1.0), (5000, 0.3)])
+@pytest.mark.parametrize(
+    ("case", "wrong_case"), [("plain", "temperature"), ("plain", "penalty"), ("all", "plain"), ("penalty", "plain")]
+)
+def test_power(case, wrong_case, num_samples, share):
+    """Samples that ignore a processor, in this share of the texts, are rejected with probability 0.99."""
+    law, wrong = plain_law(CASES[case], HORIZON), plain_law(CASES[wrong_case], HORIZON)
+    mixed = {text: (1 - share) * law.get(text, 0.0) + share * wrong.get(text, 0.0) for text in law | wrong}
+    assert power(law, mixed, num_samples) > 0.99
+
+
+def test_draft_law_takes_the_warpers_that_both_libraries_have():
+    rules = draft_rules(processors_of(CASES["all"]))
+    assert rules == SamplingRules(temperature=0.8, top_k=4, top_p=0.95, min_p=0.02)
+    assert draft_rules(processors_of(CASES["typical"])) == SamplingRules()
+
+
+def test_seeds():
+    first, again, other = (samples({}, 20, seed) for seed in (5, 5, 6))
+    assert first == again != other
+    assert len(set(first)) > 5, "rows have draws of their own"
+
+
+def test_the_hosts_generator_seeds_a_call():
+    outputs = []
+    with torch.random.fork_rng(devices=[]):
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            outputs.append([samples({}, 10, None), samples({}, 10, None)])
+    assert outputs[0] == outputs[1] != outputs[2]
+    assert outputs[0][0] != outputs[0][1], "two calls after one seeding differ"
+
+
+def test_greedy_leaves_the_hosts_generator_alone():
+    state = torch.random.get_rng_state()
+    target().generate(
+        torch.tensor([PROMPT]),
+        do_sample=False,
+        max_new_tokens=4,
+        custom_generate=monge.speculate,
+        draft_model=perturbed(target()),
+    )
+    assert torch.equal(torch.random.get_rng_state(), state)
