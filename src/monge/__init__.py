@@ -3,5 +3,61 @@
 `load` makes a `Decoder` from a target and what drafts for it; `speculate` is the drop-in for `model.generate`.
 """
 
+from importlib.metadata import version as _version
+
 from monge.api import load as load
+from monge.control.registry import CONTROLLERS as CONTROLLERS
+from monge.core.errors import ContextLengthError as ContextLengthError
+from monge.core.errors import LawError as LawError
+from monge.core.errors import ModelLoadError as ModelLoadError
+from monge.core.errors import MongeError as MongeError
+from monge.core.errors import NonFiniteLogitsError as NonFiniteLogitsError
+from monge.core.errors import OptionError as OptionError
+from monge.core.errors import ProposalMismatchError as ProposalMismatchError
+from monge.core.errors import UnsupportedModelError as UnsupportedModelError
+from monge.core.errors import VocabularyMismatchError as VocabularyMismatchError
+from monge.core.law import DenseLaw as DenseLaw
+from monge.core.law import SamplingRules as SamplingRules
+from monge.core.law import SparseLaw as SparseLaw
+from monge.core.law import law_from_logits as law_from_logits
+from monge.core.tree import TokenTree as TokenTree
+from monge.core.verdict import StepRecord as StepRecord
+from monge.core.verdict import Verdict as Verdict
+from monge.draft.registry import DRAFTERS as DRAFTERS
+from monge.draft.tree.registry import TREES as TREES
+from monge.engine.decoder import Decoder as Decoder
+from monge.engine.decoder import Piece as Piece
+from monge.engine.result import GenerationResult as GenerationResult
+from monge.engine.result import GenerationStats as GenerationStats
 from monge.plugins.transformers_generate import speculate as speculate
+from monge.verify.registry import VERIFIERS as VERIFIERS
+
+__version__ = _version("monge")
+__all__ = [
+    "CONTROLLERS",
+    "DRAFTERS",
+    "TREES",
+    "VERIFIERS",
+    "ContextLengthError",
+    "Decoder",
+    "DenseLaw",
+    "GenerationResult",
+    "GenerationStats",
+    "LawError",
+    "ModelLoadError",
+    "MongeError",
+    "NonFiniteLogitsError",
+    "OptionError",
+    "Piece",
+    "ProposalMismatchError",
+    "SamplingRules",
+    "SparseLaw",
+    "StepRecord",
+    "TokenTree",
+    "UnsupportedModelError",
+    "Verdict",
+    "VocabularyMismatchError",
+    "law_from_logits",
+    "load",
+    "speculate",
+]

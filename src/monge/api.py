@@ -22,6 +22,7 @@ from monge.draft.tree.registry import TREES
 from monge.engine.decoder import Decoder
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
 from monge.engine.parts import Parts
+from monge.engine.text import Tokenizer
 from monge.verify.base import Rule, unsupported_reason
 from monge.verify.registry import VERIFIERS
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
@@ -42,7 +43,7 @@ def load(
     verifier: str | Rule | None = None,
     controller: str | AnyController = "fixed",
     draft_temperature: float | int | None = None,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
     attention: str | None = None,

@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 import torch
+
 from monge.api import make_parts
 from monge.core.errors import MongeError
 from monge.core.law import SamplingRules
@@ -124,6 +125,7 @@ def test_drafting_under_other_rules_than_the_targets() -> None:
 
 def test_a_repetition_penalty_sees_every_node_with_its_own_path() -> None:
     """The target's law after a node depends on the path to it, through a processor; the draft law does not know."""
+
     def penalise(token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         seen = torch.bincount(token_ids[0], minlength=VOCAB)[:VOCAB]
         return scores - 0.7 * seen

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from hypothesis import given, settings
+
 from monge.core.law import DenseLaw, Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.testing.oracle import exact_law, law_error

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+
 from monge.api import make_parts
 from monge.core.proposal import WithoutReplacement
 from monge.testing.decoding import Case, output_law, target_law

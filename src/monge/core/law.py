@@ -7,7 +7,7 @@ In maths p is the target law and q the draft law. A law is either *sparse* (the 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -52,6 +52,15 @@ class Law(ABC):
         law = self.sparse()
         order = torch.sort(law.probs, descending=True, stable=True).indices[:count]
         return tuple(law.token_ids[order].tolist())
+
+
+@runtime_checkable
+class LawSequence(Protocol):
+    """Laws by node. They may be made on demand, so looking at one has a price."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, node: int, /) -> Law: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -64,24 +64,29 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         Raises:
             OptionError: If the text is not of this form, or a name in it is unknown.
         """
-        try:
-            call = ast.parse(text.strip(), mode="eval").body
-            if isinstance(call, ast.Name):
-                return self.make(call.id, **settings)
-            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
-                raise SyntaxError
-            name = call.func.id
-            positional = [ast.literal_eval(value) for value in call.args]
-            named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-        except (SyntaxError, ValueError) as error:
-            raise OptionError(
-                f"cannot read {self.kind} {text!r}; write a name ({', '.join(sorted(self._parts))}), or a name with settings "
-                "such as name(option=1)"
-            ) from error
+        name, positional, named = self._read(text)
         names = list(self.options(name))
         if len(positional) > len(names):
             raise OptionError(f"{self.kind} {name!r} takes at most {len(names)} settings; got {len(positional)}")
         return self.make(name, **dict(zip(names, positional, strict=False)), **named, **settings)
+
+    def _read(self, text: str) -> tuple[str, list[Any], dict[str, Any]]:
+        try:
+            call = ast.parse(text.strip(), mode="eval").body
+            if isinstance(call, ast.Name):
+                return call.id, [], {}
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+                named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+                return call.func.id, [ast.literal_eval(value) for value in call.args], named
+        except (SyntaxError, ValueError) as error:
+            raise self._unreadable(text) from error
+        raise self._unreadable(text)
+
+    def _unreadable(self, text: str) -> OptionError:
+        return OptionError(
+            f"cannot read {self.kind} {text!r}; write a name ({', '.join(sorted(self._parts))}), or a name with settings such "
+            "as name(option=1)"
+        )
 
     def make(self, name: str, **settings: Any) -> Part:
         """Build a part; an unknown setting is refused with the nearest valid one."""

@@ -1,7 +1,7 @@
 """A key-value cache that reads trees: one row per sequence, filled from the left, rolled back by forgetting.
 
-Row r holds its committed tokens in columns 0 .. length-1, so a column is a position, and its uncommitted nodes behind them in the
-order in which they were read. Committing a path moves its columns together; dropping nodes moves nothing. Rows of different
+Row r holds its committed tokens in columns 0 .. length-1, so a column is a position, and its uncommitted nodes behind them in
+reading order. Committing a path moves its columns together; dropping nodes moves nothing. Rows of different
 length live in one batch: each forward writes every row at its own end, and the mask hides what lies behind it.
 """
 

@@ -28,8 +28,8 @@ class _Row:
 class HfChainModel:
     """Reads chains, one sequence per forward, each with its own cache; a `SequenceModel`.
 
-    For networks that cannot read trees: ALiBi models, whose positions are the order of the tokens, roll back by dropping the end
-    of their cache; models with recurrent state cannot roll back at all and are decoded plainly.
+    For networks that cannot read trees: ALiBi models, whose positions are the order of the tokens, roll back by dropping the
+    end of their cache; models with recurrent state cannot roll back at all and are decoded plainly.
 
     Args:
         model: A causal language model in evaluation mode.
@@ -57,7 +57,9 @@ class HfChainModel:
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         for sequence, tokens in prefixes.items():
-            self._rows[sequence] = _Row(DynamicCache(config=self._model.config))
+            # Without a config every layer keeps all it read: one that keeps only its window could not take tokens back.
+            stateful = self.no_draft_reason is not None
+            self._rows[sequence] = _Row(DynamicCache(config=self._model.config) if stateful else DynamicCache())
             for start in range(0, len(tokens), _PREFILL):
                 part = tokens[start : start + _PREFILL]
                 self._read(self._rows[sequence], part, keep_logits=False)

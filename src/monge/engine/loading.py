@@ -42,13 +42,11 @@ def load_network(
         options["attn_implementation"] = attention
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        if config.is_encoder_decoder:
-            raise UnsupportedModelError(f"{source}: {config.model_type} is an encoder-decoder; a decoder-only model is needed")
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
-    except UnsupportedModelError:
-        raise
+        model = None if config.is_encoder_decoder else AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
     except (OSError, ValueError, RuntimeError, KeyError, _safetensors_error()) as error:
         raise ModelLoadError(f"cannot load a model from {str(source)!r}: {type(error).__name__}: {error}") from error
+    if model is None:
+        raise UnsupportedModelError(f"{source}: {config.model_type} is an encoder-decoder; a decoder-only model is needed")
     return model.to(device).eval() if device is not None else model.eval()
 
 
@@ -95,8 +93,8 @@ def as_draft_model(
         return model
     if not known:
         raise VocabularyMismatchError(
-            f"the draft model has {model.vocab_size} tokens, the target {target.vocab_size}; if only padding differs, load both "
-            "from folders with their tokenizers, so that this can be checked"
+            f"the draft model has {model.vocab_size} tokens, the target {target.vocab_size}; if only padding differs, load "
+            "both from folders with their tokenizers, so that this can be checked"
         )
     return ResizedVocabulary(model, target.vocab_size)
 

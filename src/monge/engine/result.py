@@ -1,5 +1,6 @@
 """What a request returns."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -45,8 +46,10 @@ class GenerationStats:
     def of(cls, records: Sequence[StepRecord], *, num_tokens: int, prefill_s: float) -> "GenerationStats":
         """Figures from the records of a request."""
         times = [record.times for record in records]
-        stages = {name: sum(getattr(time, name) for time in times) for name in ("draft_s", "score_s", "verify_s", "commit_s")}
-        decode_s = sum(time.total_s for time in times)
+        stages = {
+            name: math.fsum(getattr(time, name) for time in times) for name in ("draft_s", "score_s", "verify_s", "commit_s")
+        }
+        decode_s = math.fsum(time.total_s for time in times)
         return cls(
             num_tokens=num_tokens,
             num_rounds=len(records),

@@ -1,7 +1,6 @@
 """From a node's logits to its law: processors that look at the text see that node's own path."""
 
 from collections.abc import Callable, Sequence
-from typing import overload
 
 import torch
 from jaxtyping import Float
@@ -15,7 +14,7 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 """`(token_ids [1, seq], scores [1, vocab]) -> scores [1, vocab]`, the form of `transformers`' logits processors."""
 
 
-class NodeLaws(Sequence[Law]):
+class NodeLaws:
     """The target's law after every node of a tree, made when it is asked for: a verifier visits few nodes of many.
 
     Args:
@@ -34,16 +33,10 @@ class NodeLaws(Sequence[Law]):
     def __len__(self) -> int:
         return self._logits.shape[0]
 
-    @overload
-    def __getitem__(self, index: int) -> Law: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Law]: ...
-    def __getitem__(self, index: int | slice) -> Law | Sequence[Law]:
-        if isinstance(index, slice):
-            return [self[node] for node in range(*index.indices(len(self)))]
-        if index not in self._made:
-            self._made[index] = self._make(index)
-        return self._made[index]
+    def __getitem__(self, node: int) -> Law:
+        if node not in self._made:
+            self._made[node] = self._make(node)
+        return self._made[node]
 
     def _make(self, node: int) -> Law:
         logits = self._logits[node]

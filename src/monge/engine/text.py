@@ -1,12 +1,16 @@
 """Tokens to text, piece by piece, with stop strings found where plain decoding would find them."""
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
     """What is asked of a tokenizer."""
+
+    def __call__(self, text: str) -> Mapping[str, Any]:
+        """The tokens of a text, under `input_ids`."""
+        ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of a run of tokens."""

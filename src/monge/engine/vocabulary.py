@@ -13,8 +13,8 @@ from monge.core.model import NodeBlock, SequenceModel
 class ResizedVocabulary:
     """A model whose logits are cut or padded to another number of tokens; a `SequenceModel`.
 
-    Models of one family often share a tokenizer but pad its vocabulary to different sizes. Padding tokens mean nothing, so those
-    that the target lacks are never drafted, and those that the draft model lacks have no draft mass.
+    Models of one family often share a tokenizer but pad its vocabulary to different sizes. Padding tokens mean nothing, so
+    those that the target lacks are never drafted, and those that the draft model lacks have no draft mass.
 
     Args:
         model: The draft model.

@@ -11,7 +11,7 @@ from typing import Final
 
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
-from monge.core.law import Law, SparseLaw, residual
+from monge.core.law import Law, LawSequence, SparseLaw, residual
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
 from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
@@ -131,7 +131,7 @@ class BonusFromParent(Verifier):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def verify(self, tree: TokenTree, target_laws: Sequence[Law], draws: Draws) -> Verdict:
+    def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         verdict = Walk(Rrs()).verify(tree, target_laws, draws)
         if verdict.next_kind == "bonus" and verdict.path:
             parent = tree.parents[verdict.path[-1]]
@@ -215,7 +215,6 @@ def _sorted_without_replacement(law: Law, draws: Draws) -> tuple[int, ...]:
     return tuple(sorted(WithoutReplacement(law, 2).draw(draws), key=law.prob, reverse=True))
 
 
-
 KNOWN_BAD_RULES: Final[Mapping[str, NodeRule | Verifier]] = MappingProxyType(
     {
         "epsilon 1e-9 in the ratio": EpsilonInRatio(1e-9),
@@ -238,9 +237,7 @@ KNOWN_BAD_TREES: Final[Mapping[str, Forged]] = MappingProxyType(
         "drawn from the top two, declared with the full law": Forged(_from_top_two, Iid),
         "improbable draw dropped": Forged(_drop_improbable, Iid),
         "best of two draws kept": Forged(_best_of_two, Iid),
-        "sorted after drawing without replacement": Forged(
-            _sorted_without_replacement, WithoutReplacement, WithoutReplacement
-        ),
+        "sorted after drawing without replacement": Forged(_sorted_without_replacement, WithoutReplacement, WithoutReplacement),
         "top two declared as drawn without replacement": Forged(_top_two, WithoutReplacement, WithoutReplacement),
     }
 )

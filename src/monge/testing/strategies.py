@@ -16,7 +16,7 @@ def weight_lists(vocab_size: int) -> SearchStrategy[Any]:
 
 
 @st.composite
-def weight_pairs(draw: Callable[..., Any], max_vocab: int = 5) -> Any:
+def weight_pairs(draw: Callable[..., Any], max_vocab: int = 5) -> tuple[Any, Any]:
     """Weights of a target and a draft law over one vocabulary: unrelated, equal, or of disjoint supports.
 
     Weights, not laws: a run-time type checker looks at random elements of what it checks, and a strategy must not.

@@ -90,7 +90,9 @@ class TabularModel:
             nodes = self._nodes[sequence]
             for earlier, later in zip(path, list(path)[1:], strict=False):
                 if nodes[later][:-1] != nodes[earlier]:
-                    raise MongeError(f"tabular model: node {later} is no child of node {earlier}; a path is committed from the top")
+                    raise MongeError(
+                        f"tabular model: node {later} is no child of node {earlier}; a path is committed from the top"
+                    )
             if path:
                 self._committed[sequence] = nodes[path[-1]]
             self._nodes[sequence] = []

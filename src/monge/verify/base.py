@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from monge.core.draws import Draws
 from monge.core.errors import ProposalMismatchError
-from monge.core.law import Law
+from monge.core.law import Law, LawSequence
 from monge.core.proposal import Arbitrary, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
@@ -52,7 +52,7 @@ class Verifier(ABC):
     is_lossless: ClassVar[bool] = True
 
     @abstractmethod
-    def verify(self, tree: TokenTree, target_laws: Sequence[Law], draws: Draws) -> Verdict:
+    def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         """Decide which nodes are kept, and draw the token after them.
 
         Args:
@@ -75,7 +75,7 @@ class Walk(Verifier):
 
     rule: NodeRule
 
-    def verify(self, tree: TokenTree, target_laws: Sequence[Law], draws: Draws) -> Verdict:
+    def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         if len(target_laws) != tree.num_nodes:
             raise ProposalMismatchError(f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came")
         node = 0

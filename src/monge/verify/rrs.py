@@ -20,15 +20,16 @@ class Rrs(NodeRule):
 
     Rule:
         `P = p`; for X in drawing order, drawn from q: accept with probability `min(1, P_X / q_X)`, else
-        `P = (P - q)_+ / |(P - q)_+|`; when none is accepted emit `y ~ P`. A repeated candidate is tested again, and fails, since
-        a rejected token has no mass left; its residual step still counts.
+        `P = (P - q)_+ / |(P - q)_+|`; when none is accepted emit `y ~ P`. A repeated candidate is tested again, and fails,
+        since a rejected token has no mass left; its residual step still counts.
 
     Cost:
         O(K vocab) for K candidates in the worst case, one residual per rejection.
 
     Reference:
         SpecInfer (Miao et al., arXiv 2305.09781, Algorithm 2; it visits candidates in random order, which is the same law for
-        exchangeable ones); recursive speculative decoding (Jeon et al., arXiv 2402.14160); MCSD (Yang et al., arXiv 2401.06706).
+        exchangeable ones); recursive speculative decoding (Jeon et al., arXiv 2402.14160); MCSD (Yang et al.,
+        arXiv 2401.06706).
     """
 
     accepts = frozenset[type[Proposal]]({Iid, Mixed, Deterministic})

@@ -19,8 +19,8 @@ class RrsWithoutReplacement(NodeRule):
         replacement whose number does not depend on the tokens still to come.
 
     Rule:
-        `P = p, Q = q`; for X in drawing order: accept with probability `min(1, P_X / Q_X)`, else `P = (P - Q)_+` and `Q` without
-        X, both renormalised; when none is accepted emit `y ~ P`.
+        `P = p, Q = q`; for X in drawing order: accept with probability `min(1, P_X / Q_X)`, else `P = (P - Q)_+` and `Q`
+        without X, both renormalised; when none is accepted emit `y ~ P`.
 
     Cost:
         O(K vocab) for K candidates in the worst case.

@@ -15,8 +15,8 @@ from monge.draft.tree.base import CHILDREN, TreeBuilder, TreeLimits, check_kind,
 class FixedWidth(TreeBuilder):
     """A tree whose nodes of depth j have `widths[j]` candidates each.
 
-    Under a plan with fewer nodes, a node whose candidates might not all fit gets none: which nodes these are depends on what was
-    drawn before them only.
+    Under a plan with fewer nodes, a node whose candidates might not all fit gets none: which nodes these are depends only on
+    what was drawn before them.
 
     Args:
         widths: Candidates per node, from the root downwards.

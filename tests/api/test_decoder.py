@@ -1,0 +1,101 @@
+"""The public way in, on the built-in pair and on tables."""
+
+import pytest
+
+from monge.api import load, make_parts
+from monge.engine.batch import decode
+from monge.engine.decoder import Decoder
+from monge.testing.tabular import RandomTable, TabularModel
+
+PROMPT = "Question: Tom has 3 apples and buys 4 more. How many apples does he have?\nAnswer:"
+
+
+@pytest.fixture(scope="module")
+def pair() -> Decoder:
+    return load(dtype="float32")
+
+
+def test_the_built_in_pair_writes_text(pair):
+    (result,) = pair.generate(PROMPT, max_new_tokens=24)
+    assert result.text.strip()
+    assert result.finish_reason in {"length", "eos"}
+    assert result.stats.block_efficiency > 1.2
+    assert result.stats.num_tokens == len(result.token_ids)
+    assert pair.tokenizer.decode(result.token_ids, skip_special_tokens=True) == result.text
+
+
+def test_every_drafter_writes_the_same_greedy_text(pair):
+    (expected,) = load(drafter="none", dtype="float32").generate(PROMPT, max_new_tokens=24)
+    for parts in ({}, {"drafter": "ngram"}, {"tree": "chain(3)"}, {"tree": "best_first(8)", "verifier": "target_walk"}):
+        (result,) = load(dtype="float32", **parts).generate(PROMPT, max_new_tokens=24)
+        assert result.token_ids == expected.token_ids, parts
+
+
+def test_streamed_pieces_are_the_text(pair):
+    (result,) = pair.generate(PROMPT, max_new_tokens=24, temperature=1.0, seed=3)
+    pieces = list(pair.stream(PROMPT, max_new_tokens=24, temperature=1.0, seed=3))
+    assert "".join(piece.text for piece in pieces) == result.text
+    assert tuple(token for piece in pieces for token in piece.token_ids) == result.token_ids
+    assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+    assert pieces[-1].finish_reason == result.finish_reason
+
+
+def test_the_seed_alone_decides(pair):
+    (alone,) = pair.generate(PROMPT, max_new_tokens=12, temperature=1.0, seed=5)
+    crowd = pair.generate([PROMPT, "Once", "def f(x):", "The"], max_new_tokens=12, temperature=1.0, seed=5)
+    assert crowd[0].token_ids == alone.token_ids
+    (again,) = pair.generate(PROMPT, max_new_tokens=12, temperature=1.0, seed=alone.seed)
+    assert again.token_ids == alone.token_ids
+    (other,) = pair.generate(PROMPT, max_new_tokens=12, temperature=1.0, seed=6)
+    assert other.token_ids != alone.token_ids
+    (drawn,) = pair.generate(PROMPT, max_new_tokens=12, temperature=1.0)
+    (reproduced,) = pair.generate(PROMPT, max_new_tokens=12, temperature=1.0, seed=drawn.seed)
+    assert reproduced.token_ids == drawn.token_ids
+
+
+def test_a_stop_string_ends_the_text_before_it(pair):
+    (free,) = pair.generate(PROMPT, max_new_tokens=40)
+    stop = free.text[8:12]
+    (result,) = pair.generate(PROMPT, max_new_tokens=40, stop=stop)
+    assert result.finish_reason == "stop"
+    assert result.text == free.text[: free.text.index(stop)]
+    plain = load(drafter="none", dtype="float32").generate(PROMPT, max_new_tokens=40, stop=stop)[0]
+    assert result.token_ids == plain.token_ids
+    streamed = "".join(piece.text for piece in pair.stream(PROMPT, max_new_tokens=40, stop=stop))
+    assert streamed == result.text
+
+
+def table_decoder(max_batch_size: int = 8) -> Decoder:
+    target, draft = TabularModel(RandomTable(6, 1), 6), TabularModel(RandomTable(6, 2), 6)
+    parts = make_parts(target, draft)
+    return Decoder(parts, eos_ids=frozenset({5}), max_batch_size=max_batch_size)
+
+
+@pytest.mark.parametrize("max_batch_size", [1, 2, 7])
+def test_requests_join_and_leave(max_batch_size):
+    prompts = [[token, 0] for token in (0, 1, 2, 3, 4)]
+    expected = [result.token_ids for result in table_decoder(8).generate(prompts, max_new_tokens=9, temperature=1.0, seed=2)]
+    results = table_decoder(max_batch_size).generate(prompts, max_new_tokens=9, temperature=1.0, seed=2)
+    assert [result.token_ids for result in results] == expected
+    assert {result.finish_reason for result in results} <= {"eos", "length"}
+
+
+def test_an_abandoned_stream_gives_its_caches_back():
+    decoder = table_decoder()
+    stream = decoder.stream([0, 1], max_new_tokens=50, ignore_eos=True)
+    next(stream)
+    stream.close()
+    target = decoder.parts.target
+    assert isinstance(target, TabularModel)
+    with pytest.raises(KeyError):
+        target.length(0)
+
+
+def test_every_round_serves_every_session():
+    decoder = table_decoder()
+    sessions = decoder.sessions([[0], [1]], max_new_tokens=6, ignore_eos=True, temperature=1.0, seed=1)
+    served = list(decode(sessions, decoder.parts, max_batch_size=2))
+    assert {id(session) for session in served} == {id(session) for session in sessions}
+    for session in sessions:
+        assert session.num_generated == 6
+        assert sum(len(record.token_ids) for record in session.records) == 6

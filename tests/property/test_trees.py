@@ -1,0 +1,106 @@
+"""Trees, masks and draws."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monge.core.draws import TapeDraws, TorchDraws
+from monge.core.errors import LawError, MongeError, OptionError
+from monge.core.model import NodeBlock
+from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
+from monge.core.tree import GrowingTree, ancestor_mask, depths_of
+from monge.engine.masks import UncommittedNodes
+from monge.testing.strategies import dense_law
+
+PARENTS = st.integers(1, 9).flatmap(lambda size: st.tuples(*(st.integers(-1, node - 1) for node in range(size))))
+
+
+@given(parents=PARENTS)
+def test_ancestors_by_definition(parents):
+    mask = ancestor_mask(parents)
+    for node in range(len(parents)):
+        above, seen = node, set()
+        while above >= 0:
+            seen.add(above)
+            above = parents[above]
+        assert set(mask[node].nonzero().squeeze(-1).tolist()) == seen
+        assert depths_of(parents)[node] == len(seen) - 1
+
+
+@given(parents=PARENTS, cut=st.integers(0, 9))
+def test_nodes_read_in_several_blocks_see_what_one_block_sees(parents, cut):
+    cut = min(cut, len(parents))
+    nodes = UncommittedNodes()
+    nodes.add(NodeBlock((0,) * cut, parents[:cut]))
+    nodes.add(NodeBlock((0,) * (len(parents) - cut), parents[cut:]))
+    assert torch.equal(torch.from_numpy(nodes.visible(0)), ancestor_mask(parents))
+    assert torch.equal(torch.from_numpy(nodes.visible(cut)), ancestor_mask(parents)[cut:])
+    assert tuple(nodes.depths) == depths_of(parents)
+
+
+def tree_of(draws):
+    q = dense_law([2, 3, 1])
+    tree = GrowingTree(9)
+    for node in tree.grow(0, Iid(q, 3), draws):
+        tree.grow(node, Deterministic(q.top(2)), draws)
+    return tree
+
+
+def test_repeats_are_one_node_offered_twice():
+    tree = tree_of(TapeDraws([0.1, 0.2, 0.9])).finish()
+    assert tree.token_ids == (9, 0, 2, 1, 0, 1, 0)
+    assert tree.offers[0] == (1, 1, 2)
+    assert tree.parents == (-1, 0, 0, 1, 1, 2, 2)
+    assert tree.path_tokens(5) == (2, 1)
+    assert not tree.is_chain
+
+
+def test_children_are_drawn_once():
+    tree = tree_of(TapeDraws([0.1, 0.2, 0.9]))
+    with pytest.raises(MongeError, match="node 0 has its children already"):
+        tree.grow(0, Deterministic((1,)), TapeDraws([]))
+
+
+def test_pruning_makes_every_sampled_proposal_arbitrary():
+    tree = tree_of(TapeDraws([0.1, 0.2, 0.9])).finish().prune([2, 5])
+    assert tree.token_ids == (9, 2, 1)
+    assert tree.parents == (-1, 0, 1)
+    assert tree.proposals == (Arbitrary((2,)), Deterministic((1,)), Deterministic(()))
+    assert tree.offers == ((1,), (2,), ())
+    with pytest.raises(MongeError, match=r"nodes \[5\] are kept without their parents"):
+        tree_of(TapeDraws([0.1, 0.2, 0.9])).finish().prune([5])
+
+
+def test_draws_without_replacement_are_distinct_and_stop_with_the_support():
+    q = dense_law([1, 0, 2, 1])
+    tokens = WithoutReplacement(q, 4).draw(TorchDraws(torch.Generator().manual_seed(1)))
+    assert sorted(tokens) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [Iid, WithoutReplacement])
+def test_widths_start_at_one(kind):
+    with pytest.raises(OptionError, match="width must be at least 1"):
+        kind(dense_law([1, 1]), 0)
+
+
+def test_mixed_candidates_do_not_overlap():
+    with pytest.raises(LawError, match=r"gives mass to fixed candidates \[1\]"):
+        Mixed((1,), dense_law([1, 1]), 2)
+
+
+def test_equal_seeds_give_equal_draws_and_zero_is_a_seed():
+    def draws(seed):
+        source = TorchDraws(torch.Generator().manual_seed(seed))
+        return [source.uniform() for _ in range(600)]
+
+    assert draws(0) == draws(0)
+    assert len(set(draws(0)) & set(draws(1))) == 0
+    assert all(0 <= value < 1 for value in draws(0))
+
+
+def test_an_exhausted_tape_says_so():
+    tape = TapeDraws([0.5])
+    assert not tape.bernoulli(0.5)  # strictly below
+    with pytest.raises(MongeError, match="all 1 uniforms are used"):
+        tape.uniform()
