@@ -85,6 +85,20 @@ FAMILIES = {
         },
     ),
 }
+STATEFUL = {
+    "mamba": {"state_size": 4, "conv_kernel": 4},
+    "qwen3_next": {
+        **MOE,
+        "num_hidden_layers": 4,
+        "head_dim": 8,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 24,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+}
 TREE_FAMILIES = tuple(name for name, family in FAMILIES.items() if family.reads_trees)
 CHAIN_FAMILIES = tuple(name for name, family in FAMILIES.items() if not family.reads_trees)
 

@@ -6,7 +6,19 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import monge
 from monge.core.errors import UnsupportedModelError
-from tests.engine.tiny import CHAIN_FAMILIES, COMMON, EOS, MOE, PAD, TREE_FAMILIES, VOCAB, network, perturbed, prompts, seeded
+from tests.engine.tiny import (
+    CHAIN_FAMILIES,
+    COMMON,
+    EOS,
+    PAD,
+    STATEFUL,
+    TREE_FAMILIES,
+    VOCAB,
+    network,
+    perturbed,
+    prompts,
+    seeded,
+)
 from tests.parity.comparing import assert_same_tokens, plain_greedy
 
 NUM_TOKENS = 24  # all prompts cross the sliding window
@@ -15,20 +27,6 @@ TREES = {
     "fixed_width": "fixed_width((3, 2, 1), children='top')",
     "best_first": "best_first(num_nodes=10)",
     "chain": "chain(4)",
-}
-STATEFUL = {
-    "mamba": {"state_size": 4, "conv_kernel": 4},
-    "qwen3_next": {
-        **MOE,
-        "num_hidden_layers": 4,
-        "head_dim": 8,
-        "num_experts": 4,
-        "shared_expert_intermediate_size": 24,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-    },
 }
 
 

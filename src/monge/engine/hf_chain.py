@@ -56,12 +56,14 @@ class HfChainModel:
         return self._forward_s
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        stateful = self.no_draft_reason is not None
         for sequence, tokens in prefixes.items():
             # Without a config every layer keeps all it read: one that keeps only its window could not take tokens back.
-            stateful = self.no_draft_reason is not None
             self._rows[sequence] = _Row(DynamicCache(config=self._model.config) if stateful else DynamicCache())
-            for start in range(0, len(tokens), _PREFILL):
-                part = tokens[start : start + _PREFILL]
+            # Some recurrent layers (Mamba's) start from nothing whenever they read several tokens: they read the prompt whole.
+            size = max(len(tokens), 1) if stateful else _PREFILL
+            for start in range(0, len(tokens), size):
+                part = tokens[start : start + size]
                 self._read(self._rows[sequence], part, keep_logits=False)
                 self.commit({sequence: range(len(part))})
 
