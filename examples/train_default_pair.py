@@ -230,21 +230,17 @@ def run_draft(args: argparse.Namespace) -> None:
     tokenizer, target = AutoTokenizer.from_pretrained(args.target), load(args.target)
     corpora, sizes = read_corpora(args.data, tokenizer, args.sequence), {"seq": args.sequence, "seed": args.seed}
     texts = own_text(target, corpora["held_out"], args.out / "cache", **sizes)
-    numbers: dict[str, object] = {"target_held_out": held_out_losses(target, corpora["held_out"])}
-    if args.init is None:
-        draft = new_model(resized(target.config, args), args.seed)
-    else:
-        initial = load(args.init)
-        numbers["before"] = evaluate_draft(initial, target, corpora["held_out"], texts)
-        draft = widened(initial, args.intermediate, args.seed)
+    initial = new_model(resized(target.config, args), args.seed) if args.init is None else load(args.init)
+    draft = widened(initial, args.intermediate, args.seed)
     pools = (
         sampled_shards(target, corpora["train"], args.out / "cache", num_tokens=args.sampled_tokens, **sizes),
         corpus_shards(target, corpora["train"], args.out / "cache", num_tokens=args.corpus_tokens, **sizes),
     )
     head = target.lm_head.weight.detach()
     seconds = train(draft, distillation_step(draft, head, pools, args), args)
-    draft = draft.bfloat16().eval()
-    numbers["after"] = evaluate_draft(draft, target, corpora["held_out"], texts)
+    numbers: dict[str, object] = {"target_held_out": held_out_losses(target, corpora["held_out"])}
+    for moment, model in (("before", initial), ("after", draft)):
+        numbers[moment] = evaluate_draft(model.bfloat16().eval(), target, corpora["held_out"], texts)
     numbers["target_latency_s"], numbers["draft_latency_s"] = token_latency_s(target), token_latency_s(draft)
     save(draft, tokenizer, numbers | {"seconds": seconds, "tokens": args.steps * args.batch * args.sequence}, args)
 
