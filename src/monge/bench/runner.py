@@ -36,8 +36,8 @@ class Settings:
     time_limit_s: float | None = None
 
     def __post_init__(self) -> None:
-        numbers = (self.max_new_tokens, self.repeats, *self.batch_sizes)
-        if min(numbers) < 1 or not self.batch_sizes or not self.temperatures:
+        sizes = (self.max_new_tokens, self.repeats, *self.batch_sizes)
+        if min(sizes) < 1 or not self.batch_sizes or not self.temperatures:
             raise MongeError("bench: numbers of tokens, repeats and batch sizes must be at least 1")
 
 

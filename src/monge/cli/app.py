@@ -23,11 +23,12 @@ app.command("demo")(demo)
 app.add_typer(bench, name="bench")
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     if wanted:
         shown = versions("monge", "torch", "transformers")
         typer.echo(", ".join(f"{name} {number or '(not installed)'}" for name, number in shown.items()))
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

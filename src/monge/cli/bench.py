@@ -44,7 +44,7 @@ def _measuring(name: str, help: str, default: object = None) -> Any:  # noqa: AN
     return options.option(name, help=help, panel=MEASURING, default=default)
 
 
-def _each(values: Sequence[float]) -> str:
+def _each(values: Sequence[int | float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
@@ -96,6 +96,9 @@ def decode(
     """
     quiet_host()
     draw = _plotter() if plots else None
+    for name, number in (("threads", threads), ("prompts-per-task", per_task)):
+        if number is not None and number < 1:
+            raise OptionError(f"{name} must be at least 1; got {number}")
     if threads is not None:
         torch.set_num_threads(threads)
     shown = read_prompts(prompts) if prompts else shipped(per_task=per_task or _default_prompts(quick))

@@ -1,0 +1,112 @@
+"""Every arm decodes the same law: the same prompts, greedily and in float32, give the same tokens."""
+
+import pytest
+import torch
+
+from monge.bench.arms import Call, HostArm, MongeArm, encode, load_pair
+from monge.bench.matrix import DEFAULT, all_arms, assistant_options, host_arms, legal_pairs, quick_arms, tune_assistant
+from monge.core.errors import OptionError
+from monge.draft.tree.registry import TREES
+from monge.verify.base import unsupported_reason
+from monge.verify.registry import VERIFIERS
+
+TUNED = {0.0: assistant_options(3), 1.0: assistant_options(2)}
+
+
+def call(pair, texts, temperature=0.0, seed=0):
+    prompt_ids = tuple(encode(pair.tokenizer, text) for text in texts)
+    return Call(prompt_ids=prompt_ids, max_new_tokens=12, temperature=temperature, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_pair):
+    return HostArm(name="transformers", family="plain").decode(tiny_pair, call(tiny_pair, ["The sea was calm"])).token_ids
+
+
+@pytest.fixture(scope="module")
+def arms(tiny_pair):
+    return [*host_arms(tiny_pair, TUNED), *all_arms(tiny_pair)]
+
+
+def test_greedy_arms_agree(tiny_pair, arms, plain):
+    assert len(arms) > 15
+    for arm in arms:
+        assert arm.decode(tiny_pair, call(tiny_pair, ["The sea was calm"])).token_ids == plain, arm.name
+
+
+def test_batches_of_ragged_prompts_agree(tiny_pair, plain):
+    asked = call(tiny_pair, ["The sea was calm", "A", "Question: why is this one so much longer?"])
+    host, ours = (arm.decode(tiny_pair, asked).token_ids for arm in (HostArm(name="h", family="plain"), MongeArm(name="m")))
+    assert host == ours
+    assert host[0] == plain[0]
+
+
+def test_sampled_arms_have_full_length_and_follow_their_seed(tiny_pair, arms):
+    for arm in arms:
+        first, again, other = (
+            arm.decode(tiny_pair, call(tiny_pair, ["The sea"], temperature=1.0, seed=seed)).token_ids for seed in (1, 1, 2)
+        )
+        assert first == again, arm.name
+        assert first != other, arm.name
+        assert len(first[0]) == 12, arm.name
+
+
+def test_end_of_text_token_does_not_shorten_any_arm(tiny_paths):
+    pair = load_pair(*tiny_paths)
+    with torch.no_grad():
+        pair.target.model.norm.weight.zero_()  # equal logits: the first token, which ends the text, is the greedy one
+    for arm in [*host_arms(pair, TUNED), *quick_arms()]:
+        tokens = arm.decode(pair, call(pair, ["The sea"], temperature=0.0)).token_ids
+        assert tokens == ((0,) * 12,), arm.name
+
+
+def test_assistant_settings_do_not_leak_into_the_next_arm(tiny_pair):
+    asked = call(tiny_pair, ["The sea"])
+    default, tuned = (arm for arm in host_arms(tiny_pair, TUNED) if arm.family == "assisted")
+    tuned.decode(tiny_pair, asked)
+    assert tiny_pair.draft.generation_config.num_assistant_tokens == 3
+    default.decode(tiny_pair, asked)
+    assert tiny_pair.draft.generation_config.num_assistant_tokens is None
+
+
+def test_only_ours_has_records(tiny_pair, arms):
+    asked = call(tiny_pair, ["The sea"])
+    for arm in arms:
+        assert bool(arm.decode(tiny_pair, asked).records) == (arm.family == "monge"), arm.name
+
+
+def test_matrix_is_all_that_is_exact(tiny_pair, arms):
+    names = [arm.name for arm in arms]
+    assert len(set(names)) == len(names)
+    trees = ("chain", "fixed_width", "best_first")
+    pairs = set(legal_pairs(trees))
+    for tree in trees:
+        limits = TREES.make(tree).limits
+        for verifier in VERIFIERS:
+            legal = unsupported_reason(VERIFIERS.make(verifier), limits.proposes, limits.max_width) is None
+            assert ((tree, verifier) in pairs) == legal
+            assert (f"monge {tree} {verifier}" in names) == legal
+    assert {DEFAULT, "monge none", "monge ngram target_walk", "monge fixed_width/iid rrs"} <= set(names)
+
+
+def test_tuning_tries_every_candidate(tiny_pair):
+    prompts = call(tiny_pair, ["The sea"]).prompt_ids
+    best, tried = tune_assistant(tiny_pair, prompts, counts=(1, 4), temperatures=(0.0, 1.0), max_new_tokens=6, seed=0)
+    assert [(entry["temperature"], entry["num_assistant_tokens"]) for entry in tried] == [(0, 1), (0, 4), (1, 1), (1, 4)]
+    for temperature, options in best.items():
+        mine = [entry for entry in tried if entry["temperature"] == temperature]
+        fastest = max(mine, key=lambda entry: entry["tokens_per_s"])
+        assert options == assistant_options(fastest["num_assistant_tokens"])
+
+
+def test_target_alone_has_no_assisted_arm(tiny_paths):
+    pair = load_pair(tiny_paths[0])
+    names = [arm.name for arm in [*host_arms(pair, {}), *all_arms(pair)]]
+    assert "transformers assisted" not in names
+    assert not [name for name in names if "chain" in name]
+    asked = call(pair, ["The sea"])
+    assert (
+        MongeArm(name=DEFAULT).decode(pair, asked).token_ids == HostArm(name="h", family="plain").decode(pair, asked).token_ids
+    )
+    with pytest.raises(OptionError, match="needs a draft model"):
+        HostArm(name="a", family="assisted", assistant={}).decode(pair, asked)

@@ -1,0 +1,122 @@
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from monge.bench.arms import Arm, Call, Output
+from monge.bench.runner import WARM_UP_TOKENS, Settings, batches, measure, num_calls
+from monge.core.errors import MongeError, OptionError
+
+PROMPTS = ((1, 2), (3,), (4, 5, 6))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scripted(Arm):
+    """Writes down its calls; fails or stops short where it is told to."""
+
+    name: str
+    log: list[tuple[str, Call]]
+    family: str = "monge"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    max_batch_size: int | None = None
+    missing: int = 0
+    fails_at_call: int | None = None
+    error: type[Exception] = OptionError
+
+    def decode(self, pair, call):
+        mine = sum(name == self.name for name, _ in self.log)
+        self.log.append((self.name, call))
+        if mine == self.fails_at_call:
+            raise self.error("no room")
+        row = (7,) * (call.max_new_tokens - self.missing)
+        return Output(token_ids=(row,) * len(call.prompt_ids))
+
+
+def run(tiny_pair, arms, **settings):
+    defaults = {"max_new_tokens": 20, "repeats": 2, "temperatures": (0.0,), "batch_sizes": (1,)}
+    return measure(tiny_pair, arms, PROMPTS, Settings(**(defaults | settings)), on_call=lambda name: None)
+
+
+def test_arms_take_turns_in_rotating_order(tiny_pair):
+    log = []
+    run(tiny_pair, [Scripted(name=name, log=log) for name in "abc"])
+    names = "".join(name for name, _ in log)
+    assert names == "abc" + "abc" + "bca" + "cab" + "bca" + "cab" + "abc"  # warm-up, then two repeats of three prompts
+
+
+def test_all_arms_get_the_same_calls(tiny_pair):
+    log = []
+    run(tiny_pair, [Scripted(name=name, log=log) for name in "ab"], temperatures=(0.0, 1.0), batch_sizes=(1, 2))
+    calls = {arm: sorted(repr(call) for name, call in log if name == arm) for arm in "ab"}
+    assert calls["a"] == calls["b"]
+    seeds = {call.seed for _, call in log}
+    assert len(seeds) == 2 * 3  # one per repeat and batch; temperatures and arms share them
+
+
+def test_warm_up_is_not_counted(tiny_pair):
+    log = []
+    (measurement,) = run(tiny_pair, [Scripted(name="a", log=log)])
+    assert [call.max_new_tokens for _, call in log] == [WARM_UP_TOKENS] + [20] * 6
+    assert measurement.num_tokens == [60, 60]
+    assert len(measurement.seconds) == 2
+    assert len(measurement.completions) == 6
+    assert measurement.tokens_per_s == tuple(60 / seconds for seconds in measurement.seconds)
+
+
+@pytest.mark.parametrize("error", [OptionError, RuntimeError, ValueError, IndexError, NotImplementedError])
+@pytest.mark.parametrize("at", [0, 3])
+def test_failed_arm_has_a_reason_and_no_numbers(tiny_pair, error, at):
+    log = []
+    arms = [Scripted(name="a", log=log, fails_at_call=at, error=error), Scripted(name="b", log=log)]
+    failed, fine = run(tiny_pair, arms)
+    assert failed.failure == f"{error.__name__}: no room"
+    assert not failed.seconds
+    assert not failed.num_tokens
+    assert not failed.completions
+    assert sum(name == "a" for name, _ in log) == at + 1, "a failed arm is not asked again"
+    assert fine.num_tokens == [60, 60]
+
+
+def test_a_fault_of_the_benchmark_is_not_swallowed(tiny_pair):
+    with pytest.raises(ZeroDivisionError):
+        run(tiny_pair, [Scripted(name="a", log=[], fails_at_call=0, error=ZeroDivisionError)])
+
+
+def test_short_output_is_a_failure(tiny_pair):
+    (measurement,) = run(tiny_pair, [Scripted(name="a", log=[], missing=1)])
+    assert (
+        measurement.failure
+        == f"gave {WARM_UP_TOKENS - 1} tokens where {WARM_UP_TOKENS} were asked for, so it cannot be compared"
+    )
+
+
+def test_batch_that_an_arm_cannot_take_is_not_tried(tiny_pair):
+    log = []
+    one, many = run(tiny_pair, [Scripted(name="a", log=log, max_batch_size=1)], batch_sizes=(1, 2))
+    assert one.failure is None
+    assert many.failure == "not applicable: this arm decodes at most 1 sequence(s) at a time"
+    assert all(len(call.prompt_ids) == 1 for _, call in log)
+
+
+def test_time_limit_ends_after_a_whole_repeat(tiny_pair):
+    (measurement,) = run(tiny_pair, [Scripted(name="a", log=[])], repeats=50, time_limit_s=0.0)
+    assert measurement.num_tokens == [60]
+
+
+def test_batches_are_full_and_hold_every_prompt():
+    assert batches(PROMPTS, 2) == [((1, 2), (3,)), ((4, 5, 6), (1, 2))]
+    assert batches(PROMPTS, 8) == [(PROMPTS * 3)[:8]]
+
+
+def test_number_of_calls(tiny_pair):
+    log, settings = [], Settings(repeats=2, temperatures=(0.0, 1.0), batch_sizes=(1, 2))
+    arms = [Scripted(name=name, log=log) for name in "ab"]
+    measure(tiny_pair, arms, PROMPTS, settings, on_call=lambda name: None)
+    assert num_calls(arms, PROMPTS, settings) == len(log)
+
+
+@pytest.mark.parametrize("wrong", [{"repeats": 0}, {"max_new_tokens": 0}, {"batch_sizes": (0,)}, {"batch_sizes": ()}])
+def test_bad_settings(wrong):
+    with pytest.raises(MongeError, match="at least 1"):
+        Settings(**wrong)

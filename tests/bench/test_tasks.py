@@ -1,0 +1,69 @@
+import json
+
+import pytest
+
+from monge.bench.tasks import SHIPPED, read_prompts, shipped
+from monge.core.errors import OptionError
+
+
+@pytest.mark.parametrize("task", SHIPPED)
+def test_shipped_prompts(task):
+    prompts = shipped([task])
+    assert len(prompts) == 8
+    assert all(prompt.task == task and prompt.text.strip() for prompt in prompts)
+    assert len({prompt.text for prompt in prompts}) == 8
+
+
+def test_first_prompts_of_every_task():
+    assert [prompt.task for prompt in shipped(per_task=2)] == ["gsm8k"] * 2 + ["humaneval"] * 2 + ["prose"] * 2
+
+
+def test_questions_have_the_format_of_the_pair():
+    assert all(prompt.text.startswith("Question: ") and prompt.text.endswith("\nAnswer:") for prompt in shipped(["gsm8k"]))
+
+
+def test_unknown_task_names_the_nearest():
+    with pytest.raises(OptionError, match="did you mean 'gsm8k'"):
+        shipped(["gsm8"])
+
+
+def test_plain_lines(tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text("One.\n\n  Two.\n")
+    assert [(prompt.task, prompt.text) for prompt in read_prompts(file)] == [("mine", "One."), ("mine", "  Two.")]
+
+
+def test_json_lines(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    records = [{"prompt": "a\nb"}, {"question": "Why?", "answer": "x"}, {"turns": ["first", "second"]}]
+    file.write_text("\n".join(map(json.dumps, records)))
+    assert [prompt.text for prompt in read_prompts(file)] == ["a\nb", "Question: Why?\nAnswer:", "first"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"prompt": "x"}\n{"prompt": ', "line 2: not JSON"),
+        ("a.jsonl", '{"text": "x"}', "line 1: no text under 'prompt'"),
+        ("a.jsonl", '{"turns": []}', "line 1: no text under"),
+        ("a.jsonl", "[1]", "line 1: no text under"),
+        ("a.txt", " \n\n", "holds no prompts"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, message):
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(OptionError, match=message):
+        read_prompts(file)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(OptionError, match="cannot read prompts from .*nowhere"):
+        read_prompts(tmp_path / "nowhere.txt")
+
+
+def test_not_text(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(OptionError, match="cannot read prompts"):
+        read_prompts(file)

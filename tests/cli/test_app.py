@@ -1,0 +1,56 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from monge.bench.runner import Settings
+
+
+def test_version(run):
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("monge ")
+    assert f"torch {torch.__version__}" in result.stdout
+
+
+def test_module_is_the_command():
+    result = subprocess.run([sys.executable, "-m", "monge", "--version"], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("monge ")
+
+
+def test_no_command_shows_the_commands(run):
+    result = run()
+    assert all(command in result.output for command in ("generate", "list", "demo", "bench"))
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["generate"], ["Examples", "Models", "Speculation", "Sampling", "Default: 128.", "Default: auto.", "monge generate"]),
+        (["bench", "decode"], ["Examples", "Measuring", "--quick", "Default: 1, 4, 8.", "quarter of an hour"]),
+        (["list"], ["--json"]),
+        (["demo"], ["built-in pair"]),
+    ],
+    ids=lambda value: " ".join(value) if len(value) < 3 else "",
+)
+def test_help_is_worth_reading(run, monkeypatch, command, words):
+    monkeypatch.setenv("COLUMNS", "160")
+    shown = run(*command, "--help").output
+    assert [word for word in words if word not in shown] == []
+
+
+def test_demo(run, monkeypatch):
+    module = sys.modules["monge.cli.demo"]
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setattr(module, "NEW_TOKENS", 6)
+    monkeypatch.setattr(module, "SETTINGS", Settings(max_new_tokens=4, repeats=1, batch_sizes=(1,)))
+    result = run("demo")
+    assert result.exit_code == 0
+    assert result.stdout.count("Question: ") == 2
+    assert "def " in result.stdout
+    for row in ("transformers ", "transformers assisted", "monge none", "monge bench decode --quick"):
+        assert row in result.stdout
+    assert result.stdout.count("as fast as transformers.generate") == 2
+    assert result.stderr.count("6 tokens in ") == 4

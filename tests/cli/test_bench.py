@@ -1,0 +1,84 @@
+import json
+import sys
+
+import pytest
+
+from monge.bench.report import HEADLINE
+
+
+@pytest.fixture
+def bench(run, tiny_paths, tmp_path):
+    """`monge bench decode` on the tiny pair."""
+    target, draft = tiny_paths
+    common = ["--target", target, "--draft", draft, "--out", tmp_path / "out"]
+    return lambda *arguments: run("bench", "decode", *common, *arguments)
+
+
+def test_quick_ends_with_one_json_object(bench, tmp_path):
+    result = bench("--quick", "--json", "--max-new-tokens", 8, "--repeats", 2)
+    assert result.exit_code == 0
+    document = json.loads(result.stdout.splitlines()[-1])
+    assert all(document[name] > 0 for name in HEADLINE)
+    assert len(document["arms"]) == 14
+    assert [arm["failure"] for arm in document["arms"] if arm["failure"]] == []
+    assert len(document["prompts"]) == 3
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == document
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"result.json", "rounds.jsonl.gz", "tokens_per_s.png", "round_time.png", "acceptance_by_depth.png"}
+
+
+def test_table_for_people(bench, tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"question": "Why?"}\n{"turns": ["Tell me."]}\n')
+    arguments = ["--prompts", tmp_path / "mine.jsonl", "--batch", 1, "--batch", 2, "--temperature", 0, "--no-plots"]
+    result = bench("--quick", "--max-new-tokens", 4, "--repeats", 1, *arguments)
+    assert result.exit_code == 0
+    assert "greedy, batch 1, 2 prompts" in result.stdout
+    assert "greedy, batch 2, 2 prompts" in result.stdout
+    assert "temperature 1" not in result.stdout
+    assert "decodes at most 1 sequence(s) at a time" in result.stdout
+    assert "assisted, greedy, 2 draft tokens: " in result.stdout
+    assert "speedup_over_plain" in result.stdout
+    assert not list((tmp_path / "out").glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompts", "nowhere.txt"], "cannot read prompts from 'nowhere.txt'"),
+        (["--repeats", "0"], "must be at least 1"),
+        (["--threads", "0"], "threads must be at least 1"),
+        (["--prompts-per-task", "0"], "prompts-per-task must be at least 1"),
+        (["--target", "./nowhere"], "no folder './nowhere'"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_bad_input(bench, arguments, message):
+    result = bench("--quick", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+
+
+def test_missing_matplotlib_names_the_extra_before_anything_runs(bench, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "monge.bench.plots", raising=False)
+    result = bench("--quick")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: plots need matplotlib: pip install 'monge[bench]'")
+    assert result.stdout == ""
+
+
+def test_out_that_is_a_file_is_refused(bench, tmp_path):
+    (tmp_path / "out").write_text("")
+    result = bench("--quick", "--max-new-tokens", 2, "--repeats", 1, "--no-plots")
+    assert result.exit_code == 2
+    assert "cannot write results" in result.stderr
+
+
+def test_ctrl_c(bench, monkeypatch):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["monge.cli.bench"], "compare", interrupted)
+    assert bench("--quick", "--no-plots").exit_code == 130

@@ -1,0 +1,275 @@
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+
+from monge.api import load
+from monge.cli.live import LiveText
+
+PROMPT = "The sea was calm"
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_paths):
+    """The greedy completion, from the library."""
+    (result,) = load(*tiny_paths).generate([PROMPT], max_new_tokens=12)
+    return result
+
+
+def test_piped_output_is_the_text_alone(generate, expected):
+    result = generate(PROMPT, "--max-new-tokens", 12)
+    assert result.exit_code == 0
+    assert result.stdout == expected.text + "\n"
+    assert result.stderr == ""
+
+
+def test_standard_input(generate, expected):
+    assert generate("--max-new-tokens", 12, stdin=PROMPT + "\n").stdout == expected.text + "\n"
+
+
+def test_json(generate, expected):
+    result = generate(PROMPT, "--max-new-tokens", 12, "--json", "--seed", 5)
+    record = json.loads(result.stdout)
+    assert record["text"] == expected.text
+    assert record["token_ids"] == list(expected.token_ids)
+    assert (record["finish_reason"], record["seed"], record["prompt"]) == ("length", 5, PROMPT)
+    assert record["stats"]["num_tokens"] == 12
+    assert record["stats"]["block_efficiency"] >= 1
+
+
+def test_library_defaults_hold(generate, tiny_paths):
+    (result,) = load(*tiny_paths).generate([PROMPT])
+    assert json.loads(generate(PROMPT, "--json").stdout)["token_ids"] == list(result.token_ids)
+
+
+def test_every_option_arrives(generate, tiny_paths):
+    target, draft = tiny_paths
+    decoder = load(target, draft, tree="chain(2)", verifier="single_draft", draft_temperature=0.7, dtype="float64")
+    options = {"max_new_tokens": 30, "temperature": 0.9, "top_k": 50, "top_p": 0.9, "min_p": 0.01, "seed": 3}
+    (result,) = decoder.generate([PROMPT], ignore_eos=True, **options)
+    arguments = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+    arguments += ["--tree", "chain(2)", "--verifier", "single_draft", "--draft-temperature", 0.7, "--dtype", "float64"]
+    record = json.loads(generate(PROMPT, *arguments, "--ignore-eos", "--json").stdout)
+    assert record["token_ids"] == list(result.token_ids)
+    assert len(record["stats"]["acceptance_by_depth"]) <= 2
+
+
+def test_stop_strings(generate, expected):
+    stop = expected.text[8:11]
+    result = generate(PROMPT, "--max-new-tokens", 12, "--stop", "never", "--stop", stop, "--json")
+    record = json.loads(result.stdout)
+    assert record["finish_reason"] == "stop"
+    assert record["text"] == expected.text[: expected.text.index(stop)]
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
+def test_file_of_prompts_is_decoded_as_a_batch(generate, tmp_path, name, expected):
+    prompts = [PROMPT, "Once", "Question: why?"]
+    lines = [json.dumps({"prompt": prompt}) for prompt in prompts] if name.endswith("jsonl") else prompts
+    (tmp_path / name).write_text("\n".join(lines))
+    result = generate("--file", tmp_path / name, "--max-new-tokens", 12, "--json", "--batch-size", 2)
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [record["prompt"] for record in records] == prompts
+    assert records[0]["text"] == expected.text
+    plain = generate("--file", tmp_path / name, "--max-new-tokens", 12)
+    assert plain.stdout == "".join(record["text"] + "\n" for record in records)
+
+
+def test_verbose_says_what_runs_on_standard_error(generate, expected):
+    result = generate(PROMPT, "--max-new-tokens", 12, "--verbose", "--tree", "chain(2)", "--verifier", "rrs")
+    assert result.stdout == expected.text + "\n"
+    assert "Rrs()" in result.stderr
+    assert "Chain(depth=2" in result.stderr
+    assert "engine efficiency" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--verifier", "nonsense"], "target_walk"),
+        (["--tree", "chain(dept=2)"], "did you mean 'depth'"),
+        (["--tree", "chain(0)"], "depth must be at least 1"),
+        (["--verifier", "single_draft", "--tree", "best_first"], "legal here: target_walk, rrs, rrs_without_replacement"),
+        (["--temperature", "-1"], "temperature must be"),
+        (["--top-p", "1.5"], "top_p"),
+        (["--max-new-tokens", "0"], "max_new_tokens must be at least 1"),
+        (["--max-new-tokens", "99999"], "exceeds the target's context of 4096 tokens"),
+        (["--batch-size", "0"], "max_batch_size must be at least 1"),
+        (["--file", "nowhere.txt"], "not both"),
+        (["--stop", ""], "a stop string is empty"),
+        (["--drafter", "ngram", "--tree", "chain"], "drafter 'ngram' takes no"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_status_2(generate, arguments, message):
+    result = generate(PROMPT, *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(("option", "wrong", "right"), [("--verifier", "rss", "rrs"), ("--drafter", "ngrams", "ngram")])
+def test_unknown_part_names_the_nearest(generate, option, wrong, right):
+    assert f"did you mean '{right}'" in generate(PROMPT, option, wrong).stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "no folder"), ("", "no config.json"), ("config", "cannot load a model")],
+)
+def test_bad_checkpoints(run, tmp_path, tiny_paths, content, message):
+    folder = tmp_path / "checkpoint"
+    if content is not None:
+        folder.mkdir()
+    if content == "config":
+        shutil.copy(f"{tiny_paths[0]}/config.json", folder)
+        (folder / "model.safetensors").write_text("broken")
+    result = run("generate", PROMPT, "--target", folder)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+
+
+def test_empty_prompt(generate):
+    result = generate("")
+    assert result.exit_code == 2
+    assert "the prompt is empty" in result.stderr
+
+
+def test_bad_prompt_file(generate, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\nnonsense\n')
+    result = generate("--file", tmp_path / "bad.jsonl")
+    assert result.exit_code == 2
+    assert "line 2: not JSON" in result.stderr
+
+
+def test_unknown_option_is_a_usage_error(generate):
+    result = generate(PROMPT, "--temprature", "1")
+    assert result.exit_code == 2
+    assert "--temperature" in result.stderr
+
+
+def test_failed_request_leaves_the_others(run, tmp_path, tiny_paths):
+    target = tmp_path / "target"
+    shutil.copytree(tiny_paths[0], target)
+    weights = load_file(target / "model.safetensors")
+    bad = load(*tiny_paths).tokenizer("\N{SNOWMAN}")["input_ids"][0]
+    weights["model.embed_tokens.weight"][bad] = torch.nan
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "prompts.txt").write_text("Once\n\N{SNOWMAN} Once\n")
+    result = run("generate", "--file", tmp_path / "prompts.txt", "--target", target, "--max-new-tokens", 5, "--json")
+    good, failed = (json.loads(line) for line in result.stdout.splitlines())
+    assert (good["finish_reason"], failed["finish_reason"]) == ("length", "error")
+    assert len(good["token_ids"]) == 5
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: prompt 2: ")
+
+
+def endless(tiny_paths):
+    target, draft = tiny_paths
+    models = ["--target", target, "--draft", draft]
+    return [sys.executable, "-m", "monge", "generate", PROMPT, "--max-new-tokens", "4000", "--ignore-eos", *models]
+
+
+def test_ctrl_c_keeps_the_text(tiny_paths):
+    with subprocess.Popen(endless(tiny_paths), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        start = process.stdout.read(40)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "interrupted; the text so far is kept\n"
+    (result,) = load(*tiny_paths).generate([PROMPT], max_new_tokens=200, ignore_eos=True)
+    shorter, longer = sorted([(start + rest).removesuffix("\n"), result.text], key=len)
+    assert len(shorter) >= 40
+    assert longer.startswith(shorter)
+
+
+def test_ctrl_c_before_the_first_token(generate, monkeypatch):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["monge.cli.generate"], "load", interrupted)
+    result = generate(PROMPT)
+    assert (result.exit_code, result.stdout, result.stderr.strip()) == (130, "", "interrupted")
+
+
+def test_a_terminal_shows_prompt_text_and_figures(tiny_paths, expected):
+    target, draft = tiny_paths
+    command = [
+        sys.executable,
+        "-m",
+        "monge",
+        "generate",
+        PROMPT,
+        "--target",
+        target,
+        "--draft",
+        draft,
+        "--max-new-tokens",
+        "12",
+    ]
+    parent, child = pty.openpty()
+    process = subprocess.Popen(command, stdout=child, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    os.close(child)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(parent, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    _, errors = process.communicate(timeout=60)
+    os.close(parent)
+    assert process.returncode == 0
+    text = shown.decode()
+    assert PROMPT in text
+    assert "tokens" in text
+    assert expected.text.split("\n")[-1].strip() in text
+    assert errors.startswith("12 tokens in ")
+    assert "block efficiency" in errors
+
+
+def test_live_text_loses_and_repeats_nothing():
+    console = Console(force_terminal=True, width=40, height=50, color_system=None)
+    text = "one two three " * 12 + "\n\n" + "x" * 95 + "\nlast line"
+    with console.capture() as capture, LiveText(console, total=len(text)) as live:
+        for end in range(0, len(text), 7):
+            live.add(text[end : end + 7], end)
+    lines = screen(capture.get())
+    assert "".join("".join(lines).split()) == "".join(text.split())
+    assert max(map(len, lines)) <= 40
+
+
+CONTROL = re.compile(r"\x1b\[\??(?P<count>\d*)(?P<code>[A-Za-z])|(?P<move>[\r\n])|(?P<text>[^\x1b\r\n]+)")
+
+
+def screen(output):
+    """What stays on a terminal: lines, with cursor movements and erasures carried out."""
+    lines, row, column = [""], 0, 0
+    for match in CONTROL.finditer(output):
+        if match["code"] == "A":
+            row -= int(match["count"] or 1)
+        elif match["code"] == "K":
+            lines[row] = ""
+        elif match["move"]:
+            column = 0
+            row += match["move"] == "\n"
+            lines += [""] * (row + 1 - len(lines))
+        elif match["text"]:
+            lines[row] = lines[row][:column].ljust(column) + match["text"] + lines[row][column + len(match["text"]) :]
+            column += len(match["text"])
+    return lines

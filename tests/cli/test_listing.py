@@ -1,0 +1,49 @@
+import json
+
+import pytest
+
+from monge.cli.listing import PROPOSALS, ROOMS, legality
+from monge.core.proposal import Arbitrary
+from monge.verify.base import unsupported_reason
+from monge.verify.registry import VERIFIERS
+
+
+def test_every_part_is_shown_with_its_settings(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    result = run("list")
+    assert result.exit_code == 0
+    for room, registry in ROOMS:
+        assert room in result.stdout
+        for name in registry:
+            assert name in result.stdout
+            for setting in registry.options(name):
+                assert setting in result.stdout
+
+
+def test_json(run):
+    parts = json.loads(run("list", "--json").stdout)
+    for room, registry in ROOMS:
+        assert [part["name"] for part in parts[room]] == list(registry)
+        assert all(part["summary"].endswith(".") for part in parts[room])
+    ngram = next(part for part in parts["drafters"] if part["name"] == "ngram")
+    assert ngram["settings"]["max_ngram"] == 3
+    model = next(part for part in parts["drafters"] if part["name"] == "model")
+    assert model["required"] == ["model", "tree"]
+    assert parts["legal"] == legality()
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_legality_is_what_the_engine_decides(name):
+    rule = VERIFIERS.make(name)
+    for kind in PROPOSALS:
+        shown = legality()[name][kind.__name__]
+        if kind is not Arbitrary:
+            assert (shown == "yes") == (unsupported_reason(rule, (kind,), 2) is None)
+            assert (shown == "no") == (unsupported_reason(rule, (kind,), 1) is not None)
+
+
+def test_trees_name_their_verifiers(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    lines = [line for line in run("list").stdout.splitlines() if line.startswith("tree fixed_width draws")]
+    assert len(lines) == 1
+    assert lines[0].endswith(": target_walk, rrs_without_replacement")
