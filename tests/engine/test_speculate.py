@@ -124,6 +124,12 @@ def test_max_length_counts_the_padded_prompt():
     assert ours.shape[1] <= 19
 
 
+def test_maximal_time():
+    plain, ours = both(max_time=1e-9)
+    assert torch.equal(ours, plain)
+    assert ours.shape[1] == 12, "the first look at the clock was to stop all rows"
+
+
 def test_return_dict():
     plain, ours = both(return_dict_in_generate=True)
     assert isinstance(ours, GenerateDecoderOnlyOutput)

@@ -7,6 +7,8 @@ from transformers import (
     LogitsProcessorList,
     StoppingCriteriaList,
     SynthIDTextWatermarkingConfig,
+    T5Config,
+    T5ForConditionalGeneration,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
@@ -73,6 +75,14 @@ def test_inputs_beside_the_text():
             max_new_tokens=2,
             custom_generate=monge.speculate,
         )
+
+
+@pytest.mark.filterwarnings("ignore")  # T5 has no settings of its own for the length
+def test_encoder_decoder():
+    sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).eval()
+    with pytest.raises(OptionError, match="encoder-decoder"):
+        model.generate(torch.tensor([[3, 4]]), max_new_tokens=2, custom_generate=monge.speculate)
 
 
 def test_training_mode():

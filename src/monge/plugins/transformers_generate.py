@@ -8,7 +8,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StaticCache, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, GenerationMode, MaxLengthCriteria
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
@@ -103,7 +105,8 @@ def speculate(
         replay.grow(session.context.request_id, session.completion_ids)
     if token_streamer is not None:
         token_streamer.end()
-    return GenerateDecoderOnlyOutput(sequences=replay.text) if generation_config.return_dict_in_generate else replay.text
+    text: Any = replay.text
+    return GenerateDecoderOnlyOutput(sequences=text) if generation_config.return_dict_in_generate else text
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -40,12 +40,11 @@ class RowProcessors:
     processors: LogitsProcessorList
 
     def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
-        return self.processors(torch.cat([self.padding.to(token_ids.device), token_ids], dim=1), scores)
+        padded: Any = torch.cat([self.padding.to(token_ids.device), token_ids], dim=1)
+        return self.processors(padded, scores)
 
 
-def row_processors(
-    processors: Sequence[Callable[..., Any]], row: int, batch_size: int, padding: Tensor
-) -> tuple[RowProcessors, ...]:
+def row_processors(processors: Sequence[Any], row: int, batch_size: int, padding: Tensor) -> tuple[RowProcessors, ...]:
     """What the loop applies to one row's nodes; empty where there are no processors.
 
     Raises:
@@ -57,22 +56,22 @@ def row_processors(
     return (RowProcessors(padding, LogitsProcessorList(of_row)),)
 
 
-def draft_rules(processors: Sequence[Callable[..., Any]]) -> SamplingRules:
+def draft_rules(processors: Sequence[Any]) -> SamplingRules:
     """Sampling rules for the draft law: the warpers that both libraries have; any draft law is exact, this one is close."""
     rules = SamplingRules()
     for processor in processors:
-        if type(processor) is known.TemperatureLogitsWarper:
+        if isinstance(processor, known.TemperatureLogitsWarper):
             rules = replace(rules, temperature=float(processor.temperature))
-        elif type(processor) is known.TopKLogitsWarper:
+        elif isinstance(processor, known.TopKLogitsWarper):
             rules = replace(rules, top_k=int(processor.top_k))
-        elif type(processor) is known.TopPLogitsWarper and processor.top_p > 0:
+        elif isinstance(processor, known.TopPLogitsWarper) and processor.top_p > 0:
             rules = replace(rules, top_p=float(processor.top_p))
-        elif type(processor) is known.MinPLogitsWarper:
+        elif isinstance(processor, known.MinPLogitsWarper):
             rules = replace(rules, min_p=float(processor.min_p))
     return rules
 
 
-def _of_row(processor: Callable[..., Any], row: int, batch_size: int) -> Callable[..., Any]:
+def _of_row(processor: Any, row: int, batch_size: int) -> Any:
     """A processor that is called with one row alone and treats it as row `row` of the batch."""
     for kind, reason in _REFUSED.items():
         if isinstance(processor, kind):

@@ -32,12 +32,14 @@ class Replay:
         streamer: Any = None,
     ) -> None:
         self._text, self._prompt_length = prompts, prompts.shape[1]
-        self._criteria, self._streamer = criteria, streamer
+        self._criteria: Any = criteria
+        self._streamer = streamer
         # As plain decoding does: without an end-of-text criterion stopped rows are not padded but go on until all have stopped.
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._pad = pad_token_id
         self._rows: list[Sequence[int]] = [()] * prompts.shape[0]
-        self._running = torch.ones(prompts.shape[0], dtype=torch.bool, device=prompts.device)
+        self._running = [True] * prompts.shape[0]
+        self._late = set(range(prompts.shape[0]))  # rows that the next column waits for
 
     @property
     def text(self) -> Int64[Tensor, "batch seq"]:
@@ -47,22 +49,26 @@ class Replay:
     def grow(self, row: int, token_ids: Sequence[int]) -> None:
         """Take note of all tokens that a row has generated so far, and settle the columns that are complete now."""
         self._rows[row] = token_ids
-        while bool(self._running.any()) and self._has_next_column():
+        if len(token_ids) > self._num_settled:
+            self._late.discard(row)
+        while not self._late and any(self._running):
             self._settle()
 
     def needs(self, row: int) -> bool:
         """Whether more tokens of a row can matter."""
-        return bool(self._running[row]) if self._pads else bool(self._running.any())
+        return self._running[row] if self._pads else any(self._running)
 
-    def _has_next_column(self) -> bool:
-        index = self._text.shape[1] - self._prompt_length
-        return all(len(tokens) > index for row, tokens in enumerate(self._rows) if self.needs(row))
+    @property
+    def _num_settled(self) -> int:
+        return self._text.shape[1] - self._prompt_length
 
     def _settle(self) -> None:
-        index = self._text.shape[1] - self._prompt_length
+        index = self._num_settled
         column = [tokens[index] if self.needs(row) else self._pad for row, tokens in enumerate(self._rows)]
         tokens = torch.tensor(column, dtype=self._text.dtype, device=self._text.device)
         self._text = torch.cat([self._text, tokens[:, None]], dim=1)
-        self._running = self._running & ~self._criteria(self._text, None)
+        stopped = self._criteria(self._text, None).tolist()
+        self._running = [running and not stops for running, stops in zip(self._running, stopped, strict=True)]
+        self._late = {row for row, tokens in enumerate(self._rows) if self.needs(row) and len(tokens) <= index + 1}
         if self._streamer is not None:
             self._streamer.put(tokens.cpu())
