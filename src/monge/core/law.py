@@ -47,11 +47,13 @@ class Law(ABC):
     def without(self, token_id: int) -> "Law | None":
         """This law conditioned on not being `token_id`, or `None` where nothing is left."""
 
+    @abstractmethod
+    def top_masses(self, count: int) -> tuple[tuple[int, float], ...]:
+        """The `count` most probable tokens of the support with their masses, most probable first."""
+
     def top(self, count: int) -> tuple[int, ...]:
-        """The `count` most probable tokens of the support, most probable first, ties by token id."""
-        law = self.sparse()
-        order = torch.sort(law.probs, descending=True, stable=True).indices[:count]
-        return tuple(law.token_ids[order].tolist())
+        """The `count` most probable tokens of the support, most probable first."""
+        return tuple(token for token, _ in self.top_masses(count))
 
 
 @runtime_checkable
@@ -109,6 +111,10 @@ class SparseLaw(Law):
     def excess_over(self, other: Law) -> "SparseLaw | None":
         return _normalised(self.token_ids, (self.probs - other.at(self.token_ids)).clamp_min(0.0))
 
+    def top_masses(self, count: int) -> tuple[tuple[int, float], ...]:
+        masses, order = torch.topk(self.probs, min(count, self.probs.numel()))
+        return tuple(zip(self.token_ids[order].tolist(), masses.tolist(), strict=True))
+
     def without(self, token_id: int) -> "SparseLaw | None":
         keep = self.token_ids != token_id
         return _normalised(self.token_ids[keep], self.probs[keep])
@@ -161,10 +167,10 @@ class DenseLaw(Law):
         rest[token_id] = 0.0
         return _normalised_dense(rest)
 
-    def top(self, count: int) -> tuple[int, ...]:
+    def top_masses(self, count: int) -> tuple[tuple[int, float], ...]:
         # topk does not order ties by id, but which of two equal masses comes first is a function of the law alone.
         masses, ids = torch.topk(self.probs, min(count, self.probs.numel()))
-        return tuple(ids[masses > 0.0].tolist())
+        return tuple((token, mass) for token, mass in zip(ids.tolist(), masses.tolist(), strict=True) if mass > 0.0)
 
 
 def one_hot(token_id: int, device: torch.device | None = None) -> SparseLaw:
@@ -235,13 +241,20 @@ def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> La
         raise NonFiniteLogitsError(f"logits: largest value is {largest}; {bad} of {logits.numel()} are not finite")
     if rules.temperature == 0:
         return one_hot(int(logits.argmax()), logits.device)
-    scores = logits.double()
-    if rules.temperature != 1:
-        # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
-        scores = (scores - largest) / rules.temperature
-    if not rules.truncates:
-        return DenseLaw(torch.softmax(scores, dim=-1))
-    return _truncated(scores, rules)
+    if rules.temperature == 1 and not rules.truncates:
+        return DenseLaw(torch.softmax(logits, dim=-1, dtype=torch.float64))
+    # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
+    scores = (logits.double() - largest) / rules.temperature
+    return _truncated(scores, rules) if rules.truncates else DenseLaw(torch.softmax(scores, dim=-1))
+
+
+def laws_from_logits(logits: Float[Tensor, "nodes vocab"], rules: SamplingRules) -> list[Law | None]:
+    """`law_from_logits` for every row at once; `None` where a row's logits make no law."""
+    sound = [math.isfinite(largest) for largest in logits.max(dim=-1).values.tolist()]
+    if rules.temperature == 1 and not rules.truncates:
+        probs = torch.softmax(logits, dim=-1, dtype=torch.float64)
+        return [DenseLaw(row) if good else None for row, good in zip(probs, sound, strict=True)]
+    return [law_from_logits(row, rules) if good else None for row, good in zip(logits, sound, strict=True)]
 
 
 def _truncated(scores: Float64[Tensor, " vocab"], rules: SamplingRules) -> SparseLaw:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
-from monge.core.errors import NonFiniteLogitsError
-from monge.core.law import SamplingRules, law_from_logits
+from monge.core.law import SamplingRules, laws_from_logits
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.proposal import Deterministic
 from monge.core.tree import GrowingTree
@@ -131,14 +130,14 @@ class _Row:
 
     def grow(self, logits: Float[Tensor, "nodes vocab"]) -> None:
         nodes, laws = [], []
-        for index, node in enumerate(self.frontier):
-            try:
-                laws.append(law_from_logits(logits[index], self.rules))
-            except NonFiniteLogitsError as error:
+        for node, law in zip(self.frontier, laws_from_logits(logits, self.rules), strict=True):
+            if law is None:
                 # The node stays without candidates, which depends on nothing drawn below it; the target goes on alone.
-                warnings.warn(f"draft model, request {self.request_id}: {error}; drafting stops here", stacklevel=2)
+                text = f"draft model, request {self.request_id}: logits are not finite; drafting stops here"
+                warnings.warn(text, stacklevel=2)
             else:
                 nodes.append(node)
+                laws.append(law)
         self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, self.draws)) if nodes else ()
 
     def next_block(self) -> NodeBlock:

@@ -47,7 +47,9 @@ def load_network(
         raise ModelLoadError(f"cannot load a model from {str(source)!r}: {type(error).__name__}: {error}") from error
     if model is None:
         raise UnsupportedModelError(f"{source}: {config.model_type} is an encoder-decoder; a decoder-only model is needed")
-    return model.to(device).eval() if device is not None else model.eval()
+    if device is not None:
+        torch.nn.Module.to(model, device)
+    return model.eval()
 
 
 def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Any:

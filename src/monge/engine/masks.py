@@ -69,6 +69,8 @@ def forward_inputs(
         Token ids and positions; padding has token 0. Visibility over the columns of the cache, up to the end of the widest row;
         padding sees its own column only, since a query that sees nothing has no attention weights.
     """
+    if len(blocks) == 1:
+        return _one_row(lengths[0], nodes[0], blocks[0])
     width = max(len(block.token_ids) for block in blocks)
     starts = [length + len(row) - len(block.token_ids) for length, row, block in zip(lengths, nodes, blocks, strict=True)]
     token_ids = np.zeros((len(blocks), width), dtype=np.int64)
@@ -84,6 +86,17 @@ def forward_inputs(
         for pad in range(count, width):
             visible[row, pad, starts[row] + pad] = True
     return torch.from_numpy(token_ids), torch.from_numpy(positions), torch.from_numpy(visible)
+
+
+def _one_row(
+    length: int, nodes: UncommittedNodes, block: NodeBlock
+) -> tuple[Int64[Tensor, "one nodes"], Int64[Tensor, "one nodes"], Bool[Tensor, "one nodes seq"]]:
+    """`forward_inputs` for one row: nothing to pad."""
+    first = len(nodes) - len(block.token_ids)
+    positions = torch.tensor([nodes.depths[first:]]) + length
+    visible = np.ones((1, len(block.token_ids), length + len(nodes)), dtype=np.bool_)
+    visible[0, :, length:] = nodes.visible(first)
+    return torch.tensor([block.token_ids]), positions, torch.from_numpy(visible)
 
 
 def within_window(

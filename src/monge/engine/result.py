@@ -46,9 +46,8 @@ class GenerationStats:
     def of(cls, records: Sequence[StepRecord], *, num_tokens: int, prefill_s: float) -> "GenerationStats":
         """Figures from the records of a request."""
         times = [record.times for record in records]
-        stages = {
-            name: math.fsum(getattr(time, name) for time in times) for name in ("draft_s", "score_s", "verify_s", "commit_s")
-        }
+        names = ("draft_s", "score_s", "verify_s", "commit_s")
+        stages = {name: math.fsum(getattr(time, name) for time in times) for name in names}
         decode_s = math.fsum(time.total_s for time in times)
         return cls(
             num_tokens=num_tokens,

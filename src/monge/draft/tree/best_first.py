@@ -53,15 +53,16 @@ class BestFirst(TreeBuilder):
     ) -> Sequence[int]:
         grown: list[int] = []
         for node, law in zip(frontier, laws, strict=True):
-            for child in tree.grow(node, Deterministic(law.top(self.width)), draws):
-                tree.path_probs[child] = tree.path_probs[node] * law.prob(tree.token_ids[child])
-                grown.append(child)
+            best = law.top_masses(self.width)
+            children = tree.grow(node, Deterministic(tuple(token for token, _ in best)), draws)
+            for child, (_, mass) in zip(children, best, strict=True):
+                tree.path_probs[child] = tree.path_probs[node] * mass
+            grown.extend(children)
         if tree.depths[frontier[0]] + 1 >= plan.depth(self.depth):
             return ()
         # A node that is not among the best has no descendant among them: reading it would be wasted.
-        best = set(self._best(tree, plan))
-        promising = sorted((node for node in grown if node in best), key=lambda node: -tree.path_probs[node])
-        return promising[: self.beam]
+        level = set(grown)
+        return [node for node in self._best(tree, plan) if node in level][: self.beam]
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
         return tree.finish().prune(self._best(tree, plan))
