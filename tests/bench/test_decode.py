@@ -20,10 +20,11 @@ class Counter:
         self.expected, self.steps = 0, []
 
     def watch(self):
-        return Watch(total=self.expect, step=lambda name: self.steps.append(name))
+        return Watch(total=self.expect, step=self.steps.append)
 
     def expect(self, total):
-        self.expected, self.steps = total, []
+        self.expected = total
+        self.steps.clear()
 
 
 @pytest.fixture(scope="module")

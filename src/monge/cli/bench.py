@@ -96,9 +96,7 @@ def decode(
     """
     quiet_host()
     draw = _plotter() if plots else None
-    for name, number in (("threads", threads), ("prompts-per-task", per_task)):
-        if number is not None and number < 1:
-            raise OptionError(f"{name} must be at least 1; got {number}")
+    _check_positive(**{"threads": threads, "prompts-per-task": per_task})
     if threads is not None:
         torch.set_num_threads(threads)
     shown = read_prompts(prompts) if prompts else shipped(per_task=per_task or _default_prompts(quick))
@@ -160,6 +158,12 @@ def call_bar(console: Console) -> Iterator[Watch]:
             progress.update(task, description=name, advance=int(started))
 
         yield Watch(total=total, step=step)
+
+
+def _check_positive(**numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise OptionError(f"{name} must be at least 1; got {number}")
 
 
 def _default_prompts(quick: bool) -> int:
