@@ -49,8 +49,8 @@ def rrs_without_replacement(p, q):
     return law
 
 
-def k_seq(p, q, width):
-    c = k_seq_constants(p, q, width)
+def k_seq(p, q, width, rho=None):
+    c = k_seq_constants(p, q, width, rho)
     residual = norm(p - c.gamma * np.minimum(p / c.rho, q))
 
     def steps(number, token, left):

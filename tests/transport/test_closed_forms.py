@@ -101,9 +101,13 @@ def test_rho_is_the_smallest_valid_one():
 
 def test_residual_hits_are_counted():
     constants = k_seq_constants(*A, 2)
-    p, q = np.array([0.6, 0.4]), np.array([0.5, 0.5])
-    assert k_seq_acceptance(p, q, 2) >= k_seq_constants(p, q, 2).accepted
-    assert k_seq_acceptance(*A, 2) == pytest.approx(constants.accepted, abs=1e-9)  # on instance A no residual token can hit
+    assert k_seq_acceptance(*A, 2, rho=2.0) > k_seq_constants(*A, 2, rho=2.0).accepted + 0.01
+    check(k_seq_acceptance(*A, 2, rho=2.0), CandidateLaw.iid(A[1], 2), A[0], rules.k_seq(*A, 2, rho=2.0))
+    with pytest.raises(LawError, match="rho = 1.2 is below gamma"):
+        k_seq_acceptance(*A, 2, rho=1.2)
+    assert k_seq_acceptance(*A, 2) == pytest.approx(
+        constants.accepted, abs=1e-9
+    )  # at the smallest rho no residual token can hit
     shared = (np.array([0.5, 0.5]), np.array([0.9, 0.1]))
     assert naive_tree_acceptance(*shared, 3) > naive_tree_acceptance(*shared, 1) + 0.05
 

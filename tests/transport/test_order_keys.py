@@ -12,21 +12,25 @@ from monge.transport.problem import TransportProblem
 from tests.transport.strategies import EDGES, A, as_law
 
 
-def large_pair(num_tokens, spread):
+def large_pair(num_tokens, spread, noise):
     rng = np.random.default_rng(11)
     p = rng.standard_normal(num_tokens) * spread
-    return as_law(np.exp(p - p.max())), as_law(np.exp(p - p.max() + 0.8 * rng.standard_normal(num_tokens)))
+    return as_law(np.exp(p - p.max())), as_law(np.exp(p - p.max() + noise * rng.standard_normal(num_tokens)))
 
 
-@pytest.mark.parametrize(("num_tokens", "width", "spread"), [(8192, 8, 3.0), (2000, 16, 10.0), (4096, 2, 1.0)])
-def test_stored_hole_lengths_keep_the_masses(num_tokens, width, spread):
-    p, q = large_pair(num_tokens, spread)
+@pytest.mark.parametrize(
+    ("num_tokens", "width", "spread", "noise"),
+    # With lengths taken as stop - start, the first misses its masses by 5e-7, and larger vocabularies by far more.
+    [(4096, 8, 6.0, 3.0), (8192, 8, 3.0, 0.8), (2000, 16, 10.0, 0.8), (4096, 2, 1.0, 0.8)],
+)
+def test_stored_hole_lengths_keep_the_masses(num_tokens, width, spread, noise):
+    p, q = large_pair(num_tokens, spread, noise)
     keys = OrderKeys.build(p, q, width)
     wanted = selection_law(p, q, width)
     assert np.abs(keys.winner_law - wanted).sum() < 1e-11
     lengths = np.bincount(keys.owners, weights=keys.stops - keys.starts, minlength=num_tokens)
     assert np.abs(lengths - q).sum() < 1e-11
-    assert np.abs(keys.starts[1:] - keys.stops[:-1]).max() < 1e-11  # the sets tile [0, 1]
+    assert np.abs(keys.starts[1:] - keys.stops[:-1]).max() < 1e-10  # the sets tile [0, 1]
     assert np.minimum(p, keys.winner_law).sum() == pytest.approx(iid_optimum(p, q, width).acceptance, abs=1e-11)
 
 

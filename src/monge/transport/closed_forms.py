@@ -99,13 +99,27 @@ class KSeqConstants:
     gamma: float
 
 
-def k_seq_constants(p: Vector, q: Vector, width: int) -> KSeqConstants:
+def k_seq_constants(p: Vector, q: Vector, width: int, rho: float | None = None) -> KSeqConstants:
     """The smallest rho in [1, K] with 1 - (1 - beta(rho))^K <= rho beta(rho), rounded up, and what follows from it.
 
-    Reference: SpecTr (arXiv 2310.15141, Algorithm 2). Every larger rho is valid too; a smaller one makes the residual negative.
+    Args:
+        p: Target law.
+        q: Draft law.
+        width: K.
+        rho: A larger divisor to use instead; every larger one is valid too.
+
+    Raises:
+        LawError: If rho is too small, which would make the residual negative.
+
+    Reference: SpecTr (arXiv 2310.15141, Algorithm 2).
     """
     check_width(width)
     p, q = _checked(p, q)
+    if rho is not None:
+        constants = _k_seq_at(p, q, width, rho)
+        if constants.gamma > rho:
+            raise LawError(f"k-seq: rho = {rho} is below gamma = {constants.gamma}, so the residual would be negative")
+        return constants
     low, high = 1.0, float(width)
     constants = _k_seq_at(p, q, width, low)
     if constants.gamma <= low:
@@ -120,14 +134,15 @@ def k_seq_constants(p: Vector, q: Vector, width: int) -> KSeqConstants:
             low = middle
 
 
-def k_seq_acceptance(p: Vector, q: Vector, width: int) -> float:
+def k_seq_acceptance(p: Vector, q: Vector, width: int, rho: float | None = None) -> float:
     """K-SEQ with residual tokens that coincide with a candidate, which the bound of the paper leaves out.
 
     alpha = accepted + (1 - accepted) sum_t res_t (1 - (1 - r_t)^K), where r = (q - p / rho)_+ / (1 - beta) is the law of a
-    candidate that was rejected.
+    candidate that was rejected. At the smallest rho, gamma = rho and no residual token can be a rejected one; at a larger
+    rho the hits count.
     """
     p, q = _checked(p, q)
-    constants = k_seq_constants(p, q, width)
+    constants = k_seq_constants(p, q, width, rho)
     residual = np.maximum(p - constants.gamma * np.minimum(p / constants.rho, q), 0.0)
     rejected_law = np.maximum(q - p / constants.rho, 0.0)
     if not (residual.any() and rejected_law.any()):
