@@ -101,9 +101,10 @@ def test_a_request_with_nan_logits_ends_alone():
 @pytest.mark.usefixtures("unchecked_types")
 def test_speculate_raises_on_nan_logits():
     target = network("llama")
+    draft = perturbed(target)  # made before the hook is set, which a copy would inherit
     inputs = {"input_ids": torch.tensor([PROMPTS[0]]), "max_new_tokens": 8, "do_sample": False}
     with NanInjector(target, call=3, row=0), pytest.raises(NonFiniteLogitsError, match="not finite"):
-        target.generate(**inputs, custom_generate=monge.speculate, draft_model=perturbed(target))
+        target.generate(**inputs, custom_generate=monge.speculate, draft_model=draft)
 
 
 @pytest.mark.parametrize("calls", ["once", "always"])

@@ -9,8 +9,6 @@ import math
 import pytest
 import torch
 from scipy import stats
-from transformers import LogitsProcessorList
-from transformers.generation import logits_process as known
 
 import monge
 from monge.api import make_parts
@@ -26,6 +24,7 @@ VOCAB = 6
 PROMPT = (3, 5, 4)
 PAD_LEFT = (2, 2)
 HORIZON = 3
+BATCH = 200
 ALPHA = 1e-4
 """Level of every chi-square test; the seeds are fixed, so a passing test stays passing."""
 ROUNDING = 1e-5
@@ -47,22 +46,22 @@ def target():
     return network("llama", vocab_size=VOCAB)
 
 
+def inputs():
+    ids = torch.tensor([PAD_LEFT + PROMPT])
+    mask = torch.tensor([[0] * len(PAD_LEFT) + [1] * len(PROMPT)])
+    return {"input_ids": ids, "attention_mask": mask, "do_sample": True, "max_new_tokens": HORIZON, "eos_token_id": None}
+
+
 def processors_of(settings):
-    """The list that `generate` makes; its repetition penalty leaves the padding out."""
-    made = {
-        "repetition_penalty": known.RepetitionPenaltyLogitsProcessor,
-        "no_repeat_ngram_size": known.NoRepeatNGramLogitsProcessor,
-        "temperature": known.TemperatureLogitsWarper,
-        "top_k": known.TopKLogitsWarper,
-        "top_p": known.TopPLogitsWarper,
-        "min_p": known.MinPLogitsWarper,
-        "typical_p": known.TypicalLogitsWarper,
-    }
-    processors = LogitsProcessorList([made[name](settings[name]) for name in made if name in settings])
-    for processor in processors:
-        if isinstance(processor, known.RepetitionPenaltyLogitsProcessor):
-            processor.prompt_ignore_length = torch.tensor([len(PAD_LEFT)])
-    return processors
+    """The list that `generate` makes of these settings."""
+    made = []
+
+    def capture(model, input_ids, logits_processor, **_):
+        made.append(logits_processor)
+        return input_ids
+
+    target().generate(**inputs(), **{"top_k": 0, **settings}, custom_generate=capture)
+    return made[0]
 
 
 def plain_law(settings, horizon):
@@ -113,21 +112,19 @@ def test_exact_law_of_two_tokens(case, tree):
 
 
 def samples(settings, num_samples, seed, **options):
-    inputs = torch.tensor([PAD_LEFT + PROMPT])
-    output = target().generate(
-        input_ids=inputs,
-        attention_mask=torch.tensor([[0] * len(PAD_LEFT) + [1] * len(PROMPT)]),
-        do_sample=True,
-        max_new_tokens=HORIZON,
-        eos_token_id=None,
-        num_return_sequences=num_samples,
-        **{"top_k": 0, **settings},
-        custom_generate=monge.speculate,
-        draft_model=perturbed(target(), noise=0.4),
-        seed=seed,
-        **options,
-    )
-    return [tuple(row) for row in output[:, inputs.shape[1] :].tolist()]
+    texts = []
+    for start in range(0, num_samples, BATCH):
+        output = target().generate(
+            **inputs(),
+            **{"top_k": 0, **settings},
+            num_return_sequences=min(BATCH, num_samples - start),
+            custom_generate=monge.speculate,
+            draft_model=perturbed(target(), noise=0.4),
+            seed=None if seed is None else seed + start,
+            **options,
+        )
+        texts += [tuple(row) for row in output[:, len(PAD_LEFT + PROMPT) :].tolist()]
+    return texts
 
 
 def p_value(found, law):

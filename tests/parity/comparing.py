@@ -60,7 +60,7 @@ class RandomGrowth:
         for index in range(3):
             blocks = {row: blocks[index] for row, blocks in trees.items() if blocks[index].token_ids}
             for row, block_logits in (self.model.extend(blocks) if blocks else {}).items():
-                logits[row].append(block_logits)
+                logits[row].append(block_logits.cpu())
         worst = 0.0
         paths: dict[int, list[int]] = {}
         for row, blocks in trees.items():

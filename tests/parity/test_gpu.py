@@ -1,0 +1,55 @@
+"""The same claims on a CUDA device: node logits, greedy identity, the compiled flex_attention kernel."""
+
+import copy
+
+import pytest
+import torch
+
+import monge
+from tests.engine.tiny import network, padded, perturbed, prompts
+from tests.parity.comparing import RandomGrowth
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # the compiler's own warnings
+
+LARGEST_DIFFERENCE = 1e-4
+"""Between float32 forwards with other kernels for other shapes; TF32 is off by default."""
+ROWS = prompts((9, 4, 7, 11), seed=5)
+
+
+def on_gpu(model):
+    return copy.deepcopy(model).to("cuda")
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "flex_attention"])
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "gpt2", "mixtral", "deepseek_v3"])
+def test_node_logits(name, attention):
+    if (name, attention) in {("gpt2", "flex_attention"), ("deepseek_v3", "flex_attention")}:
+        pytest.skip("head sizes too small for the compiled kernel")
+    sizes = {"head_dim": 16} if attention == "flex_attention" else {}
+    if attention == "flex_attention":
+        sizes |= {"hidden_size": 64}
+    growth = RandomGrowth(on_gpu(network(name, attention, **sizes)), ROWS[:3], seed=2, reference=network(name, **sizes))
+    differences = [growth.round(compare=True) for _ in range(4)]
+    assert growth.non_prefix_commits > 4
+    assert max(differences) < LARGEST_DIFFERENCE, differences
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "mixtral"])
+def test_speculate_is_greedy(name, attention):
+    target, draft = on_gpu(network(name, attention)), on_gpu(perturbed(network(name, attention)))
+    inputs = {key: value.to("cuda") for key, value in padded(ROWS).items()}
+    settings = {"do_sample": False, "max_new_tokens": 24, "repetition_penalty": 1.2}
+    plain = target.generate(**inputs, **settings)
+    ours = target.generate(**inputs, **settings, custom_generate=monge.speculate, draft_model=draft)
+    assert torch.equal(ours, plain)
+    assert ours.device.type == "cuda"
+
+
+def test_sampling_is_reproducible():
+    target, draft = on_gpu(network("llama", "sdpa")), on_gpu(perturbed(network("llama", "sdpa")))
+    inputs = {key: value.to("cuda") for key, value in padded(ROWS).items()}
+    settings = {"do_sample": True, "max_new_tokens": 24, "top_p": 0.9, "custom_generate": monge.speculate, "draft_model": draft}
+    first, again, other = (target.generate(**inputs, **settings, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
