@@ -235,12 +235,13 @@ def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> La
     Raises:
         NonFiniteLogitsError: If a logit is NaN or +inf, or all are -inf.
     """
-    largest = float(logits.max())  # NaN anywhere makes the maximum NaN
+    maximum, where = logits.max(dim=-1)  # NaN anywhere makes the maximum NaN; the first of equal logits is found
+    largest = float(maximum)
     if not math.isfinite(largest):
         bad = int((~torch.isfinite(logits)).sum())
         raise NonFiniteLogitsError(f"logits: largest value is {largest}; {bad} of {logits.numel()} are not finite")
     if rules.temperature == 0:
-        return one_hot(int(logits.argmax()), logits.device)
+        return one_hot(int(where), logits.device)
     if rules.temperature == 1 and not rules.truncates:
         return DenseLaw(torch.softmax(logits, dim=-1, dtype=torch.float64))
     # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.

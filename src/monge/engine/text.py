@@ -1,7 +1,9 @@
 """Tokens to text, piece by piece, with stop strings found where plain decoding would find them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
+
+_NEIGHBOURS: Final = 8
 
 
 @runtime_checkable
@@ -21,7 +23,7 @@ class TextStream:
     """The growing text of one request.
 
     Tokens are decoded together with the few before them, because one character may need several tokens; text that ends in an
-    incomplete character waits for the next token.
+    incomplete character waits for the next token. Without stop strings nothing is decoded until text is asked for.
 
     Args:
         tokenizer: Turns ids into text.
@@ -32,9 +34,11 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str]) -> None:
         self._tokenizer, self._stop = tokenizer, tuple(stop)
         self._longest_stop = max(map(len, self._stop), default=0)
-        self._ids = list(prompt_ids[-8:])
-        # `_ids[_settled:_read]` is decoded already and gives the tokens after it their left neighbours.
-        self._settled, self._read = 0, len(self._ids)
+        self._ids = list(prompt_ids[-_NEIGHBOURS:])
+        # The window `_ids[_start:]` is decoded as a whole; `_shown` is what it read as when its text was last taken over.
+        self._start = 0
+        # A prompt may end inside a character, which the first tokens then complete.
+        self._shown = self._decode(self._ids).rstrip("\N{REPLACEMENT CHARACTER}")
         self._sent = 0
         self.text = ""
         self.stopped = False
@@ -42,13 +46,10 @@ class TextStream:
     def push(self, token_id: int) -> bool:
         """Add one token; true if it completes a stop string, and the text then ends before it."""
         self._ids.append(token_id)
-        before = self._decode(self._ids[self._settled : self._read])
-        now = self._decode(self._ids[self._settled :])
-        if now.endswith("\N{REPLACEMENT CHARACTER}") or len(now) <= len(before):
+        if not self._stop or self.stopped:
             return False
-        self._settled, self._read = self._read, len(self._ids)
         start = max(0, len(self.text) - self._longest_stop)
-        self.text += now[len(before) :]
+        self._advance(last=False)
         found = [position for stop in self._stop if (position := self.text.find(stop, start)) >= 0]
         if found:
             self.text, self.stopped = self.text[: min(found)], True
@@ -56,17 +57,27 @@ class TextStream:
 
     def finish(self) -> None:
         """No token follows: what waited for the rest of a character is decoded as it is."""
-        if not self.stopped and self._read < len(self._ids):
-            before = self._decode(self._ids[self._settled : self._read])
-            self.text += self._decode(self._ids[self._settled :])[len(before) :]
-            self._read = len(self._ids)
+        if not self.stopped:
+            self._advance(last=True)
 
     def take(self, *, last: bool) -> str:
         """Text not handed out yet; what might become a stop string is held back until `last`."""
+        if not self.stopped:
+            self._advance(last=last)
         end = len(self.text) if last else len(self.text) - self._held()
         piece = self.text[self._sent : end]
         self._sent = max(self._sent, end)
         return piece
+
+    def _advance(self, *, last: bool) -> None:
+        now = self._decode(self._ids[self._start :])
+        if now.endswith("\N{REPLACEMENT CHARACTER}") and not last:
+            return
+        self.text += now[len(self._shown) :]
+        self._shown = now
+        if len(self._ids) - self._start > 4 * _NEIGHBOURS:
+            self._start = len(self._ids) - _NEIGHBOURS
+            self._shown = self._decode(self._ids[self._start :])
 
     def _held(self) -> int:
         for size in range(min(self._longest_stop - 1, len(self.text)), 0, -1):

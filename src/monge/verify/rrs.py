@@ -35,17 +35,17 @@ class Rrs(NodeRule):
     accepts = frozenset[type[Proposal]]({Iid, Mixed, Deterministic})
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
-        sampled_law = proposal.law if isinstance(proposal, Iid | Mixed) else None
-        num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else 0
         p = target_law
+        if not isinstance(proposal, Iid | Mixed):
+            # Each q is a point mass: accepting x with probability P_x, else drawing from P without x, is one draw from p.
+            return draws.categorical(p)
+        num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else 0
         for index, x in enumerate(offers):
-            if sampled_law is None or index < num_fixed:
-                # q is the point mass at x: the ratio is p_x, and the residual is p without x.
-                accept, rest = p.prob(x), p.without(x)
-            else:
-                accept, rest = min(1.0, p.prob(x) / sampled_law.prob(x)), p.excess_over(sampled_law)
+            fixed = index < num_fixed  # q is then the point mass at x: the ratio is P_x, the residual P without x
+            accept = p.prob(x) if fixed else min(1.0, p.prob(x) / proposal.law.prob(x))
             if draws.bernoulli(accept):
                 return x
+            rest = p.without(x) if fixed else p.excess_over(proposal.law)
             if rest is not None:  # nothing is left only where x was certain to be accepted
                 p = rest
         return draws.categorical(p)

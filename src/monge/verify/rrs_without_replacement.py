@@ -34,16 +34,17 @@ class RrsWithoutReplacement(NodeRule):
     accepts = frozenset[type[Proposal]]({WithoutReplacement, Iid, Deterministic})
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
-        q = proposal.law if isinstance(proposal, WithoutReplacement | Iid) else None
         p = target_law
+        if not isinstance(proposal, WithoutReplacement | Iid):
+            # Each q is a point mass: accepting x with probability P_x, else drawing from P without x, is one draw from p.
+            return draws.categorical(p)
+        q: Law | None = proposal.law
         for x in dict.fromkeys(offers):
-            # Without a draft law q is the point mass at x: the ratio is p_x, and the residual is p without x.
-            accept = p.prob(x) if q is None else min(1.0, p.prob(x) / q.prob(x))
-            if draws.bernoulli(accept):
+            assert q is not None, "more offers than the draft law has tokens"
+            if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
                 return x
-            rest = p.without(x) if q is None else p.excess_over(q)
+            rest = p.excess_over(q)
             if rest is not None:  # nothing is left only where x was certain to be accepted
                 p = rest
-            if q is not None:
-                q = q.without(x)  # None only after the last token of the support, which is also the last offer
+            q = q.without(x)  # None only after the last token of the support, which is also the last offer
         return draws.categorical(p)
