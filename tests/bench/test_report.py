@@ -7,7 +7,7 @@ import torch
 
 from monge.bench.arms import HostArm, MongeArm
 from monge.bench.plots import write_plots
-from monge.bench.provenance import commit_of, provenance
+from monge.bench.provenance import busy_note, commit_of, provenance
 from monge.bench.report import arm_record, best_assisted, summary, table, write_rounds
 from monge.bench.runner import Measurement
 from monge.core.context import DraftPlan
@@ -166,6 +166,13 @@ def test_commit_and_dirt(tmp_path):
 def test_no_checkout(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert commit_of(tmp_path) == {"commit": None, "dirty": None}
+
+
+@pytest.mark.parametrize(("load", "is_busy"), [(0.5, False), (3.0, False), (3.5, True)])
+def test_busy_machine_is_named(monkeypatch, load, is_busy):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert (busy_note() is not None) == is_busy
 
 
 def test_provenance_is_plain():

@@ -31,7 +31,7 @@ def _speed(records: Sequence[Record], path: Path) -> Path:
     sizes, temperatures = _values(records, "batch_size"), _values(records, "temperature")
     names = _values(records, "arm")
     height = 1.2 + (0.27 * len(names) + 0.7) * len(sizes)
-    figure = Figure(figsize=(6.2 * len(temperatures), height))
+    figure = Figure(figsize=(6.2 * len(temperatures), height), layout="constrained")
     grid = figure.subplots(len(sizes), len(temperatures), squeeze=False)
     for row, size in enumerate(sizes):
         for column, temperature in enumerate(temperatures):
@@ -47,7 +47,8 @@ def _speed(records: Sequence[Record], path: Path) -> Path:
             axes.barh(labels, medians, xerr=spread, color=colours, error_kw={"capsize": 2, "lw": 1})
             axes.invert_yaxis()
             axes.set_title(f"{_mode(temperature)}, batch {size}", loc="left", fontsize=10)
-            axes.set_xlabel("tokens per second, median and range of the repeats")
+            axes.set_xlabel("tokens per second: median, range")
+            axes.margins(y=0.02)
             axes.tick_params(labelsize=8)
     return _save(figure, path)
 
@@ -55,7 +56,7 @@ def _speed(records: Sequence[Record], path: Path) -> Path:
 def _round_time(records: Sequence[Record], path: Path) -> Path:
     """Milliseconds of a mean round, stage by stage."""
     labels = [f"{record['arm']} ({_mode(record['temperature'])})" for record in records]
-    figure = Figure(figsize=(9, 1.4 + 0.25 * len(records)))
+    figure = Figure(figsize=(9, 1.6 + 0.25 * len(records)), layout="constrained")
     axes = figure.subplots()
     left = [0.0] * len(records)
     for stage, colour in zip(STAGES, STAGE_COLOURS, strict=True):
@@ -66,32 +67,33 @@ def _round_time(records: Sequence[Record], path: Path) -> Path:
     axes.set_xlabel("milliseconds per round")
     axes.set_title(f"Time of a round, batch {records[0]['batch_size']}", loc="left", fontsize=10)
     axes.tick_params(labelsize=8)
-    axes.legend(ncols=len(STAGES), fontsize=8, loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    axes.margins(y=0.02)
+    figure.legend(ncols=len(STAGES), fontsize=8, loc="outside lower center", frameon=False)
     return _save(figure, path)
 
 
 def _acceptance(records: Sequence[Record], path: Path) -> Path:
     """Conditional acceptance at every depth, a panel per temperature."""
-    temperatures = _values(records, "temperature")
-    figure = Figure(figsize=(6.2 * len(temperatures), 4.6))
+    temperatures, names = _values(records, "temperature"), _values(records, "arm")
+    figure = Figure(figsize=(6.2 * len(temperatures), 5.6), layout="constrained")
     panels = figure.subplots(1, len(temperatures), squeeze=False, sharey=True)
     for axes, temperature in zip(panels[0], temperatures, strict=True):
         cell = [record for record in records if record["temperature"] == temperature and record["acceptance_by_depth"]]
-        for number, record in enumerate(cell):
-            rates = record["acceptance_by_depth"]
-            style = LINES[number // 10 % len(LINES)]
-            axes.plot(range(1, len(rates) + 1), rates, style, marker="o", ms=3, lw=1.2, label=record["arm"])
+        for record in cell:
+            rates, number = record["acceptance_by_depth"], names.index(record["arm"])
+            look = {"color": f"C{number % 10}", "linestyle": LINES[number // 10 % len(LINES)]}
+            axes.plot(range(1, len(rates) + 1), rates, **look, marker="o", ms=3, lw=1.2, label=record["arm"])
         axes.set_title(_mode(temperature), loc="left", fontsize=10)
         axes.set_xlabel("depth in the draft")
         axes.set_ylim(0, 1.03)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(fontsize=7, frameon=False, ncols=2 if len(cell) > 8 else 1)
     panels[0][0].set_ylabel("accepted at this depth, given that it was reached")
+    lines = {line.get_label(): line for axes in panels[0] for line in axes.get_lines()}
+    figure.legend(lines.values(), lines.keys(), fontsize=7, frameon=False, ncols=3, loc="outside lower center")
     return _save(figure, path)
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    figure.tight_layout()
     figure.savefig(path, dpi=130)
     return path
 

@@ -28,6 +28,14 @@ def provenance(device: torch.device) -> dict[str, Any]:
     }
 
 
+def busy_note() -> str | None:
+    """A warning where other processes want the processors too, or `None`."""
+    load, count = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+    if load <= count + 1:  # this process is one of those that run
+        return None
+    return f"the machine is busy (load {load:.1f} on {count} processors): trust no ratio whose range is wide"
+
+
 def commit_of(folder: Path) -> dict[str, Any]:
     """Commit of the checkout that holds `folder`, and whether tracked files differ from it; `None` outside a checkout."""
     try:

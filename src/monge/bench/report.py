@@ -7,16 +7,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from monge.bench.arms import HostArm
 from monge.bench.matrix import DEFAULT, PLAIN
-from monge.bench.runner import Measurement
+from monge.bench.runner import NOT_APPLICABLE, Measurement
 from monge.bench.statistics import Summary, geometric_mean, is_degenerate, paired_ratios
 from monge.core.metrics import acceptance_by_depth, block_efficiency, draft_utilisation, engine_efficiency
 from monge.core.verdict import StepRecord
 
 STAGES = ("draft_s", "score_s", "verify_s", "commit_s", "other_s")
+CAPTION = (
+    "median and range of the repeats; block: tokens per target forward;\n"
+    "engine: share of time inside the models; loops: completions that end in one"
+)
 HEADLINE = ("speedup_over_plain", "speedup_over_assisted", "engine_efficiency", "block_efficiency")
 
 
@@ -128,27 +133,33 @@ def summary(measurements: Sequence[Measurement], *, batch_size: int) -> dict[str
 
 
 def table(records: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """A table of arms at one temperature and batch size."""
-    shown = Table(title=title, title_justify="left", header_style="bold", caption_justify="left")
-    shown.add_column("arm", overflow="fold")
-    for column in ("tokens/s", "min-max", "x plain", "min-max", "block eff.", "engine eff.", "looping"):
+    """A table of arms at one temperature and batch size, which fits 80 columns."""
+    shown = Table(
+        title=title, caption=CAPTION, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    shown.add_column("arm", overflow="fold", min_width=21)
+    for column in ("tokens/s", "x plain", "block", "engine", "loops"):
         shown.add_column(column, justify="right", no_wrap=True)
     for record in records:
         if record["failure"] is not None:
-            shown.add_row(record["arm"], "failed", *[""] * 6, style="dim")
+            short = "n/a" if record["failure"].startswith(NOT_APPLICABLE) else "failed"
+            shown.add_row(record["arm"], short, *[""] * 4, style="dim")
             continue
-        speed, ratio = record["tokens_per_s"], record["ratio_to_plain"]
+        ratio = record["ratio_to_plain"]
         shown.add_row(
             record["arm"],
-            f"{speed['median']:.1f}",
-            f"{speed['low']:.1f}-{speed['high']:.1f}",
-            *(("", "") if ratio is None else (f"{ratio['median']:.2f}", f"{ratio['low']:.2f}-{ratio['high']:.2f}")),
+            _with_range(record["tokens_per_s"], 0 if record["tokens_per_s"]["high"] >= 50 else 1),
+            "" if ratio is None else _with_range(ratio, 2),
             f"{record['block_efficiency']:.2f}" if "block_efficiency" in record else "",
             f"{record['engine_efficiency']:.2f}" if "engine_efficiency" in record else "",
             f"{record['degenerate_share']:.0%}",
             style="bold" if record["arm"] == DEFAULT else None,
         )
     return shown
+
+
+def _with_range(summary: Mapping[str, float], digits: int) -> str:
+    return f"{summary['median']:.{digits}f} {summary['low']:.{digits}f}-{summary['high']:.{digits}f}"
 
 
 def write_rounds(measurements: Sequence[Measurement], path: Path) -> None:

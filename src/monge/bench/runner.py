@@ -13,6 +13,7 @@ FAILURES: Final = (MongeError, RuntimeError, ValueError, TypeError, AttributeErr
 """What a host or an arm may raise because it cannot decode; anything else is a fault of the benchmark and ends it."""
 
 WARM_UP_TOKENS: Final = 16
+NOT_APPLICABLE: Final = "not applicable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +142,7 @@ def _warm_up(
 ) -> None:
     limit = measurement.arm.max_batch_size
     if limit is not None and measurement.batch_size > limit:
-        measurement.fail(f"not applicable: this arm decodes at most {limit} sequence(s) at a time")
+        measurement.fail(f"{NOT_APPLICABLE}: this arm decodes at most {limit} sequence(s) at a time")
         return
     batch = batches(prompts, measurement.batch_size)[0]
     call = Call(

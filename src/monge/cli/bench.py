@@ -22,6 +22,7 @@ from monge.bench.decode import (
     compare,
     write_outcome,
 )
+from monge.bench.provenance import busy_note
 from monge.bench.report import table
 from monge.bench.runner import Settings
 from monge.bench.tasks import read_prompts, shipped
@@ -115,7 +116,7 @@ def decode(
 
 def report(document: dict[str, Any], files: Sequence[Path]) -> None:
     """The tables, the headline, and where the files are."""
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 132)
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 110)
     for size in document["settings"]["batch_sizes"]:
         for temperature in document["settings"]["temperatures"]:
             cell = [arm for arm in document["arms"] if (arm["batch_size"], arm["temperature"]) == (size, temperature)]
@@ -130,6 +131,8 @@ def report(document: dict[str, Any], files: Sequence[Path]) -> None:
     for name in ("speedup_over_plain", "speedup_over_assisted", "engine_efficiency", "block_efficiency"):
         value = document[name]
         console.print(f"{name:<24}{'not measured' if value is None else format(value, '.3f')}")
+    if (note := busy_note()) is not None:
+        console.print(f"{note}; fewer --threads may help", style="yellow", markup=False)
     console.print("written: " + ", ".join(map(str, files)), soft_wrap=True)
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 from monge.api import load
 from monge.bench.arms import HostArm, MongeArm, encode, load_pair
 from monge.bench.matrix import DEFAULT, PLAIN
+from monge.bench.provenance import busy_note
 from monge.bench.report import arm_record, find, speedup, table
 from monge.bench.runner import Measurement, Settings, measure, num_calls
 from monge.bench.tasks import shipped
@@ -50,14 +51,16 @@ def demo() -> None:
     measurements = _race()
     console.print()
     _verdict(measurements)
+    if (note := busy_note()) is not None:
+        console.print(note, style="yellow", markup=False)
     console.print(f"The whole demo took {time.perf_counter() - start:.0f} s. To go on:\n")
     for command, purpose in (
         ('monge generate "The history of" --temperature 0.8', "your own prompt"),
-        ("monge list", "the parts, and which go together"),
-        ("monge bench decode --quick", "the comparison with more arms, JSON, plots"),
-        ("monge generate --help", "models, sampling, speculation"),
+        ("monge list", "parts and their partners"),
+        ("monge bench decode --quick", "more arms, JSON and plots"),
+        ("monge generate --help", "all options"),
     ):
-        console.print(f"  [bold cyan]{command:<52}[/] {purpose}")
+        console.print(f"  [bold cyan]{command:<48}[/] {purpose}")
 
 
 def _completions() -> None:
