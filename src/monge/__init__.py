@@ -17,9 +17,9 @@ from monge.core.errors import ProposalMismatchError as ProposalMismatchError
 from monge.core.errors import UnsupportedModelError as UnsupportedModelError
 from monge.core.errors import VocabularyMismatchError as VocabularyMismatchError
 from monge.core.law import DenseLaw as DenseLaw
-from monge.core.law import SamplingRules as SamplingRules
 from monge.core.law import SparseLaw as SparseLaw
-from monge.core.law import law_from_logits as law_from_logits
+from monge.core.sampling_rules import SamplingRules as SamplingRules
+from monge.core.sampling_rules import law_from_logits as law_from_logits
 from monge.core.tree import TokenTree as TokenTree
 from monge.core.verdict import StepRecord as StepRecord
 from monge.core.verdict import Verdict as Verdict

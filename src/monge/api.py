@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from monge.control.base import AnyController
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
-from monge.core.law import SamplingRules
 from monge.core.model import SequenceModel
+from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDrafter
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.base import TreeBuilder

@@ -12,7 +12,7 @@ from scipy import stats
 
 import monge
 from monge.api import make_parts
-from monge.core.law import SamplingRules
+from monge.core.sampling_rules import SamplingRules
 from monge.engine.batch import decode
 from monge.engine.loading import as_sequence_model
 from monge.engine.session import Request, Session

@@ -8,7 +8,7 @@ import torch
 
 from monge.api import make_parts
 from monge.core.errors import MongeError
-from monge.core.law import SamplingRules
+from monge.core.sampling_rules import SamplingRules
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
 from monge.engine.loop import open_sessions, run_round

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from monge.core.errors import OptionError
-from monge.core.law import SamplingRules
+from monge.core.sampling_rules import SamplingRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

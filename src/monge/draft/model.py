@@ -9,9 +9,9 @@ from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
-from monge.core.law import SamplingRules, laws_from_logits
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.proposal import Deterministic
+from monge.core.sampling_rules import SamplingRules, laws_from_logits
 from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from monge.core.errors import OptionError
-from monge.core.law import SamplingRules
+from monge.core.sampling_rules import SamplingRules
 from monge.engine.batch import decode
 from monge.engine.parts import Parts
 from monge.engine.result import GenerationResult, result_of

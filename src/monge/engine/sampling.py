@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context
-from monge.core.law import Law, law_from_logits
+from monge.core.law import Law
+from monge.core.sampling_rules import law_from_logits
 from monge.core.tree import TokenTree
 
 Processor = Callable[[Tensor, Tensor], Tensor]

@@ -10,7 +10,7 @@ import torch
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws, TorchDraws
 from monge.core.errors import ContextLengthError, MongeError, OptionError
-from monge.core.law import SamplingRules
+from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
 from monge.engine.sampling import Processor
 from monge.engine.text import TextStream, Tokenizer

@@ -16,7 +16,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from monge.api import make_parts
 from monge.core.errors import OptionError
-from monge.core.law import SamplingRules
+from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDrafter
 from monge.draft.model import ModelDrafter
 from monge.draft.tree.base import TreeBuilder

@@ -13,7 +13,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as known
 
 from monge.core.errors import OptionError
-from monge.core.law import SamplingRules
+from monge.core.sampling_rules import SamplingRules
 
 _REFUSED: Final[Mapping[type[LogitsProcessor], str]] = MappingProxyType(
     {

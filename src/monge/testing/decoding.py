@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from monge.core.draws import Draws
-from monge.core.law import SamplingRules, law_from_logits
 from monge.core.model import NodeBlock
+from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.loop import close_session, open_sessions, run_round
 from monge.engine.parts import Parts
 from monge.engine.session import Request, Session

@@ -1,0 +1,90 @@
+"""Sampling rules, and the one function that makes laws of logits, for target and drafter alike."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from monge.core.errors import NonFiniteLogitsError, OptionError
+from monge.core.law import DenseLaw, Law, SparseLaw, one_hot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRules:
+    """How logits become a law; the same rules mean the same law for target and drafter.
+
+    Applied in the order of `transformers`: temperature, top-k, top-p, min-p, each on the renormalised law of the one before.
+
+    Args:
+        temperature: 0 gives the point mass at the largest logit (lowest id first among equals).
+        top_k: Keep the `top_k` largest logits, and those equal to the last of them. `None` keeps all.
+        top_p: Keep the most probable tokens until their mass reaches `top_p`, in (0, 1].
+        min_p: Keep tokens of at least `min_p` times the largest mass, in [0, 1].
+    """
+
+    temperature: float | int = 1.0
+    top_k: int | None = None
+    top_p: float | int = 1.0
+    min_p: float | int = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise OptionError(f"temperature must be finite and >= 0 (0 = greedy); got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise OptionError(f"top_k must be at least 1, or None for the whole vocabulary; got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise OptionError(f"top_p must lie in (0, 1]; got {self.top_p}")
+        if not 0 <= self.min_p <= 1:
+            raise OptionError(f"min_p must lie in [0, 1]; got {self.min_p}")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens lose their mass by rule."""
+        return self.top_k is not None or self.top_p < 1 or self.min_p > 0
+
+
+def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> Law:
+    """The law of the next token: logits in any float type, law in float64.
+
+    Raises:
+        NonFiniteLogitsError: If a logit is NaN or +inf, or all are -inf.
+    """
+    maximum, where = logits.max(dim=-1)  # NaN anywhere makes the maximum NaN; the first of equal logits is found
+    largest = float(maximum)
+    if not math.isfinite(largest):
+        bad = int((~torch.isfinite(logits)).sum())
+        raise NonFiniteLogitsError(f"logits: largest value is {largest}; {bad} of {logits.numel()} are not finite")
+    if rules.temperature == 0:
+        return one_hot(int(where), logits.device)
+    if rules.temperature == 1 and not rules.truncates:
+        return DenseLaw(torch.softmax(logits, dim=-1, dtype=torch.float64))
+    # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
+    scores = (logits.double() - largest) / rules.temperature
+    return _truncated(scores, rules) if rules.truncates else DenseLaw(torch.softmax(scores, dim=-1))
+
+
+def laws_from_logits(logits: Float[Tensor, "nodes vocab"], rules: SamplingRules) -> list[Law | None]:
+    """`law_from_logits` for every row at once; `None` where a row's logits make no law."""
+    sound = [math.isfinite(largest) for largest in logits.max(dim=-1).values.tolist()]
+    if rules.temperature == 1 and not rules.truncates:
+        probs = torch.softmax(logits, dim=-1, dtype=torch.float64)
+        return [DenseLaw(row) if good else None for row, good in zip(probs, sound, strict=True)]
+    return [law_from_logits(row, rules) if good else None for row, good in zip(logits, sound, strict=True)]
+
+
+def _truncated(scores: Float64[Tensor, " vocab"], rules: SamplingRules) -> SparseLaw:
+    if rules.top_k is not None and rules.top_k < scores.numel():
+        token_ids = (scores >= torch.topk(scores, rules.top_k).values[-1]).nonzero().squeeze(-1)
+    else:
+        token_ids = torch.arange(scores.numel(), device=scores.device)
+    probs = torch.softmax(scores[token_ids], dim=-1)
+    if rules.top_p < 1:
+        ordered, order = torch.sort(probs, descending=True, stable=True)
+        before = ordered.cumsum(0) - ordered
+        before[0] = 0.0  # the most probable token always stays, whatever the rounding of the running sum
+        kept = order[before < rules.top_p].sort().values
+        token_ids, probs = token_ids[kept], probs[kept] / probs[kept].sum()
+    kept = (probs > 0.0) & (probs >= rules.min_p * probs.max())
+    return SparseLaw(token_ids[kept], probs[kept] / probs[kept].sum())
