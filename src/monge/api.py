@@ -11,11 +11,11 @@ from monge.control.base import AnyController
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
+from monge.core.proposal import Arbitrary, Deterministic
 from monge.core.sampling_rules import SamplingRules
-from monge.draft.base import AnyDrafter
+from monge.draft.base import AnyDrafter, Capabilities
 from monge.draft.registry import DRAFTERS
-from monge.draft.tree.base import TreeBuilder
-from monge.draft.tree.best_first import BestFirst
+from monge.draft.tree.base import CHILDREN, TreeBuilder
 from monge.draft.tree.chain import Chain
 from monge.draft.tree.fixed_width import FixedWidth
 from monge.draft.tree.registry import TREES
@@ -25,13 +25,18 @@ from monge.engine.parts import Parts
 from monge.engine.text import Tokenizer
 from monge.verify.base import Rule, unsupported_reason
 from monge.verify.registry import VERIFIERS
+from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
+from monge.verify.single_draft import SingleDraft
+from monge.verify.target_walk import TargetWalk
 
 Source = str | Path | PreTrainedModel
 
-_SAMPLED_TREES: Final = (FixedWidth(), FixedWidth(children="iid"), BestFirst(), Chain())
-"""Trees tried in this order where the user names none: the first that target and verifier can take."""
-_GREEDY_TREES: Final = (BestFirst(), Chain())
+_TREES: Final = (Chain(), *(FixedWidth(children=kind) for kind in CHILDREN))
+"""Trees tried in this order where the user names none: the first that target and verifier can take. A chain comes first because
+it never lost to plain decoding in `monge bench decode`, while wide trees lose where a forward is bound by arithmetic."""
+_RULES: Final = (SingleDraft(), RrsWithoutReplacement(), Rrs(), TargetWalk())
+"""Verifiers tried in this order where the user names none."""
 
 
 def load(
@@ -59,8 +64,9 @@ def load(
         target: Folder, name or loaded model; `None` for the built-in target.
         draft: Likewise for the draft model; `None` for the built-in one beside the built-in target, and otherwise for none.
         drafter: `model`, `ngram` or `none`; `None` chooses `model` where there is a draft model and `ngram` otherwise.
-        tree: Tree builder of a drafter that has laws; `None` chooses one that target and verifier can take.
-        verifier: Acceptance rule; `None` chooses `rrs_without_replacement`, which is exact for every default tree.
+        tree: Tree builder of a drafter that has laws; `None` takes a chain, or another tree where the verifier needs one.
+        verifier: Acceptance rule; `None` takes the one for the drafter's candidates: `target_walk` for deterministic ones,
+            `single_draft` for one sampled candidate a node, recursive rejection for several.
         controller: How much to draft.
         draft_temperature: Draft at this temperature instead of the request's own.
         tokenizer: A loaded tokenizer; `None` loads the one beside `target`.
@@ -116,7 +122,7 @@ def make_parts(
     draft_temperature: float | int | None = None,
 ) -> Parts:
     """Parts from names or objects; arguments as for `load`, with models that are loaded already."""
-    rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else (verifier or RrsWithoutReplacement())
+    rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
     if drafter is None:
         drafter = "ngram" if draft is None else "model"
     if isinstance(drafter, str):
@@ -127,15 +133,14 @@ def make_parts(
         if tree is not None:
             resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
         elif "tree" in DRAFTERS.options(name):
-            resources["tree"] = _first_legal(_SAMPLED_TREES, rule, target)
-            resources["greedy_tree"] = _first_legal(_GREEDY_TREES, rule, target)
+            resources["tree"] = _default_tree(rule, target)
         drafter = DRAFTERS.parse(drafter, **_wanted(name, resources))
     elif tree is not None or draft is not None or draft_temperature is not None:
         raise OptionError("a drafter object brings its own tree, draft model and temperature; do not give them beside it")
     return Parts(
         target=target,
         drafter=drafter,
-        rule=rule,
+        rule=_default_rule(drafter.capabilities) if rule is None else rule,
         controller=CONTROLLERS.parse(controller) if isinstance(controller, str) else controller,
         draft_models=() if draft is None else (draft,),
         alternatives=tuple((name, VERIFIERS.make(name)) for name in VERIFIERS),
@@ -163,7 +168,7 @@ def _needs_model(drafter: str | AnyDrafter) -> bool:
 def _wanted(name: str, resources: dict[str, Any]) -> dict[str, Any]:
     """The resources that a drafter takes; one that was given and is not taken is refused, never ignored."""
     known = DRAFTERS.options(name)
-    words = {"model": "draft model (draft=...)", "tree": "tree", "rules": "draft temperature", "greedy_tree": "tree"}
+    words = {"model": "draft model (draft=...)", "tree": "tree", "rules": "draft temperature"}
     for key, value in resources.items():
         if value is not None and key not in known:
             raise OptionError(f"drafter {name!r} takes no {words[key]}; leave it out or choose another drafter")
@@ -172,10 +177,16 @@ def _wanted(name: str, resources: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in resources.items() if value is not None}
 
 
-def _first_legal(trees: tuple[TreeBuilder, ...], rule: Rule, target: SequenceModel) -> TreeBuilder:
-    for tree in trees:
+def _default_tree(rule: Rule | None, target: SequenceModel) -> TreeBuilder:
+    for tree in _TREES:
         limits = tree.limits
         readable = limits.max_width == 1 or target.no_tree_reason is None
-        if readable and unsupported_reason(rule, limits.proposes, limits.max_width) is None:
+        if readable and (rule is None or unsupported_reason(rule, limits.proposes, limits.max_width) is None):
             return tree
-    return trees[-1]
+    return _TREES[0]
+
+
+def _default_rule(can: Capabilities) -> Rule:
+    if can.proposes <= {Deterministic, Arbitrary}:
+        return TargetWalk()
+    return next(rule for rule in _RULES if unsupported_reason(rule, can.proposes, can.max_width) is None)

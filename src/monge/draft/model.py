@@ -32,7 +32,6 @@ class ModelDrafter(Drafter[ReadNodes]):
     Args:
         model: The draft model.
         tree: Shape of the tree and how children are drawn.
-        greedy_tree: The same for greedy requests; `None` takes `tree`.
         rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the most probable tokens draw
             nothing and only rank, so they are built from the law at temperature 1: a greedy request's law ranks one token.
 
@@ -42,18 +41,16 @@ class ModelDrafter(Drafter[ReadNodes]):
 
     model: SequenceModel
     tree: TreeBuilder
-    greedy_tree: TreeBuilder | None = None
     rules: SamplingRules | None = None
 
     @property
     def capabilities(self) -> Capabilities:
-        limits = [self.tree.limits] if self.greedy_tree is None else [self.tree.limits, self.greedy_tree.limits]
-        max_width = max(limit.max_width for limit in limits)
+        limits = self.tree.limits
         return Capabilities(
-            proposes=frozenset().union(*(limit.proposes for limit in limits)),
-            max_width=max_width,
-            max_depth=max(limit.max_depth for limit in limits),
-            needs_trees=max_width > 1,
+            proposes=limits.proposes,
+            max_width=limits.max_width,
+            max_depth=limits.max_depth,
+            needs_trees=limits.max_width > 1,
             max_length=self.model.max_length,
         )
 
@@ -95,11 +92,9 @@ class ModelDrafter(Drafter[ReadNodes]):
         self.model.close(context.request_id)
 
     def _row(self, context: Context, plan: DraftPlan, draws: Draws) -> "_Row":
-        greedy = context.rules.temperature == 0 and self.greedy_tree is not None
-        builder = self.greedy_tree if greedy and self.greedy_tree is not None else self.tree
-        only_ranks = builder.limits.proposes == {Deterministic}
+        only_ranks = self.tree.limits.proposes == {Deterministic}
         rules = self.rules or (SamplingRules() if only_ranks else context.rules)
-        return _Row(context=context, plan=plan, draws=draws, builder=builder, rules=rules)
+        return _Row(context=context, plan=plan, draws=draws, builder=self.tree, rules=rules)
 
     def _read_text(self, rows: Sequence["_Row"]) -> Mapping[int, Tensor]:
         unread = {row.request_id: row.context.token_ids[self.model.length(row.request_id) :] for row in rows}
