@@ -51,15 +51,17 @@ def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> La
     Raises:
         NonFiniteLogitsError: If a logit is NaN or +inf, or all are -inf.
     """
+    if rules.temperature == 1 and not rules.truncates:
+        probs = torch.softmax(logits, dim=-1, dtype=torch.float64)
+        if math.isnan(float(probs[0])):  # one bad logit makes every mass NaN
+            raise _non_finite(logits)
+        return DenseLaw(probs)
     maximum, where = logits.max(dim=-1)  # NaN anywhere makes the maximum NaN; the first of equal logits is found
     largest = float(maximum)
     if not math.isfinite(largest):
-        bad = int((~torch.isfinite(logits)).sum())
-        raise NonFiniteLogitsError(f"logits: largest value is {largest}; {bad} of {logits.numel()} are not finite")
+        raise _non_finite(logits)
     if rules.temperature == 0:
         return one_hot(int(where), logits.device)
-    if rules.temperature == 1 and not rules.truncates:
-        return DenseLaw(torch.softmax(logits, dim=-1, dtype=torch.float64))
     # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
     scores = (logits.double() - largest) / rules.temperature
     return _truncated(scores, rules) if rules.truncates else DenseLaw(torch.softmax(scores, dim=-1))
@@ -67,11 +69,17 @@ def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> La
 
 def laws_from_logits(logits: Float[Tensor, "nodes vocab"], rules: SamplingRules) -> list[Law | None]:
     """`law_from_logits` for every row at once; `None` where a row's logits make no law."""
-    sound = [math.isfinite(largest) for largest in logits.max(dim=-1).values.tolist()]
     if rules.temperature == 1 and not rules.truncates:
         probs = torch.softmax(logits, dim=-1, dtype=torch.float64)
-        return [DenseLaw(row) if good else None for row, good in zip(probs, sound, strict=True)]
+        bad = [math.isnan(first) for first in probs[:, 0].tolist()]  # one bad logit makes every mass of its row NaN
+        return [None if wrong else DenseLaw(row) for row, wrong in zip(probs, bad, strict=True)]
+    sound = [math.isfinite(largest) for largest in logits.max(dim=-1).values.tolist()]
     return [law_from_logits(row, rules) if good else None for row, good in zip(logits, sound, strict=True)]
+
+
+def _non_finite(logits: Tensor) -> NonFiniteLogitsError:
+    bad = int((~torch.isfinite(logits)).sum())
+    return NonFiniteLogitsError(f"logits: largest value is {float(logits.max())}; {bad} of {logits.numel()} are not finite")
 
 
 def _truncated(scores: Float64[Tensor, " vocab"], rules: SamplingRules) -> SparseLaw:

@@ -1,6 +1,8 @@
 """Who may attend to whom when new nodes of several sequences are read in one forward."""
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
 
 import numpy as np
 import torch
@@ -9,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from monge.core.model import NodeBlock
+
+_BAND: Final = 512  # smallest width for which a chain's mask is kept
 
 
 class UncommittedNodes:
@@ -92,11 +96,22 @@ def _one_row(
     length: int, nodes: UncommittedNodes, block: NodeBlock
 ) -> tuple[Int64[Tensor, "one nodes"], Int64[Tensor, "one nodes"], Bool[Tensor, "one nodes seq"]]:
     """`forward_inputs` for one row: nothing to pad."""
-    first = len(nodes) - len(block.token_ids)
-    positions = torch.tensor([nodes.depths[first:]]) + length
-    visible = np.ones((1, len(block.token_ids), length + len(nodes)), dtype=np.bool_)
-    visible[0, :, length:] = nodes.visible(first)
-    return torch.tensor([block.token_ids]), positions, torch.from_numpy(visible)
+    count, total = len(block.token_ids), len(nodes)
+    token_ids = torch.tensor([block.token_ids])
+    positions = torch.tensor([[length + depth for depth in nodes.depths[total - count :]]])
+    if nodes.is_chain:
+        start = length + total - count
+        capacity = max(_BAND, 1 << start.bit_length())
+        return token_ids, positions, _band(count, capacity)[None, :, capacity - start : capacity + count]
+    visible = np.ones((1, count, length + total), dtype=np.bool_)
+    visible[0, :, length:] = nodes.visible(total - count)
+    return token_ids, positions, torch.from_numpy(visible)
+
+
+@lru_cache(maxsize=64)
+def _band(count: int, capacity: int) -> Bool[Tensor, "nodes seq"]:
+    """`band[i, j]` is true where j <= i + capacity: every chain of `count` nodes sees a window onto this one matrix."""
+    return torch.ones(count, capacity + count, dtype=torch.bool).tril(capacity)
 
 
 def within_window(
