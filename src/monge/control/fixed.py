@@ -10,7 +10,7 @@ from monge.core.verdict import StepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed(Controller[None]):
-    """The same limits every round; with no settings, whatever the tree builder makes of its own.
+    """The same limits every round; without settings, the tree builder's own.
 
     Args:
         max_depth: Deepest node, or `None` for the builder's own.

@@ -61,6 +61,10 @@ class HfTreeModel:
         self.vocab_size = int(config.vocab_size)
         self.max_length = context_length(config)
 
+    def __repr__(self) -> str:
+        size = sum(weight.numel() for weight in self._model.parameters()) / 1e6
+        return f"HfTreeModel({type(self._model).__name__}, {size:.1f}M parameters, {self._dtype}, {self._attention})"
+
     @property
     def forward_s(self) -> float:
         """Seconds spent inside the network's own forward."""

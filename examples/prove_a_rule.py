@@ -1,0 +1,42 @@
+"""Write an acceptance rule, and let enumeration say whether it is lossless."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monge.api import make_parts
+from monge.core.draws import Draws
+from monge.core.law import Law, residual
+from monge.core.proposal import Iid, Proposal
+from monge.testing.decoding import Case, output_law, target_law
+from monge.testing.oracle import law_error
+from monge.testing.tabular import RandomTable, TabularModel
+from monge.verify.base import NodeRule
+
+VOCAB = 3
+
+
+@dataclass(frozen=True)
+class Mine(NodeRule):
+    """One independent candidate; the correction token comes from the residual, or (wrongly) from the target's law."""
+
+    use_residual: bool
+    accepts = frozenset({Iid})
+    max_width = 1
+
+    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+        (x,) = offers
+        p, q = target_law, proposal.law
+        if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
+            return x
+        return draws.categorical(residual(p, q) if self.use_residual else p)
+
+
+def make_models():
+    return TabularModel(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB)
+
+
+case = Case(horizon=2, max_new_tokens=3)
+truth = target_law(make_models()[0], case)
+for rule in (Mine(use_residual=True), Mine(use_residual=False)):
+    output = output_law(lambda rule=rule: make_parts(*make_models(), tree="chain(2)", verifier=rule), case)
+    print(f"use_residual={rule.use_residual}: law error {law_error(output, truth):.1e}")
