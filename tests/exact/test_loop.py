@@ -22,7 +22,7 @@ from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
 
 SHAPES = {
-    "chain": ("chain(1)", "chain(2)", "chain(2, 'top')"),
+    "chain": ("chain(1)", "chain(2)", "chain(2, 'top')", "chain(1, 'greedy_plus_one')"),
     "fixed_width": (
         "fixed_width((2,), 'iid')",
         "fixed_width((2, 1), 'iid')",
@@ -30,6 +30,8 @@ SHAPES = {
         "fixed_width((2, 1), 'without_replacement')",
         "fixed_width((1, 2), 'without_replacement')",
         "fixed_width((2, 2), 'top')",
+        "fixed_width((3,), 'greedy_plus_one')",
+        "fixed_width((2, 1), 'greedy_plus_one')",
     ),
     "best_first": ("best_first(3, 2, 2, 2)", "best_first(4, 3, 2, 1)"),
 }

@@ -4,6 +4,9 @@ from typing import Final
 
 from monge.core.registry import Registry
 from monge.verify.base import Rule
+from monge.verify.greedy import Greedy
+from monge.verify.k_seq import KSeq
+from monge.verify.naive_tree import NaiveTree
 from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
@@ -16,5 +19,8 @@ VERIFIERS: Final[Registry[Rule]] = Registry(
         "single_draft": SingleDraft,
         "rrs": Rrs,
         "rrs_without_replacement": RrsWithoutReplacement,
+        "naive_tree": NaiveTree,
+        "k_seq": KSeq,
+        "greedy": Greedy,
     },
 )

@@ -10,7 +10,7 @@ from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, unknown_name
 from monge.core.law import Law
-from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import GrowingTree, TokenTree
 
 
@@ -18,14 +18,24 @@ def _top(law: Law, width: int) -> Proposal:
     return Deterministic(law.top(width))
 
 
+def _greedy_plus_one(law: Law, width: int) -> Proposal:
+    # Where the support is smaller than the width, its last token is the draw: then all of it is offered, as it should be.
+    fixed = law.top(width)[:-1]
+    for token in fixed:
+        law = law.without(token) or law  # never None: one token of the support stays
+    return Mixed(fixed, law, 1)
+
+
 CHILDREN: Final[Mapping[str, tuple[type[Proposal], Callable[[Law, int], Proposal]]]] = MappingProxyType(
     {
         "iid": (Iid, Iid),
         "without_replacement": (WithoutReplacement, WithoutReplacement),
         "top": (Deterministic, _top),
+        "greedy_plus_one": (Mixed, _greedy_plus_one),
     }
 )
-"""Ways of drawing `width` children from a draft law: independent draws, draws without replacement, the most probable tokens."""
+"""Ways of drawing `width` children from a draft law: independent draws; draws without replacement; the most probable tokens;
+all but one of these, and one draw from the other tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

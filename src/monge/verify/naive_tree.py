@@ -1,0 +1,43 @@
+"""One maximal-coupling step with the first candidate; the correction may hit another one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monge.core.draws import Draws
+from monge.core.law import Law, residual
+from monge.core.proposal import Deterministic, Iid, Proposal
+from monge.verify.base import NodeRule
+
+
+@dataclass(frozen=True, slots=True)
+class NaiveTree(NodeRule):
+    """Single-draft step with the first candidate; a residual token that is another candidate is kept too.
+
+    Law:
+        The emitted token follows p for independent draws from q (`Iid`) and for deterministic candidates. The rule reads the
+        first candidate only, and that one was drawn from q whatever the others are.
+
+    Rule:
+        Accept X_1 with probability `min(1, p_X1 / q_X1)`; otherwise emit `y ~ res = (p - q)_+ / |(p - q)_+|`, which is an
+        accepted token where it is one of the other K - 1 candidates. Acceptance is
+        `beta + (1 - beta) sum_t res_t (1 - (1 - q_t)^(K - 1))`, `beta = sum_i min(p_i, q_i)`.
+
+    Cost:
+        Two look-ups; O(vocab) after the first candidate's rejection, whatever K is.
+
+    Reference:
+        A baseline of the delayed tree expansion paper, arXiv 2602.16994, under this name; the step is Algorithm 1 of Leviathan
+        et al., arXiv 2211.17192.
+    """
+
+    accepts = frozenset[type[Proposal]]({Iid, Deterministic})
+
+    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+        p, x = target_law, offers[0]
+        if not isinstance(proposal, Iid):
+            # q is the point mass at the first candidate: accepting with p_x, else drawing from p without x, is a draw from p.
+            return draws.categorical(p)
+        q = proposal.law
+        if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
+            return x
+        return draws.categorical(residual(p, q))
