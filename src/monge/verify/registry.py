@@ -4,6 +4,7 @@ from typing import Final
 
 from monge.core.registry import Registry
 from monge.verify.base import Rule
+from monge.verify.block import Block
 from monge.verify.greedy import Greedy
 from monge.verify.k_seq import KSeq
 from monge.verify.naive_tree import NaiveTree
@@ -22,5 +23,6 @@ VERIFIERS: Final[Registry[Rule]] = Registry(
         "naive_tree": NaiveTree,
         "k_seq": KSeq,
         "greedy": Greedy,
+        "block": Block,
     },
 )

@@ -1,0 +1,75 @@
+"""Block verification: the longest accepted prefix of a chain is decided from its end."""
+
+from dataclasses import dataclass
+
+from monge.core.draws import Draws
+from monge.core.law import Law, LawSequence
+from monge.core.proposal import Deterministic, Iid, Proposal
+from monge.core.tree import TokenTree
+from monge.core.verdict import Verdict
+from monge.verify.base import Verifier, Walk
+from monge.verify.target_walk import TargetWalk
+from monge.verify.whole_tree import Excess, drawn_from, excess, is_target_walked, share
+
+
+@dataclass(frozen=True, slots=True)
+class Block(Verifier):
+    """Decide on the whole drafted block at once: a token that p likes may make up for an earlier one that it likes less.
+
+    Law:
+        The accepted prefix, the token after it, and the target's own continuation together follow the target's law, for a chain
+        whose tokens were each drawn from the declared law (`Iid`, width 1) or are a function of the path (`Deterministic`, one
+        candidate). A chain with candidates of `Arbitrary` origin is left to the target walk.
+
+    Rule:
+        For a chain x_1 .. x_L: `a_0 = 1`, `a_i = min(1, a_(i-1) p(x_i | x_<i) / q(x_i | x_<i))`; with
+        `S_i = |(a_i p(. | x_<=i) - q(. | x_<=i))_+|`, `h_i = S_i / (S_i + 1 - a_i)` for i < L, and `h_L = a_L`. From i = L down
+        to 1 accept the first i tokens with probability h_i, and stop at the first success; none is accepted otherwise. With t
+        tokens accepted emit `y ~ p` where t = L, else y proportional to `(a_t p - q)_+` after x_t. S_i + 1 - a_i vanishes only
+        where a_i = 1 and p = q: acceptance further down is then certain, and h_i = 0.
+
+    Cost:
+        O(support of p) a position, all positions looked at, instead of those up to the first rejection.
+
+    Reference:
+        Block Verification (Sun et al., arXiv 2403.10444), Algorithm 2 and Theorem 3: no rule for one path that leaves later
+        rounds alone accepts more on average, `sum over d and x of min over k of q(x_1..x_k) p(x_(k+1)..x_d | x_1..x_k)`. The
+        capped rule of Hierarchical Speculative Decoding (arXiv 2601.05724) is this one in other letters.
+    """
+
+    accepts = frozenset[type[Proposal]]({Iid, Deterministic})
+    max_width = 1
+
+    def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
+        if is_target_walked(self, tree, target_laws):
+            return Walk(TargetWalk()).verify(tree, target_laws, draws)
+        last = tree.num_nodes - 1
+        scales, leftovers = _weigh(tree, target_laws)
+        accepted = len(scales) - 1  # a token with a = 0 is not accepted, nor is any after it
+        while accepted > 0:
+            is_end = accepted == last
+            prob = scales[accepted] if is_end else share(leftovers[accepted].mass, scales[accepted])
+            if draws.bernoulli(prob):
+                break
+            accepted -= 1
+        law: Law = target_laws[last] if accepted == last else leftovers[accepted].law
+        return Verdict(
+            path=tuple(range(1, accepted + 1)),
+            next_token=draws.categorical(law),
+            next_kind="bonus" if accepted == last else "correction",
+            examined=(1,) * min(accepted + 1, last),
+        )
+
+
+def _weigh(tree: TokenTree, target_laws: LawSequence) -> tuple[list[float], list[Excess]]:
+    """Every a_i from the root to the end of the chain or to the last positive one, and the excess there (the end has none)."""
+    scales, leftovers = [1.0], list[Excess]()
+    for node in range(tree.num_nodes - 1):  # nodes of a chain are numbered from the root down
+        p = target_laws[node]
+        ((token, q),) = drawn_from(tree.proposals[node], (tree.token_ids[node + 1],))
+        leftovers.append(excess(scales[-1], p, q))
+        scale = min(1.0, scales[-1] * p.prob(token) / q.prob(token))
+        if scale == 0.0:
+            break
+        scales.append(scale)
+    return scales, leftovers

@@ -1,0 +1,85 @@
+"""What rules share that look at whole paths: the law a candidate was drawn from, and what a scaled target has beyond it.
+
+p = target law, q = draft law.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from monge.core.errors import ProposalMismatchError
+from monge.core.law import Law, LawSequence, SparseLaw, one_hot
+from monge.core.proposal import Arbitrary, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.tree import TokenTree
+from monge.verify.base import Rule, unsupported_reason
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """What `scale * p` has beyond q.
+
+    Args:
+        mass: `|(scale p - q)_+|`.
+        law: The same, normalised; p where there is no mass.
+    """
+
+    mass: float
+    law: Law
+
+
+def excess(scale: float, p: Law, q: Law) -> Excess:
+    """`(scale * p - q)_+`, its mass and its law."""
+    part = p.sparse()
+    left = (scale * part.probs - q.at(part.token_ids)).clamp_min(0.0)
+    kept = left > 0.0
+    if not bool(kept.any()):
+        return Excess(0.0, p)
+    mass = left.sum()
+    return Excess(float(mass), SparseLaw(part.token_ids[kept], left[kept] / mass))
+
+
+def share(mass: float, scale: float) -> float:
+    """`S / (S + 1 - a)`: how much of what the candidates leave undecided belongs to the node itself.
+
+    Both vanish only where a = 1 and p = q; a deeper token is then accepted for certain, and the answer is never used.
+    """
+    undecided = mass + (1.0 - scale)
+    return mass / undecided if undecided > 0.0 else 0.0
+
+
+def drawn_from(proposal: Proposal, tokens: tuple[int, ...]) -> Iterator[tuple[int, Law]]:
+    """Every distinct candidate in drawing order, with its law given the ones before it.
+
+    A deterministic candidate has a point mass. Independent draws, repeats dropped, are draws without replacement whose number
+    does not depend on which tokens are still to come.
+    """
+    num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else len(tokens)
+    if isinstance(proposal, Iid | WithoutReplacement):
+        num_fixed = 0
+    for token in tokens[:num_fixed]:
+        yield token, one_hot(token)
+    if not isinstance(proposal, Iid | WithoutReplacement | Mixed):
+        return
+    q: Law | None = proposal.law
+    for token in dict.fromkeys(tokens[num_fixed:]):
+        assert q is not None, "more candidates than the draft law has tokens"
+        yield token, q
+        q = q.without(token)  # None only after the last token of the support, which is also the last candidate
+
+
+def is_target_walked(rule: Rule, tree: TokenTree, target_laws: LawSequence) -> bool:
+    """Whether some candidates are of `Arbitrary` origin, for which only the target walk is exact.
+
+    Raises:
+        ProposalMismatchError: If there is not one law a node, or the rule is not exact for this tree.
+    """
+    if len(target_laws) != tree.num_nodes:
+        raise ProposalMismatchError(f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came")
+    is_arbitrary = False
+    for node, offers in enumerate(tree.offers):
+        if offers:
+            kind = type(tree.proposals[node])
+            reason = unsupported_reason(rule, (kind,), len(offers))
+            if reason is not None:
+                raise ProposalMismatchError(f"node {node}: {reason}")
+            is_arbitrary = is_arbitrary or kind is Arbitrary
+    return is_arbitrary

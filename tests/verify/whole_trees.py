@@ -1,0 +1,104 @@
+"""Small trees of tabular laws: every tree is drawn, verified and continued by the target, by enumeration."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from monge.core.draws import Draws
+from monge.core.law import DenseLaw
+from monge.core.proposal import Proposal
+from monge.core.tree import GrowingTree, TokenTree
+from monge.testing.oracle import exact_law, law_error
+from monge.testing.strategies import dense_law
+from monge.verify.base import Verifier
+
+Path = tuple[int, ...]
+Children = Callable[[Path], Proposal | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Integer weights of target and draft law after every path."""
+
+    targets: Mapping[Path, Sequence[int]]
+    drafts: Mapping[Path, Sequence[int]]
+
+    def target(self, path: Path) -> DenseLaw:
+        return dense_law(self.targets[path])
+
+    def draft(self, path: Path) -> DenseLaw:
+        return dense_law(self.drafts[path])
+
+    def target_masses(self, path: Path) -> np.ndarray:
+        return self.target(path).probs.numpy()
+
+    def draft_masses(self, path: Path) -> np.ndarray:
+        return self.draft(path).probs.numpy()
+
+    def laws(self, tree: TokenTree) -> list[DenseLaw]:
+        return [self.target(tree.path_tokens(node)) for node in range(tree.num_nodes)]
+
+
+def random_tables(*, vocab: int, depth: int, seed: int) -> Tables:
+    rng = np.random.default_rng(seed)
+    level: list[Path] = [()]
+    paths: list[Path] = []
+    for _ in range(depth + 1):
+        paths += level
+        level = [(*path, token) for path in level for token in range(vocab)]
+    targets, drafts = ({path: (1 + rng.integers(0, 9, vocab) ** 2).tolist() for path in paths} for _ in range(2))
+    return Tables(targets, drafts)
+
+
+def grown(children: Children, draws: Draws) -> TokenTree:
+    """A tree whose nodes have the candidates that `children` says for their path."""
+    tree = GrowingTree(0)
+    paths: dict[int, Path] = {0: ()}
+    frontier = [0]
+    while frontier:
+        grown_nodes: list[int] = []
+        for node in frontier:
+            proposal = children(paths[node])
+            if proposal is not None:
+                for child in tree.grow(node, proposal, draws):
+                    paths[child] = (*paths[node], tree.token_ids[child])
+                    grown_nodes.append(child)
+        frontier = grown_nodes
+    return tree.finish()
+
+
+def text_error(rule: Verifier, tables: Tables, children: Children, length: int) -> float:
+    """Law error of the first `length` tokens: what one round commits, continued by the target."""
+
+    def run(draws: Draws) -> Path:
+        tree = grown(children, draws)
+        verdict = rule.verify(tree, tables.laws(tree), draws)
+        return (*(tree.token_ids[node] for node in verdict.path), verdict.next_token)
+
+    return law_error(_continued(exact_law(run), tables, length), _continued({(): 1.0}, tables, length))
+
+
+def expected_accepted(rule: Verifier, tables: Tables, children: Children) -> float:
+    """E[tau], by enumeration."""
+
+    def run(draws: Draws) -> int:
+        tree = grown(children, draws)
+        return rule.verify(tree, tables.laws(tree), draws).num_accepted
+
+    return sum(count * prob for count, prob in exact_law(run).items())
+
+
+def _continued(law: Mapping[Path, float], tables: Tables, length: int) -> dict[Path, float]:
+    full: defaultdict[Path, float] = defaultdict(float)
+    open_texts = list(law.items())
+    while open_texts:
+        text, weight = open_texts.pop()
+        if len(text) >= length:
+            full[text[:length]] += weight
+            continue
+        open_texts += [
+            ((*text, token), weight * mass) for token, mass in enumerate(tables.target_masses(text).tolist()) if mass > 0.0
+        ]
+    return dict(full)
