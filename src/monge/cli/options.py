@@ -70,14 +70,12 @@ Tree = Annotated[
         "--tree",
         help="Shape of the proposals, e.g. `chain(6)`, `fixed_width((4, 2))`.",
         panel=SPECULATION,
-        default="one that fits the rest",
+        default="a chain, or what the verifier needs",
     ),
 ]
 Verifier = Annotated[
     str | None,
-    option(
-        "--verifier", help="Acceptance rule; see `monge list`.", panel=SPECULATION, default="one exact for every default tree"
-    ),
+    option("--verifier", help="Acceptance rule; see `monge list`.", panel=SPECULATION, default="the one for the candidates"),
 ]
 Controller = Annotated[
     str | None,
