@@ -59,11 +59,14 @@ def drawn_from(proposal: Proposal, tokens: tuple[int, ...]) -> Iterator[tuple[in
         yield token, one_hot(token)
     if not isinstance(proposal, Iid | WithoutReplacement | Mixed):
         return
-    q: Law | None = proposal.law
-    for token in dict.fromkeys(tokens[num_fixed:]):
-        assert q is not None, "more candidates than the draft law has tokens"
+    distinct = tuple(dict.fromkeys(tokens[num_fixed:]))
+    q = proposal.law
+    for position, token in enumerate(distinct):
         yield token, q
-        q = q.without(token)  # None only after the last token of the support, which is also the last candidate
+        if position + 1 < len(distinct):
+            rest = q.without(token)
+            assert rest is not None, "more candidates than the draft law has tokens"
+            q = rest
 
 
 def is_target_walked(rule: Rule, tree: TokenTree, target_laws: LawSequence) -> bool:
