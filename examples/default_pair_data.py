@@ -13,38 +13,45 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, StaticCache
+from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerBase, StaticCache
 
 END = 0  # <|end|>: separates documents
-SHARD_ROWS = 256
 COOL = 0.6  # the second temperature at which the draft is trained and measured
-SAMPLED_TEMPERATURES = (1.0, 1.0, 1.0, COOL, 1.0, 1.0, COOL, 0.0)
+SAMPLED_TEMPERATURES = (1.0, COOL, 1.0, 1.0, 0.0, 1.0, COOL, 1.0)
+INSTRUCTION = ("Instruction: {instruction}\nInput: {input}\nResponse:", " {output}")
 PROMPT_TEMPLATES = {
     "gsm8k_train.jsonl": ("Question: {question}\nAnswer:", " {answer}"),
-    "instruction_data_1100.json": ("Instruction: {instruction}\nInput: {input}\nResponse:", " {output}"),
+    "instruction_data_1100.json": INSTRUCTION,
+    "self_instruct_user_oriented.jsonl": INSTRUCTION,
 }
-
-Shard = dict[str, Tensor]  # rows and the target's states
-Pools = tuple[list[Shard], list[Shard]]  # sampled from the target, read from the corpora
+PLAIN_RECORD_LINES = 200  # a plain text file is cut into records of so many lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
-    """One source of text: where it is, how often the target sees it, and its share of the draft's rows."""
+    """One source of text: where it is, how often an epoch of the target has it, and its share of the draft's rows."""
 
-    path: str
-    repeats: int
+    paths: tuple[str, ...]
     share: float
+    repeats: int = 1
     held_out_every: int = 100
-    max_characters: int | None = None
 
 
 DOMAINS = {
-    "gsm8k": Domain(path="prompts/gsm8k_train.jsonl", repeats=2, share=0.3),
-    "instructions": Domain(path="prompts/instruction_data_1100.json", repeats=2, share=0.15, held_out_every=20),
-    "peps": Domain(path="corpus/python_peps.jsonl.gz", repeats=1, share=0.15),
-    "textbooks": Domain(path="corpus/openstax_textbooks.jsonl.gz", repeats=1, share=0.15),
-    "prose": Domain(path="corpus/standardebooks_prose_core.jsonl.gz", repeats=1, share=0.25, max_characters=9_000_000),
+    "gsm8k": Domain(paths=("prompts/gsm8k_train.jsonl",), repeats=2, share=0.25),
+    "instructions": Domain(
+        paths=("prompts/instruction_data_1100.json", "prompts/self_instruct_user_oriented.jsonl"),
+        repeats=2,
+        share=0.15,
+        held_out_every=20,
+    ),
+    "peps": Domain(paths=("corpus/python_peps.jsonl.gz",), share=0.1),
+    "textbooks": Domain(paths=("corpus/openstax_textbooks.jsonl.gz",), share=0.12),
+    "prose": Domain(paths=("corpus/standardebooks_prose_core.jsonl.gz",), share=0.2),
+    "swift": Domain(paths=("corpus/swift_evolution.jsonl.gz",), share=0.06),
+    "eips": Domain(paths=("corpus/ethereum_eips.jsonl.gz",), share=0.06),
+    "rust": Domain(paths=("corpus/rust_book.jsonl.gz", "corpus/rust_by_example.jsonl.gz"), share=0.03, held_out_every=20),
+    "shakespeare": Domain(paths=("corpus/tinyshakespeare.txt",), share=0.03, held_out_every=40),
 }
 
 
@@ -57,24 +64,32 @@ class Corpus:
     has_questions: bool  # else a prompt is the start of a row, to be cut anywhere
 
 
+def parse(path: Path) -> list[dict[str, str]]:
+    """Returns the records of a file, by its suffixes."""
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+    if path.suffix == ".json":
+        return json.loads(text)
+    if path.suffix == ".txt":
+        lines = text.splitlines(keepends=True)
+        return [{"text": "".join(lines[i : i + PLAIN_RECORD_LINES])} for i in range(0, len(lines), PLAIN_RECORD_LINES)]
+    records = [json.loads(line) for line in text.strip("\n").split("\n")]  # splitlines cuts inside strings too
+    # Self-instruct nests its inputs and outputs.
+    return [record | instance for record in records for instance in record.get("instances", [{}])]
+
+
 def read_records(data: Path, domain: Domain) -> list[tuple[str, str]]:
     """Returns (prompt, continuation) of each record; a plain document has no prompt."""
-    path = data / domain.path
-    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
-    records = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
-    prompt, continuation = PROMPT_TEMPLATES.get(path.name, ("", "{text}"))
-    pairs = [(prompt.format(**record), continuation.format(**record)) for record in records]
-    pairs = [(p.replace("\nInput: \n", "\n"), c) for p, c in pairs]  # an instruction without input has no such line
-    # A strided subset keeps every book when only part of the characters is wanted.
-    num_characters = sum(len(c) for _, c in pairs)
-    stride = 1 if domain.max_characters is None else max(1, round(num_characters / domain.max_characters))
-    return pairs[::stride]
+    pairs: list[tuple[str, str]] = []
+    for path in domain.paths:
+        prompt, continuation = PROMPT_TEMPLATES.get(Path(path).name, ("", "{text}"))
+        pairs += [(prompt.format(**record), continuation.format(**record)) for record in parse(data / path)]
+    return [(p.replace("\nInput: \n", "\n"), c) for p, c in pairs]  # an instruction without input has no such line
 
 
 def read_corpora(data: Path, tokenizer: PreTrainedTokenizerBase, seq: int) -> dict[str, dict[str, Corpus]]:
     """Returns `{"train": {domain: corpus}, "held_out": {domain: corpus}}`."""
     splits: dict[str, dict[str, Corpus]] = {"train": {}, "held_out": {}}
-    for name, domain in DOMAINS.items():
+    for name, domain in tqdm(DOMAINS.items(), "corpora"):
         records = read_records(data, domain)
         for split, wants_held_out in (("train", False), ("held_out", True)):
             every = domain.held_out_every
@@ -118,7 +133,8 @@ def draw_tokens(logits: Tensor, temperature: float, generator: torch.Generator) 
     if temperature == 0:
         return logits.argmax(-1)
     cumulative = torch.softmax(logits.double() / temperature, -1).cumsum(-1)
-    position = torch.empty(len(logits), 1, dtype=torch.float64).uniform_(generator=generator)
+    # Drawn on the host, so that every device gets the same numbers.
+    position = torch.empty(len(logits), 1, dtype=torch.float64).uniform_(generator=generator).to(logits.device)
     # Without the last entry: rounding may leave it below 1, and then the last token owns the rest.
     return torch.searchsorted(cumulative[:, :-1].contiguous(), position, right=True).squeeze(1)
 
@@ -132,7 +148,10 @@ def sample_rows(
     rows = torch.zeros(len(prompts), seq, dtype=torch.long)
     for row, prompt in zip(rows, prompts, strict=True):
         row[: len(prompt)] = torch.tensor(prompt)
-    cache = StaticCache(config=target.config, max_cache_len=seq)
+    rows, lengths = rows.to(target.device), lengths.to(target.device)
+    # A GPU would read all of a static cache at every step; a CPU would rather not copy a growing one.
+    on_cpu = target.device.type == "cpu"
+    cache = StaticCache(config=target.config, max_cache_len=seq) if on_cpu else DynamicCache(config=target.config)
     start = int(lengths.min())
     new_ids = rows[:, :start]
     for position in range(start, seq):
@@ -140,7 +159,7 @@ def sample_rows(
         drawn = draw_tokens(logits, temperature, generator)
         rows[:, position] = torch.where(position < lengths, rows[:, position], drawn)
         new_ids = rows[:, position : position + 1]
-    return rows
+    return rows.cpu()
 
 
 def save_atomically(value: object, path: Path) -> None:
@@ -157,54 +176,67 @@ def cached(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tenso
     return torch.load(path, mmap=True)
 
 
-def with_states(target: LlamaForCausalLM, rows: Tensor) -> Shard:
-    """Returns rows with the target's last hidden states, from which its laws are one matrix product away."""
-    with torch.inference_mode():
-        states = torch.cat([target.model(part, use_cache=False).last_hidden_state for part in rows.split(16)])
-    return {"rows": rows.to(torch.uint16), "states": states}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Rows of a few kinds, kind by kind, and the share of each kind in what is drawn."""
+
+    rows: Tensor
+    sizes: Tensor
+    shares: Tensor
+
+    @staticmethod
+    def of(kinds: list[Tensor], shares: list[float], device: torch.device) -> "Pool":
+        """Joins the kinds on a device."""
+        sizes = torch.tensor([len(rows) for rows in kinds])
+        return Pool(rows=torch.cat(kinds).to(device), sizes=sizes, shares=torch.tensor(shares))
+
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draws rows, and the index of the kind of each."""
+        bounds = self.shares.cumsum(0)
+        kinds = torch.searchsorted(bounds[:-1], torch.empty(count).uniform_(generator=generator) * bounds[-1], right=True)
+        sizes, starts = self.sizes[kinds], (self.sizes.cumsum(0) - self.sizes)[kinds]
+        within = (torch.empty(count, dtype=torch.float64).uniform_(generator=generator) * sizes).long()
+        return self.rows[(starts + within).to(self.rows.device)], kinds
 
 
-def sampled_shards(
-    target: LlamaForCausalLM, corpora: dict[str, Corpus], folder: Path, *, num_tokens: int, seq: int, seed: int
-) -> list[Shard]:
-    """Returns text sampled from the target after training prompts, stored shard by shard."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """The draft's two sources of text: sampled from the target (warm and cool) and read from the corpora (by domain)."""
 
-    def make(index: int) -> Shard:
+    sampled: Pool
+    read: Pool
+
+    def draw(self, count: int, sampled_fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draws rows, and whether each was sampled cool."""
+        num_sampled = round(count * sampled_fraction)
+        sampled, is_cool = self.sampled.draw(num_sampled, generator)
+        read, kinds = self.read.draw(count - num_sampled, generator)
+        return torch.cat([sampled, read]), torch.cat([is_cool == 1, torch.zeros_like(kinds, dtype=torch.bool)])
+
+
+def sampled_pool(
+    target: LlamaForCausalLM,
+    corpora: dict[str, Corpus],
+    folder: Path,
+    *,
+    num_tokens: int,
+    shard_rows: int,
+    seq: int,
+    seed: int,
+) -> Pool:
+    """Returns text sampled from the target after training prompts, stored shard by shard: warm rows and cool rows."""
+
+    def make(index: int) -> dict[str, Tensor]:
         generator = seeded(seed, 2, index)
         prompts: list[list[int]] = []
         for name, corpus in corpora.items():
-            prompts += draw_prompts(corpus, round(SHARD_ROWS * DOMAINS[name].share), generator)
+            prompts += draw_prompts(corpus, round(shard_rows * DOMAINS[name].share), generator)
         temperature = SAMPLED_TEMPERATURES[index % len(SAMPLED_TEMPERATURES)]
-        rows = sample_rows(target, prompts, seq=seq, temperature=temperature, generator=generator)
-        return with_states(target, rows)
+        return {"rows": sample_rows(target, prompts, seq=seq, temperature=temperature, generator=generator)}
 
-    num_shards = num_tokens // (SHARD_ROWS * seq)
-    return [cached(folder / f"sampled_{i}.pt", lambda i=i: make(i)) for i in tqdm(range(num_shards), "sampled text")]
-
-
-def corpus_shards(
-    target: LlamaForCausalLM, corpora: dict[str, Corpus], folder: Path, *, num_tokens: int, seq: int, seed: int
-) -> list[Shard]:
-    """Returns rows of the corpora, in the domains' shares as far as they go, stored shard by shard."""
-    picked = []
-    for index, (name, corpus) in enumerate(corpora.items()):
-        order = draw_order(len(corpus.rows), seeded(seed, 1, index))
-        picked.append(corpus.rows[order[: int(DOMAINS[name].share * num_tokens / seq)]])
-    rows = torch.cat(picked)
-    parts = rows[draw_order(len(rows), seeded(seed, 1))].split(SHARD_ROWS)
-    return [
-        cached(folder / f"corpus_{i}.pt", lambda part=part: with_states(target, part))
-        for i, part in enumerate(tqdm(parts, "corpus text"))
-    ]
-
-
-def draw_batch(pools: Pools, count: int, sampled_fraction: float, generator: torch.Generator) -> tuple[Tensor, list[Tensor]]:
-    """Draws rows and the target's states of each; a row is sampled text with probability `sampled_fraction`."""
-    rows, states = [], []
-    for is_sampled in (torch.empty(count).uniform_(generator=generator) < sampled_fraction).tolist():
-        pool = pools[0] if is_sampled else pools[1]
-        shard = pool[int(draw_indices(len(pool), 1, generator))]
-        index = int(draw_indices(len(shard["rows"]), 1, generator))
-        rows.append(shard["rows"][index].long())
-        states.append(shard["states"][index])
-    return torch.stack(rows), states
+    kinds: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for i in tqdm(range(max(2, num_tokens // (shard_rows * seq))), "sampled text"):
+        is_cool = SAMPLED_TEMPERATURES[i % len(SAMPLED_TEMPERATURES)] < 1
+        kinds[is_cool].append(cached(folder / f"sampled_{i}.pt", lambda i=i: make(i))["rows"])
+    joined = [torch.cat(kind) for kind in kinds]
+    return Pool.of(joined, [float(len(rows)) for rows in joined], target.device)

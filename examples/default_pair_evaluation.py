@@ -1,4 +1,4 @@
-"""Measurements of `train_default_pair.py`: the target's loss, the draft's acceptance, and what a forward of each costs.
+"""Losses and measurements of `train_default_pair.py`: the loss of both, the draft's acceptance, what a forward of each costs.
 
 In the maths p = target, q = draft. Acceptance is sum_v min(p_v, q_v), the probability that a drafted token survives. It is
 measured on held-out text and, since that is where a draft works, along text that the target itself continues from held-out
@@ -16,7 +16,14 @@ from torch.nn import functional
 from transformers import DynamicCache, LlamaForCausalLM
 
 MAX_ROWS = 24
+MAX_LOSS_ROWS = 64
+ROWS_AT_ONCE = 8
 TEMPERATURES = (1.0, COOL, 0.0)
+
+
+def load(folder: Path, device: str) -> LlamaForCausalLM:
+    """Loads a bf16 model for inference."""
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().to(device)
 
 
 @torch.inference_mode()
@@ -24,9 +31,12 @@ def held_out_losses(target: LlamaForCausalLM, held_out: dict[str, Corpus]) -> di
     """Returns nats per token of each domain's held-out rows."""
     losses: dict[str, dict[str, float]] = {}
     for name, corpus in held_out.items():
-        rows = corpus.rows[:MAX_ROWS]
-        each = [functional.cross_entropy(target(row[None]).logits[0, :-1].float(), row[1:]) for row in rows]
-        losses[name] = {"nats_per_token": float(torch.stack(each).mean()), "rows": len(rows)}
+        rows = corpus.rows[:MAX_LOSS_ROWS].to(target.device)
+        each = []
+        for part in rows.split(ROWS_AT_ONCE):
+            logits = target(part, use_cache=False).logits[:, :-1].float()
+            each.append(functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none"))
+        losses[name] = {"nats_per_token": float(torch.cat(each).mean()), "rows": len(rows)}
     return losses
 
 
@@ -55,17 +65,40 @@ def compare_laws(
 ) -> dict[str, float]:
     """Returns the mean KL(p || q), acceptance and agreement of the two argmaxes, over the tokens from each start on."""
     parts: list[Tensor] = []
-    for row, start in zip(rows, starts.tolist(), strict=True):
-        logits = [model(row[None]).logits[0, start - 1 : -1].float() / temperature for model in (target, draft)]
-        p_log, q_log = (torch.log_softmax(part, -1) for part in logits)
+    for part, start in zip(rows.split(ROWS_AT_ONCE), starts.split(ROWS_AT_ONCE), strict=True):
+        is_after = (torch.arange(1, rows.shape[1]) >= start[:, None]).to(target.device)
+        ids = part.to(target.device)
+        logits = [model(ids, use_cache=False).logits[:, :-1][is_after].float() for model in (target, draft)]
+        p_log, q_log = (torch.log_softmax(each / temperature, -1) for each in logits)
         kl = (p_log.exp() * (p_log - q_log)).sum(-1)
         acceptance = torch.minimum(p_log, q_log).exp().sum(-1)
-        agreement = (logits[0].argmax(-1) == logits[1].argmax(-1)).float()
+        agreement = (p_log.argmax(-1) == q_log.argmax(-1)).float()
         parts.append(torch.stack([kl, acceptance, agreement]))
     means = torch.cat(parts, -1).mean(-1).tolist()
     return dict(zip(("kl", "acceptance", "greedy_agreement"), means, strict=True))
 
 
+def loss_weights(progress: float) -> tuple[float, float]:
+    """Returns the weights of KL and TV: KL alone, then both, then TV alone at the end of the last third."""
+    if progress < 1 / 3:
+        return 1.0, 0.0
+    return 0.5 * min(1.0, 3 * (1 - progress)), 1.0
+
+
+def law_gradient(draft_logits: Tensor, target_logits: Tensor, kl: float, tv: float) -> tuple[Tensor, Tensor]:
+    """Returns the gradient of `kl * KL(p || q) + tv * TV(p, q)` in the draft's logits, and TV of each row.
+
+    dKL/dz = q - p; with b = q where q < p and 0 elsewhere, dTV/dz = q * sum(b) - b. Written out because autograd reads and
+    writes the vocabulary several times more.
+    """
+    p = torch.softmax(target_logits, -1, dtype=torch.float32)
+    q = torch.softmax(draft_logits, -1, dtype=torch.float32)
+    below = torch.where(q < p, q, 0.0)
+    gradient = kl * (q - p) + tv * (q * below.sum(-1, keepdim=True) - below)
+    return gradient, (p - q).clamp_min(0).sum(-1)
+
+
+@torch.inference_mode()
 def evaluate_draft(
     draft: LlamaForCausalLM, target: LlamaForCausalLM, held_out: dict[str, Corpus], texts: dict
 ) -> dict[str, dict[str, dict[str, float]]]:
@@ -99,3 +132,11 @@ def token_latency_s(model: LlamaForCausalLM, num_tokens: int = 200) -> float:
         model(new_ids, past_key_values=cache, use_cache=True)
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds)
+
+
+def measure_pair(
+    draft: LlamaForCausalLM, target: LlamaForCausalLM, held_out: dict[str, Corpus], texts: dict
+) -> dict[str, object]:
+    """Returns the target's losses, the draft's acceptance and, on the CPU, what a forward of each costs."""
+    report = {"target_held_out": held_out_losses(target, held_out), "pair": evaluate_draft(draft, target, held_out, texts)}
+    return report | {"latency_s": {"target": token_latency_s(target.cpu()), "draft": token_latency_s(draft.cpu())}}
