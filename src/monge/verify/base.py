@@ -23,11 +23,14 @@ class NodeRule(ABC):
         accepts: Proposals for which the rule is exact.
         max_width: Most candidates for which it is exact, if bounded.
         is_lossless: Whether the emitted token follows the target law exactly.
+        is_enumerable: Whether it draws discrete variables only, so that the oracle can run every branch; a rule that asks for
+            positions proves its law by integration.
     """
 
     accepts: ClassVar[frozenset[type[Proposal]]]
     max_width: ClassVar[int | None] = None
     is_lossless: ClassVar[bool] = True
+    is_enumerable: ClassVar[bool] = True
 
     @abstractmethod
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
@@ -50,6 +53,7 @@ class Verifier(ABC):
     accepts: ClassVar[frozenset[type[Proposal]]]
     max_width: ClassVar[int | None] = None
     is_lossless: ClassVar[bool] = True
+    is_enumerable: ClassVar[bool] = True
 
     @abstractmethod
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:

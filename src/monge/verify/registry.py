@@ -8,6 +8,7 @@ from monge.verify.block import Block
 from monge.verify.greedy import Greedy
 from monge.verify.k_seq import KSeq
 from monge.verify.naive_tree import NaiveTree
+from monge.verify.optimal import Optimal
 from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
@@ -24,5 +25,6 @@ VERIFIERS: Final[Registry[Rule]] = Registry(
         "k_seq": KSeq,
         "greedy": Greedy,
         "block": Block,
+        "optimal": Optimal,
     },
 )
