@@ -19,7 +19,7 @@ class Chain(TreeBuilder):
         children: `iid` draws the token, `top` takes the most probable one.
     """
 
-    depth: int = 4
+    depth: int = 3
     children: str = "iid"
 
     def __post_init__(self) -> None:
