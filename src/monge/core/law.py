@@ -91,6 +91,8 @@ class SparseLaw(Law):
         _check_mass(self.probs, lowest=math.ulp(0.0))
 
     def prob(self, token_id: int) -> float:
+        if self.probs.numel() == 1:  # a greedy law, asked about at every node
+            return float(self.probs) if int(self.token_ids) == token_id else 0.0
         index = int(torch.searchsorted(self.token_ids, token_id))
         if index == self.token_ids.numel() or int(self.token_ids[index]) != token_id:
             return 0.0
@@ -196,7 +198,8 @@ def total_variation(p: Law, q: Law) -> float:
 
 
 def _check_mass(probs: Tensor, lowest: float) -> None:
-    smallest, total = float(probs.min()), float(probs.sum())
+    total = float(probs.sum())
+    smallest = total if probs.numel() == 1 else float(probs.min())
     if not (smallest >= lowest and abs(total - 1.0) <= MASS_TOLERANCE):  # written so that NaN fails
         bound = "non-negative" if lowest == 0.0 else "positive"
         raise LawError(

@@ -73,7 +73,10 @@ def laws_from_logits(logits: Float[Tensor, "nodes vocab"], rules: SamplingRules)
         probs = torch.softmax(logits, dim=-1, dtype=torch.float64)
         bad = [math.isnan(first) for first in probs[:, 0].tolist()]  # one bad logit makes every mass of its row NaN
         return [None if wrong else DenseLaw(row) for row, wrong in zip(probs, bad, strict=True)]
-    sound = [math.isfinite(largest) for largest in logits.max(dim=-1).values.tolist()]
+    largest, where = (part.tolist() for part in logits.max(dim=-1))
+    sound = [math.isfinite(value) for value in largest]
+    if rules.temperature == 0:
+        return [one_hot(token, logits.device) if good else None for token, good in zip(where, sound, strict=True)]
     return [law_from_logits(row, rules) if good else None for row, good in zip(logits, sound, strict=True)]
 
 
