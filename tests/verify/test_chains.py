@@ -18,6 +18,7 @@ from monge.transport.random_tree import RandomTree
 from monge.verify.base import Verifier, Walk
 from monge.verify.block import Block
 from monge.verify.single_draft import SingleDraft
+from monge.verify.whole_tree import share
 from tests.verify.acceptance import EXACT
 from tests.verify.whole_trees import Tables, expected_accepted, grown, random_tables, text_error
 
@@ -79,6 +80,13 @@ def test_equal_laws_down_to_a_depth(same_until: int) -> None:
     check(same, 3)
     if same_until == 3:
         assert expected_accepted(Block(), same, iid(same, 3)) == pytest.approx(3.0, abs=EXACT)
+
+
+def test_nothing_undecided_is_no_division_by_zero() -> None:
+    """Only rounding can ask for it, so no enumeration does."""
+    assert share(0.0, 1.0) == 0.0
+    assert share(0.0, 0.5) == 0.0
+    assert share(1e-17, 1.0) == 1.0
 
 
 def test_deterministic_tokens_are_the_target_walk() -> None:
