@@ -7,6 +7,7 @@ In maths p is the target law and q the draft law. A law is either *sparse* (the 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Protocol, runtime_checkable
 
 import torch
@@ -175,8 +176,9 @@ class DenseLaw(Law):
         return tuple((token, mass) for token, mass in zip(ids.tolist(), masses.tolist(), strict=True) if mass > 0.0)
 
 
+@lru_cache(maxsize=8192)
 def one_hot(token_id: int, device: torch.device | None = None) -> SparseLaw:
-    """The point mass at one token."""
+    """The point mass at one token. Greedy decoding asks for few of them, often; laws are never edited, so they are kept."""
     return SparseLaw(torch.tensor([token_id], device=device), torch.ones(1, dtype=torch.float64, device=device))
 
 
