@@ -13,6 +13,7 @@ from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
 from monge.verify.target_walk import TargetWalk
+from monge.verify.traversal import Traversal
 
 VERIFIERS: Final[Registry[Rule]] = Registry(
     "verifier",
@@ -25,6 +26,7 @@ VERIFIERS: Final[Registry[Rule]] = Registry(
         "k_seq": KSeq,
         "greedy": Greedy,
         "block": Block,
+        "traversal": Traversal,
         "optimal": Optimal,
     },
 )
