@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from monge.core.errors import LawError, NonFiniteLogitsError, OptionError
-from monge.core.law import DenseLaw, SparseLaw, one_hot, residual, total_variation
+from monge.core.law import MASS_TOLERANCE, DenseLaw, SparseLaw, one_hot, residual, total_variation
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.testing.strategies import dense_law, weight_pairs
 
@@ -158,3 +158,13 @@ def test_sparse_laws_hold_increasing_tokens_with_mass():
 def test_impossible_sampling_rules_are_refused(settings, message):
     with pytest.raises(OptionError, match=message):
         SamplingRules(**settings)
+
+
+def test_the_tolerance_of_the_total_mass_hides_no_more_than_it_says():
+    half = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    DenseLaw(half + torch.tensor([0.0, 0.5 * MASS_TOLERANCE], dtype=torch.float64))
+    with pytest.raises(LawError, match="sum to 1"):
+        DenseLaw(half + torch.tensor([0.0, 2 * MASS_TOLERANCE], dtype=torch.float64))
+    largest = torch.linspace(-30, 30, 262_144, dtype=torch.float32)
+    rounding = abs(float(law_from_logits(largest, SamplingRules()).sparse().probs.sum()) - 1)
+    assert rounding < 1e-3 * MASS_TOLERANCE
