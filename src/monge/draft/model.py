@@ -17,12 +17,13 @@ from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
 from monge.draft.tree.base import TreeBuilder
 
-ReadNodes = tuple[int, ...]
-"""State of one request: the tree's nodes that the draft model has read, in reading order. Its cache holds the text before."""
+ReadPaths = tuple[tuple[int, ...], ...]
+"""State of one request: the nodes that the draft model has read behind the committed text, in reading order, each as the tokens
+on its path. A builder may prune and so renumber the tree; a path stays what it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDrafter(Drafter[ReadNodes]):
+class ModelDrafter(Drafter[ReadPaths]):
     """Draft with a smaller language model that shares the target's vocabulary.
 
     The tree grows level by level: one forward of the draft model reads the frontier of every request of the batch, and the tree
@@ -54,7 +55,7 @@ class ModelDrafter(Drafter[ReadNodes]):
             max_length=self.model.max_length,
         )
 
-    def open(self, contexts: Sequence[Context]) -> Sequence[ReadNodes]:
+    def open(self, contexts: Sequence[Context]) -> Sequence[ReadPaths]:
         # All but the last token: a round starts by reading what is not read yet, the root at least.
         self.model.open({context.request_id: context.token_ids[:-1] for context in contexts})
         return [()] * len(contexts)
@@ -62,10 +63,10 @@ class ModelDrafter(Drafter[ReadNodes]):
     def draft(
         self,
         contexts: Sequence[Context],
-        states: Sequence[ReadNodes],
+        states: Sequence[ReadPaths],
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
-    ) -> Sequence[Draft[ReadNodes]]:
+    ) -> Sequence[Draft[ReadPaths]]:
         rows = [self._row(context, plan, row_draws) for context, plan, row_draws in zip(contexts, plans, draws, strict=True)]
         active = [row for row in rows if row.plan.depth(1) > 0 and row.plan.nodes(1) > 0]
         if active:
@@ -76,15 +77,17 @@ class ModelDrafter(Drafter[ReadNodes]):
                 active = [row for row in active if row.frontier]
                 if active:
                     logits = self.model.extend({row.request_id: row.next_block() for row in active})
-        return [Draft(row.builder.finish(row.tree, row.plan), tuple(row.read)) for row in rows]
+        return [Draft(row.builder.finish(row.tree, row.plan), tuple(row.paths)) for row in rows]
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[ReadNodes]], verdicts: Sequence[Verdict]
-    ) -> Sequence[ReadNodes]:
+        self, contexts: Sequence[Context], drafts: Sequence[Draft[ReadPaths]], verdicts: Sequence[Verdict]
+    ) -> Sequence[ReadPaths]:
         paths: dict[int, list[int]] = {}
         for context, draft, verdict in zip(contexts, drafts, verdicts, strict=True):
-            slot_of = {node: slot for slot, node in enumerate(draft.state)}
-            paths[context.request_id] = [slot_of[node] for node in verdict.path if node in slot_of]
+            slot_of = {path: slot for slot, path in enumerate(draft.state)}
+            accepted = tuple(draft.tree.token_ids[node] for node in verdict.path)
+            prefixes = (accepted[: depth + 1] for depth in range(len(accepted)))
+            paths[context.request_id] = [slot_of[prefix] for prefix in prefixes if prefix in slot_of]
         self.model.commit(paths)
         return [()] * len(contexts)
 
@@ -113,7 +116,8 @@ class _Row:
     builder: TreeBuilder
     rules: SamplingRules
     frontier: tuple[int, ...] = (0,)
-    read: list[int] = field(default_factory=list)
+    slot_of: dict[int, int] = field(default_factory=dict)
+    paths: list[tuple[int, ...]] = field(default_factory=list)
     tree: GrowingTree = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,9 +140,11 @@ class _Row:
         self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, self.draws)) if nodes else ()
 
     def next_block(self) -> NodeBlock:
-        slot_of = {node: slot for slot, node in enumerate(self.read)}
-        self.read.extend(self.frontier)
+        for node in self.frontier:
+            above = self.tree.parents[node]
+            self.slot_of[node] = len(self.paths)
+            self.paths.append((*(self.paths[self.slot_of[above]] if above else ()), self.tree.token_ids[node]))
         return NodeBlock(
             tuple(self.tree.token_ids[node] for node in self.frontier),
-            tuple(slot_of.get(self.tree.parents[node], -1) for node in self.frontier),
+            tuple(self.slot_of.get(self.tree.parents[node], -1) for node in self.frontier),
         )

@@ -100,6 +100,10 @@ class TabularModel:
     def length(self, sequence: int) -> int:
         return len(self._committed[sequence])
 
+    def text(self, sequence: int) -> tuple[int, ...]:
+        """Committed tokens, which a real cache could not tell."""
+        return self._committed[sequence]
+
     def close(self, sequence: int) -> None:
         del self._committed[sequence], self._nodes[sequence]
 
