@@ -63,10 +63,16 @@ def components(room: str) -> str:
 def children() -> str:
     """One row per way of drawing children, with the verifiers that accept it."""
     rows = [
-        [f"`{way}`", f"`{proposal.__name__}`", _codes([name for name, rule in VERIFIERS.items() if proposal in rule.accepts])]
-        for way, (proposal, _) in CHILDREN.items()
+        [
+            f"`{name}`",
+            _settings(CHILDREN, name),
+            CHILDREN.summary(name),
+            f"`{way.proposes.__name__}`",
+            _codes([verifier for verifier, rule in VERIFIERS.items() if way.proposes in rule.accepts]),
+        ]
+        for name, way in CHILDREN.items()
     ]
-    return _table(["way", "proposal", "verifiers that are exact for it"], rows)
+    return _table(["way", "settings", "what is offered", "proposal", "verifiers that are exact for it"], rows)
 
 
 def public_names() -> str:

@@ -1,41 +1,142 @@
 """The tree builder interface, and the ways of drawing children that builders offer by name."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
+from functools import lru_cache
+from typing import ClassVar, Final
 
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
-from monge.core.errors import OptionError, unknown_name
+from monge.core.errors import OptionError
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.registry import Registry
 from monge.core.tree import GrowingTree, TokenTree
 
 
-def _top(law: Law, width: int) -> Proposal:
-    return Deterministic(law.top(width))
+class Children(ABC):
+    """A way of drawing the children of a node.
+
+    Attributes:
+        proposes: The kind of proposal it makes.
+    """
+
+    proposes: ClassVar[type[Proposal]]
+
+    @property
+    @abstractmethod
+    def min_width(self) -> int:
+        """Fewest candidates that the widest node of a tree must have for this way to make sense."""
+
+    @abstractmethod
+    def propose(self, law: Law, width: int) -> Proposal:
+        """How at most `width` children are drawn from a draft law: all of its tokens where it has no more."""
 
 
-def _greedy_plus_one(law: Law, width: int) -> Proposal:
-    # Where the support is smaller than the width, its last token is the draw: then all of it is offered, as it should be.
-    fixed = law.top(width)[:-1]
+@dataclass(frozen=True, slots=True)
+class IidChildren(Children):
+    """Independent draws, repeats kept."""
+
+    proposes = Iid
+
+    @property
+    def min_width(self) -> int:
+        return 1
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        return Iid(law, width)
+
+
+@dataclass(frozen=True, slots=True)
+class NewChildren(Children):
+    """Draws without replacement."""
+
+    proposes = WithoutReplacement
+
+    @property
+    def min_width(self) -> int:
+        return 1
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        return WithoutReplacement(law, width)
+
+
+@dataclass(frozen=True, slots=True)
+class TopChildren(Children):
+    """The most probable tokens, a function of the path."""
+
+    proposes = Deterministic
+
+    @property
+    def min_width(self) -> int:
+        return 1
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        return Deterministic(law.top(width))
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyPlusOne(Children):
+    """All but one of the most probable tokens, and one draw from the other tokens."""
+
+    proposes = Mixed
+
+    @property
+    def min_width(self) -> int:
+        return 1
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        # Where the support is smaller than the width, its last token is the draw: then all of it is offered, as it should be.
+        return _beside(law.top(width)[:-1], law, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedChildren(Children):
+    """The most probable tokens, and independent draws from the other tokens.
+
+    A node with fewer candidates than `num_fixed` + 1 has one draw and top tokens beside it; a law with no more tokens than
+    candidates offers them all.
+
+    Args:
+        num_fixed: Top tokens among the candidates; the width counts them too.
+    """
+
+    num_fixed: int = 1
+    proposes = Mixed
+
+    def __post_init__(self) -> None:
+        check_sizes("mixed", num_fixed=self.num_fixed)
+
+    @property
+    def min_width(self) -> int:
+        return self.num_fixed + 1
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        top = law.top(width + 1)
+        if len(top) <= width:
+            return _beside(top[:-1], law, 1)
+        num_fixed = min(self.num_fixed, width - 1)
+        return _beside(top[:num_fixed], law, width - num_fixed)
+
+
+def _beside(fixed: tuple[int, ...], law: Law, width: int) -> Mixed:
     for token in fixed:
-        law = law.without(token) or law  # never None: one token of the support stays
-    return Mixed(fixed, law, 1)
+        law = law.without(token) or law  # never None: callers leave a token of the support
+    return Mixed(fixed, law, width)
 
 
-CHILDREN: Final[Mapping[str, tuple[type[Proposal], Callable[[Law, int], Proposal]]]] = MappingProxyType(
+CHILDREN: Final[Registry[Children]] = Registry(
+    "way of drawing children",
     {
-        "iid": (Iid, Iid),
-        "without_replacement": (WithoutReplacement, WithoutReplacement),
-        "top": (Deterministic, _top),
-        "greedy_plus_one": (Mixed, _greedy_plus_one),
-    }
+        "iid": IidChildren,
+        "without_replacement": NewChildren,
+        "top": TopChildren,
+        "greedy_plus_one": GreedyPlusOne,
+        "mixed": MixedChildren,
+    },
 )
-"""Ways of drawing `width` children from a draft law: independent draws; draws without replacement; the most probable tokens;
-all but one of these, and one draw from the other tokens."""
+"""Ways of drawing children by name; in a tree they are written `iid`, or with settings: `mixed(2)`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +179,25 @@ class TreeBuilder(ABC):
         """The finished tree."""
 
 
+@lru_cache(maxsize=256)
+def way_of_drawing(text: str) -> Children:
+    """The way of drawing children that a tree's settings name; ways are never edited, so each is read once."""
+    return CHILDREN.parse(text)
+
+
 def children_of(kind: str, law: Law, width: int) -> Proposal:
     """A proposal of a named kind."""
-    return CHILDREN[kind][1](law, width)
+    return way_of_drawing(kind).propose(law, width)
 
 
-def check_kind(kind: str) -> None:
-    """Refuse a kind that is not in `CHILDREN`."""
-    if kind not in CHILDREN:
-        raise unknown_name("way of drawing children", kind, CHILDREN)
+def check_kind(builder: str, kind: str, max_width: int) -> None:
+    """Refuse a kind that is not in `CHILDREN`, or that needs wider nodes than any of the tree."""
+    needed = way_of_drawing(kind).min_width
+    if needed > max_width:
+        raise OptionError(
+            f"{builder}: children {kind!r} are {needed - 1} fixed and at least one drawn, so some node must have {needed} or "
+            f"more; the widest has {max_width}; widen the tree, or take 'iid' or 'greedy_plus_one'"
+        )
 
 
 def check_sizes(builder: str, **sizes: int) -> None:

@@ -7,7 +7,7 @@ from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.tree import GrowingTree, TokenTree
-from monge.draft.tree.base import CHILDREN, TreeBuilder, TreeLimits, check_kind, check_sizes, children_of
+from monge.draft.tree.base import TreeBuilder, TreeLimits, check_kind, check_sizes, children_of, way_of_drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Chain(TreeBuilder):
 
     def __post_init__(self) -> None:
         check_sizes("chain", depth=self.depth)
-        check_kind(self.children)
+        check_kind("chain", self.children, 1)
 
     @property
     def limits(self) -> TreeLimits:
-        kinds = frozenset({CHILDREN[self.children][0]})
+        kinds = frozenset({way_of_drawing(self.children).proposes})
         return TreeLimits(proposes=kinds, max_width=1, max_depth=self.depth, max_nodes=self.depth)
 
     def expand(

@@ -8,7 +8,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.law import Law
 from monge.core.tree import GrowingTree, TokenTree
-from monge.draft.tree.base import CHILDREN, TreeBuilder, TreeLimits, check_kind, check_sizes, children_of
+from monge.draft.tree.base import TreeBuilder, TreeLimits, check_kind, check_sizes, children_of, way_of_drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class FixedWidth(TreeBuilder):
 
     Args:
         widths: Candidates per node, from the root downwards.
-        children: `iid`, `without_replacement` or `top`.
+        children: How they are drawn: `iid`, `without_replacement`, `top`, `greedy_plus_one`, `mixed(1)`.
     """
 
     widths: tuple[int, ...] = (3, 2, 1, 1)
@@ -30,7 +30,7 @@ class FixedWidth(TreeBuilder):
         if not self.widths:
             raise OptionError("fixed_width: give at least one width")
         check_sizes("fixed_width", **{f"widths[{depth}]": width for depth, width in enumerate(self.widths)})
-        check_kind(self.children)
+        check_kind("fixed_width", self.children, max(self.widths))
 
     @property
     def limits(self) -> TreeLimits:
@@ -39,7 +39,7 @@ class FixedWidth(TreeBuilder):
             level *= width
             total += level
         return TreeLimits(
-            proposes=frozenset({CHILDREN[self.children][0]}),
+            proposes=frozenset({way_of_drawing(self.children).proposes}),
             max_width=max(self.widths),
             max_depth=len(self.widths),
             max_nodes=total,

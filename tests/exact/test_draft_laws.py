@@ -1,0 +1,73 @@
+"""Ways of drafting beyond plain draws, in the real loop: the written text keeps the target's law."""
+
+import pytest
+
+from monge.api import make_parts
+from monge.core.draws import TapeDraws
+from monge.core.errors import OptionError
+from monge.core.proposal import Mixed
+from monge.draft.tree.base import children_of
+from monge.testing.decoding import Case, output_law, target_law
+from monge.testing.oracle import law_error
+from monge.testing.strategies import dense_law
+from monge.testing.tabular import RandomTable, TabularModel
+
+VOCAB = 4
+ONE_TOKEN = Case(horizon=1, max_new_tokens=2)
+
+
+def models(style: str = "positive") -> tuple[TabularModel, TabularModel]:
+    target = RandomTable(VOCAB, 5, style)  # type: ignore[arg-type]
+    return TabularModel(target, VOCAB), TabularModel(RandomTable(VOCAB, 17, style), VOCAB)  # type: ignore[arg-type]
+
+
+def error(case: Case, style: str = "positive", **parts: object) -> float:
+    output = output_law(lambda: make_parts(*models(style), **parts), case)  # type: ignore[arg-type]
+    return law_error(output, target_law(models(style)[0], case))
+
+
+@pytest.mark.parametrize("verifier", ["rrs", "greedy", "traversal", "target_walk"])
+@pytest.mark.parametrize(
+    "tree", ["fixed_width((3,), 'mixed(1)')", "fixed_width((3, 2), 'mixed')", "fixed_width((3,), 'mixed(2)')"]
+)
+def test_top_tokens_and_draws(tree: str, verifier: str) -> None:
+    for style in ("positive", "sparse"):
+        assert error(ONE_TOKEN, style, tree=tree, verifier=verifier) < 1e-12
+
+
+def test_the_number_of_fixed_candidates_is_a_setting() -> None:
+    q = dense_law([1, 6, 3, 2])
+    for kind, width, fixed, drawn in [
+        ("mixed(1)", 3, (1,), 2),
+        ("mixed(num_fixed=2)", 3, (1, 2), 1),
+        ("mixed", 3, (1,), 2),
+        ("mixed(3)", 2, (1,), 1),  # a narrow level of a wider tree: one draw stays
+        ("mixed(2)", 1, (), 1),
+    ]:
+        proposal = children_of(kind, q, width)
+        assert isinstance(proposal, Mixed)
+        assert (proposal.fixed, proposal.width) == (fixed, drawn)
+        assert all(proposal.law.prob(token) == 0.0 for token in fixed)
+
+
+@pytest.mark.parametrize("width", [2, 3, 5])
+def test_a_law_without_more_tokens_than_candidates_is_offered_whole(width: int) -> None:
+    proposal = children_of("mixed(1)", dense_law([0, 2, 0, 1]), width)
+    assert set(proposal.draw(TapeDraws([0.5] * width))) == {1, 3}
+    assert children_of("mixed(1)", dense_law([0, 2, 0, 0]), width).draw(TapeDraws([0.5])) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ("fixed_width((3,), 'mixed(0)')", "mixed: num_fixed must be at least 1; got 0"),
+        ("fixed_width((2, 1), 'mixed(2)')", r"fixed_width: children 'mixed\(2\)' .* must have 3 or more; the widest has 2"),
+        ("chain(3, 'mixed')", "chain: children 'mixed' .* must have 2 or more; the widest has 1"),
+        ("fixed_width((3,), 'mixed(fixed=1)')", "'mixed': 'fixed'; did you mean 'num_fixed'"),
+        ("fixed_width((3,), 'iid(2)')", "'iid' takes at most 0 settings; got 1"),
+        ("fixed_width((3,), 'mixd')", "unknown way of drawing children 'mixd'; did you mean 'mixed'"),
+    ],
+)
+def test_bad_settings(tree: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make_parts(*models(), tree=tree)
