@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monge.core.draws import Draws
+from monge.core.hub_pairs import HubPairs
+from monge.core.independent import Independent
 from monge.core.law import Law
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.systematic import Systematic
 from monge.verify.base import NodeRule
 
 
@@ -29,7 +32,9 @@ class TargetWalk(NodeRule):
         its deterministic trees, where zeroing and renormalising after each rejected child is the same draw in another order.
     """
 
-    accepts = frozenset[type[Proposal]]({Deterministic, Iid, WithoutReplacement, Mixed, Arbitrary})
+    accepts = frozenset[type[Proposal]](
+        {Deterministic, Iid, Independent, WithoutReplacement, Mixed, HubPairs, Systematic, Arbitrary}
+    )
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
         return draws.categorical(target_law)

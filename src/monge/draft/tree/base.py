@@ -1,5 +1,6 @@
 """The tree builder interface, and the ways of drawing children that builders offer by name."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +10,12 @@ from typing import ClassVar, Final
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.law import Law
+from monge.core.hub_pairs import HubPairs
+from monge.core.independent import Independent, tempered
+from monge.core.law import Law, one_hot
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.registry import Registry
+from monge.core.systematic import Systematic, SystematicDesign
 from monge.core.tree import GrowingTree, TokenTree
 
 
@@ -120,6 +124,77 @@ class MixedChildren(Children):
         return _beside(top[:num_fixed], law, width - num_fixed)
 
 
+@dataclass(frozen=True, slots=True)
+class HubChildren(Children):
+    """The most probable token and one other, in an order that is part of the law.
+
+    A wider node has no more than these two; a node of width one has the most probable token alone.
+    """
+
+    proposes = HubPairs
+
+    @property
+    def min_width(self) -> int:
+        return 2
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        return HubPairs(law if width > 1 else one_hot(law.top(1)[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class TemperatureChildren(Children):
+    """One independent draw at each of several temperatures, applied to the draft law.
+
+    A node with fewer candidates than temperatures uses the first of them.
+
+    Args:
+        temperatures: Each above 0; 1 is the draft law itself.
+    """
+
+    temperatures: tuple[float | int, ...] = (0.7, 1.2)
+    proposes = Independent
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or not all(math.isfinite(value) and value > 0 for value in self.temperatures):
+            raise OptionError(f"temperatures: give one or more finite numbers above 0; got {self.temperatures}")
+
+    @property
+    def min_width(self) -> int:
+        return len(self.temperatures)
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        return Independent(tuple(tempered(law, value) for value in self.temperatures[:width]))
+
+
+@dataclass(frozen=True, slots=True)
+class SystematicChildren(Children):
+    """Distinct tokens, all decided by one position in [0, 1].
+
+    Args:
+        exponent: Tokens are offered in proportion to this power of their draft mass.
+        layout: How they are dealt to the candidates' bins: `least_full` or `snake`.
+        top: Only so many of the most probable tokens are ever offered; `None` takes them all.
+    """
+
+    exponent: float | int = SystematicDesign().exponent
+    layout: str = SystematicDesign().layout
+    top: int | None = None
+    proposes = Systematic
+
+    def __post_init__(self) -> None:
+        self._design()
+
+    @property
+    def min_width(self) -> int:
+        return 1
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        return Systematic(law, width, self._design())
+
+    def _design(self) -> SystematicDesign:
+        return SystematicDesign(exponent=self.exponent, layout=self.layout, top=self.top)
+
+
 def _beside(fixed: tuple[int, ...], law: Law, width: int) -> Mixed:
     for token in fixed:
         law = law.without(token) or law  # never None: callers leave a token of the support
@@ -134,6 +209,9 @@ CHILDREN: Final[Registry[Children]] = Registry(
         "top": TopChildren,
         "greedy_plus_one": GreedyPlusOne,
         "mixed": MixedChildren,
+        "systematic": SystematicChildren,
+        "hub": HubChildren,
+        "temperatures": TemperatureChildren,
     },
 )
 """Ways of drawing children by name; in a tree they are written `iid`, or with settings: `mixed(2)`."""
@@ -195,8 +273,8 @@ def check_kind(builder: str, kind: str, max_width: int) -> None:
     needed = way_of_drawing(kind).min_width
     if needed > max_width:
         raise OptionError(
-            f"{builder}: children {kind!r} are {needed - 1} fixed and at least one drawn, so some node must have {needed} or "
-            f"more; the widest has {max_width}; widen the tree, or take 'iid' or 'greedy_plus_one'"
+            f"{builder}: children {kind!r} come in groups of {needed} at least, so some node must have {needed} or more; the "
+            f"widest has {max_width}; widen the tree, or take 'iid' or 'greedy_plus_one'"
         )
 
 
