@@ -6,6 +6,19 @@ from monge.core.registry import Registry
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.best_first import BestFirst
 from monge.draft.tree.chain import Chain
+from monge.draft.tree.eagle2 import Eagle2
 from monge.draft.tree.fixed_width import FixedWidth
+from monge.draft.tree.opt_tree import OptTree
+from monge.draft.tree.sequoia import Sequoia
 
-TREES: Final[Registry[TreeBuilder]] = Registry("tree", {"chain": Chain, "fixed_width": FixedWidth, "best_first": BestFirst})
+TREES: Final[Registry[TreeBuilder]] = Registry(
+    "tree",
+    {
+        "chain": Chain,
+        "fixed_width": FixedWidth,
+        "best_first": BestFirst,
+        "eagle2": Eagle2,
+        "opt_tree": OptTree,
+        "sequoia": Sequoia,
+    },
+)
