@@ -34,6 +34,9 @@ SHAPES = {
         "fixed_width((2, 1), 'greedy_plus_one')",
     ),
     "best_first": ("best_first(3, 2, 2, 2)", "best_first(4, 3, 2, 1)"),
+    "eagle2": ("eagle2(3, 2, 2)",),
+    "opt_tree": ("opt_tree(3, 2, 2, 0.3)",),
+    "sequoia": ("sequoia(3, 2, (0.5, 0.3))", "sequoia(2, 2, (0.5, 0.3), 'iid')", "sequoia(3, 2, (0.4, 0.3), 'top')"),
 }
 CASES = {
     "one token": Case(horizon=1, max_new_tokens=1),
