@@ -20,6 +20,7 @@ from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
+from tests.verify.programs import remembered_programs  # noqa: F401
 
 SHAPES = {
     "chain": ("chain(1)", "chain(2)", "chain(2, 'top')", "chain(1, 'greedy_plus_one')"),
@@ -32,6 +33,8 @@ SHAPES = {
         "fixed_width((2, 2), 'top')",
         "fixed_width((3,), 'greedy_plus_one')",
         "fixed_width((2, 1), 'greedy_plus_one')",
+        "fixed_width((2, 1), 'hub')",
+        "fixed_width((2,), 'temperatures((0.7, 1.6))')",
     ),
     "best_first": ("best_first(3, 2, 2, 2)", "best_first(4, 3, 2, 1)"),
     "eagle2": ("eagle2(3, 2, 2)",),

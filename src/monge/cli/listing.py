@@ -10,6 +10,8 @@ from rich.table import Table
 from monge.cli import options
 from monge.cli.console import output, reported
 from monge.control.registry import CONTROLLERS
+from monge.core.hub_pairs import HubPairs
+from monge.core.independent import Independent
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
 from monge.core.registry import Registry
 from monge.draft.registry import DRAFTERS
@@ -24,7 +26,7 @@ ROOMS: Final[tuple[tuple[str, Registry[Any]], ...]] = (
     ("trees", TREES),
     ("controllers", CONTROLLERS),
 )
-PROPOSALS: Final = (Deterministic, Iid, WithoutReplacement, Mixed, Arbitrary)
+PROPOSALS: Final = (Deterministic, Iid, Independent, WithoutReplacement, Mixed, HubPairs, Arbitrary)
 
 
 @reported

@@ -9,8 +9,11 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from monge.core.errors import LawError, OptionError
+from monge.core.hub_pairs import HubPairs
+from monge.core.independent import Independent
 from monge.core.law import MASS_TOLERANCE
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.systematic import Systematic
 from monge.transport.laws import check_fixed, check_law, check_width, dense
 
 MAX_TUPLES: Final = 1 << 18
@@ -106,13 +109,15 @@ class CandidateLaw:
         return cls(num_tokens=law.size, offers=tuple(fixed + offers for offers in drawn.offers), probs=drawn.probs)
 
     @classmethod
-    def hub_pairs(cls, q: Float64[np.ndarray, " vocab"]) -> "CandidateLaw":
+    def hub_pairs(cls, q: Float64[np.ndarray, " vocab"], hub: int | None = None) -> "CandidateLaw":
         """Pairs that contain the most probable token a: Q(i, a) = q_i and Q(a, i) = q_a q_i / (1 - q_a), i != a.
+
+        Any other token may be named as the hub, and the first of several equally probable ones is the default.
 
         Reference: SpecHub (Sun et al., arXiv 2411.05289). Needs a second token in the support of q.
         """
         law = check_law("draft law", q)
-        hub = int(law.argmax())
+        hub = int(law.argmax()) if hub is None else hub
         others: list[int] = [token for token in np.flatnonzero(law).tolist() if token != hub]
         if not others:
             raise LawError(f"hub pairs: the draft law is the point mass at token {hub}; there is no pair to draw")
@@ -130,17 +135,26 @@ class CandidateLaw:
         """
         match proposal:
             case Deterministic():
-                return cls.deterministic(num_tokens, proposal.token_ids)
+                made = cls.deterministic(num_tokens, proposal.token_ids)
             case Iid():
-                return cls.iid(dense(proposal.law, num_tokens), proposal.width)
+                made = cls.iid(dense(proposal.law, num_tokens), proposal.width)
+            case Independent():
+                made = cls.independent([dense(law, num_tokens) for law in proposal.laws])
             case WithoutReplacement():
-                return cls.without_replacement(dense(proposal.law, num_tokens), proposal.width)
+                made = cls.without_replacement(dense(proposal.law, num_tokens), proposal.width)
             case Mixed():
-                return cls.mixed(proposal.fixed, dense(proposal.law, num_tokens), proposal.width)
+                made = cls.mixed(proposal.fixed, dense(proposal.law, num_tokens), proposal.width)
+            case HubPairs():
+                q = dense(proposal.law, num_tokens)
+                is_point = np.count_nonzero(q) == 1
+                made = cls.deterministic(num_tokens, (proposal.hub,)) if is_point else cls.hub_pairs(q, proposal.hub)
+            case Systematic():
+                made = cls.explicit(num_tokens, dict(zip(proposal.cells.offers, proposal.cells.lengths, strict=True)))
             case Arbitrary():
                 raise LawError("candidates: those of an Arbitrary proposal follow no declared law; list it with `explicit`")
             case _:
                 raise LawError(f"candidates: the joint law of {type(proposal).__name__} is unknown; list it with `explicit`")
+        return made
 
     def __iter__(self) -> Iterator[tuple[Offers, float]]:
         return zip(self.offers, self.probs.tolist(), strict=True)

@@ -76,8 +76,8 @@ class PairSelection:
 
     def first_prob(self, first: int, second: int) -> float:
         """P(select the first candidate | both)."""
-        ranks = {int(token): rank for rank, token in enumerate(self.order)}
-        i, j, num_leading = ranks[first], ranks[second], len(self.leading_choice)
+        (i, *_), (j, *_) = (np.flatnonzero(self.order == token).tolist() for token in (first, second))
+        num_leading = len(self.leading_choice)
         if i == j:
             return 1.0
         if max(i, j) < num_leading:

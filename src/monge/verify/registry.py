@@ -5,6 +5,7 @@ from typing import Final
 from monge.core.registry import Registry
 from monge.verify.base import Rule
 from monge.verify.block import Block
+from monge.verify.canonical import Canonical
 from monge.verify.greedy import Greedy
 from monge.verify.k_seq import KSeq
 from monge.verify.naive_tree import NaiveTree
@@ -12,6 +13,7 @@ from monge.verify.optimal import Optimal
 from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
+from monge.verify.spechub import SpecHub
 from monge.verify.target_walk import TargetWalk
 from monge.verify.traversal import Traversal
 
@@ -25,6 +27,8 @@ VERIFIERS: Final[Registry[Rule]] = Registry(
         "naive_tree": NaiveTree,
         "k_seq": KSeq,
         "greedy": Greedy,
+        "canonical": Canonical,
+        "spechub": SpecHub,
         "block": Block,
         "traversal": Traversal,
         "optimal": Optimal,

@@ -1,0 +1,29 @@
+"""Completion: the law of the token after a rejection, given what is accepted of every token in all.
+
+p = target law. A rule that accepts token i with mass y_i <= p_i in all, and otherwise emits from p - y, has the output law p,
+whatever y is: the two masses that are missing are one and the same, 1 - sum(y).
+"""
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from monge.core.law import Law, SparseLaw
+
+
+def below(p: Law, token_ids: Int64[Tensor, " support"], masses: Float64[Tensor, " support"]) -> Law:
+    """Normalised `p - y`, where y has the given masses and is zero elsewhere; p itself where all of p is accepted.
+
+    Args:
+        p: Target law.
+        token_ids: Increasing token ids.
+        masses: y, at most p.
+    """
+    part = p.sparse()
+    index = torch.searchsorted(token_ids, part.token_ids).clamp_max(token_ids.numel() - 1)
+    taken = torch.where(token_ids[index] == part.token_ids, masses[index], 0.0)
+    left = (part.probs - taken).clamp_min(0.0)  # y <= p, but for the rounding of its sums
+    kept = left > 0.0
+    if not bool(kept.any()):
+        return p  # nothing is ever rejected: rounding alone brings a caller here
+    return SparseLaw(part.token_ids[kept], left[kept] / left.sum())
