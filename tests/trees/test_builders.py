@@ -17,6 +17,7 @@ from monge.draft.tree.eagle2 import Eagle2
 from monge.draft.tree.opt_tree import OptTree
 from monge.draft.tree.sequoia import Sequoia
 from monge.draft.tree.sequoia_shape import Shape, best_shape
+from monge.draft.tree.threshold import Threshold
 from monge.testing.tabular import RandomTable
 
 VOCAB = 4
@@ -158,3 +159,33 @@ def test_sizes_are_checked() -> None:
         OptTree(min_gain=-0.1)
     with pytest.raises(OptionError, match="num_nodes must be at least 1"):
         OptTree(num_nodes=0)
+
+
+@pytest.mark.parametrize("children", ["iid", "without_replacement", "top"])
+def test_threshold_gives_a_node_what_its_path_is_worth(children: str) -> None:
+    seed, least = 3, 0.15
+    tree = build(Threshold(least, 3, 3, 32, children), seed, tape=[0.35, 0.8, 0.1, 0.6] * 10)
+    assert max(tree.depths) >= 2
+    for node in range(tree.num_nodes):
+        path = tree.path_tokens(node)
+        law, reached = law_after(RandomTable(VOCAB, seed, "positive"), path), probability(seed, path)
+        if children == "top":
+            worth = [reached * mass for _, mass in law.top_masses(3)]
+        else:
+            worth = [reached * sum(q * (1 - q) ** k for q in law.probs.tolist()) for k in range(3)]
+        expected = sum(value >= least for value in worth) if len(path) < 3 else 0
+        assert len(tree.offers[node]) == expected
+
+
+def test_threshold_serves_likely_paths_first_and_keeps_the_budget() -> None:
+    tape = [0.35, 0.8, 0.1, 0.6] * 10
+    for num_nodes in (1, 2, 4, 7):
+        assert build(Threshold(0.05, 4, 3, num_nodes), 3, tape=tape).num_nodes - 1 <= num_nodes
+        assert build(Threshold(0.05, 4, 3, 32), 3, DraftPlan(max_nodes=num_nodes), tape).num_nodes - 1 <= num_nodes
+    assert max(build(Threshold(0.01, 4, 2, 32), 3, DraftPlan(max_depth=2), tape).depths) == 2
+
+
+@pytest.mark.parametrize("least", [0.0, 1.5, float("nan")])
+def test_threshold_refuses_what_is_no_probability(least: float) -> None:
+    with pytest.raises(OptionError, match=r"threshold: min_prob is a probability in \(0, 1\]"):
+        Threshold(least)

@@ -10,6 +10,7 @@ from monge.draft.tree.eagle2 import Eagle2
 from monge.draft.tree.fixed_width import FixedWidth
 from monge.draft.tree.opt_tree import OptTree
 from monge.draft.tree.sequoia import Sequoia
+from monge.draft.tree.threshold import Threshold
 
 TREES: Final[Registry[TreeBuilder]] = Registry(
     "tree",
@@ -20,5 +21,6 @@ TREES: Final[Registry[TreeBuilder]] = Registry(
         "eagle2": Eagle2,
         "opt_tree": OptTree,
         "sequoia": Sequoia,
+        "threshold": Threshold,
     },
 )
