@@ -77,7 +77,7 @@ def text_error(rule: Verifier, tables: Tables, children: Children, length: int) 
         verdict = rule.verify(tree, tables.laws(tree), draws)
         return (*(tree.token_ids[node] for node in verdict.path), verdict.next_token)
 
-    return law_error(_continued(exact_law(run), tables, length), _continued({(): 1.0}, tables, length))
+    return law_error(continued(exact_law(run), tables, length), continued({(): 1.0}, tables, length))
 
 
 def expected_accepted(rule: Verifier, tables: Tables, children: Children) -> float:
@@ -90,7 +90,8 @@ def expected_accepted(rule: Verifier, tables: Tables, children: Children) -> flo
     return sum(count * prob for count, prob in exact_law(run).items())
 
 
-def _continued(law: Mapping[Path, float], tables: Tables, length: int) -> dict[Path, float]:
+def continued(law: Mapping[Path, float], tables: Tables, length: int) -> dict[Path, float]:
+    """The law of texts of one length: shorter ones are continued by the target."""
     full: defaultdict[Path, float] = defaultdict(float)
     open_texts = list(law.items())
     while open_texts:

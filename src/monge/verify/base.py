@@ -122,7 +122,8 @@ def unsupported_reason(rule: Rule, proposals: Iterable[type[Proposal]], max_widt
     """
     rule = rule.rule if isinstance(rule, Walk) else rule
     name = type(rule).__name__
-    wrong = sorted(kind.__name__ for kind in proposals if kind not in rule.accepts and kind is not Arbitrary)
+    exact = (*rule.accepts, Arbitrary)
+    wrong = sorted(kind.__name__ for kind in proposals if not issubclass(kind, exact))
     if wrong:
         known = ", ".join(sorted(kind.__name__ for kind in rule.accepts))
         return f"{name} is exact for {known} candidates only; these are drawn as {', '.join(wrong)}"

@@ -8,6 +8,7 @@ from monge.verify.block import Block
 from monge.verify.canonical import Canonical
 from monge.verify.greedy import Greedy
 from monge.verify.k_seq import KSeq
+from monge.verify.multipath_block import MultipathBlock
 from monge.verify.naive_tree import NaiveTree
 from monge.verify.optimal import Optimal
 from monge.verify.rrs import Rrs
@@ -30,6 +31,7 @@ VERIFIERS: Final[Registry[Rule]] = Registry(
         "canonical": Canonical,
         "spechub": SpecHub,
         "block": Block,
+        "multipath_block": MultipathBlock,
         "traversal": Traversal,
         "optimal": Optimal,
     },

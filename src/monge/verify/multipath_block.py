@@ -1,0 +1,125 @@
+"""Multi-path block verification: the best of several independent paths, decided as one block."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from monge.core.draws import Draws
+from monge.core.law import Law, LawSequence, SparseLaw
+from monge.core.path_draws import PathDraws
+from monge.core.proposal import Deterministic, Iid, Proposal
+from monge.core.tree import TokenTree
+from monge.core.verdict import Verdict
+from monge.verify.base import Verifier, Walk
+from monge.verify.block import Block
+from monge.verify.target_walk import TargetWalk
+from monge.verify.whole_tree import is_target_walked
+
+
+@dataclass(frozen=True, slots=True)
+class MultipathBlock(Verifier):
+    """Select the path whose tokens have the largest p / q, first token first; block verification with that path's own law.
+
+    Law:
+        The accepted prefix, the token after it, and the target's own continuation together follow the target's law, for K
+        independent paths (`PathDraws`) and for trees whose nodes draw independently (`Iid`). Trees with other candidates are
+        left to the target walk.
+
+    Rule:
+        At every node order tokens by increasing (p / q, id) and follow the largest offer. With C_x the mass of q up to and
+        with x in that order and C_x- without x, the path of K independent ones selected in this way has the law
+        `r(x | u) = [(l + Q C_x)^K - (l + Q C_x-)^K] / [(l + Q)^K - l^K]`; at the root l = 0 and Q = 1, and below x
+        `l' = l + Q C_x-`, `Q' = Q q_x`. Where the number of draws was fixed for the node itself (`Iid`), K is that number and
+        l = 0, Q = 1 start anew. Block verification on the path, with r in place of q.
+
+    Cost:
+        O(s log s) for each node of the selected path, s = support of q, and then as `block`; the other paths cost nothing.
+
+    Reference:
+        Greedy multi-path block verification, Thomas and Pal, arXiv 2602.16961. Differences of powers are taken as
+        `a^K - b^K = (a - b) (a^(K-1) + ... + b^(K-1))`, which loses no digits; l and Q are kept relative to their sum. Starting
+        anew is our own extension; for one path it is `block`.
+    """
+
+    accepts = frozenset[type[Proposal]]({Iid, Deterministic})
+
+    def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
+        sampled = all(isinstance(proposal, Iid) for proposal, offers in zip(tree.proposals, tree.offers, strict=True) if offers)
+        if is_target_walked(self, tree, target_laws) or not sampled:
+            return Walk(TargetWalk()).verify(tree, target_laws, draws)
+        path, laws = _select(tree, target_laws)
+        chain = TokenTree(
+            token_ids=tuple(tree.token_ids[node] for node in path),
+            parents=tuple(range(-1, len(path) - 1)),
+            proposals=(*(Iid(law) for law in laws), Deterministic()),
+            offers=(*((node,) for node in range(1, len(path))), ()),
+        )
+        verdict = Block().verify(chain, [target_laws[node] for node in path], draws)
+        return replace(
+            verdict,
+            path=tuple(path[node] for node in verdict.path),
+            examined=tuple(len(set(tree.offers[node])) for node in path[: len(verdict.examined)]),
+        )
+
+
+def _select(tree: TokenTree, target_laws: LawSequence) -> tuple[list[int], list[SparseLaw]]:
+    """The selected path from the root down, and r after every node of it but the last."""
+    path, laws = [0], list[SparseLaw]()
+    count, below, within = 0, 0.0, 1.0
+    follows_paths = False
+    while offers := tree.offers[path[-1]]:
+        proposal = tree.proposals[path[-1]]
+        assert isinstance(proposal, Iid)
+        if not (follows_paths and isinstance(proposal, PathDraws)):
+            count, below, within = proposal.width, 0.0, 1.0
+        follows_paths = isinstance(proposal, PathDraws)
+        node = _Order.of(target_laws[path[-1]], proposal.law)
+        child = max(offers, key=lambda child, node=node: node.rank(tree.token_ids[child]))
+        laws.append(node.largest(count, below, within))
+        place = node.rank(tree.token_ids[child])
+        lower, share = float(node.lower[place]), float(node.masses[place])
+        below, within = below + within * lower, within * share
+        below, within = below / (below + within), within / (below + within)
+        path.append(child)
+    return path, laws
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Order:
+    """q by increasing (p / q, id).
+
+    Args:
+        tokens: The support of q in that order.
+        masses: q of every token.
+        lower: q of all tokens before it.
+        upper: The same with the token itself.
+    """
+
+    tokens: torch.Tensor
+    masses: torch.Tensor
+    lower: torch.Tensor
+    upper: torch.Tensor
+
+    @classmethod
+    def of(cls, p: Law, q: Law) -> "_Order":
+        part = q.sparse()
+        order = (p.at(part.token_ids) / part.probs).argsort(stable=True)  # ids increase already
+        masses = part.probs[order]
+        upper = masses.cumsum(0)
+        return cls(part.token_ids[order], masses, torch.cat([upper.new_zeros(1), upper[:-1]]), upper)
+
+    def rank(self, token: int) -> int:
+        return int((self.tokens == token).nonzero())
+
+    def largest(self, count: int, below: float, within: float) -> SparseLaw:
+        """r: the law of the next token of the largest of `count` paths, `below` and `within` being l and Q with l + Q = 1."""
+        low, high = below + within * self.lower, below + within * self.upper
+        sums = torch.zeros_like(low)
+        total = 0.0
+        for power in range(count):
+            sums = sums + high**power * low ** (count - 1 - power)
+            total += below ** (count - 1 - power)
+        probs = self.masses * sums / total
+        by_id = self.tokens.argsort()
+        kept = probs[by_id] > 0.0
+        return SparseLaw(self.tokens[by_id][kept], probs[by_id][kept])
