@@ -55,8 +55,8 @@ def components(room: str) -> str:
     rows = [[f"[`{name}`]({name}.md)", _settings(registry, name), registry.summary(name)] for name in registry]
     if room == "verifiers":
         head.append("exact for")
-        for row, rule in zip(rows, registry.values(), strict=True):
-            row.append(_codes(sorted(kind.__name__ for kind in rule.accepts)))
+        for row, name in zip(rows, registry, strict=True):
+            row.append(_codes(sorted(kind.__name__ for kind in VERIFIERS.make(name).accepts)))
     return _table(head, rows)
 
 
@@ -68,7 +68,7 @@ def children() -> str:
             _settings(CHILDREN, name),
             CHILDREN.summary(name),
             f"`{way.proposes.__name__}`",
-            _codes([verifier for verifier, rule in VERIFIERS.items() if way.proposes in rule.accepts]),
+            _codes([verifier for verifier in VERIFIERS if way.proposes in VERIFIERS.make(verifier).accepts]),
         ]
         for name, way in CHILDREN.items()
     ]

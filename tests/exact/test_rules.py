@@ -11,7 +11,7 @@ from monge.testing.strategies import dense_law, weight_pairs
 from monge.verify.base import NodeRule, unsupported_reason
 from monge.verify.registry import VERIFIERS
 
-NODE_RULES = [name for name in VERIFIERS if issubclass(VERIFIERS[name], NodeRule) and VERIFIERS[name].is_enumerable]
+NODE_RULES = [name for name in VERIFIERS if issubclass(VERIFIERS[name], NodeRule) and VERIFIERS.make(name).is_enumerable]
 
 
 def proposals(q: Law) -> list[Proposal]:

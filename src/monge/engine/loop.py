@@ -1,17 +1,24 @@
 """The loop: plan, draft, score, verify, commit, update. Nothing else in the library contains it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from jaxtyping import Float
+from torch import Tensor
+
+from monge.control.base import RoundTiming
 from monge.core.context import DraftPlan
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
-from monge.core.tree import TokenTree
 from monge.core.verdict import StageTimes, StepRecord, Verdict
+from monge.draft.base import Draft
+from monge.engine.drafting import observe, propose
 from monge.engine.parts import Parts
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session
+from monge.verify.base import ScoredTree
 
 
 @dataclass(slots=True)
@@ -43,30 +50,20 @@ def run_round(sessions: Sequence[Session], parts: Parts) -> None:
     timer, forward_s = _Timer(start := time.perf_counter()), parts.forward_s
     contexts = [session.context for session in sessions]
     plans = [session.limit(parts.controller.plan(session.controller_state, session.draws)) for session in sessions]
-    drafts = parts.drafter.draft(
-        contexts, [session.drafter_state for session in sessions], plans, [session.draws for session in sessions]
-    )
-    trees = [draft.tree for draft in drafts]
+    drafts = propose(sessions, plans, parts)
     draft_s = timer.lap()
     logits = parts.target.extend(
-        {context.request_id: NodeBlock(tree.token_ids, tree.parents) for context, tree in zip(contexts, trees, strict=True)}
+        {
+            context.request_id: NodeBlock(draft.tree.token_ids, draft.tree.parents)
+            for context, draft in zip(contexts, drafts, strict=True)
+        }
     )
     score_s = timer.lap()
-    verdicts = [
-        _verify(session, tree, NodeLaws(logits[context.request_id], tree, context, session.request.processors), parts)
-        for session, context, tree in zip(sessions, contexts, trees, strict=True)
-    ]
+    rows = _verified(sessions, drafts, plans, logits, parts)
     verify_s = timer.lap()
-    rows = [
-        (session, draft, plan, verdict)
-        for session, draft, plan, verdict in zip(sessions, drafts, plans, verdicts, strict=True)
-        if verdict is not None
-    ]
     parts.target.commit({session.context.request_id: (0, *verdict.path) for session, _, _, verdict in rows})
-    records = [_commit(session, draft.tree, plan, verdict, len(sessions)) for session, draft, plan, verdict in rows]
-    states = parts.drafter.observe(
-        [session.context for session, *_ in rows], [draft for _, draft, *_ in rows], [verdict for *_, verdict in rows]
-    )
+    records = [_commit(session, draft, plan, verdict, len(sessions)) for session, draft, plan, verdict in rows]
+    observe([(session, draft, verdict) for session, draft, _, verdict in rows], parts)
     commit_s, total_s = timer.lap(), timer.last - start
     times = StageTimes(
         draft_s=draft_s,
@@ -76,8 +73,8 @@ def run_round(sessions: Sequence[Session], parts: Parts) -> None:
         total_s=total_s,
         forward_s=parts.forward_s - forward_s,
     )
-    for (session, *_), record, state in zip(rows, records, states, strict=True):
-        session.drafter_state = state
+    _learn_costs(records, times, parts)
+    for (session, *_), record in zip(rows, records, strict=True):
         session.records.append(replace(record, times=times))
         session.controller_state = parts.controller.update(session.controller_state, session.records[-1])
 
@@ -85,19 +82,53 @@ def run_round(sessions: Sequence[Session], parts: Parts) -> None:
 def close_session(session: Session, parts: Parts) -> None:
     """Give back the room that a request had."""
     parts.target.close(session.context.request_id)
-    parts.drafter.close(session.context)
+    if session.drafting != "off":
+        parts.drafter.close(session.context)
 
 
-def _verify(session: Session, tree: TokenTree, laws: NodeLaws, parts: Parts) -> Verdict | None:
-    try:
-        return parts.verifier.verify(tree, laws, session.draws)
-    except NonFiniteLogitsError as error:
-        session.fail(error)
-        return None
+def _verified(
+    sessions: Sequence[Session],
+    drafts: Sequence[Draft[Any]],
+    plans: Sequence[DraftPlan],
+    logits: Mapping[int, Float[Tensor, "nodes vocab"]],
+    parts: Parts,
+) -> list[tuple[Session, Draft[Any], DraftPlan, Verdict]]:
+    """The sessions with a verdict; one whose logits are not finite has failed."""
+    scored = [
+        ScoredTree(
+            tree=draft.tree,
+            target_laws=NodeLaws(logits[session.context.request_id], draft.tree, session.context, session.request.processors),
+            draws=session.draws,
+        )
+        for session, draft in zip(sessions, drafts, strict=True)
+    ]
+    rows: list[tuple[Session, Draft[Any], DraftPlan, Verdict]] = []
+    for session, draft, plan, outcome in zip(sessions, drafts, plans, parts.verifier.verify_many(scored), strict=True):
+        if isinstance(outcome, NonFiniteLogitsError):
+            session.fail(outcome)
+        else:
+            rows.append((session, draft, plan, outcome))
+    return rows
 
 
-def _commit(session: Session, tree: TokenTree, plan: DraftPlan, verdict: Verdict, batch_size: int) -> StepRecord:
-    tokens = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
+def _learn_costs(records: Sequence[StepRecord], times: StageTimes, parts: Parts) -> None:
+    """Correct the decoder's costs by what this round took."""
+    costs = parts.memory.costs
+    if costs is not None and records:
+        timing = RoundTiming(
+            num_nodes=max(record.num_nodes for record in records),
+            depth=max(record.depth for record in records),
+            batch_size=records[0].batch_size,
+            context_length=max(record.context_length for record in records),
+            draft_s=times.draft_s,
+            rest_s=times.total_s - times.draft_s,
+        )
+        costs.observe(timing)
+
+
+def _commit(session: Session, draft: Draft[Any], plan: DraftPlan, verdict: Verdict, batch_size: int) -> StepRecord:
+    tree, length = draft.tree, len(session.context.token_ids)
+    accepted = [tree.token_ids[node] for node in verdict.path]
     return StepRecord(
         plan=plan,
         num_nodes=tree.num_nodes - 1,
@@ -105,6 +136,22 @@ def _commit(session: Session, tree: TokenTree, plan: DraftPlan, verdict: Verdict
         num_accepted=verdict.num_accepted,
         examined=verdict.examined,
         next_kind=verdict.next_kind,
-        token_ids=session.commit(tokens),
+        token_ids=session.commit([*accepted, verdict.next_token]),
         batch_size=batch_size,
+        context_length=length,
+        **_evidence(draft, verdict, accepted),
     )
+
+
+def _evidence(draft: Draft[Any], verdict: Verdict, accepted: Sequence[int]) -> dict[str, tuple[float, ...]]:
+    """What the drafter noted along the accepted path, and of the candidate that was rejected after it."""
+    if draft.evidence is None:
+        return {}
+    decided = [accepted[: depth + 1] for depth in range(len(accepted))]
+    offers = draft.tree.offers[verdict.path[-1] if verdict.path else 0]
+    if offers:
+        decided.append([*accepted, draft.tree.token_ids[offers[0]]])
+    return {
+        "confidences": draft.evidence.confidences_along(accepted, len(verdict.examined)),
+        "token_probs": draft.evidence.token_probs_along(decided),
+    }

@@ -6,10 +6,9 @@ p = target law, q = draft law.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from monge.core.draws import Draws
-from monge.core.errors import ProposalMismatchError
+from monge.core.errors import NonFiniteLogitsError, ProposalMismatchError
 from monge.core.law import Law, LawSequence
 from monge.core.proposal import Arbitrary, Proposal
 from monge.core.tree import TokenTree
@@ -19,6 +18,8 @@ from monge.core.verdict import Verdict
 class NodeRule(ABC):
     """A rule that looks at one node: the usual way to add a verifier.
 
+    Attributes are those of the class, or of the object where they depend on its settings.
+
     Attributes:
         accepts: Proposals for which the rule is exact.
         max_width: Most candidates for which it is exact, if bounded.
@@ -27,10 +28,15 @@ class NodeRule(ABC):
             positions proves its law by integration.
     """
 
-    accepts: ClassVar[frozenset[type[Proposal]]]
-    max_width: ClassVar[int | None] = None
-    is_lossless: ClassVar[bool] = True
-    is_enumerable: ClassVar[bool] = True
+    accepts: frozenset[type[Proposal]]
+    max_width: int | None = None
+    is_lossless: bool = True
+    is_enumerable: bool = True
+
+    @property
+    def title(self) -> str:
+        """Name for messages."""
+        return type(self).__name__
 
     @abstractmethod
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
@@ -47,13 +53,27 @@ class NodeRule(ABC):
         """
 
 
-class Verifier(ABC):
-    """A rule that looks at the whole tree. Class variables as in `NodeRule`."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoredTree:
+    """One request's part of a round: see `Verifier.verify`."""
 
-    accepts: ClassVar[frozenset[type[Proposal]]]
-    max_width: ClassVar[int | None] = None
-    is_lossless: ClassVar[bool] = True
-    is_enumerable: ClassVar[bool] = True
+    tree: TokenTree
+    target_laws: LawSequence
+    draws: Draws
+
+
+class Verifier(ABC):
+    """A rule that looks at the whole tree. Attributes as in `NodeRule`."""
+
+    accepts: frozenset[type[Proposal]]
+    max_width: int | None = None
+    is_lossless: bool = True
+    is_enumerable: bool = True
+
+    @property
+    def title(self) -> str:
+        """Name for messages."""
+        return type(self).__name__
 
     @abstractmethod
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
@@ -64,6 +84,21 @@ class Verifier(ABC):
             target_laws: The target's law after every node, `tree.num_nodes` of them; may be computed on demand.
             draws: Source of randomness.
         """
+
+    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
+        """Verify the trees of several requests: the verdicts are those of `verify`, one by one.
+
+        A request draws from its own source only, in the same order as alone. One whose target's logits are not finite gets the
+        error in place of a verdict, and disturbs no other.
+        """
+        return [self.verify_one(one) for one in scored]
+
+    def verify_one(self, scored: ScoredTree) -> Verdict | NonFiniteLogitsError:
+        """The verdict, or the error where the target's logits are not finite."""
+        try:
+            return self.verify(scored.tree, scored.target_laws, scored.draws)
+        except NonFiniteLogitsError as error:
+            return error
 
 
 Rule = NodeRule | Verifier
@@ -121,7 +156,7 @@ def unsupported_reason(rule: Rule, proposals: Iterable[type[Proposal]], max_widt
         max_width: Most candidates of one node; `None` for unbounded.
     """
     rule = rule.rule if isinstance(rule, Walk) else rule
-    name = type(rule).__name__
+    name = rule.title
     exact = (*rule.accepts, Arbitrary)
     wrong = sorted(kind.__name__ for kind in proposals if not issubclass(kind, exact))
     if wrong:

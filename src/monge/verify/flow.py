@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
@@ -50,6 +51,23 @@ class Flow:
     masses: Float64[Tensor, " support"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Emission:
+    """All that a rule emits given one tuple of candidates, where the averages y have no closed form.
+
+    With e(x | candidates) the law of the emitted token (1 - s is missing from it on average), E[e(x | candidates)] = s p(x).
+
+    Args:
+        accept_probs: e(x | candidates) of every distinct candidate.
+        leftover: Mass of e on all other tokens.
+        leftover_law: e on all other tokens, normalised; any law where `leftover` is zero.
+    """
+
+    accept_probs: Mapping[int, float]
+    leftover: float
+    leftover_law: Law
+
+
 class FlowRule(NodeRule):
     """A node rule that can be lifted to whole trees: it also answers for scaled targets, with probabilities, not tokens.
 
@@ -58,9 +76,31 @@ class FlowRule(NodeRule):
     """
 
     @abstractmethod
-    def flow(self, problem: NodeProblem) -> Flow:
+    def flow(self, problem: NodeProblem) -> Flow | Emission:
         """The flow at one node."""
 
-    def flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow]:
+    def flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow | Emission]:
         """The flows at many nodes, of one layer or of many requests; a rule with a batched twin overrides this."""
         return [self.flow(problem) for problem in problems]
+
+
+def walked(problem: NodeProblem) -> Flow:
+    """The flow of deterministic candidates, which have nothing to be coupled with: pi(t) = y(t) = s p(t)."""
+    p, scale = problem.target_law, problem.scale
+    token_ids = p.sparse().token_ids.new_tensor(sorted(problem.offers))
+    masses = scale * p.at(token_ids)
+    return Flow(accept_probs=dict(zip(token_ids.tolist(), masses.tolist(), strict=True)), token_ids=token_ids, masses=masses)
+
+
+def with_fixed(
+    problem: NodeProblem,
+    fixed: tuple[int, ...],
+    token_ids: Int64[Tensor, " support"],
+    masses: Float64[Tensor, " support"],
+) -> tuple[Int64[Tensor, " tokens"], Float64[Tensor, " tokens"]]:
+    """Accepted masses with those of deterministic candidates, which the residual delivers whole, in order of ids."""
+    if not fixed:
+        return token_ids, masses
+    ids = token_ids.new_tensor(fixed)
+    both, order = torch.cat([token_ids, ids]).sort()
+    return both, torch.cat([masses, problem.scale * problem.target_law.at(ids)])[order]

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Mixed, Proposal
-from monge.verify.base import NodeRule
+from monge.verify.flow import Flow, FlowRule, NodeProblem, walked
+from monge.verify.naive_tree import flow_of_first
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy(NodeRule):
+class Greedy(FlowRule):
     """Single-draft step with the one sampled candidate; the residual delivers the deterministic ones.
 
     Law:
@@ -41,3 +42,8 @@ class Greedy(NodeRule):
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
             return x
         return draws.categorical(residual(p, q))
+
+    def flow(self, problem: NodeProblem) -> Flow:
+        """As emitted, the residual's hits included."""
+        proposal = problem.proposal
+        return flow_of_first(problem, proposal.fixed, proposal.law) if isinstance(proposal, Mixed) else walked(problem)

@@ -4,17 +4,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.verify.base import NodeRule
+from monge.verify.flow import Flow, FlowRule, NodeProblem, walked
 
 
 @dataclass(frozen=True, slots=True)
-class KSeq(NodeRule):
+class KSeq(FlowRule):
     """Test every draw against the same p / (rho q), rho large enough that one residual pays for all tests.
 
     Law:
@@ -48,11 +49,41 @@ class KSeq(NodeRule):
                 return x
         return draws.categorical(_residual(p, q, rho, gamma))
 
+    def flow(self, problem: NodeProblem) -> Flow:
+        """As emitted, the residual's hits included.
 
-def divisors(p: Law, q: Law, width: int) -> tuple[float, float]:
-    """The smallest float rho in [1, K] that is not below its gamma, and that gamma."""
+        With `m = min(s p / rho, q)`, what the K tests leave, `s p - gamma m`, is emitted where none accepts, and is then one of
+        the candidates with probability `1 - (1 - (q - m) / (1 - beta))^K`.
+        """
+        proposal, offers = problem.proposal, problem.offers
+        if not isinstance(proposal, Iid):
+            return walked(problem)
+        p, scale, q, width = problem.target_law, problem.scale, proposal.law, len(offers)
+        rho, gamma = divisors(p, q, width, scale)
+        part = q.sparse()
+        wanted = scale * p.at(part.token_ids)
+        taken = (wanted / rho).minimum(part.probs)
+        refused = float((part.probs - taken).sum())  # 1 - beta, never below zero
+        left = (wanted - gamma * taken).clamp_min(0.0)
+        probs, reach = dict.fromkeys(offers, 0.0), 1.0
+        places = {x: int(torch.searchsorted(part.token_ids, x)) for x in probs}
+        for x in offers:
+            accept = float(taken[places[x]] / part.probs[places[x]])
+            probs[x] += reach * accept
+            reach *= 1.0 - accept
+        if refused == 0.0:  # the first candidate is always accepted
+            return Flow(accept_probs=probs, token_ids=part.token_ids, masses=gamma * taken)
+        hits = {x: float(left[place]) / refused**width for x, place in places.items()} if reach > 0.0 else {}
+        for x, hit in hits.items():
+            probs[x] += reach * hit / max(1.0, sum(hits.values()))  # above one by rounding only
+        hit_probs = 1.0 - (1.0 - (part.probs - taken) / refused) ** width
+        return Flow(accept_probs=probs, token_ids=part.token_ids, masses=gamma * taken + left * hit_probs)
+
+
+def divisors(p: Law, q: Law, width: int, scale: float = 1.0) -> tuple[float, float]:
+    """The smallest float rho in [1, K] that is not below its gamma, and that gamma, for the target `scale * p`."""
     part = q.sparse()
-    p_masses, q_masses = p.at(part.token_ids), part.probs
+    p_masses, q_masses = scale * p.at(part.token_ids), part.probs
     low, high = 1.0, float(width)
     gamma = _gamma(p_masses, q_masses, width, low)
     if gamma <= low:

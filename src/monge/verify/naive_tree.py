@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.verify.base import NodeRule
+from monge.verify.flow import Flow, FlowRule, NodeProblem, walked, with_fixed
 
 
 @dataclass(frozen=True, slots=True)
-class NaiveTree(NodeRule):
+class NaiveTree(FlowRule):
     """Single-draft step with the first candidate; a residual token that is another candidate is kept too.
 
     Law:
@@ -41,3 +41,30 @@ class NaiveTree(NodeRule):
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
             return x
         return draws.categorical(residual(p, q))
+
+    def flow(self, problem: NodeProblem) -> Flow:
+        """As emitted, the residual's hits included: the other candidates are independent of the first."""
+        return flow_of_first(problem, (), problem.proposal.law) if isinstance(problem.proposal, Iid) else walked(problem)
+
+
+def flow_of_first(problem: NodeProblem, fixed: tuple[int, ...], q: Law) -> Flow:
+    """Single-draft step with the first of K independent draws from q; the residual hits fixed candidates and the other draws.
+
+    With `m = min(s p, q)`: `pi(X_1) = m / q`, then `pi(t) = (1 - pi(X_1)) (s p - m)(t) / (1 - |m|)` for the other candidates;
+    `y = m + (s p - m) (1 - (1 - q)^(K - 1))`, and `y = s p` for fixed ones.
+    """
+    p, scale, drawn = problem.target_law, problem.scale, problem.offers[len(fixed) :]
+    part = q.sparse()
+    wanted = scale * p.at(part.token_ids)
+    taken = wanted.minimum(part.probs)
+    refused = float((part.probs - taken).sum())  # 1 - |m|, never below zero
+    x = drawn[0]
+    accept = min(1.0, scale * p.prob(x) / q.prob(x))
+    probs = dict.fromkeys(problem.offers, 0.0) | {x: accept}
+    for token in (*fixed, *drawn[1:]):
+        left = scale * p.prob(token) - q.prob(token)
+        if token != x and left > 0.0 and refused > 0.0:
+            probs[token] = (1.0 - accept) * min(1.0, left / refused)
+    masses = taken + (wanted - taken) * (1.0 - (1.0 - part.probs) ** (len(drawn) - 1))
+    token_ids, masses = with_fixed(problem, fixed, part.token_ids, masses)
+    return Flow(accept_probs=probs, token_ids=token_ids, masses=masses)

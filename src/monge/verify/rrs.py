@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
-from monge.verify.base import NodeRule
+from monge.verify.flow import Flow, FlowRule, NodeProblem, walked, with_fixed
 
 
 @dataclass(frozen=True, slots=True)
-class Rrs(NodeRule):
+class Rrs(FlowRule):
     """Try the candidates one after another, each against what the rejections so far have left of p.
 
     Law:
@@ -49,3 +51,32 @@ class Rrs(NodeRule):
             if rest is not None:  # nothing is left only where x was certain to be accepted
                 p = rest
         return draws.categorical(p)
+
+    def flow(self, problem: NodeProblem) -> Flow:
+        """As emitted. What is left is the same whichever tokens were rejected, so y has a closed form.
+
+        With T = s p and M = 1, each draw takes `min(T, M q)` of T, and as much in all of M.
+        """
+        proposal, offers = problem.proposal, problem.offers
+        if not isinstance(proposal, Iid | Mixed):
+            return walked(problem)
+        p, scale, q = problem.target_law, problem.scale, proposal.law
+        fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
+        probs, reach, undecided = dict.fromkeys(offers, 0.0), 1.0, 1.0
+        for token in fixed:
+            probs[token] = scale * p.prob(token)
+            reach = undecided = undecided - probs[token]
+        part = q.sparse()
+        wanted = left = scale * p.at(part.token_ids)
+        for x in offers[len(fixed) :]:
+            if undecided <= 0.0:
+                break  # everything is accepted already
+            drawn = undecided * part.probs
+            taken = left.minimum(drawn)
+            place = int(torch.searchsorted(part.token_ids, x))
+            accept = float(taken[place] / drawn[place])
+            probs[x] += reach * accept
+            reach *= 1.0 - accept
+            left, undecided = left - taken, float((drawn - taken).sum())
+        token_ids, masses = with_fixed(problem, fixed, part.token_ids, wanted - left)
+        return Flow(accept_probs=probs, token_ids=token_ids, masses=masses)

@@ -1,16 +1,18 @@
 """Recursive rejection sampling with candidates drawn without replacement."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
-from monge.verify.base import NodeRule
+from monge.verify.flow import Emission, Flow, FlowRule, NodeProblem, walked
+from monge.verify.single_draft import SingleDraft
+from monge.verify.whole_tree import drawn_from, excess, share
 
 
 @dataclass(frozen=True, slots=True)
-class RrsWithoutReplacement(NodeRule):
+class RrsWithoutReplacement(FlowRule):
     """Recursive rejection where each candidate is tested against the law it had given the ones before it.
 
     Law:
@@ -48,3 +50,20 @@ class RrsWithoutReplacement(NodeRule):
                 p = rest
             q = q.without(x)  # None only after the last token of the support, which is also the last offer
         return draws.categorical(p)
+
+    def flow(self, problem: NodeProblem) -> Flow | Emission:
+        """As emitted. What is left depends on which tokens were rejected: y has no closed form for two candidates or more."""
+        proposal = problem.proposal
+        if not isinstance(proposal, WithoutReplacement | Iid):
+            return walked(problem)
+        if proposal.width == 1:
+            return SingleDraft().flow(replace(problem, proposal=Iid(proposal.law)))
+        p, scale, reach = problem.target_law, problem.scale, 1.0
+        probs: dict[int, float] = {}
+        for x, q in drawn_from(proposal, problem.offers):
+            accept = min(1.0, scale * p.prob(x) / q.prob(x))
+            probs[x] = reach * accept
+            reach *= 1.0 - accept
+            rest = excess(scale, p, q)
+            scale, p = share(rest.mass, scale), rest.law
+        return Emission(accept_probs=probs, leftover=reach * scale, leftover_law=p)

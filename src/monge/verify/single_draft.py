@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.verify.base import NodeRule
+from monge.verify.flow import Flow, FlowRule, NodeProblem, walked
 
 
 @dataclass(frozen=True, slots=True)
-class SingleDraft(NodeRule):
+class SingleDraft(FlowRule):
     """Accept the one candidate with probability min(1, p/q), otherwise draw from what p has beyond q.
 
     Law:
@@ -41,3 +41,16 @@ class SingleDraft(NodeRule):
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
             return x
         return draws.categorical(residual(p, q))
+
+    def flow(self, problem: NodeProblem) -> Flow:
+        """As emitted, with y = min(s p, q)."""
+        if not isinstance(problem.proposal, Iid):
+            return walked(problem)
+        (x,) = problem.offers
+        p, q, scale = problem.target_law, problem.proposal.law, problem.scale
+        part = q.sparse()
+        return Flow(
+            accept_probs={x: min(1.0, scale * p.prob(x) / q.prob(x))},
+            token_ids=part.token_ids,
+            masses=(scale * p.at(part.token_ids)).minimum(part.probs),
+        )

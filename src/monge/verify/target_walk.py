@@ -9,11 +9,11 @@ from monge.core.independent import Independent
 from monge.core.law import Law
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.systematic import Systematic
-from monge.verify.base import NodeRule
+from monge.verify.flow import Emission, Flow, FlowRule, NodeProblem, walked
 
 
 @dataclass(frozen=True, slots=True)
-class TargetWalk(NodeRule):
+class TargetWalk(FlowRule):
     """Draw the token from the target law; keep it as accepted if it happens to be a candidate.
 
     Law:
@@ -38,3 +38,15 @@ class TargetWalk(NodeRule):
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
         return draws.categorical(target_law)
+
+    def flow(self, problem: NodeProblem) -> Flow | Emission:
+        """`s p` of every candidate; what is left is p without the candidates."""
+        if isinstance(problem.proposal, Deterministic):
+            return walked(problem)
+        p, scale = problem.target_law, problem.scale
+        probs = {token: scale * p.prob(token) for token in problem.offers}
+        rest: Law | None = p
+        for token in probs:
+            rest = rest.without(token) if rest is not None else None
+        leftover = max(0.0, scale - sum(probs.values())) if rest is not None else 0.0
+        return Emission(accept_probs=probs, leftover=leftover, leftover_law=rest or p)

@@ -9,7 +9,7 @@ from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier, Walk
 from monge.verify.target_walk import TargetWalk
-from monge.verify.whole_tree import drawn_from, excess, is_target_walked, share
+from monge.verify.whole_tree import drawn_from, excess, is_target_walked, share, verdict_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,7 @@ class Traversal(Verifier):
         found = _visit(tree, target_laws, 0, 1.0, draws)
         assert found is not None, "the root is always accepted"
         node, law = found
-        path = tree.path(node)
-        stood_on = [above for above in (0, *path) if tree.offers[above]]
-        return Verdict(
-            path=path,
-            next_token=draws.categorical(law),
-            next_kind="correction" if tree.offers[node] else "bonus",
-            examined=tuple(len(set(tree.offers[above])) for above in stood_on),
-        )
+        return verdict_at(tree, node, draws.categorical(law))
 
 
 def _visit(tree: TokenTree, target_laws: LawSequence, node: int, weight: float, draws: Draws) -> tuple[int, Law] | None:

@@ -10,6 +10,7 @@ from monge.core.errors import ProposalMismatchError
 from monge.core.law import Law, LawSequence, SparseLaw, one_hot
 from monge.core.proposal import Arbitrary, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
+from monge.core.verdict import Verdict
 from monge.verify.base import Rule, unsupported_reason
 
 
@@ -86,3 +87,15 @@ def is_target_walked(rule: Rule, tree: TokenTree, target_laws: LawSequence) -> b
                 raise ProposalMismatchError(f"node {node}: {reason}")
             is_arbitrary = is_arbitrary or kind is Arbitrary
     return is_arbitrary
+
+
+def verdict_at(tree: TokenTree, node: int, token: int) -> Verdict:
+    """The path to `node` is accepted, and `token` comes after it."""
+    path = tree.path(node)
+    stood_on = [above for above in (0, *path) if tree.offers[above]]
+    return Verdict(
+        path=path,
+        next_token=token,
+        next_kind="correction" if tree.offers[node] else "bonus",
+        examined=tuple(len(set(tree.offers[above])) for above in stood_on),
+    )

@@ -1,0 +1,26 @@
+"""Score tables that are integrated once: enumeration meets the same node on thousands of branches."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from monge.transport.rearrangement_law import ScoreTable
+from monge.verify import score_search
+
+
+@pytest.fixture(scope="module", autouse=True)
+def remembered_tables() -> Iterator[None]:
+    """A function of its arguments stays the same function when its values are kept."""
+    made: dict[object, ScoreTable] = {}
+
+    class Remembered:
+        @staticmethod
+        def build(line):  # type: ignore[no-untyped-def]
+            key = (line.width, line.threshold, line.edges.tobytes(), line.owners.tobytes(), line.gains.tobytes())
+            if key not in made:
+                made[key] = ScoreTable.build(line)
+            return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(score_search, "ScoreTable", Remembered)
+        yield
