@@ -77,7 +77,7 @@ MODEL_COMBINATIONS = [
 
 def test_every_registered_part_is_enumerated() -> None:
     assert set(SHAPES) == set(TREES)
-    assert {"model", "ngram", "none"} == set(DRAFTERS)
+    assert {"model", "ngram", "suffix", "none"} == set(DRAFTERS)
     assert {verifier for _, verifier in MODEL_COMBINATIONS} == set(ENUMERABLE)
     assert set(VERIFIERS) - set(ENUMERABLE) == {"optimal"}  # proved by integration in tests/verify
 
@@ -104,7 +104,8 @@ def loop_error(style: str, case: Case, **parts: str) -> float:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize(
     ("drafter", "verifier"),
-    [("none", "target_walk")] + [("ngram(num_draft_tokens=2, max_ngram=2)", verifier) for verifier in VERIFIERS],
+    [("none", "target_walk"), ("suffix(num_nodes=3, depth=2)", "target_walk"), ("suffix(num_nodes=3, depth=2)", "traversal")]
+    + [("ngram(num_draft_tokens=2, max_ngram=2)", verifier) for verifier in VERIFIERS],
 )
 def test_drafters_without_a_model(drafter: str, verifier: str, case: Case) -> None:
     case = replace(case, prompt=(0, 2, 0, 1, 0))

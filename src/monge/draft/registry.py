@@ -7,5 +7,8 @@ from monge.draft.base import AnyDrafter
 from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
 from monge.draft.none import NoDrafter
+from monge.draft.suffix import SuffixDrafter
 
-DRAFTERS: Final[Registry[AnyDrafter]] = Registry("drafter", {"model": ModelDrafter, "ngram": NgramDrafter, "none": NoDrafter})
+DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
+    "drafter", {"model": ModelDrafter, "ngram": NgramDrafter, "suffix": SuffixDrafter, "none": NoDrafter}
+)
