@@ -48,6 +48,7 @@ def load(
     verifier: str | Rule | None = None,
     controller: str | AnyController = "fixed",
     draft_temperature: float | int | None = None,
+    draft_top_k: int | None = None,
     tokenizer: Tokenizer | None = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
@@ -69,6 +70,9 @@ def load(
             `single_draft` for one sampled candidate a node, recursive rejection for several.
         controller: How much to draft.
         draft_temperature: Draft at this temperature instead of the request's own.
+        draft_top_k: Draft from so many of the draft model's most probable tokens, renormalised: under the request's rules, or
+            the draft temperature, with this top-k where theirs is wider. Candidates are verified against that truncated law:
+            exact, and fast for rules whose cost grows with the draft law's support.
         tokenizer: A loaded tokenizer; `None` loads the one beside `target`.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Where to put the models.
@@ -107,6 +111,7 @@ def load(
         verifier=verifier,
         controller=controller,
         draft_temperature=draft_temperature,
+        draft_top_k=draft_top_k,
     )
     return Decoder(parts, tokenizer=tokenizer, eos_ids=eos_ids_of(network), max_batch_size=max_batch_size)
 
@@ -120,6 +125,7 @@ def make_parts(
     verifier: str | Rule | None = None,
     controller: str | AnyController = "fixed",
     draft_temperature: float | int | None = None,
+    draft_top_k: int | None = None,
 ) -> Parts:
     """Parts from names or objects; arguments as for `load`, with models that are loaded already."""
     rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
@@ -130,13 +136,15 @@ def make_parts(
         resources: dict[str, Any] = {"model": draft}
         if draft_temperature is not None:
             resources["rules"] = SamplingRules(temperature=draft_temperature)
+        if draft_top_k is not None:
+            resources["top_k"] = draft_top_k
         if tree is not None:
             resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
         elif "tree" in DRAFTERS.options(name):
             resources["tree"] = _default_tree(rule, target)
         drafter = DRAFTERS.parse(drafter, **_wanted(name, resources))
-    elif tree is not None or draft is not None or draft_temperature is not None:
-        raise OptionError("a drafter object brings its own tree, draft model and temperature; do not give them beside it")
+    elif any(given is not None for given in (tree, draft, draft_temperature, draft_top_k)):
+        raise OptionError("a drafter object brings its own tree, draft model, temperature and top-k; give none beside it")
     return Parts(
         target=target,
         drafter=drafter,
@@ -168,7 +176,7 @@ def _needs_model(drafter: str | AnyDrafter) -> bool:
 def _wanted(name: str, resources: dict[str, Any]) -> dict[str, Any]:
     """The resources that a drafter takes; one that was given and is not taken is refused, never ignored."""
     known = DRAFTERS.options(name)
-    words = {"model": "draft model (draft=...)", "tree": "tree", "rules": "draft temperature"}
+    words = {"model": "draft model (draft=...)", "tree": "tree", "rules": "draft temperature", "top_k": "draft top-k"}
     for key, value in resources.items():
         if value is not None and key not in known:
             raise OptionError(f"drafter {name!r} takes no {words[key]}; leave it out or choose another drafter")

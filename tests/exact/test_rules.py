@@ -6,6 +6,7 @@ from hypothesis import given, settings
 
 from monge.core.law import DenseLaw, Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.systematic import Systematic
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.strategies import dense_law, weight_pairs
 from monge.verify.base import NodeRule, unsupported_reason
@@ -16,7 +17,7 @@ NODE_RULES = [name for name in VERIFIERS if issubclass(VERIFIERS[name], NodeRule
 
 def proposals(q: Law) -> list[Proposal]:
     made: list[Proposal] = [Deterministic(q.top(1)), Deterministic(q.top(2)), Iid(q, 1), Iid(q, 2), Iid(q, 3)]
-    made += [WithoutReplacement(q, 2), WithoutReplacement(q, 3)]
+    made += [WithoutReplacement(q, 2), WithoutReplacement(q, 3), Systematic(q, 2), Systematic(q, 3)]
     rest = q.without(q.top(1)[0])
     if rest is not None:
         made += [Mixed(q.top(1), rest, 1), Mixed(q.top(1), rest, 2)]
@@ -61,7 +62,7 @@ def width_of(proposal: Proposal) -> int:
         return len(proposal.token_ids)
     if isinstance(proposal, Mixed):
         return len(proposal.fixed) + proposal.width
-    assert isinstance(proposal, Iid | WithoutReplacement)
+    assert isinstance(proposal, Iid | WithoutReplacement | Systematic)
     return proposal.width
 
 

@@ -36,6 +36,7 @@ def generate(
     verifier: options.Verifier = None,
     controller: options.Controller = None,
     draft_temperature: options.DraftTemperature = None,
+    draft_top_k: options.DraftTopK = None,
     max_new_tokens: options.MaxNewTokens = None,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
@@ -65,7 +66,7 @@ def generate(
     prompts = _prompts(prompt, file)
     parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller)
     loading = options.given(dtype=dtype, device=device, attention=attention, max_batch_size=batch_size)
-    decoder = load(target, draft, draft_temperature=draft_temperature, **parts, **loading)
+    decoder = load(target, draft, draft_temperature=draft_temperature, draft_top_k=draft_top_k, **parts, **loading)
     limits = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p, stop=stop)
     sessions = decoder.sessions(prompts, top_k=top_k, seed=seed, ignore_eos=ignore_eos, **limits)
     if verbose:

@@ -14,6 +14,7 @@ from monge.core.hub_pairs import HubPairs
 from monge.core.independent import Independent
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
 from monge.core.registry import Registry
+from monge.core.systematic import Systematic
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
@@ -26,7 +27,7 @@ ROOMS: Final[tuple[tuple[str, Registry[Any]], ...]] = (
     ("trees", TREES),
     ("controllers", CONTROLLERS),
 )
-PROPOSALS: Final = (Deterministic, Iid, Independent, WithoutReplacement, Mixed, HubPairs, Arbitrary)
+PROPOSALS: Final = (Deterministic, Iid, Independent, WithoutReplacement, Mixed, HubPairs, Systematic, Arbitrary)
 
 
 @reported

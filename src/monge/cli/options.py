@@ -90,6 +90,10 @@ DraftTemperature = Annotated[
     float | None,
     option("--draft-temperature", help="Draft at this temperature.", panel=SPECULATION, default="the request's own"),
 ]
+DraftTopK = Annotated[
+    int | None,
+    option("--draft-top-k", help="Draft from the k most probable tokens of the draft model.", panel=SPECULATION, default="all"),
+]
 
 
 def _request(name: str, help: str, default: object = None) -> Any:  # noqa: ANN401

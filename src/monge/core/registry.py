@@ -68,7 +68,11 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         names = list(self.options(name))
         if len(positional) > len(names):
             raise OptionError(f"{self.kind} {name!r} takes at most {len(names)} settings; got {len(positional)}")
-        return self.make(name, **dict(zip(names, positional, strict=False)), **named, **settings)
+        first = dict(zip(names, positional, strict=False))
+        repeated = sorted(first.keys() & named.keys() | (first.keys() | named.keys()) & settings.keys())
+        if repeated:
+            raise OptionError(f"{self.kind} {name!r}: {', '.join(repeated)} is given twice; leave one out")
+        return self.make(name, **first, **named, **settings)
 
     def _read(self, text: str) -> tuple[str, list[Any], dict[str, Any]]:
         try:

@@ -1,7 +1,7 @@
 """Sampling rules, and the one function that makes laws of logits, for target and drafter alike."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Float64
@@ -43,6 +43,10 @@ class SamplingRules:
     def truncates(self) -> bool:
         """Whether some tokens lose their mass by rule."""
         return self.top_k is not None or self.top_p < 1 or self.min_p > 0
+
+    def within_top(self, top_k: int) -> "SamplingRules":
+        """The same rules, and no more than the `top_k` most probable tokens."""
+        return replace(self, top_k=top_k if self.top_k is None else min(top_k, self.top_k))
 
 
 def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> Law:

@@ -109,6 +109,10 @@ class GrowingTree:
         """Nodes so far, the root included."""
         return len(self.token_ids)
 
+    def multiplicity(self, node: int) -> int:
+        """How often a node was drawn: its repeats among its parent's candidates, 1 for the root."""
+        return 1 if node == 0 else self._offers[self.parents[node]].count(node)
+
     def grow(self, node: int, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         """Draw the children of `node` and attach every one of them.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
+from monge.core.errors import OptionError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
@@ -35,6 +36,8 @@ class ModelDrafter(Drafter[ReadPaths]):
         tree: Shape of the tree and how children are drawn.
         rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the most probable tokens draw
             nothing and only rank, so they are built from the law at temperature 1: a greedy request's law ranks one token.
+        top_k: Draft from the `top_k` most probable tokens only: the same rules, with this top-k where theirs is wider. The
+            declared law is the truncated one, so verification stays exact, and looks at no other token of the draft law.
 
     Reference:
         Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
@@ -43,6 +46,11 @@ class ModelDrafter(Drafter[ReadPaths]):
     model: SequenceModel
     tree: TreeBuilder
     rules: SamplingRules | None = None
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.top_k is not None and self.top_k < 1:
+            raise OptionError(f"draft top_k must be at least 1, or None for the whole draft law; got {self.top_k}")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -97,6 +105,7 @@ class ModelDrafter(Drafter[ReadPaths]):
     def _row(self, context: Context, plan: DraftPlan, draws: Draws) -> "_Row":
         only_ranks = self.tree.limits.proposes == {Deterministic}
         rules = self.rules or (SamplingRules() if only_ranks else context.rules)
+        rules = rules if self.top_k is None else rules.within_top(self.top_k)
         return _Row(context=context, plan=plan, draws=draws, builder=self.tree, rules=rules)
 
     def _read_text(self, rows: Sequence["_Row"]) -> Mapping[int, Tensor]:

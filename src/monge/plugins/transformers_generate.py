@@ -47,6 +47,7 @@ def speculate(
     verifier: str | Rule | None = None,
     token_streamer: Any = None,
     draft_temperature: float | int | None = None,
+    draft_top_k: int | None = None,
     seed: int | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
@@ -76,6 +77,7 @@ def speculate(
         verifier: As for `monge.load`.
         token_streamer: A streamer of `transformers`.
         draft_temperature: Draft at this temperature instead of the request's own.
+        draft_top_k: Draft from so many of the draft model's most probable tokens, as for `monge.load`.
         seed: Seed of the draws. Without it, one is drawn from torch's default generator, so that `set_seed` makes a run
             reproducible.
         **model_kwargs: What `generate` prepared.
@@ -95,7 +97,8 @@ def speculate(
         pad_token_id=call.pad_token_id,
         streamer=token_streamer,
     )
-    parts = _parts(call, draft_model, drafter=drafter, tree=tree, verifier=verifier, draft_temperature=draft_temperature)
+    named = {"drafter": drafter, "tree": tree, "verifier": verifier, "draft_top_k": draft_top_k}
+    parts = _parts(call, draft_model, draft_temperature, **named)
     sessions = call.sessions(parts, replay, seed)
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())
@@ -206,17 +209,11 @@ class _StopCheck:
 
 
 def _parts(
-    call: _Call,
-    draft_model: PreTrainedModel | str | Path | None,
-    *,
-    drafter: str | AnyDrafter | None,
-    tree: str | TreeBuilder | None,
-    verifier: str | Rule | None,
-    draft_temperature: float | int | None,
+    call: _Call, draft_model: PreTrainedModel | str | Path | None, draft_temperature: float | int | None, **named: Any
 ) -> Parts:
     target = as_sequence_model(call.model)
     draft = None if draft_model is None else as_draft_model(load_network(draft_model), target)
-    parts = make_parts(target, draft, drafter=drafter, tree=tree, verifier=verifier, draft_temperature=draft_temperature)
+    parts = make_parts(target, draft, draft_temperature=draft_temperature, **named)
     if draft is not None and isinstance(parts.drafter, ModelDrafter):
         return replace(parts, drafter=replace(parts.drafter, rules=call.draft_rules(draft_temperature)))
     return parts

@@ -15,6 +15,7 @@ from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
 from monge.verify.spechub import SpecHub
+from monge.verify.systematic import EarliestDeadline
 from monge.verify.target_walk import TargetWalk
 from monge.verify.traversal import Traversal
 
@@ -30,6 +31,7 @@ VERIFIERS: Final[Registry[Rule]] = Registry(
         "greedy": Greedy,
         "canonical": Canonical,
         "spechub": SpecHub,
+        "systematic": EarliestDeadline,
         "block": Block,
         "multipath_block": MultipathBlock,
         "traversal": Traversal,

@@ -9,6 +9,7 @@ from monge.draft.tree.chain import Chain
 from monge.draft.tree.eagle2 import Eagle2
 from monge.draft.tree.fixed_width import FixedWidth
 from monge.draft.tree.opt_tree import OptTree
+from monge.draft.tree.paths import Paths
 from monge.draft.tree.sequoia import Sequoia
 from monge.draft.tree.threshold import Threshold
 
@@ -17,6 +18,7 @@ TREES: Final[Registry[TreeBuilder]] = Registry(
     {
         "chain": Chain,
         "fixed_width": FixedWidth,
+        "paths": Paths,
         "best_first": BestFirst,
         "eagle2": Eagle2,
         "opt_tree": OptTree,

@@ -1,0 +1,59 @@
+"""Independent paths, merged where they agree."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.law import Law
+from monge.core.proposal import Iid, Proposal
+from monge.core.tree import GrowingTree, TokenTree
+from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Paths(TreeBuilder):
+    """Paths drawn independently from the root, as one prefix tree that remembers how many of them pass each node.
+
+    A node that m paths reach has m independent candidates, repeats kept: the rules for independent draws then verify it with
+    its own number of draws. At most `num_paths` * `depth` nodes, and fewer the more the paths agree.
+
+    Under a plan with fewer nodes, a node draws no more candidates than certainly fit, and the other paths that pass it end
+    there: how many do is known before anything is drawn.
+
+    Args:
+        num_paths: K.
+        depth: Draft tokens of every path.
+
+    Reference:
+        SpecTr (Sun et al., arXiv 2310.15141): K drafts of length L from the draft model.
+    """
+
+    num_paths: int = 4
+    depth: int = 4
+
+    def __post_init__(self) -> None:
+        check_sizes("paths", num_paths=self.num_paths, depth=self.depth)
+
+    @property
+    def limits(self) -> TreeLimits:
+        return TreeLimits(
+            proposes=frozenset[type[Proposal]]({Iid}),
+            max_width=self.num_paths,
+            max_depth=self.depth,
+            max_nodes=self.num_paths * self.depth,
+        )
+
+    def expand(
+        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+    ) -> Sequence[int]:
+        grown: list[int] = []
+        for node, law in zip(frontier, laws, strict=True):
+            passing = tree.multiplicity(node) if node else self.num_paths
+            width = min(passing, plan.nodes(self.limits.max_nodes) - (tree.num_nodes - 1))
+            if width > 0:
+                grown.extend(tree.grow(node, Iid(law, width), draws))
+        return grown if tree.depths[frontier[0]] + 1 < plan.depth(self.depth) else ()
+
+    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
+        return tree.finish()

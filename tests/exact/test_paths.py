@@ -1,0 +1,79 @@
+"""Independent paths as one tree with multiplicities, in the real loop."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monge.api import make_parts
+from monge.core.context import DraftPlan
+from monge.core.draws import TapeDraws, TorchDraws
+from monge.core.errors import OptionError
+from monge.core.proposal import Iid
+from monge.core.tree import GrowingTree
+from monge.draft.tree.paths import Paths
+from monge.testing.decoding import Case, output_law, target_law
+from monge.testing.oracle import law_error
+from monge.testing.strategies import dense_law
+from monge.testing.tabular import RandomTable, TabularModel
+
+VOCAB = 2
+
+
+def models() -> tuple[TabularModel, TabularModel]:
+    return TabularModel(RandomTable(VOCAB, 5), VOCAB), TabularModel(RandomTable(VOCAB, 17), VOCAB)
+
+
+def error(case: Case, **parts: object) -> float:
+    output = output_law(lambda: make_parts(*models(), **parts), case)  # type: ignore[arg-type]
+    return law_error(output, target_law(models()[0], case))
+
+
+@pytest.mark.parametrize("verifier", ["rrs", "k_seq", "traversal"])
+def test_paths_beyond_the_horizon(verifier: str) -> None:
+    """Two levels are verified in one round: a node that both paths reach with two draws, another with one."""
+    assert error(Case(horizon=2, max_new_tokens=3), tree="paths(2, 2)", verifier=verifier) < 1e-12
+
+
+@pytest.mark.parametrize("controller", ["fixed(max_nodes=3)", "fixed(max_depth=1)", "fixed(max_nodes=1)"])
+def test_paths_under_a_plan(controller: str) -> None:
+    case = Case(horizon=1, max_new_tokens=3)
+    assert error(case, tree="paths(2, 2)", verifier="rrs", controller=controller) < 1e-12
+
+
+def test_a_node_draws_once_for_every_path_that_reaches_it() -> None:
+    """Tokens 1, 1, 2 at the root: two paths go on below the first node, one below the second."""
+    builder, tree, law = Paths(3, 2), GrowingTree(0), dense_law([2, 3, 5])
+    grown = builder.expand(tree, (0,), (law,), DraftPlan(), TapeDraws([0.3, 0.3, 0.9]))
+    assert [tree.multiplicity(node) for node in grown] == [2, 1]
+    assert builder.expand(tree, grown, (law, law), DraftPlan(), TapeDraws([0.1, 0.9, 0.3])) == ()
+    finished = builder.finish(tree, DraftPlan())
+    assert [proposal.width for proposal in finished.proposals if isinstance(proposal, Iid)] == [3, 2, 1]
+    assert finished.offers[:3] == ((1, 1, 2), (3, 4), (5,))
+    assert finished.num_nodes - 1 <= builder.limits.max_nodes == 6
+
+
+@given(seed=st.integers(0, 99), max_nodes=st.integers(1, 8), max_depth=st.integers(1, 4))
+def test_paths_stay_within_the_plan(seed: int, max_nodes: int, max_depth: int) -> None:
+    builder, tree, law = Paths(3, 3), GrowingTree(0), dense_law([2, 3, 5, 1])
+    plan, draws = DraftPlan(max_nodes=max_nodes, max_depth=max_depth), TorchDraws(torch.Generator().manual_seed(seed))
+    frontier: Sequence[int] = (0,)
+    while frontier:
+        frontier = builder.expand(tree, frontier, [law] * len(frontier), plan, draws)
+    finished = builder.finish(tree, plan)
+    assert finished.num_nodes - 1 <= max_nodes
+    assert max(finished.depths) <= min(3, max_depth)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ("paths(0, 2)", "paths: num_paths must be at least 1; got 0"),
+        ("paths(2, 0)", "paths: depth must be at least 1; got 0"),
+    ],
+)
+def test_bad_sizes(tree: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make_parts(*models(), tree=tree)

@@ -1,0 +1,77 @@
+"""Draft laws cut to their most probable tokens and declared as such, and systematic draws, in the real loop."""
+
+import pytest
+
+from monge.api import make_parts
+from monge.core.errors import MongeError
+from monge.core.sampling_rules import SamplingRules
+from monge.testing.decoding import Case, output_law, target_law
+from monge.testing.known_bad import KNOWN_BAD_TREES
+from monge.testing.oracle import law_error
+from monge.testing.tabular import RandomTable, TabularModel
+
+VOCAB = 4
+ONE_TOKEN = Case(horizon=1, max_new_tokens=2)
+
+
+def models() -> tuple[TabularModel, TabularModel]:
+    return TabularModel(RandomTable(VOCAB, 5), VOCAB), TabularModel(RandomTable(VOCAB, 17), VOCAB)
+
+
+def error(case: Case, **parts: object) -> float:
+    output = output_law(lambda: make_parts(*models(), **parts), case)  # type: ignore[arg-type]
+    return law_error(output, target_law(models()[0], case))
+
+
+@pytest.mark.parametrize(
+    ("tree", "verifier"),
+    [
+        ("chain(2)", "single_draft"),
+        ("fixed_width((2,), 'iid')", "k_seq"),
+        ("fixed_width((2, 1))", "rrs_without_replacement"),
+        ("fixed_width((3,), 'systematic')", "systematic"),
+        ("fixed_width((3,), 'mixed')", "rrs"),
+        ("best_first(3, 2, 2, 2)", "target_walk"),
+    ],
+)
+def test_truncated_draft_laws(tree: str, verifier: str) -> None:
+    for top_k in (1, 2):
+        assert error(ONE_TOKEN, tree=tree, verifier=verifier, draft_top_k=top_k) < 1e-12
+
+
+def test_truncation_narrows_the_requests_own_rules() -> None:
+    rules = SamplingRules(temperature=0.6, top_k=3, top_p=0.9)
+    case = Case(horizon=2, max_new_tokens=2, rules=rules)
+    assert error(case, tree="chain(2)", verifier="single_draft", draft_top_k=2) < 1e-12
+    assert error(case, tree="chain(2)", verifier="single_draft", draft_top_k=2, draft_temperature=1.5) < 1e-12
+    assert rules.within_top(2) == SamplingRules(temperature=0.6, top_k=2, top_p=0.9)
+    assert rules.within_top(5) == rules
+    assert SamplingRules().within_top(5) == SamplingRules(top_k=5)
+
+
+@pytest.mark.parametrize("verifier", ["single_draft", "rrs"])
+def test_a_truncation_that_is_not_declared_is_seen(verifier: str) -> None:
+    """The same truncation, declared with the full law: the text's law is lost."""
+    undeclared = KNOWN_BAD_TREES["drawn from the top two, declared with the full law"]
+    assert error(ONE_TOKEN, tree="chain(1)", verifier=verifier, draft_top_k=2) < 1e-12
+    assert error(ONE_TOKEN, tree=undeclared, verifier="rrs") > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"draft_top_k": 0}, "draft top_k must be at least 1, or None .*; got 0"),
+        ({"draft_top_k": 2, "drafter": "ngram"}, "drafter 'ngram' takes no"),
+        ({"draft_top_k": 2, "drafter": "model(top_k=3)"}, "drafter 'model': top_k is given twice"),
+        ({"tree": "fixed_width((2,), 'systematic(0)')"}, "exponent must be finite and above 0; got 0"),
+        ({"tree": "fixed_width((2,), 'systematic(top=0)')"}, "top must be at least 1"),
+        ({"tree": "fixed_width((2,), 'systematic(1.0, exponent=1.0)')"}, "exponent is given twice"),
+        (
+            {"tree": "fixed_width((2,), 'systematic')", "verifier": "rrs"},
+            "these are drawn as Systematic; legal here: .*systematic",
+        ),
+    ],
+)
+def test_bad_parts(parts: dict[str, object], message: str) -> None:
+    with pytest.raises(MongeError, match=message):
+        make_parts(*models(), **parts)  # type: ignore[arg-type]
