@@ -4,21 +4,33 @@ from collections.abc import Iterator
 
 import pytest
 
-from monge.transport.canonical import Tournament, tournament
+from monge.testing import known_bad_nodes
+from monge.transport.canonical import tournament, truncated_program
 from monge.verify import canonical
 
 
 @pytest.fixture(scope="module", autouse=True)
 def remembered_programs() -> Iterator[None]:
     """A function of its arguments stays the same function when its values are kept."""
-    solved: dict[object, Tournament] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(canonical, "tournament", remembered(tournament))
+        patch.setattr(known_bad_nodes, "truncated_program", remembered(truncated_program))
+        yield
 
-    def remembered(p, laws, *, num_leading, tail):  # type: ignore[no-untyped-def]
-        key = (p.tobytes(), tuple(law.tobytes() for law in laws), num_leading, tail)
+
+def remembered(solve):  # type: ignore[no-untyped-def]
+    """The same program, solved once for equal arguments."""
+    solved: dict[str, object] = {}
+
+    def recalled(*laws, **options):  # type: ignore[no-untyped-def]
+        key = repr((laws_of(laws), options))
         if key not in solved:
-            solved[key] = tournament(p, laws, num_leading=num_leading, tail=tail)
+            solved[key] = solve(*laws, **options)
         return solved[key]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(canonical, "tournament", remembered)
-        yield
+    return recalled
+
+
+def laws_of(laws):  # type: ignore[no-untyped-def]
+    """Laws, and lists of laws, to the last bit."""
+    return tuple(laws_of(law) if isinstance(law, list | tuple) else law.tobytes() for law in laws)
