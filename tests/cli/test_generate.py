@@ -53,11 +53,12 @@ def test_library_defaults_hold(generate, tiny_paths):
 
 def test_every_option_arrives(generate, tiny_paths):
     target, draft = tiny_paths
-    decoder = load(target, draft, tree="chain(2)", verifier="single_draft", draft_temperature=0.7, dtype="float64")
-    options = {"max_new_tokens": 30, "temperature": 0.9, "top_k": 50, "top_p": 0.9, "min_p": 0.01, "seed": 3}
-    (result,) = decoder.generate([PROMPT], ignore_eos=True, **options)
-    arguments = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
-    arguments += ["--tree", "chain(2)", "--verifier", "single_draft", "--draft-temperature", 0.7, "--dtype", "float64"]
+    parts = {"tree": "chain(2)", "verifier": "single_draft", "draft_temperature": 0.7, "draft_top_k": 2, "dtype": "float64"}
+    decoder = load(target, draft, **parts)
+    settings = {"max_new_tokens": 30, "temperature": 0.9, "top_k": 50, "top_p": 0.9, "min_p": 0.01, "seed": 3}
+    (result,) = decoder.generate([PROMPT], ignore_eos=True, **settings)
+    given = (parts | settings).items()
+    arguments = [part for name, value in given for part in (f"--{name.replace('_', '-')}", value)]
     record = json.loads(generate(PROMPT, *arguments, "--ignore-eos", "--json").stdout)
     assert record["token_ids"] == list(result.token_ids)
     assert len(record["stats"]["acceptance_by_depth"]) <= 2

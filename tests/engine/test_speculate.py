@@ -72,8 +72,9 @@ def test_without_a_draft_model(settings):
     assert torch.equal(target.generate(**inputs, custom_generate=monge.speculate, **settings), target.generate(**inputs))
 
 
-def test_draft_temperature_and_verifier_are_taken():
-    plain, ours = both(speculative={"draft_temperature": 0.7, "verifier": "target_walk", "tree": "fixed_width((2, 2))"})
+def test_draft_law_and_verifier_are_taken():
+    draft = {"draft_temperature": 0.7, "draft_top_k": 5, "tree": "fixed_width((2, 2))"}
+    plain, ours = both(speculative={**draft, "verifier": "target_walk"})
     assert torch.equal(ours, plain)
 
 
