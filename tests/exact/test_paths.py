@@ -11,6 +11,7 @@ from monge.api import make_parts
 from monge.core.context import DraftPlan
 from monge.core.draws import TapeDraws, TorchDraws
 from monge.core.errors import OptionError
+from monge.core.path_draws import PathDraws
 from monge.core.proposal import Iid
 from monge.core.tree import GrowingTree
 from monge.draft.tree.paths import Paths
@@ -31,7 +32,7 @@ def error(case: Case, **parts: object) -> float:
     return law_error(output, target_law(models()[0], case))
 
 
-@pytest.mark.parametrize("verifier", ["rrs", "k_seq", "traversal"])
+@pytest.mark.parametrize("verifier", ["rrs", "k_seq", "traversal", "multipath_block"])
 def test_paths_beyond_the_horizon(verifier: str) -> None:
     """Two levels are verified in one round: a node that both paths reach with two draws, another with one."""
     assert error(Case(horizon=2, max_new_tokens=3), tree="paths(2, 2)", verifier=verifier) < 1e-12
@@ -40,7 +41,19 @@ def test_paths_beyond_the_horizon(verifier: str) -> None:
 @pytest.mark.parametrize("controller", ["fixed(max_nodes=3)", "fixed(max_depth=1)", "fixed(max_nodes=1)"])
 def test_paths_under_a_plan(controller: str) -> None:
     case = Case(horizon=1, max_new_tokens=3)
-    assert error(case, tree="paths(2, 2)", verifier="rrs", controller=controller) < 1e-12
+    for verifier in ("rrs", "multipath_block"):
+        assert error(case, tree="paths(2, 2)", verifier=verifier, controller=controller) < 1e-12
+
+
+def test_paths_are_promised_where_the_plan_ends_none() -> None:
+    for plan, kind in (
+        (DraftPlan(), PathDraws),
+        (DraftPlan(max_nodes=5), Iid),
+        (DraftPlan(max_nodes=3, max_depth=1), PathDraws),
+    ):
+        tree, law = GrowingTree(0), dense_law([2, 3, 5])
+        Paths(3, 2).expand(tree, (0,), (law,), plan, TapeDraws([0.3, 0.3, 0.9]))
+        assert type(tree.finish().proposals[0]) is kind
 
 
 def test_a_node_draws_once_for_every_path_that_reaches_it() -> None:

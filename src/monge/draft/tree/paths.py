@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.law import Law
+from monge.core.path_draws import PathDraws
 from monge.core.proposal import Iid, Proposal
 from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes
@@ -38,7 +39,7 @@ class Paths(TreeBuilder):
     @property
     def limits(self) -> TreeLimits:
         return TreeLimits(
-            proposes=frozenset[type[Proposal]]({Iid}),
+            proposes=frozenset[type[Proposal]]({PathDraws, Iid}),
             max_width=self.num_paths,
             max_depth=self.depth,
             max_nodes=self.num_paths * self.depth,
@@ -47,12 +48,15 @@ class Paths(TreeBuilder):
     def expand(
         self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
     ) -> Sequence[int]:
+        # Where the plan may end some paths early, what a node draws depends on other nodes: no promise about paths then.
+        all_fit = plan.nodes(self.limits.max_nodes) >= self.num_paths * plan.depth(self.depth)
+        kind = PathDraws if all_fit else Iid
         grown: list[int] = []
         for node, law in zip(frontier, laws, strict=True):
             passing = tree.multiplicity(node) if node else self.num_paths
             width = min(passing, plan.nodes(self.limits.max_nodes) - (tree.num_nodes - 1))
             if width > 0:
-                grown.extend(tree.grow(node, Iid(law, width), draws))
+                grown.extend(tree.grow(node, kind(law, width), draws))
         return grown if tree.depths[frontier[0]] + 1 < plan.depth(self.depth) else ()
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
