@@ -71,7 +71,7 @@ def legal(tree: str, verifier: str) -> bool:
     return unsupported_reason(VERIFIERS.make(verifier), limits.proposes, limits.max_width) is None
 
 
-ENUMERABLE = [name for name in VERIFIERS if VERIFIERS[name].is_enumerable]
+ENUMERABLE = [name for name in VERIFIERS if VERIFIERS.make(name).is_enumerable]
 MODEL_COMBINATIONS = [
     (tree, verifier) for trees, verifier in product(SHAPES.values(), ENUMERABLE) for tree in trees if legal(tree, verifier)
 ]
@@ -81,7 +81,7 @@ def test_every_registered_part_is_enumerated() -> None:
     assert set(SHAPES) == set(TREES)
     assert {"model", "ngram", "suffix", "none"} == set(DRAFTERS)
     assert {verifier for _, verifier in MODEL_COMBINATIONS} == set(ENUMERABLE)
-    assert set(VERIFIERS) - set(ENUMERABLE) == {"optimal"}  # proved by integration in tests/verify
+    assert set(VERIFIERS) - set(ENUMERABLE) == {"optimal", "layer"}  # positions: by integration in tests/verify, or as below
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -89,6 +89,22 @@ def test_every_registered_part_is_enumerated() -> None:
 def test_model_drafter(tree: str, verifier: str, case: Case) -> None:
     for style in ("positive", "sparse"):
         assert loop_error(style, case, tree=tree, verifier=verifier) < 1e-12
+
+
+@pytest.mark.parametrize("case", ["tree beyond the horizon", "end of text inside a block", "greedy"])
+@pytest.mark.parametrize(
+    ("tree", "verifier"),
+    [
+        ("fixed_width((2,), 'iid')", "optimal('candidates')"),
+        ("fixed_width((2,), 'iid')", "layer(\"optimal('candidates')\")"),
+        ("fixed_width((2, 1), 'iid')", "layer('k_seq')"),
+        ("fixed_width((2, 1), 'greedy_plus_one')", "layer('greedy')"),
+        ("fixed_width((2, 1), 'without_replacement')", "layer"),
+        ("fixed_width((2, 2), 'top')", "layer"),
+    ],
+)
+def test_rules_that_can_be_enumerated_with_other_settings(tree: str, verifier: str, case: str) -> None:
+    assert loop_error("sparse", CASES[case], tree=tree, verifier=verifier) < 1e-12
 
 
 @pytest.mark.slow

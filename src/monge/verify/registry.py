@@ -8,6 +8,7 @@ from monge.verify.block import Block
 from monge.verify.canonical import Canonical
 from monge.verify.greedy import Greedy
 from monge.verify.k_seq import KSeq
+from monge.verify.layer import Layer
 from monge.verify.multipath_block import MultipathBlock
 from monge.verify.naive_tree import NaiveTree
 from monge.verify.optimal import Optimal
@@ -35,6 +36,7 @@ VERIFIERS: Final[Registry[Rule]] = Registry(
         "block": Block,
         "multipath_block": MultipathBlock,
         "traversal": Traversal,
+        "layer": Layer,
         "optimal": Optimal,
     },
 )

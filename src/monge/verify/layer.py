@@ -1,0 +1,139 @@
+"""Layer Verification: any coupling of one node, lifted to whole trees layer by layer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from monge.core.draws import Draws
+from monge.core.errors import NonFiniteLogitsError
+from monge.core.hub_pairs import HubPairs
+from monge.core.independent import Independent
+from monge.core.law import LawSequence
+from monge.core.path_draws import PathDraws
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.systematic import Systematic
+from monge.core.tree import TokenTree
+from monge.core.verdict import Verdict
+from monge.verify.base import ScoredTree, Verifier, Walk
+from monge.verify.canonical import Canonical
+from monge.verify.flow import Emission, Flow, FlowRule, NodeProblem
+from monge.verify.flow_rules import FLOW_RULES
+from monge.verify.layer_pass import LayerPass
+from monge.verify.optimal import Optimal
+from monge.verify.rrs_without_replacement import RrsWithoutReplacement
+from monge.verify.spechub import SpecHub
+from monge.verify.systematic import EarliestDeadline
+from monge.verify.target_walk import TargetWalk
+from monge.verify.whole_tree import is_target_walked
+
+RULE_OF: Final[Mapping[type[Proposal], FlowRule]] = {
+    Deterministic: TargetWalk(),
+    Iid: Optimal(),
+    PathDraws: Optimal(),
+    Mixed: Optimal(),
+    WithoutReplacement: RrsWithoutReplacement(),
+    HubPairs: SpecHub(),
+    Systematic: EarliestDeadline(),
+    Independent: Canonical(),
+}
+"""The rule for every way of drawing where the user names none: the optimal one where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer(Verifier):
+    """Weigh all paths of the tree from the root down with a coupling of one node, then decide from the deepest layer up.
+
+    Law:
+        The accepted path, the token after it, and the target's own continuation together follow the target's law, for every
+        way of drawing that the inner rule accepts. A tree with candidates of `Arbitrary` origin is left to the target walk.
+
+    Rule:
+        Down: the root has w = 1. In each layer let s be the sum of w over the nodes with candidates. At such a node v the inner
+        rule couples its candidates with s p: it accepts x with probability pi(x | candidates), and with mass
+        `y(x) = E[pi] <= s p(x)` on average. The child of x gets `(w_v / s) pi(x)`, and v keeps `R_v = w_v p - (w_v / s) y`.
+        A node without candidates keeps `R_v = w_v p`. Where y has no closed form, what the inner rule emits beside the
+        candidates, `(w_v / s) e(. | candidates)`, is kept in the layer of the children instead.
+        Up: in each layer let r be the sum of all |R|, and f one minus the sum of all w and of what is kept from above. With
+        probability `r / (r + f)` stop here: pick R with probability |R| / r, emit `y ~ R`. The first layer always stops.
+        The expected number of accepted tokens is the expected sum of all w: in the first layer the inner rule's own acceptance;
+        deeper, a smaller s lets it accept a larger part of s p than node by node.
+
+    Cost:
+        One flow for every node with candidates and w > 0; the target's laws at the other nodes are not looked at, except at the
+        one that is stopped at. All requests of a round are weighed together, a layer at a time.
+
+    Reference:
+        Layer Verification (Cha, Cho, Yun, AdaptFM workshop at ICML 2026), from its abstract: the form here is re-derived, the
+        proof our own. For one candidate a node it is Block Verification (Sun et al., arXiv 2403.10444); with one greedy draw,
+        our reading of UniVer (arXiv 2605.04543).
+
+    Args:
+        inner: A node rule, or its name with settings; `None` takes the best known one for the way each node was drawn.
+    """
+
+    inner: FlowRule | str | None = None
+    accepts: frozenset[type[Proposal]] = field(init=False, repr=False, compare=False)
+    max_width: int | None = field(init=False, repr=False, compare=False)
+    is_lossless: bool = field(init=False, repr=False, compare=False)
+    is_enumerable: bool = field(init=False, repr=False, compare=False)
+    _rules: tuple[FlowRule, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        rule = FLOW_RULES.parse(self.inner) if isinstance(self.inner, str) else self.inner
+        rules = tuple(dict.fromkeys(RULE_OF.values())) if rule is None else (rule,)
+        settings = {
+            "_rules": rules,
+            "accepts": frozenset(RULE_OF) if rule is None else rule.accepts,
+            "max_width": None if rule is None else rule.max_width,
+            "is_lossless": all(one.is_lossless for one in rules),
+            "is_enumerable": all(one.is_enumerable for one in rules),
+        }
+        for name, value in settings.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def title(self) -> str:
+        return "Layer" if self.inner is None else f"Layer({type(self._rules[0]).__name__})"
+
+    def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
+        (outcome,) = self.verify_many([ScoredTree(tree=tree, target_laws=target_laws, draws=draws)])
+        if isinstance(outcome, NonFiniteLogitsError):
+            raise outcome
+        return outcome
+
+    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
+        passes: dict[int, LayerPass] = {}
+        outcomes: dict[int, Verdict | NonFiniteLogitsError] = {}
+        for row, one in enumerate(scored):
+            if is_target_walked(self, one.tree, one.target_laws):
+                outcomes[row] = Walk(TargetWalk()).verify_one(one)
+            else:
+                passes[row] = LayerPass(one)
+        while open_rows := [row for row in passes if row not in outcomes and passes[row].is_open]:
+            problems: dict[int, Sequence[NodeProblem]] = {}
+            for row in open_rows:
+                try:
+                    problems[row] = passes[row].problems()
+                except NonFiniteLogitsError as error:
+                    outcomes[row] = error
+            flows = iter(self._flows([problem for part in problems.values() for problem in part]))
+            for row, part in problems.items():
+                passes[row].descend([next(flows) for _ in part])
+        for row, layers in passes.items():
+            if row not in outcomes:
+                try:
+                    outcomes[row] = layers.ascend()
+                except NonFiniteLogitsError as error:
+                    outcomes[row] = error
+        return [outcomes[row] for row in range(len(scored))]
+
+    def _flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow | Emission]:
+        """One call of every rule that is needed, in the order of the table: a request's draws do not depend on the others."""
+        if self.inner is not None:
+            return self._rules[0].flows(problems)
+        flows: dict[int, Flow | Emission] = {}
+        for rule in self._rules:
+            rows = [row for row, problem in enumerate(problems) if RULE_OF[type(problem.proposal)] == rule]
+            if rows:
+                flows |= zip(rows, rule.flows([problems[row] for row in rows]), strict=True)
+        return [flows[row] for row in range(len(problems))]

@@ -1,0 +1,348 @@
+"""Layer Verification: whole trees, every inner rule and way of drawing, by enumeration."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+import torch
+
+from monge.core.draws import Draws, TapeDraws, TorchDraws
+from monge.core.errors import NonFiniteLogitsError, OptionError, ProposalMismatchError
+from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal
+from monge.draft.tree.base import children_of
+from monge.testing.oracle import exact_law
+from monge.transport.candidates import CandidateLaw
+from monge.transport.linear_program import solve_tree
+from monge.transport.random_tree import RandomTree
+from monge.verify import layer_pass
+from monge.verify.base import ScoredTree, Walk, as_verifier, unsupported_reason
+from monge.verify.block import Block
+from monge.verify.flow import Emission, Flow, FlowRule, NodeProblem
+from monge.verify.flow_rules import FLOW_RULES
+from monge.verify.k_seq import KSeq
+from monge.verify.layer import RULE_OF, Layer
+from monge.verify.layer_pass import Kept, LayerPass
+from monge.verify.registry import VERIFIERS
+from monge.verify.rrs import Rrs
+from monge.verify.traversal import Traversal
+from tests.verify.acceptance import EXACT
+from tests.verify.tables import remembered_tables  # noqa: F401
+from tests.verify.whole_trees import Children, Path, Tables, expected_accepted, grown, random_tables, text_error
+
+INNER = {
+    "target_walk": ("iid", "without_replacement", "top", "greedy_plus_one"),
+    "rrs": ("iid", "top", "greedy_plus_one"),
+    "rrs_without_replacement": ("iid", "without_replacement", "top"),
+    "naive_tree": ("iid", "top"),
+    "k_seq": ("iid", "top"),
+    "greedy": ("greedy_plus_one", "top"),
+    "optimal('candidates')": ("iid", "greedy_plus_one", "top"),
+}
+COMBINATIONS = [(inner, way) for inner, ways in INNER.items() for way in ways]
+
+
+def fixed_width(tables: Tables, widths: tuple[int, ...], way: str) -> Children:
+    def children(path: Path) -> Proposal | None:
+        return children_of(way, tables.draft(path), widths[len(path)]) if len(path) < len(widths) else None
+
+    return children
+
+
+@pytest.mark.parametrize(("inner", "way"), COMBINATIONS)
+@pytest.mark.parametrize(("vocab", "widths"), [(3, (2,)), (2, (2, 2))])
+def test_the_text_has_the_law_of_the_target(inner: str, way: str, vocab: int, widths: tuple[int, ...]) -> None:
+    tables = random_tables(vocab=vocab, depth=len(widths), seed=4)
+    assert text_error(Layer(inner), tables, fixed_width(tables, widths, way), len(widths) + 1) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("inner", "way"), [("k_seq", "iid"), ("rrs_without_replacement", "without_replacement"), ("greedy", "top")]
+)
+@pytest.mark.parametrize(("vocab", "widths"), [(3, (1, 2)), (2, (2, 1, 1))])
+def test_deeper_trees(inner: str, way: str, vocab: int, widths: tuple[int, ...]) -> None:
+    tables = random_tables(vocab=vocab, depth=len(widths), seed=4)
+    assert text_error(Layer(inner), tables, fixed_width(tables, widths, way), len(widths) + 1) < EXACT
+
+
+@pytest.mark.parametrize("same_until", [0, 1, 2])
+@pytest.mark.parametrize("inner", ["rrs", "rrs_without_replacement"])
+def test_equal_laws_and_zeros(inner: str, same_until: int) -> None:
+    """Where p = q nothing is left to keep, and everything is accepted."""
+    tables = random_tables(vocab=3, depth=2, seed=6)
+    targets = {path: [0, *law[1:]] if len(path) == 1 else law for path, law in tables.targets.items()}
+    drafts = {path: targets[path] if len(path) < same_until else law for path, law in tables.drafts.items()}
+    same = Tables(targets, drafts)
+    children = fixed_width(same, (2, 1), "iid")
+    assert text_error(Layer(inner), same, children, 3) < EXACT
+    if same_until == 2:
+        assert expected_accepted(Layer(inner), same, children) == pytest.approx(2.0, abs=EXACT)
+
+
+def test_different_ways_of_drawing_in_one_tree() -> None:
+    """The default takes a rule for each node; averages and emissions meet in one layer."""
+    tables = random_tables(vocab=3, depth=2, seed=2)
+    ways = {(): ("without_replacement", 2), (0,): ("top", 2), (1,): ("without_replacement", 2)}
+
+    def children(path: Path) -> Proposal | None:
+        return children_of(ways[path][0], tables.draft(path), ways[path][1]) if path in ways else None
+
+    assert text_error(Layer(), tables, children, 3) < EXACT
+    best = Layer(PerKind())
+    assert text_error(best, tables, lambda path: Iid(tables.draft(path), 2) if path == (2,) else children(path), 3) < EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class PerKind(FlowRule):
+    """Rules that can be enumerated, chosen by the way of drawing."""
+
+    accepts = frozenset(RULE_OF)
+
+    def emit(self, target_law, proposal, offers, draws):  # type: ignore[no-untyped-def]
+        raise NotImplementedError
+
+    def flow(self, problem: NodeProblem) -> Flow | Emission:
+        rule = Rrs() if isinstance(problem.proposal, Iid) else RULE_OF[type(problem.proposal)]
+        return rule.flow(problem)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_candidate_a_node_is_the_block_rule(seed: int) -> None:
+    """The same draws, asked for in the same order, give the same verdict."""
+    tables = random_tables(vocab=3, depth=3, seed=seed)
+    tape = torch.rand(40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
+    tree = grown(fixed_width(tables, (1, 1, 1), "iid"), TapeDraws(tape[:10]))
+    laws = tables.laws(tree)
+    expected = Block().verify(tree, laws, TapeDraws(tape[10:]))
+    for inner in ("single_draft", "rrs", "naive_tree", "k_seq"):
+        assert Layer(inner).verify(tree, laws, TapeDraws(tape[10:])) == expected, inner
+
+
+@pytest.mark.parametrize("inner", ["single_draft", "rrs", "rrs_without_replacement", "naive_tree", "k_seq"])
+def test_one_candidate_a_node_accepts_as_often_as_the_block_rule(inner: str) -> None:
+    tables = random_tables(vocab=3, depth=2, seed=3)
+    children = fixed_width(tables, (1, 1), "iid")
+
+    def outcomes(rule):  # type: ignore[no-untyped-def]
+        def run(draws: Draws):  # type: ignore[no-untyped-def]
+            tree = grown(children, draws)
+            verdict = rule.verify(tree, tables.laws(tree), draws)
+            return tree.token_ids, verdict
+
+        return exact_law(run)
+
+    assert outcomes(Layer(inner)) == pytest.approx(outcomes(Block()), abs=EXACT)
+
+
+@pytest.mark.parametrize(("inner", "way"), [("rrs", "iid"), ("rrs_without_replacement", "without_replacement")])
+def test_accepted_tokens_are_the_sum_of_the_weights(inner: str, way: str) -> None:
+    tables = random_tables(vocab=3, depth=2, seed=1)
+    children = fixed_width(tables, (2, 2), way)
+    assert weighed(Layer(inner), tables, children) == pytest.approx(
+        expected_accepted(Layer(inner), tables, children), abs=EXACT
+    )
+
+
+def weighed(rule: Layer, tables: Tables, children: Children) -> float:
+    """E[sum of w], from the pass downwards alone."""
+    total = 0.0
+    for (tokens, parents, proposals, offers), prob in _trees(children).items():
+        tree = replace(_EMPTY, token_ids=tokens, parents=parents, proposals=proposals, offers=offers)
+        layers = LayerPass(ScoredTree(tree=tree, target_laws=tables.laws(tree), draws=TapeDraws(())))
+        while layers.is_open:
+            layers.descend(rule._flows(layers.problems()))
+            total += prob * sum(layers._weights.values())
+    return total
+
+
+_EMPTY = grown(lambda _: None, TapeDraws(()))
+
+
+def _trees(children: Children):  # type: ignore[no-untyped-def]
+    children = cache(children)  # one object a path, so that equal trees are equal keys
+
+    def run(draws: Draws):  # type: ignore[no-untyped-def]
+        tree = grown(children, draws)
+        return tree.token_ids, tree.parents, tree.proposals, tree.offers
+
+    return exact_law(run)
+
+
+def test_between_the_walk_and_the_optimum() -> None:
+    """Never above the multi-step optimum; on this bank never below the same rule node by node, and more on average."""
+    gains = []
+    for seed in range(2):
+        tables = random_tables(vocab=3, depth=2, seed=seed)
+        children = fixed_width(tables, (2, 1), "iid")
+        for inner in ("rrs", "k_seq", "optimal('candidates')"):
+            found = weighed(Layer(inner), tables, children)
+            walked = expected_accepted(as_verifier(FLOW_RULES.parse(inner)), tables, children)
+            assert found >= walked - EXACT, inner
+            gains.append(found - walked)
+        random_tree = RandomTree.from_children(
+            lambda path, tables=tables: CandidateLaw.iid(tables.draft_masses(path), (2, 1)[len(path)]), 2
+        )
+        best = solve_tree(random_tree, tables.target_masses).expected_accepted
+        assert 0.9 * best < found <= best + 1e-8
+    assert sum(gains) > 1e-2
+
+
+def test_draws_without_replacement_between_the_walk_and_the_optimum() -> None:
+    gains = []
+    for seed in range(2):
+        tables = random_tables(vocab=3, depth=2, seed=seed)
+        children = fixed_width(tables, (2, 1), "without_replacement")
+        found = weighed(Layer(), tables, children)
+        walked = expected_accepted(Walk(FLOW_RULES.parse("rrs_without_replacement")), tables, children)
+        assert found >= walked - EXACT
+        gains.append(found - walked)
+        random_tree = RandomTree.from_children(
+            lambda path, tables=tables: CandidateLaw.without_replacement(tables.draft_masses(path), (2, 1)[len(path)]), 2
+        )
+        assert found <= solve_tree(random_tree, tables.target_masses).expected_accepted + 1e-8
+    assert sum(gains) > 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleForgotten(Rrs):
+    """The target coupled whole, whatever weight is left."""
+
+    def flow(self, problem: NodeProblem) -> Flow:
+        return Rrs.flow(self, replace(problem, scale=1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class MassesOfAnother(KSeq):
+    """Accepts by its own probabilities and declares the masses of another rule."""
+
+    def flow(self, problem: NodeProblem) -> Flow:
+        return replace(KSeq.flow(self, problem), masses=Rrs().flow(problem).masses)
+
+
+@pytest.mark.parametrize("rule", [ScaleForgotten(), MassesOfAnother()])
+def test_wrong_flows_are_seen(rule: FlowRule) -> None:
+    assert max(_errors(Layer(rule))) > 1e-3
+    assert max(_errors(Layer(type(rule).__mro__[1]()))) < EXACT
+
+
+def test_a_wrong_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a node keeps is s p - y; the residual of the whole target is not."""
+    right = layer_pass._left
+
+    def of_the_whole_target(scale, p, flow):  # type: ignore[no-untyped-def]
+        return right(1.0, p, flow)
+
+    monkeypatch.setattr(layer_pass, "_left", of_the_whole_target)
+    assert max(_errors(Layer("rrs"))) > 1e-3
+
+
+def test_a_wrong_mass_of_the_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LayerPass, "_stop_prob", lambda self, layer: 0.5)
+    assert max(_errors(Layer("rrs"))) > 1e-3
+
+
+def _errors(rule: Layer) -> list[float]:
+    found = []
+    for seed in range(4):
+        tables = random_tables(vocab=2, depth=2, seed=seed)
+        found.append(text_error(rule, tables, fixed_width(tables, (2, 2), "iid"), 3))
+    return found
+
+
+def test_by_name() -> None:
+    assert VERIFIERS.parse("layer") == Layer()
+    assert VERIFIERS.parse("layer('k_seq')") == Layer("k_seq")
+    assert Layer("k_seq").accepts == KSeq().accepts
+    assert Layer("single_draft").max_width == 1
+    assert Layer("optimal('candidates')").is_enumerable
+    assert not Layer().is_enumerable
+    with pytest.raises(OptionError, match="unknown node rule 'k_sec'; did you mean 'k_seq'"):
+        Layer("k_sec")
+    reason = unsupported_reason(Layer("greedy"), (Iid,), 2)
+    assert reason is not None
+    assert reason.startswith("Layer(Greedy) is exact for Deterministic, Mixed candidates only")
+
+
+def test_every_rule_with_a_flow_can_be_named() -> None:
+    assert {name: part for name, part in VERIFIERS.items() if issubclass(part, FlowRule)} == dict(FLOW_RULES)
+
+
+def test_refusals_and_candidates_of_unknown_origin() -> None:
+    tables = random_tables(vocab=3, depth=2, seed=1)
+    draws = TorchDraws(torch.Generator().manual_seed(3))
+    pair = grown(fixed_width(tables, (2,), "iid"), draws)
+    with pytest.raises(ProposalMismatchError, match=r"node 0: Layer\(SingleDraft\) is exact for at most 1 candidate"):
+        Layer("single_draft").verify(pair, tables.laws(pair), draws)
+    with pytest.raises(ProposalMismatchError, match="nodes but 1 laws"):
+        Layer().verify(pair, [tables.target(())], draws)
+    forged = lambda path: Arbitrary((2, 0)) if len(path) < 2 else None  # noqa: E731
+    assert text_error(Layer(), tables, forged, 3) < EXACT
+
+
+class Watched(Sequence[object]):
+    """Laws that remember who was looked at; some are not finite."""
+
+    def __init__(self, laws, broken: frozenset[int] = frozenset()) -> None:  # type: ignore[no-untyped-def]
+        self.laws, self.broken, self.seen = laws, broken, set[int]()
+
+    def __len__(self) -> int:
+        return len(self.laws)
+
+    def __getitem__(self, node):  # type: ignore[no-untyped-def]
+        self.seen.add(node)
+        if node in self.broken:
+            raise NonFiniteLogitsError(f"node {node}")
+        return self.laws[node]
+
+
+def test_many_requests_decide_as_one_by_one() -> None:
+    tables = random_tables(vocab=3, depth=2, seed=1)
+    tapes = torch.rand(12, 60, generator=torch.Generator().manual_seed(5), dtype=torch.float64).tolist()
+    ways = ("iid", "without_replacement", "top", "greedy_plus_one")
+
+    def scored(row: int) -> ScoredTree:
+        tree = grown(fixed_width(tables, (2, 2)[: 1 + row % 2], ways[row % 4]), TapeDraws(tapes[row][:20]))
+        broken = frozenset({0} if row == 5 else ())
+        return ScoredTree(tree=tree, target_laws=Watched(tables.laws(tree), broken), draws=TapeDraws(tapes[row][20:]))
+
+    together = Layer().verify_many([scored(row) for row in range(12)])
+    for row, outcome in enumerate(together):
+        if row == 5:
+            assert isinstance(outcome, NonFiniteLogitsError)
+            with pytest.raises(NonFiniteLogitsError, match="node 0"):
+                Layer().verify(scored(row).tree, scored(row).target_laws, scored(row).draws)
+        else:
+            alone = scored(row)
+            assert outcome == Layer().verify(alone.tree, alone.target_laws, alone.draws)
+    assert Traversal().verify_many([scored(5)])[0].args == ("node 0",)  # type: ignore[union-attr]
+
+
+def test_a_law_that_is_needed_in_the_end_may_be_missing() -> None:
+    tables = random_tables(vocab=3, depth=1, seed=1)
+    same = Tables(tables.targets, tables.targets)
+    tree = grown(fixed_width(same, (1,), "iid"), TapeDraws([0.5]))
+    laws = Watched(same.laws(tree), frozenset({1}))
+    (outcome,) = Layer("rrs").verify_many([ScoredTree(tree=tree, target_laws=laws, draws=TapeDraws([0.5] * 9))])
+    assert isinstance(outcome, NonFiniteLogitsError)
+
+
+def test_only_the_laws_that_matter_are_looked_at() -> None:
+    tables = random_tables(vocab=3, depth=2, seed=1)
+    targets = {path: [0, 1, 1] if not path else law for path, law in tables.targets.items()}
+    zero = Tables(targets, tables.drafts)
+
+    def children(path: Path) -> Proposal | None:
+        return Deterministic((0, 1)) if len(path) < 2 else None
+
+    tree = grown(children, TapeDraws(()))
+    laws = Watched(zero.laws(tree))
+    assert tree.token_ids[1] == 0
+    Layer().verify(tree, laws, TapeDraws([0.3] * 9))
+    assert 0 in laws.seen
+    assert 1 not in laws.seen  # the target gives its token no mass
+    assert len(laws.seen) <= 3  # two nodes with candidates and w > 0, and the one that is stopped at
+
+
+def test_kept_by_a_node_without_candidates() -> None:
+    tables = random_tables(vocab=3, depth=1, seed=1)
+    assert Kept(node=0, mass=1.0).law([tables.target(())]).prob(0) == tables.target(()).prob(0)
