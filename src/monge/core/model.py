@@ -79,3 +79,42 @@ class SequenceModel(Protocol):
     def close(self, sequence: int) -> None:
         """Forget a sequence and give back its room."""
         ...
+
+
+@runtime_checkable
+class FeatureModel(SequenceModel, Protocol):
+    """A network that also shows its hidden states, taken from the forwards that it runs anyway.
+
+    Hidden states are numbered as the host numbers them: 0 is the embedding's output, i the output of layer i, and the last one,
+    `num_layers`, is what the output layer reads, after the final norm.
+    """
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of a hidden state."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """Index of the last hidden state."""
+        ...
+
+    def watch(self, layers: Sequence[int]) -> None:
+        """Keep these hidden states from now on; before any sequence is open.
+
+        Raises:
+            OptionError: If an index is out of range.
+        """
+        ...
+
+    def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
+        """Watched hidden states, side by side, of the tokens committed since the last call; `None` where there are none."""
+        ...
+
+    def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
+        """Logits that the network's output layer gives to last hidden states."""
+        ...
+
+    def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
+        """The network's embeddings of tokens."""
+        ...

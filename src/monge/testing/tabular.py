@@ -11,6 +11,7 @@ from torch import Tensor
 
 from monge.core.errors import MongeError
 from monge.core.model import NodeBlock
+from monge.engine.features import FeatureLog
 
 Style = Literal["positive", "sparse", "ties"]
 
@@ -57,7 +58,7 @@ class RandomTable:
 
 
 class TabularModel:
-    """A `SequenceModel` whose logits are the logarithms of a table.
+    """A `FeatureModel` whose logits are the logarithms of a table; its hidden states are these logits, at every layer.
 
     Args:
         table: Masses of the next token after any text.
@@ -74,13 +75,18 @@ class TabularModel:
         self._committed: dict[int, tuple[int, ...]] = {}
         self._nodes: dict[int, list[tuple[int, ...]]] = {}
         self._logits: dict[tuple[int, ...], Tensor] = {}
+        self.hidden_size, self.num_layers = vocab_size, 1
+        self._features: FeatureLog | None = None
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         for sequence, tokens in prefixes.items():
             if sequence in self._committed:
                 raise MongeError(f"tabular model: sequence {sequence} is open already")
-            self._committed[sequence] = tuple(tokens)
+            self._committed[sequence] = ()
             self._nodes[sequence] = []
+            if tokens:
+                self._read(sequence, NodeBlock.chain(tokens))
+                self.commit({sequence: range(len(tokens))})
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         return {sequence: self._read(sequence, block) for sequence, block in blocks.items()}
@@ -96,6 +102,8 @@ class TabularModel:
             if path:
                 self._committed[sequence] = nodes[path[-1]]
             self._nodes[sequence] = []
+            if self._features is not None:
+                self._features.commit(sequence, path)
 
     def length(self, sequence: int) -> int:
         return len(self._committed[sequence])
@@ -106,6 +114,20 @@ class TabularModel:
 
     def close(self, sequence: int) -> None:
         del self._committed[sequence], self._nodes[sequence]
+        if self._features is not None:
+            self._features.close(sequence)
+
+    def watch(self, layers: Sequence[int]) -> None:
+        self._features = FeatureLog(layers, self.num_layers)
+
+    def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
+        return None if self._features is None else self._features.take(sequence)
+
+    def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
+        return states
+
+    def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
+        return torch.eye(self.vocab_size, dtype=torch.float64)[list(token_ids)]
 
     def _read(self, sequence: int, block: NodeBlock) -> Tensor:
         nodes = self._nodes[sequence]
@@ -113,7 +135,10 @@ class TabularModel:
         for token, parent in zip(block.token_ids, block.parents, strict=True):
             above = self._committed[sequence] if parent < 0 else nodes[parent]
             nodes.append((*above, token))
-        return torch.stack([self._logits_after(text) for text in nodes[first:]])
+        logits = torch.stack([self._logits_after(text) for text in nodes[first:]])
+        if self._features is not None:
+            self._features.read(sequence, [logits] * len(self._features.layers))
+        return logits
 
     def _logits_after(self, text: tuple[int, ...]) -> Tensor:
         if text not in self._logits:
