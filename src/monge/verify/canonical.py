@@ -15,7 +15,7 @@ from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.transport.canonical import MAX_LEADING, PairSelection, tournament
 from monge.verify.completion import below
-from monge.verify.flow import Flow, FlowRule, NodeProblem
+from monge.verify.flow import Flow, FlowRule, NodeProblem, walked
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,7 @@ class Canonical(FlowRule):
     def flow(self, problem: NodeProblem) -> Flow:
         p, scale, proposal = problem.target_law, problem.scale, problem.proposal
         if not isinstance(proposal, Iid | Independent):
-            fixed = p.sparse().token_ids.new_tensor(sorted(problem.offers))
-            probs = {token: scale * p.prob(token) for token in problem.offers}
-            return Flow(accept_probs=probs, token_ids=fixed, masses=scale * p.at(fixed))
+            return walked(problem)
         match = self._match(p, scale, proposal, len(problem.offers))
         accept = {
             int(match.tokens[z]): prob * match.accept_prob(z) if prob > 0.0 else 0.0

@@ -12,7 +12,7 @@ from monge.core.hub_pairs import HubPairs
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Deterministic, Proposal
 from monge.verify.completion import below
-from monge.verify.flow import Flow, FlowRule, NodeProblem
+from monge.verify.flow import Flow, FlowRule, NodeProblem, walked
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,7 @@ class SpecHub(FlowRule):
     def flow(self, problem: NodeProblem) -> Flow:
         p, scale, proposal = problem.target_law, problem.scale, problem.proposal
         if not isinstance(proposal, HubPairs) or len(problem.offers) == 1:
-            fixed = p.sparse().token_ids.new_tensor(sorted(problem.offers))
-            probs = {token: scale * p.prob(token) for token in problem.offers}
-            return Flow(accept_probs=probs, token_ids=fixed, masses=scale * p.at(fixed))
+            return walked(problem)
         tests = _Tests.of_node(p, scale, proposal)
         token, accept, accept_hub = tests.of(problem.offers)
         token_ids, masses = tests.accepted()
