@@ -9,8 +9,9 @@ from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.errors import unknown_name
-from monge.core.law import Law, SparseLaw
+from monge.core.law import DenseLaw, Law, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
+from monge.verify.fast.optimal import chances, decide, drawn_offers
 from monge.verify.flow import Flow, FlowRule, NodeProblem, walked, with_fixed
 from monge.verify.score_search import DraftLine
 
@@ -35,7 +36,7 @@ class Optimal(FlowRule):
         Acceptance is p(D) + alpha, the optimum.
 
     Cost:
-        O(s log s) for the line and O(K^2 s) for the partners of K draws, s = support of q; O(vocab) when no draw is accepted.
+        O(s log s) for the line and O(K s) for the partners of K draws, s = support of q; O(vocab) when no draw is accepted.
         Two uniforms a draw: not enumerable, proved by exact integration instead. Given the candidates alone, positions and
         swaps are integrated out: a quadrature of 20 nodes for each piece of the line, for proofs and measurements.
 
@@ -62,30 +63,58 @@ class Optimal(FlowRule):
         if not isinstance(proposal, Iid | Mixed):
             return draws.categorical(p)  # no draw to couple with: the target walk is optimal
         drawn = offers[len(proposal.fixed) :] if isinstance(proposal, Mixed) else offers
+        if self.given == "positions":
+            found = decide(p, proposal.law, drawn, draws)
+            return draws.categorical(_residual(p, found.token_ids, found.masses)) if found.token is None else found.token
         node = DraftLine.of_node(p, 1.0, proposal.law, len(drawn))
-        token = node.drawn_winner(drawn, draws) if self.given == "positions" else node.enumerated_winner(drawn, draws)
+        token = node.enumerated_winner(drawn, draws)
         return draws.categorical(_residual(p, node.tokens, node.accepted)) if token is None else token
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, given the positions or the candidates alone; deterministic candidates are what the residual delivers."""
-        p, scale, proposal, offers = problem.target_law, problem.scale, problem.proposal, problem.offers
-        if not isinstance(proposal, Iid | Mixed):
-            return walked(problem)
-        fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
-        drawn = offers[len(fixed) :]
-        node = DraftLine.of_node(p, scale, proposal.law, len(drawn))
-        probs = node.chances(drawn, problem.draws) if self.given == "positions" else node.accept_probs(drawn)
-        rejected, refused = max(0.0, 1.0 - sum(probs.values())), 1.0 - float(node.accepted.sum())
-        for token in fixed:
-            probs[token] = rejected * min(1.0, scale * p.prob(token) / refused) if refused > 0.0 else 0.0
-        token_ids, masses = with_fixed(problem, fixed, node.tokens, node.accepted)
-        return Flow(accept_probs=probs, token_ids=token_ids, masses=masses)
+        (flow,) = self.flows([problem])
+        return flow
+
+    def flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow]:
+        """The flows at many nodes; given the positions, all nodes at once."""
+        drawn = [problem for problem in problems if isinstance(problem.proposal, Iid | Mixed)]
+        found = iter(chances(drawn) if self.given == "positions" else [_enumerated(problem) for problem in drawn])
+        return [
+            _completed(problem, next(found)) if isinstance(problem.proposal, Iid | Mixed) else walked(problem)
+            for problem in problems
+        ]
+
+
+def _enumerated(problem: NodeProblem) -> Flow:
+    """The flow to the draws, given the draws alone."""
+    assert isinstance(problem.proposal, Iid | Mixed)
+    drawn = drawn_offers(problem)
+    node = DraftLine.of_node(problem.target_law, problem.scale, problem.proposal.law, len(drawn))
+    return Flow(accept_probs=node.accept_probs(drawn), token_ids=node.tokens, masses=node.accepted)
+
+
+def _completed(problem: NodeProblem, flow: Flow) -> Flow:
+    """The flow with what the residual delivers to the deterministic candidates."""
+    fixed = problem.proposal.fixed if isinstance(problem.proposal, Mixed) else ()
+    if not fixed:
+        return flow
+    rejected, refused = max(0.0, 1.0 - sum(flow.accept_probs.values())), 1.0 - float(flow.masses.sum())
+    probs = dict(flow.accept_probs)
+    for token in fixed:
+        due = problem.scale * problem.target_law.prob(token)
+        probs[token] = rejected * min(1.0, due / refused) if refused > 0.0 else 0.0
+    token_ids, masses = with_fixed(problem, fixed, flow.token_ids, flow.masses)
+    return Flow(accept_probs=probs, token_ids=token_ids, masses=masses)
 
 
 def _residual(p: Law, tokens: Tensor, accepted: Tensor) -> Law:
+    if isinstance(p, DenseLaw):
+        rest = p.probs.clone()
+        rest[tokens] = (rest[tokens] - accepted).clamp_min(0.0)  # accepted <= p, but for the rounding of the product mu q
+        total = rest.sum()
+        return DenseLaw(rest / total) if float(total) > 0.0 else p
     part = p.sparse()
     index = torch.searchsorted(tokens, part.token_ids).clamp_max(tokens.numel() - 1)
-    # accepted <= p, but for the rounding of the product mu q.
     left = torch.where(tokens[index] == part.token_ids, part.probs - accepted[index], part.probs).clamp_min(0.0)
     kept = left > 0.0
     if not bool(kept.any()):

@@ -46,12 +46,6 @@ class DraftLine:
     def windows(self, token: int) -> Int64[np.ndarray, " own"]:
         return np.flatnonzero(self.tokens.cpu().numpy()[self.line.owners] == token)
 
-    def drawn_winner(self, drawn: Sequence[int], draws: Draws) -> int | None:
-        """The accepted draw, from two uniforms a draw."""
-        scores = [score(self.line, self.windows(token), draws.uniform(), draws.uniform()) for token in drawn]
-        best = min(range(len(drawn)), key=scores.__getitem__)
-        return drawn[best] if scores[best] < self.line.threshold else None
-
     def enumerated_winner(self, drawn: Sequence[int], draws: Draws) -> int | None:
         """The accepted draw, by its probability given the draws."""
         reach = 1.0

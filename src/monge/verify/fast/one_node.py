@@ -1,0 +1,124 @@
+"""One node on the CPU: the line of `verify/fast/lines.py` with numpy, and the scores of a few draws as plain numbers.
+
+p = target (sub-)law, q = draft law, K = number of draws. A node has some tens of tokens and a few draws: the price of an
+operation on a vector is its call, so what concerns one draw is done without vectors.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from monge.core.draws import Draws
+from monge.verify.fast.scores import NEWTON_STEPS
+from monge.verify.score_search import SMALLEST_MASS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeLine:
+    """The line of one node; fields as in `Lines`, without the dimension of nodes."""
+
+    width: int
+    floor: float
+    masses: Float64[np.ndarray, " support"]
+    ranks: Int64[np.ndarray, " support"]
+    reaches: Float64[np.ndarray, " edges"]
+    borders: Float64[np.ndarray, " borders"]
+    gains: Float64[np.ndarray, " windows"]
+    heights: Float64[np.ndarray, " borders"]
+
+    @classmethod
+    def build(cls, p: Float64[np.ndarray, " support"], q: Float64[np.ndarray, " support"], width: int) -> "NodeLine":
+        """The line of a target, scaled for a sub-target and zero on deterministic candidates, and of a draft law."""
+        placed = np.flatnonzero(q > SMALLEST_MASS)
+        ratios = p[placed] / q[placed]
+        order = np.argsort(ratios, kind="stable")
+        tokens, ratios = placed[order], ratios[order]
+        kept, drawn = p[tokens], q[tokens]
+        below = np.cumsum(kept)
+        reaches = np.concatenate(((0.0,), np.cumsum(drawn)))
+        reaches /= reaches[-1]
+        missed = max(0.0, float((reaches[1:] ** width - below).max()))
+        others = np.cumsum(drawn[::-1])[::-1]
+        ceiling = max(0.0, float(np.minimum((1.0 - missed - (below - kept)) / others, ratios).max()))
+        floor = missed ** (1.0 / width)
+        split = int(np.searchsorted(reaches, floor))
+        gains = np.minimum(ratios, ceiling)
+        borders = np.concatenate((reaches[:split], (floor,), reaches[split:]))
+        gains = np.concatenate((gains[: max(split, 1)], gains[max(split, 1) - 1 :]))  # w0 splits a window, or starts the first
+        received = np.concatenate(((0.0,), np.cumsum((borders[1:] - borders[:-1]) * gains)))
+        masses, ranks = np.zeros(p.size), np.full(p.size, -1)
+        masses[tokens] = np.minimum(kept, ceiling * drawn)
+        ranks[tokens] = np.arange(tokens.size)
+        return cls(
+            width=width,
+            floor=floor,
+            masses=masses,
+            ranks=ranks,
+            reaches=reaches,
+            borders=borders,
+            gains=gains,
+            heights=received - np.maximum(borders**width - missed, 0.0),
+        )
+
+    def winner(self, offers: Sequence[int], draws: Draws) -> int | None:
+        """Index of the accepted draw, from two uniforms a draw; offers are columns of the support, -1 for one outside it."""
+        scores = [self.score(column, draws.uniform(), draws.uniform()) for column in offers]
+        best = max(range(len(scores)), key=scores.__getitem__)
+        return best if scores[best] > self.floor else None
+
+    def score(self, column: int, position: float, swap: float) -> float:
+        """Score of a draw, from two uniforms in [0, 1)."""
+        rank = -1 if column < 0 else int(self.ranks[column])
+        if rank < 0:
+            return 0.0  # a mass too small for the line: refused
+        left, right = self.reaches[rank : rank + 2].tolist()
+        own = max(right - position * (right - left), math.nextafter(left, right))
+        window = rank + (own > self.floor)
+        gain, here = float(self.gains[window]), self._density(own)
+        start = float(self.borders[window])
+        offered = own**self.width - start**self.width if own > self.floor else 0.0
+        level = float(self.heights[window]) + (gain * (own - start) - offered)
+        is_left = here > gain
+        side = self.heights[window::-1] if is_left else self.heights[window + 1 :]
+        is_below = side < level
+        steps = int(is_below.argmax())
+        if here == gain or not is_below[steps]:
+            return own
+        swapped = self._crossing(level, window - steps if is_left else window + steps, is_left)
+        there = self._density(swapped)
+        return swapped if here != there and swap < (here - gain) / (here - there) else own
+
+    def _crossing(self, level: float, window: int, is_left: bool) -> float:
+        """Where E crosses a level in a window, left or right of its peak; see `_crossings` in `verify/fast/scores.py`."""
+        width, gain = self.width, float(self.gains[window])
+        start, stop = self.borders[window : window + 2].tolist()
+        base = float(self.heights[window]) - level
+        if start < self.floor:  # below w0 the surplus is a line
+            return min(max(start - base / gain, start), stop)
+        crest = (min(gain, width) / width) ** (1.0 / (width - 1)) if width > 1 else float(gain >= 1.0)
+        peak = max(start, min(crest, stop))
+        lead = base + start**width - gain * start
+        rise = lead + gain * peak - peak**width
+        if rise <= 0.0:
+            return peak
+        slope = abs(gain - width * peak ** (width - 1))
+        bend = width * (width - 1) * peak ** max(width - 2, 0)
+        span = 2.0 * rise / (slope + math.sqrt(slope * slope + 2.0 * bend * rise))
+        w = min(max(peak - span if is_left else peak + span, start), stop)
+        for _ in range(NEWTON_STEPS):
+            bound = lead + gain * w  # w^K + E - level
+            if is_left:
+                excess, tilt = bound - w**width, gain - width * w ** (width - 1)
+            else:
+                root = max(bound, 0.0) ** (1.0 / width)
+                excess, tilt = w - root, 1.0 - gain * root / (width * bound) if bound != 0.0 else 1.0
+            if excess == 0.0 or tilt == 0.0:
+                break
+            w = min(max(w - excess / tilt, start), stop)
+        return w
+
+    def _density(self, w: float) -> float:
+        return self.width * w ** (self.width - 1) if w > self.floor else 0.0

@@ -1,0 +1,101 @@
+"""The fast twin of `verify/optimal.py`: laws in, decisions out. Its plain twin is `DraftLine` in `verify/score_search.py`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from monge.core.draws import Draws
+from monge.core.law import Law
+from monge.core.proposal import Iid, Mixed
+from monge.verify.fast.lines import Lines
+from monge.verify.fast.one_node import NodeLine
+from monge.verify.fast.scores import Scores
+from monge.verify.flow import Flow, NodeProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decision:
+    """What became of the draws of a node.
+
+    Args:
+        token: The accepted draw, or `None`.
+        token_ids: Support of the draft law, `[support]`.
+        masses: a, what the rule accepts of each, `[support]`.
+    """
+
+    token: int | None
+    token_ids: Int64[Tensor, " support"]
+    masses: Float64[Tensor, " support"]
+
+
+def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws) -> Decision:
+    """Accept one of some independent draws from q, or none; two uniforms a draw."""
+    part = q.sparse()
+    line = NodeLine.build(p.at(part.token_ids).cpu().numpy(), part.probs.cpu().numpy(), len(drawn))
+    winner = line.winner(_columns(part.token_ids.cpu().numpy(), drawn), draws)
+    masses = torch.from_numpy(line.masses).to(part.probs.device)
+    return Decision(token=None if winner is None else drawn[winner], token_ids=part.token_ids, masses=masses)
+
+
+def drawn_offers(problem: NodeProblem) -> tuple[int, ...]:
+    """The offers that were drawn."""
+    return problem.offers[len(problem.proposal.fixed) :] if isinstance(problem.proposal, Mixed) else problem.offers
+
+
+def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
+    """Flows to the independent draws of many nodes, given their positions: one uniform a draw.
+
+    A node's draws may differ from others' in number, law and support; there is one transfer from the device for all nodes.
+    """
+    if not problems:
+        return []
+    parts = [_draft_law(problem).sparse() for problem in problems]
+    p = [problem.scale * problem.target_law.at(part.token_ids) for problem, part in zip(problems, parts, strict=True)]
+    drawn = [drawn_offers(problem) for problem in problems]
+    positions = [[problem.draws.uniform() for _ in tokens] for problem, tokens in zip(problems, drawn, strict=True)]
+    device = parts[0].probs.device
+    lines = Lines.build(
+        _padded(p), _padded([part.probs for part in parts]), torch.tensor([len(tokens) for tokens in drawn], device=device)
+    )
+    tokens = _padded([torch.tensor(row, device=device) for row in drawn], value=-1)
+    columns = _columns_of(_padded([part.token_ids for part in parts], value=torch.iinfo(torch.int64).max), tokens)
+    uniforms = _padded([torch.tensor(row, dtype=torch.float64, device=device) for row in positions])
+    probs = Scores.of(lines, columns, uniforms).win_probs().tolist()
+    return [
+        Flow(accept_probs=_by_token(own, row), token_ids=part.token_ids, masses=masses[: part.token_ids.numel()])
+        for own, row, part, masses in zip(drawn, probs, parts, lines.masses, strict=True)
+    ]
+
+
+def _draft_law(problem: NodeProblem) -> Law:
+    assert isinstance(problem.proposal, Iid | Mixed), "only independent draws are coupled"
+    return problem.proposal.law
+
+
+def _columns(token_ids: Int64[np.ndarray, " support"], drawn: Sequence[int]) -> list[int]:
+    """Places of drawn tokens in the support, -1 for one outside it."""
+    found = np.minimum(np.searchsorted(token_ids, drawn), token_ids.size - 1)
+    return np.where(token_ids[found] == drawn, found, -1).tolist()
+
+
+def _columns_of(token_ids: Int64[Tensor, "nodes support"], drawn: Int64[Tensor, "nodes draws"]) -> Int64[Tensor, "nodes draws"]:
+    """The same for many nodes, ids padded beyond all tokens."""
+    found = torch.searchsorted(token_ids, drawn).clamp_max(token_ids.shape[1] - 1)
+    return torch.where(token_ids.gather(1, found) == drawn, found, -1)
+
+
+def _padded(rows: Sequence[Tensor], value: float | int = 0.0) -> Tensor:
+    return pad_sequence(list(rows), batch_first=True, padding_value=value)
+
+
+def _by_token(tokens: Sequence[int], probs: Sequence[float]) -> dict[int, float]:
+    """Probabilities of distinct tokens: the sum over a token's draws."""
+    total = dict.fromkeys(tokens, 0.0)
+    for token, prob in zip(tokens, probs, strict=False):  # rows are padded
+        total[token] += prob
+    return total
