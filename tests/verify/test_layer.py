@@ -137,7 +137,7 @@ def test_one_candidate_a_node_accepts_as_often_as_the_block_rule(inner: str) -> 
 @pytest.mark.parametrize(("inner", "way"), [("rrs", "iid"), ("rrs_without_replacement", "without_replacement")])
 def test_accepted_tokens_are_the_sum_of_the_weights(inner: str, way: str) -> None:
     tables = random_tables(vocab=3, depth=2, seed=1)
-    children = fixed_width(tables, (2, 2), way)
+    children = fixed_width(tables, (2, 1), way)
     assert weighed(Layer(inner), tables, children) == pytest.approx(
         expected_accepted(Layer(inner), tables, children), abs=EXACT
     )
@@ -174,7 +174,7 @@ def test_between_the_walk_and_the_optimum() -> None:
     for seed in range(2):
         tables = random_tables(vocab=3, depth=2, seed=seed)
         children = fixed_width(tables, (2, 1), "iid")
-        for inner in ("rrs", "k_seq", "optimal('candidates')"):
+        for inner in ("rrs", "k_seq"):
             found = weighed(Layer(inner), tables, children)
             walked = expected_accepted(as_verifier(FLOW_RULES.parse(inner)), tables, children)
             assert found >= walked - EXACT, inner
@@ -183,6 +183,7 @@ def test_between_the_walk_and_the_optimum() -> None:
             lambda path, tables=tables: CandidateLaw.iid(tables.draft_masses(path), (2, 1)[len(path)]), 2
         )
         best = solve_tree(random_tree, tables.target_masses).expected_accepted
+        found = weighed(Layer("optimal('candidates')"), tables, children)
         assert 0.9 * best < found <= best + 1e-8
     assert sum(gains) > 1e-2
 
@@ -243,9 +244,9 @@ def test_a_wrong_mass_of_the_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
 def _errors(rule: Layer) -> list[float]:
     found = []
-    for seed in range(4):
+    for seed in range(2):
         tables = random_tables(vocab=2, depth=2, seed=seed)
-        found.append(text_error(rule, tables, fixed_width(tables, (2, 2), "iid"), 3))
+        found.append(text_error(rule, tables, fixed_width(tables, (2, 1), "iid"), 3))
     return found
 
 
