@@ -27,6 +27,7 @@ from monge.bench.report import table
 from monge.bench.runner import Settings
 from monge.bench.tasks import read_prompts, shipped
 from monge.cli import options
+from monge.cli.bench_verify import verify
 from monge.cli.console import notes, quiet_host, reported
 from monge.core.errors import OptionError
 
@@ -34,6 +35,7 @@ OUT: Final = Path("bench-decode")
 MEASURING: Final = "Measuring"
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed side by side.", rich_markup_mode="markdown")
+bench.command("verify")(verify)
 
 
 @bench.callback()

@@ -1,0 +1,199 @@
+"""`monge bench verify`: what one node costs each acceptance rule, beside drawing one token without any rule.
+
+The yardstick is `softmax` and `multinomial` of one row of float32 logits of the same vocabulary: what a sampler without
+speculation pays for a token. Laws are synthetic: target logits N(0, 3^2), draft logits off by N(0, 0.7^2), and the draft law
+cut to its most probable tokens where the support is smaller than the vocabulary. Laws and candidates are made outside the
+clock; the rule's own look-ups, residual and draw of the emitted token are inside. Yardstick and rules take turns, so that
+what slows the machine for a while slows both.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any, Final
+
+import torch
+
+from monge.bench.provenance import provenance
+from monge.bench.statistics import Summary, paired_ratios
+from monge.core.draws import TorchDraws
+from monge.core.errors import OptionError
+from monge.core.law import DenseLaw, SparseLaw
+from monge.core.proposal import Deterministic, Proposal
+from monge.core.tree import GrowingTree, TokenTree
+from monge.draft.tree.base import CHILDREN
+from monge.verify.base import NodeRule, Rule, unsupported_reason
+from monge.verify.flow import FlowRule, NodeProblem
+from monge.verify.registry import VERIFIERS
+
+FULL: Final = 0
+"""A support as large as the vocabulary."""
+
+FLOWS: Final = " (flows)"
+"""Added to the name of a rule that answers for a whole batch at once, with probabilities, as Layer Verification asks it."""
+
+MAX_DIFFERENT: Final = 8
+"""Most different laws of one cell; larger batches repeat them, which costs a rule the same and saves memory."""
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifySettings:
+    """What is measured.
+
+    Args:
+        rules: Names of rules; all registered ones where empty.
+        vocab_sizes: V.
+        supports: Tokens of the draft law; 0 is the full vocabulary.
+        widths: K, candidates of the node.
+        batch_sizes: Nodes in one measurement, one request each.
+        repeats: Measurements of each cell.
+        limit_s: A rule whose first node takes longer is skipped, there and at larger sizes.
+        seed: Seed of laws and draws.
+    """
+
+    rules: tuple[str, ...] = ()
+    vocab_sizes: tuple[int, ...] = (4096, 32768, 131072, 151936, 262144)
+    supports: tuple[int, ...] = (64, 256, FULL)
+    widths: tuple[int, ...] = (1, 2, 4, 8, 16)
+    batch_sizes: tuple[int, ...] = (1, 8, 32)
+    repeats: int = 5
+    limit_s: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_sizes", "widths", "batch_sizes"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise OptionError(f"bench verify: {name} must be positive numbers; got {getattr(self, name)}")
+        if not self.supports or min(self.supports) < 0:
+            raise OptionError(f"bench verify: supports are numbers of tokens, 0 for the full vocabulary; got {self.supports}")
+        if self.repeats < 1:
+            raise OptionError(f"bench verify: repeats must be at least 1; got {self.repeats}")
+        for name in self.rules:
+            _ = VERIFIERS[name]  # an unknown name is an error that lists the known ones
+
+
+QUICK: Final = VerifySettings(
+    vocab_sizes=(32768,), supports=(64, FULL), widths=(4,), batch_sizes=(1, 8), repeats=3, limit_s=0.05
+)
+
+
+def measure(settings: VerifySettings, device: torch.device, step: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+    """Time every rule in every cell: provenance, settings, and one record a cell."""
+    slow: set[tuple[str, int]] = set()
+    records: list[dict[str, Any]] = []
+    names = settings.rules or tuple(VERIFIERS)
+    for vocab in sorted(settings.vocab_sizes):
+        sizes = sorted({min(support, vocab) or vocab for support in settings.supports})
+        for size, width, batch in product(sizes, settings.widths, settings.batch_sizes):
+            cell = {"vocab": vocab, "support": size, "width": width, "batch": batch}
+            step(", ".join(f"{name} {value}" for name, value in cell.items()))
+            nodes = _Nodes(cell, settings, device)
+            for name in names:
+                for label, work in nodes.works(name):
+                    records.append({"rule": label, **cell} | nodes.timed(label, work, slow))
+    return {"provenance": provenance(device), "settings": asdict(settings), "cells": records}
+
+
+class _Nodes:
+    """The nodes of one cell, and the clock."""
+
+    def __init__(self, cell: dict[str, int], settings: VerifySettings, device: torch.device) -> None:
+        self._cell, self._settings, self._device = cell, settings, device
+        generator = torch.Generator().manual_seed(settings.seed)
+        shape = (min(cell["batch"], MAX_DIFFERENT), cell["vocab"])
+        logits = torch.empty(shape, dtype=torch.float64).normal_(0.0, 3.0, generator=generator)
+        noise = torch.empty(shape, dtype=torch.float64).normal_(0.0, 0.7, generator=generator)
+        self._row = logits[0].float().to(device)
+        self._p = [DenseLaw(law.softmax(0)) for law in logits.to(device)]
+        self._q = [_cut(law.softmax(0), cell["support"]) for law in (logits + noise).to(device)]
+        self._draws = TorchDraws(generator)
+
+    def works(self, name: str) -> list[tuple[str, Work | str]]:
+        """What is timed under a rule's name, or why nothing is."""
+        rule, width = VERIFIERS[name](), self._cell["width"]
+        # Deterministic candidates are left to the target walk, so they show nothing of a rule that is exact for draws.
+        kinds = [kind for kind in CHILDREN if CHILDREN[kind].proposes in rule.accepts - {Deterministic}]
+        reason = "no way of drawing candidates is registered for it"
+        for kind in kinds:
+            children = CHILDREN[kind]()
+            reason = unsupported_reason(rule, (children.proposes,), width) or ""
+            if width < children.min_width:
+                reason = f"children {kind!r} start at width {children.min_width}"
+            if not reason:
+                proposals = [children.propose(q, width) for q in self._q]
+                works: list[tuple[str, Work | str]] = [(name, self._one_by_one(rule, proposals))]
+                if isinstance(rule, FlowRule):
+                    works.append((name + FLOWS, self._flows(rule, proposals)))
+                return works
+        return [(name, reason)]
+
+    def timed(self, label: str, work: Work | str, slow: set[tuple[str, int]]) -> dict[str, Any]:
+        """Seconds a node and their ratio to the yardstick, or the reason why there are none."""
+        if isinstance(work, str):
+            return {"skipped": work}
+        limit, batch, width = self._settings.limit_s, self._cell["batch"], self._cell["width"]
+        if (label, width) in slow:
+            return {"skipped": f"took longer than {limit:g} s at a smaller size"}
+        first = self._clock(work) / batch
+        if first > limit:
+            slow.add((label, width))
+            return {"skipped": f"one node took {first:.2g} s, longer than {limit:g} s"}
+        seconds, yardstick = [], []
+        for _ in range(self._settings.repeats):
+            yardstick.append(self._clock(lambda: torch.multinomial(self._row.softmax(0), 1)))  # noqa: TID251 (the yardstick)
+            seconds.append(self._clock(work) / batch)
+        return {
+            "node_s": asdict(Summary.of(seconds)),
+            "yardstick_s": asdict(Summary.of(yardstick)),
+            "ratio": asdict(Summary.of(paired_ratios(seconds, yardstick))),
+        }
+
+    def _one_by_one(self, rule: Rule, proposals: Sequence[Proposal]) -> Work:
+        """All nodes, one after another, each as a tree of one level."""
+        trees = [self._tree(proposal) for proposal in proposals]
+        which = [node % len(trees) for node in range(self._cell["batch"])]
+        if isinstance(rule, NodeRule):
+            offers = [tuple(tree.token_ids[child] for child in tree.offers[0]) for tree in trees]
+            return lambda: [rule.emit(self._p[i], proposals[i], offers[i], self._draws) for i in which]
+        laws = [[self._p[i]] * tree.num_nodes for i, tree in enumerate(trees)]
+        return lambda: [rule.verify(trees[i], laws[i], self._draws) for i in which]
+
+    def _flows(self, rule: FlowRule, proposals: Sequence[Proposal]) -> Work:
+        trees = [self._tree(proposal) for proposal in proposals]
+        problems = [
+            NodeProblem(
+                target_law=self._p[i],
+                scale=0.9,
+                proposal=proposals[i],
+                offers=tuple(trees[i].token_ids[child] for child in trees[i].offers[0]),
+                draws=self._draws,
+            )
+            for i in (node % len(trees) for node in range(self._cell["batch"]))
+        ]
+        return lambda: rule.flows(problems)
+
+    def _tree(self, proposal: Proposal) -> TokenTree:
+        growing = GrowingTree(0)
+        growing.grow(0, proposal, self._draws)
+        return growing.finish()
+
+    def _clock(self, work: Work) -> float:
+        self._synchronise()
+        start = time.perf_counter()
+        work()
+        self._synchronise()
+        return time.perf_counter() - start
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _cut(probs: torch.Tensor, support: int) -> DenseLaw | SparseLaw:
+    if support >= probs.numel():
+        return DenseLaw(probs)
+    token_ids = probs.topk(support).indices.sort().values
+    return SparseLaw(token_ids, probs[token_ids] / probs[token_ids].sum())

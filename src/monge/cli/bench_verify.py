@@ -1,0 +1,118 @@
+"""`monge bench verify`."""
+
+import json
+import sys
+from dataclasses import replace
+from typing import Annotated, Any, Final
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from monge.bench.provenance import busy_note
+from monge.bench.verify import QUICK, VerifySettings, measure
+from monge.cli import options
+from monge.cli.console import notes, reported
+from monge.core.errors import OptionError
+
+MEASURING: Final = "Measuring"
+
+
+def _list(name: str, help: str, values: tuple[int, ...]) -> Any:  # noqa: ANN401 (typer's own type is private)
+    return options.option(name, help=help, panel=MEASURING, default=", ".join(map(str, values)))
+
+
+@reported
+def verify(
+    *,
+    rules: Annotated[
+        list[str] | None, options.option("--rules", help="A rule; may be repeated.", panel=MEASURING, default="all of them")
+    ] = None,
+    vocab: Annotated[
+        list[int] | None, _list("--vocab", "Size of the vocabulary; may be repeated.", VerifySettings().vocab_sizes)
+    ] = None,
+    support: Annotated[
+        list[int] | None,
+        _list("--support", "Tokens of the draft law, 0 for all; may be repeated.", VerifySettings().supports),
+    ] = None,
+    candidates: Annotated[
+        list[int] | None, _list("--candidates", "Candidates of a node; may be repeated.", VerifySettings().widths)
+    ] = None,
+    batch: Annotated[
+        list[int] | None, _list("--batch", "Nodes of one measurement; may be repeated.", VerifySettings().batch_sizes)
+    ] = None,
+    repeats: Annotated[
+        int | None,
+        options.option("--repeats", help="Measurements of each cell.", panel=MEASURING, default=VerifySettings().repeats),
+    ] = None,
+    quick: Annotated[
+        bool, options.option("--quick", help="One vocabulary, two supports: within a minute.", panel=MEASURING)
+    ] = False,
+    device: Annotated[str, options.option("--device", help="cpu, cuda, ...", panel=options.RUNNING, default="cpu")] = "cpu",
+    threads: Annotated[int, options.option("--threads", help="Threads of torch.", panel=options.RUNNING, default="1")] = 1,
+    as_json: options.Json = False,
+) -> None:
+    """Time every acceptance rule at one node, beside softmax and multinomial of one row of logits.
+
+    The laws are synthetic and made outside the clock; what is timed is the rule with its look-ups, its residual and the draw of
+    the emitted token. A rule that is too slow at a size, or not exact for the candidates, is listed with the reason. With
+    `--json` the last line of standard output is one JSON object.
+
+    **Examples**
+
+        monge bench verify --quick
+        monge bench verify --rules optimal --rules k_seq --vocab 131072 --support 64 --candidates 4 --json
+    """
+    if threads < 1:
+        raise OptionError(f"threads must be at least 1; got {threads}")
+    torch.set_num_threads(threads)
+    lists = {"rules": rules, "vocab_sizes": vocab, "supports": support, "widths": candidates, "batch_sizes": batch}
+    settings = replace(
+        QUICK if quick else VerifySettings(),
+        **{name: tuple(some) for name, some in lists.items() if some},
+        **options.given(repeats=repeats),
+    )
+    columns, console = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}")), notes()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+        document = measure(settings, _device(device), lambda name: progress.update(task, description=name))
+    report(document)
+    if as_json:
+        print(json.dumps(document))
+
+
+def report(document: dict[str, Any]) -> None:
+    """One table a cell, fastest rule first; what was not measured, and why, below it."""
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 110)
+    cells: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+    for record in document["cells"]:
+        cells.setdefault(tuple(record[name] for name in ("vocab", "support", "width", "batch")), []).append(record)
+    for (vocab, support, width, batch), records in cells.items():
+        measured = sorted((one for one in records if "ratio" in one), key=lambda one: one["node_s"]["median"])
+        title = f"vocabulary {vocab}, support {support}, {width} candidates, batch {batch}"
+        shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        for column in ("rule", "us a node", "x softmax + multinomial"):
+            shown.add_column(column, justify="left" if column == "rule" else "right", no_wrap=True)
+        for one in measured:
+            shown.add_row(one["rule"], _ranged(one["node_s"], 1e6, 0), _ranged(one["ratio"], 1.0, 3))
+        console.print(shown)
+        for one in records:
+            if "skipped" in one:
+                console.print(f"{one['rule']}: {one['skipped']}", style="dim", markup=False, soft_wrap=True)
+        console.print()
+    if (note := busy_note()) is not None:
+        console.print(note, style="yellow", markup=False)
+
+
+def _ranged(summary: dict[str, float], unit: float, digits: int) -> str:
+    low, median, high = (summary[name] * unit for name in ("low", "median", "high"))
+    return f"{median:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise OptionError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
