@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from monge.core.draws import Draws
 from monge.core.errors import MongeError
 
 TAIL_TOKENS: Final = 24
@@ -43,6 +47,47 @@ class Summary:
             iqr=quartiles[2] - quartiles[0],
             values=tuple(values),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean and the interval that holds the middle 95% of its resampled values."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Resamples:
+    """Bootstrap resamples of whole clusters: numbers measured within one text depend on each other, texts do not.
+
+    All estimates made with one object use the same resamples, so their differences are paired.
+
+    Args:
+        choices: Clusters of every resample, drawn with replacement, `[resamples, clusters]`.
+    """
+
+    choices: Int64[np.ndarray, "resamples clusters"]
+
+    @classmethod
+    def draw(cls, num_clusters: int, draws: Draws, *, count: int = 1000) -> "Resamples":
+        """Draw `count` resamples."""
+        drawn = [[int(draws.uniform() * num_clusters) for _ in range(num_clusters)] for _ in range(count)]
+        return cls(choices=np.array(drawn, dtype=np.int64))
+
+    def estimate(self, values: Float64[np.ndarray, " values"], clusters: Int64[np.ndarray, " values"]) -> Estimate:
+        """Mean of all values, each belonging to a cluster, with its percentile interval (Efron 1979).
+
+        A resample that holds none of the clusters with values is left out.
+        """
+        if values.size == 0:
+            raise MongeError("statistics: nothing was measured, so there is nothing to estimate")
+        num_clusters = self.choices.shape[1]
+        sums = np.bincount(clusters, weights=values, minlength=num_clusters)[self.choices].sum(axis=1)
+        counts = np.bincount(clusters, minlength=num_clusters)[self.choices].sum(axis=1)
+        low, high = np.percentile(sums[counts > 0] / counts[counts > 0], [2.5, 97.5])
+        return Estimate(mean=float(values.mean()), low=float(low), high=float(high))
 
 
 def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, ...]:

@@ -5,7 +5,9 @@ from typing import Annotated
 import typer
 
 from monge.bench.provenance import versions
+from monge.cli.acceptance import acceptance
 from monge.cli.bench import bench
+from monge.cli.bench_acceptance import bench_acceptance
 from monge.cli.demo import demo
 from monge.cli.generate import generate
 from monge.cli.listing import list_parts
@@ -20,6 +22,8 @@ app = typer.Typer(
 app.command("generate")(generate)
 app.command("list")(list_parts)
 app.command("demo")(demo)
+app.command("acceptance")(acceptance)
+bench.command("acceptance")(bench_acceptance)
 app.add_typer(bench, name="bench")
 
 

@@ -1,0 +1,124 @@
+"""Laws and tables that users give: read, and refused with a reason where they are wrong."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import yaml
+from jaxtyping import Float64
+
+from monge.core.errors import LawError, OptionError
+from monge.core.law import MASS_TOLERANCE
+
+Vector = Float64[np.ndarray, " vocab"]
+
+MAX_CANDIDATES: Final = 32
+"""Most candidates of one node: the race of draws without replacement is exact up to here."""
+
+_NORMALISE: Final = "divide by the sum in float64 where the law is made; nothing is normalised here"
+
+
+def read_law(field: str, text: str) -> Vector:
+    """A law from the command line: numbers with commas, or `@file` (`.npy`, `.json`, or text with one number a line).
+
+    Args:
+        field: Name of the option, for messages.
+        text: What the user wrote.
+
+    Raises:
+        OptionError: If the numbers cannot be read.
+        LawError: If they are no law.
+    """
+    values = _read_file(field, Path(text[1:])) if text.startswith("@") else _numbers(field, text.split(","))
+    return law_of(field, values)
+
+
+def law_of(field: str, values: Any) -> Vector:  # noqa: ANN401 (whatever a file holds)
+    """A checked law from plain numbers.
+
+    Raises:
+        LawError: If it is not one non-empty list of finite, non-negative numbers that sum to one.
+    """
+    try:
+        law = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise LawError(f"{field}: expected a list of probabilities; got {_short(values)}") from error
+    if law.ndim != 1 or law.size == 0:
+        raise LawError(f"{field}: expected one non-empty list of probabilities; got an array of shape {law.shape}")
+    for index in np.flatnonzero(~np.isfinite(law) | (law < 0.0))[:1].tolist():
+        raise LawError(f"{field}: entry {index} is {law[index]:g}; probabilities are finite and not negative: correct it")
+    total = math.fsum(law.tolist())
+    if abs(total - 1.0) > MASS_TOLERANCE:
+        raise LawError(f"{field}: {law.size} probabilities sum to {total:.12g}, expected 1; {_NORMALISE}")
+    return law
+
+
+def check_lengths(num_target: int, num_draft: int) -> None:
+    """Refuse laws over different vocabularies."""
+    if num_target != num_draft:
+        raise LawError(
+            f"--target-probs has {num_target} entries, --draft-probs {num_draft}; both list the same tokens in the same order"
+        )
+
+
+def check_candidates(field: str, count: int) -> None:
+    """Refuse a number of candidates that makes no sense."""
+    if not 1 <= count <= MAX_CANDIDATES:
+        raise OptionError(f"{field} must lie in 1..{MAX_CANDIDATES}; got {count}")
+
+
+def read_document(path: Path) -> Any:  # noqa: ANN401 (whatever a file holds)
+    """The contents of a JSON or YAML file.
+
+    Raises:
+        OptionError: If it cannot be read.
+    """
+    text = read_text(path)
+    if path.suffix == ".json":
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise OptionError(f"{path}: not JSON ({error}); YAML goes into a .yaml file") from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise OptionError(f"{path}: not YAML ({error}); JSON goes into a .json file") from error
+
+
+def read_text(path: Path) -> str:
+    """A text file, or an `OptionError`."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"cannot read {str(path)!r}: {error}") from error
+
+
+def _read_file(field: str, path: Path) -> Any:  # noqa: ANN401
+    if path.suffix == ".npy":
+        try:
+            return np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise OptionError(f"{field}: cannot read {str(path)!r} as a .npy array: {error}") from error
+    if path.suffix == ".json":
+        return read_document(path)
+    return _numbers(field, read_text(path).replace(",", " ").split())
+
+
+def _numbers(field: str, words: Sequence[str]) -> list[float]:
+    numbers: list[float] = []
+    for index, word in enumerate(words):
+        try:
+            numbers.append(float(word))
+        except ValueError as error:
+            raise OptionError(
+                f"{field}: entry {index} is {word.strip()!r}, which is no number; write e.g. 0.5,0.3,0.2, or @file"
+            ) from error
+    return numbers
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,166 @@
+"""Block efficiency of trees and verifiers: rounds of the real networks from the same prefixes for all.
+
+Every shape draws one tree at every root, the target reads it, and then all rules that are exact for it decide on this tree,
+each several times. Networks run once a tree, whatever the number of rules, and rules are compared on equal trees.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from monge.bench.acceptance_log import LawLog, LogSettings, Root, draft_rules_of, seeded
+from monge.bench.acceptance_shapes import Shape
+from monge.bench.arms import Pair
+from monge.bench.statistics import Resamples
+from monge.core.context import Context, DraftPlan
+from monge.core.law import LawSequence
+from monge.core.model import NodeBlock
+from monge.core.sampling_rules import SamplingRules
+from monge.core.tree import TokenTree
+from monge.draft.model import ModelDrafter
+from monge.engine.sampling import NodeLaws
+from monge.verify.base import as_verifier, unsupported_reason
+from monge.verify.registry import VERIFIERS
+from monge.verify.target_walk import TargetWalk
+
+BATCH: Final = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tally:
+    """Rounds of one shape."""
+
+    texts: list[int] = field(default_factory=list)
+    num_nodes: list[float] = field(default_factory=list)
+    accepted: dict[str, list[float]] = field(default_factory=dict)
+
+
+def round_records(
+    pair: Pair,
+    log: LawLog,
+    shapes: Sequence[Shape],
+    settings: LogSettings,
+    *,
+    verifications: int,
+    resamples: Resamples,
+    on_shape: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Mean tokens a round, by shape and rule.
+
+    Args:
+        pair: The networks.
+        log: Its roots are where the rounds start.
+        shapes: Trees.
+        settings: Those of the log: the draft law is truncated in the same way.
+        verifications: Decisions of every rule on every tree.
+        resamples: For the intervals.
+        on_shape: Told the shape before every batch.
+
+    Returns:
+        Records with `temperature`, the shape's `family`, `children`, `budget` and `tree`, `num_nodes` (mean), `depth`, `rule`,
+        `num_rounds`, and `block_efficiency` (accepted tokens + 1) as mean, low and high.
+    """
+    tallies = [_Tally() for _ in shapes]
+    for start in range(0, len(log.roots), BATCH):
+        roots = log.roots[start : start + BATCH]
+        contexts = [
+            Context(
+                request_id=row,
+                token_ids=root.token_ids,
+                num_prompt_tokens=len(root.token_ids),
+                rules=SamplingRules(temperature=log.temperature),
+            )
+            for row, root in enumerate(roots)
+        ]
+        pair.target_model.open({context.request_id: context.token_ids[:-1] for context in contexts})
+        for shape, tally in zip(shapes, tallies, strict=True):
+            on_shape(shape.name)
+            trees = _draw(pair, shape, contexts, settings, number=start)
+            _decide(pair, shape, contexts, trees, roots=roots, tally=tally, verifications=verifications, seed=settings.seed)
+        for context in contexts:
+            pair.target_model.close(context.request_id)
+    return [record for shape, tally in zip(shapes, tallies, strict=True) for record in _records(log, shape, tally, resamples)]
+
+
+def num_batches(log_roots: int) -> int:
+    """Batches of roots."""
+    return -(-log_roots // BATCH)
+
+
+def _draw(pair: Pair, shape: Shape, contexts: Sequence[Context], settings: LogSettings, *, number: int) -> list[TokenTree]:
+    assert pair.draft_model is not None, "laws were logged, so there is a draft model"
+    rules = draft_rules_of(contexts[0].rules.temperature, settings)
+    drafter = ModelDrafter(model=pair.draft_model, tree=shape.builder, rules=rules)
+    states = drafter.open(contexts)
+    draws = [seeded(settings.seed, "draft", shape.name, rules.temperature, number, row) for row in range(len(contexts))]
+    drafts = drafter.draft(contexts, states, [DraftPlan()] * len(contexts), draws)
+    for context in contexts:
+        drafter.close(context)
+    return [draft.tree for draft in drafts]
+
+
+def _decide(
+    pair: Pair,
+    shape: Shape,
+    contexts: Sequence[Context],
+    trees: Sequence[TokenTree],
+    *,
+    roots: Sequence[Root],
+    tally: _Tally,
+    verifications: int,
+    seed: int,
+) -> None:
+    blocks = {c.request_id: NodeBlock(tree.token_ids, tree.parents) for c, tree in zip(contexts, trees, strict=True)}
+    logits = pair.target_model.extend(blocks)
+    for context, tree, root in zip(contexts, trees, roots, strict=True):
+        laws = NodeLaws(logits[context.request_id], tree, context, ())
+        tally.texts.append(root.text)
+        tally.num_nodes.append(tree.num_nodes - 1)
+        for name in legal_rules(shape):
+            draws_name = (seed, "verify", name, shape.name, context.rules.temperature, root.token_ids)
+            tally.accepted.setdefault(name, []).append(_accepted(name, tree, laws, verifications, draws_name))
+    pair.target_model.commit({context.request_id: () for context in contexts})
+
+
+def legal_rules(shape: Shape) -> list[str]:
+    """Verifiers that are exact for what a shape draws."""
+    limits = shape.builder.limits
+    return [name for name in VERIFIERS if unsupported_reason(VERIFIERS.make(name), limits.proposes, limits.max_width) is None]
+
+
+def _accepted(name: str, tree: TokenTree, laws: LawSequence, verifications: int, seed: tuple[object, ...]) -> float:
+    rule = VERIFIERS.make(name)
+    if isinstance(rule, TargetWalk):
+        return _walked(tree, laws)
+    verifier, draws = as_verifier(rule), seeded(*seed)
+    return sum(verifier.verify(tree, laws, draws).num_accepted for _ in range(verifications)) / verifications
+
+
+def _walked(tree: TokenTree, laws: LawSequence) -> float:
+    """E[accepted tokens] of the target walk: the target mass of all paths of the tree."""
+    reached = [1.0] + [0.0] * (tree.num_nodes - 1)
+    for node in range(1, tree.num_nodes):
+        reached[node] = reached[tree.parents[node]] * laws[tree.parents[node]].prob(tree.token_ids[node])
+    return sum(reached) - 1.0
+
+
+def _records(log: LawLog, shape: Shape, tally: _Tally, resamples: Resamples) -> list[dict[str, Any]]:
+    texts = np.array(tally.texts, dtype=np.int64)
+    return [
+        {
+            "temperature": log.temperature,
+            "family": shape.family,
+            "children": shape.children,
+            "budget": shape.budget,
+            "tree": shape.name,
+            "depth": shape.builder.limits.max_depth,
+            "width": shape.builder.limits.max_width,
+            "num_nodes": float(np.mean(tally.num_nodes)),
+            "rule": name,
+            "num_rounds": len(accepted),
+            "block_efficiency": asdict(resamples.estimate(1.0 + np.array(accepted), texts)),
+        }
+        for name, accepted in tally.accepted.items()
+    ]

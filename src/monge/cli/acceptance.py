@@ -1,0 +1,117 @@
+"""`monge acceptance`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from rich.table import Table
+
+from monge.bench.acceptance_inputs import check_candidates, check_lengths, read_law
+from monge.bench.acceptance_node import node_report
+from monge.bench.acceptance_table import read_table
+from monge.bench.acceptance_tree import tree_report
+from monge.cli import options
+from monge.cli.console import output, reported
+from monge.core.errors import OptionError
+
+NODE: Final = "One node"
+TREE: Final = "A whole tree"
+
+
+@reported
+def acceptance(
+    *,
+    target_probs: Annotated[
+        str | None,
+        options.option("--target-probs", help="Target law: 0.5,0.3,0.2, or @file (.npy, .json, text).", panel=NODE),
+    ] = None,
+    draft_probs: Annotated[
+        str | None, options.option("--draft-probs", help="Draft law over the same tokens, in the same form.", panel=NODE)
+    ] = None,
+    candidates: Annotated[int | None, options.option("--candidates", help="Candidates of the node, K.", panel=NODE)] = None,
+    tree: Annotated[
+        Path | None, options.option("--tree", help="JSON or YAML file with laws by prefix and a shape.", panel=TREE)
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Say how often every acceptance rule keeps a drafted token, and how often the best possible one would. Exactly.
+
+    **One node.** From a target law, a draft law and a number of candidates: P(the emitted token is one of the candidates) for
+    every rule and every way of drafting for which it is exact, the optimum for each way, and the gap. Small laws are listed,
+    large ones go through closed forms. Nothing is normalised: a law that does not sum to one is refused.
+
+    **A whole tree.** From a file with a small vocabulary, laws by prefix and a shape: the expected number of accepted tokens of
+    every rule, the multi-step optimum, and the layer bound. The format is on the documentation's page on acceptance.
+
+    **Examples**
+
+        monge acceptance --target-probs 0.5,0.3,0.2 --draft-probs 0.2,0.3,0.5 --candidates 2
+        monge acceptance --target-probs @p.npy --draft-probs @q.npy --candidates 4 --json
+        monge acceptance --tree tree.yaml
+    """
+    if tree is not None:
+        if target_probs is not None or draft_probs is not None or candidates is not None:
+            raise OptionError("--tree brings its own laws and candidates; leave the other options out, or leave it out")
+        report = tree_report(read_table(tree))
+        show = _show_tree
+    else:
+        report = _node_report(target_probs, draft_probs, candidates)
+        show = _show_node
+    if as_json:
+        print(json.dumps(report))
+    else:
+        show(report)
+
+
+def _node_report(target_probs: str | None, draft_probs: str | None, candidates: int | None) -> dict[str, Any]:
+    if target_probs is None or draft_probs is None or candidates is None:
+        raise OptionError("give --target-probs, --draft-probs and --candidates, or a --tree file")
+    target, draft = read_law("--target-probs", target_probs), read_law("--draft-probs", draft_probs)
+    check_lengths(target.size, draft.size)
+    check_candidates("--candidates", candidates)
+    return node_report(target, draft, candidates) | {"candidates": candidates, "vocabulary": target.size}
+
+
+def _show_node(report: dict[str, Any]) -> None:
+    title = f"{report['candidates']} candidates, {report['vocabulary']} tokens"
+    table = _table(title, "drafting", ["rule", "acceptance", "below the optimum"])
+    ways = [way for way in report["optimum"] if way != "mixed"]
+    for way in ways:
+        table.add_row(way, "optimum", _number(report["optimum"][way]), "", style="bold")
+        for name, laws in report["laws"].items():
+            if way in laws:
+                table.add_row("", name, _number(laws[way]), _number(report["gap"][name][way]))
+        table.add_section()
+    console = output()
+    console.print(table)
+    console.print("optimum with d top tokens and K - d draws, d = 0..K: " + " ".join(map(_number, report["optimum"]["mixed"])))
+    reasons = {how for name, hows in report["how"].items() for way, how in hows.items() if report["laws"][name][way] is None}
+    for reason in sorted(reasons):
+        console.print(f"-: {reason}", style="dim", markup=False, soft_wrap=True)
+
+
+def _show_tree(report: dict[str, Any]) -> None:
+    title = f"expected accepted tokens, candidates {report['candidates']} {report['drafting']}, {report['num_trees']} trees"
+    table = _table(title, "rule", ["accepted tokens", "below the optimum"])
+    for name, value in report["rules"].items():
+        table.add_row(name, _number(value), _number(report["gap"][name]))
+    table.add_section()
+    table.add_row("optimum", _number(report["optimum"]), "")
+    table.add_row("layer bound", _number(report["layer_bound"]), "")
+    console = output()
+    console.print(table)
+    for name, value in report["rules"].items():
+        if value is None:
+            console.print(f"{name}: {report['how'][name]}", style="dim", markup=False, soft_wrap=True)
+
+
+def _table(title: str, first: str, columns: list[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", show_edge=False, pad_edge=False)
+    table.add_column(first, no_wrap=True, style="bold cyan")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "rule" else "right", no_wrap=True)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{max(0.0, value):.6f}"  # a gap of -1e-16 is rounding

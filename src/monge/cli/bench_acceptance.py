@@ -1,0 +1,176 @@
+"""`monge bench acceptance`."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from monge.bench.acceptance import (
+    PROMPTS_PER_TASK,
+    QUICK,
+    QUICK_PROMPTS_PER_TASK,
+    AcceptanceSettings,
+    measure_acceptance,
+    write_document,
+)
+from monge.bench.acceptance_inputs import check_candidates
+from monge.bench.acceptance_log import LogSettings
+from monge.bench.acceptance_nodes import OPTIMUM
+from monge.bench.arms import load_pair
+from monge.bench.tasks import read_prompts, shipped
+from monge.cli import options
+from monge.cli.bench import call_bar
+from monge.cli.console import notes, quiet_host, reported
+from monge.core.errors import OptionError
+
+OUT: Final = Path("bench-acceptance")
+PANEL: Final = "Measuring"
+BEST_ROWS: Final = 12
+
+
+def _each(values: Sequence[float | int]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _measuring(name: str, help: str, default: object = None) -> Any:  # noqa: ANN401 (typer's own type is private)
+    return options.option(name, help=help, panel=PANEL, default=default)
+
+
+@reported
+def bench_acceptance(
+    *,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    attention: options.Attention = None,
+    prompts: Annotated[Path | None, _measuring("--prompts", "Text lines, or *.jsonl.", "the shipped prompts")] = None,
+    quick: Annotated[bool, _measuring("--quick", "Few texts, small trees: within two minutes.")] = False,
+    temperature: Annotated[
+        list[float] | None,
+        _measuring("--temperature", "Above 0; may be repeated.", _each(AcceptanceSettings().temperatures)),
+    ] = None,
+    candidates: Annotated[
+        list[int] | None, _measuring("--candidates", "K at a node; may be repeated.", _each(AcceptanceSettings().candidates))
+    ] = None,
+    nodes: Annotated[
+        list[int] | None, _measuring("--nodes", "Node budget of trees; may be repeated.", _each(AcceptanceSettings().budgets))
+    ] = None,
+    draft_top_k: Annotated[
+        int | None, _measuring("--draft-top-k", "Tokens that the draft law keeps.", LogSettings().draft_top_k)
+    ] = None,
+    per_task: Annotated[int | None, _measuring("--prompts-per-task", "Shipped prompts of a task.", PROMPTS_PER_TASK)] = None,
+    seed: Annotated[int | None, _measuring("--seed", "Of texts, trees and decisions.", LogSettings().seed)] = None,
+    threads: options.Threads = None,
+    out: Annotated[Path, options.option("--out", help="Folder for JSON and plots.", panel=options.OUTPUT, default=OUT)] = OUT,
+    plots: Annotated[bool, options.option("--plots/--no-plots", help="Draw PNG plots.", panel=options.OUTPUT)] = True,
+    as_json: options.Json = False,
+) -> None:
+    """Measure acceptance of every rule, drafting and tree shape over the laws of a real pair.
+
+    The target writes texts; along them both laws are logged. At single nodes acceptance is computed in closed form where there
+    is one, and compared with the optimum; on whole trees real rounds give tokens per target forward. No time is measured.
+    Intervals hold the middle 95% of resampled texts. With `--json` the last line of standard output is one JSON object.
+
+    **Examples**
+
+        monge bench acceptance --quick
+        monge bench acceptance --temperature 1 --candidates 2 --candidates 4 --nodes 16
+        monge bench acceptance --target ./my-target --draft ./my-draft --draft-top-k 256 --json | tail -n 1 > acceptance.json
+    """
+    quiet_host()
+    draw = _plotter() if plots else None
+    _check_positive({"--threads": threads, "--prompts-per-task": per_task, "--draft-top-k": draft_top_k})
+    if threads is not None:
+        torch.set_num_threads(threads)
+    lists = {"temperatures": temperature, "candidates": candidates, "budgets": nodes}
+    settings = settings_of(quick, lists, options.given(draft_top_k=draft_top_k, seed=seed))
+    default = QUICK_PROMPTS_PER_TASK if quick else PROMPTS_PER_TASK
+    shown = read_prompts(prompts) if prompts else shipped(per_task=per_task or default)
+    pair = load_pair(target, draft, **options.given(dtype=dtype, device=device, attention=attention))
+    with call_bar(notes()) as watch:
+        document = measure_acceptance(pair, shown, settings, watch=watch)
+    files = [write_document(document, out)]
+    files += [] if draw is None else draw(document, out)
+    report(document, files)
+    if as_json:
+        print(json.dumps(document))
+
+
+def settings_of(quick: bool, lists: dict[str, list[Any] | None], log: dict[str, int]) -> AcceptanceSettings:
+    """The settings that were asked for; what was not given is the library's own."""
+    for count in lists.get("candidates") or ():
+        check_candidates("--candidates", count)
+    base = QUICK if quick else AcceptanceSettings()
+    given = {name: tuple(values) for name, values in lists.items() if values}
+    return replace(base, log=replace(base.log, **log), **given)
+
+
+def report(document: dict[str, Any], files: Sequence[Path]) -> None:
+    """Tables by temperature, and where the files are."""
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 110)
+    for temperature in document["settings"]["temperatures"]:
+        console.print(node_table(document, temperature))
+        console.print()
+        for part, title in (("rounds", "best shapes and rules"), ("paths", "independent paths")):
+            records = [record for record in document[part] if record["temperature"] == temperature]
+            if records:
+                console.print(round_table(records, f"T = {temperature:g}: {title}"))
+                console.print()
+    console.print("written: " + ", ".join(map(str, files)), soft_wrap=True)
+
+
+def node_table(document: dict[str, Any], temperature: float) -> Table:
+    """Acceptance at a node by K: every rule under the drafting that it is made for, and the optima."""
+    records = [record for record in document["nodes"] if record["temperature"] == temperature]
+    counts = document["settings"]["candidates"]
+    table = _table(
+        f"T = {temperature:g}: acceptance at a node [95%]", ["drafting", "rule", *(f"K = {count}" for count in counts)]
+    )
+    rows = [record for record in records if record["rule"] == OPTIMUM or record["is_usual"]]
+    for drafting, rule in dict.fromkeys((record["drafting"], record["rule"]) for record in rows):
+        cells = {r["candidates"]: r["acceptance"] for r in rows if (r["drafting"], r["rule"]) == (drafting, rule)}
+        table.add_row(drafting, rule, *(_interval(cells[count]) if count in cells else "" for count in counts))
+    return table
+
+
+def round_table(records: Sequence[dict[str, Any]], title: str) -> Table:
+    """The shapes and rules with most tokens per target forward."""
+    table = _table(f"{title}, tokens per target forward [95%]", ["tree", "nodes", "rule", "block efficiency"])
+    best = sorted(records, key=lambda record: -record["block_efficiency"]["mean"])[:BEST_ROWS]
+    for record in best:
+        name, nodes = record["tree"], f"{record['num_nodes']:.1f}"
+        table.add_row(name, nodes, record["rule"], _interval(record["block_efficiency"]))
+    return table
+
+
+def _interval(estimate: dict[str, float]) -> str:
+    return f"{estimate['mean']:.3f} [dim]{estimate['low']:.2f}-{estimate['high']:.2f}[/]"
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _check_positive(numbers: dict[str, int | None]) -> None:
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise OptionError(f"{name} must be at least 1; got {number}")
+
+
+def _plotter() -> Callable[[dict[str, Any], Path], list[Path]]:
+    """The drawing function; asked for before anything is measured."""
+    try:
+        from monge.bench.acceptance_plots import write_plots
+    except ImportError as error:
+        raise OptionError("plots need matplotlib: pip install 'monge[bench]', or run with --no-plots") from error
+    return write_plots

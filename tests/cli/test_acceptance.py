@@ -1,0 +1,229 @@
+"""`monge acceptance`: the worked example to the last digit, files, trees, and input that must be refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+A = ("--target-probs", "0.5,0.3,0.2", "--draft-probs", "0.2,0.3,0.5")
+TREE = """
+vocabulary: [a, b, c]
+depth: 2
+candidates: [2, 1]
+drafting: iid
+target: {"": [0.5, 0.3, 0.2], a: [0.6, 0.2, 0.2], "*": [0.4, 0.3, 0.3]}
+draft: {"*": [0.2, 0.3, 0.5]}
+"""
+
+
+@pytest.fixture
+def report(run):
+    """The JSON report of the command."""
+
+    def ask(*arguments):
+        result = run("acceptance", *arguments, "--json")
+        assert result.exit_code == 0, result.stderr
+        (line,) = result.stdout.splitlines()
+        return json.loads(line)
+
+    return ask
+
+
+def test_worked_example(report):
+    found = report(*A, "--candidates", 2)
+    rules, best = found["rules"], found["optimum"]
+    expected = {
+        "target_walk": 0.483,
+        "rrs": 0.76,
+        "rrs_without_replacement": 0.82,
+        "k_seq": 0.791355,
+        "naive_tree": 0.76,
+        "greedy": 0.9,
+        "optimal": 0.86,
+        "single_draft": 0.7,
+        "spechub": 0.9,
+    }
+    assert {name: round(rules[name], 6) for name in expected} == expected
+    assert [round(best[way], 6) for way in ("iid", "without_replacement", "greedy")] == [0.86, 0.985714, 0.9]
+    assert [round(value, 6) for value in best["mixed"]] == [0.86, 0.9, 0.5]
+    assert (found["candidates"], found["vocabulary"]) == (2, 3)
+    assert found["drafting"]["rrs_without_replacement"] == "without_replacement"
+    assert found["gap"]["rrs"]["iid"] == pytest.approx(0.1)
+
+
+def test_three_candidates(report):
+    found = report(*A, "--candidates", 3)
+    assert round(found["optimum"]["iid"], 6) == 0.988
+    assert len(found["optimum"]["mixed"]) == 4
+    assert found["optimum"]["mixed"][0] == found["optimum"]["iid"]
+    assert found["rules"]["spechub"] is None  # made for two candidates
+
+
+def test_table(run):
+    result = run("acceptance", *A, "--candidates", 2)
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert any(row[-3::2] == ["0.791355", "0.068645"] for row in lines if "k_seq" in row)
+    assert "0.985714" in result.stdout
+    assert "d = 0..K: 0.860000 0.900000 0.500000" in result.stdout
+
+
+def test_laws_from_files(report, tmp_path):
+    np.save(tmp_path / "p.npy", np.array([0.5, 0.3, 0.2]))
+    (tmp_path / "q.json").write_text("[0.2, 0.3, 0.5]")
+    (tmp_path / "q.txt").write_text("0.2\n0.3\n0.5\n")
+    inline = report(*A, "--candidates", 1)
+    for name in ("q.json", "q.txt"):
+        files = ("--target-probs", f"@{tmp_path / 'p.npy'}", "--draft-probs", f"@{tmp_path / name}")
+        assert report(*files, "--candidates", 1) == inline
+
+
+def test_large_vocabulary_goes_through_closed_forms(report, tmp_path):
+    generator = np.random.default_rng(0)
+    for name in ("p", "q"):
+        law = generator.dirichlet(np.full(200, 0.1))
+        np.save(tmp_path / f"{name}.npy", law)
+    found = report("--target-probs", f"@{tmp_path}/p.npy", "--draft-probs", f"@{tmp_path}/q.npy", "--candidates", 2)
+    assert found["how"]["rrs"]["iid"] == "closed form"
+    assert found["how"]["canonical"]["iid"].startswith("no closed form")
+    assert found["rules"]["canonical"] is None
+    assert found["rules"]["k_seq"] <= found["rules"]["optimal"] <= found["optimum"]["without_replacement"]
+
+
+def test_tree_file(report, tmp_path):
+    (tmp_path / "tree.yaml").write_text(TREE)
+    found = report("--tree", tmp_path / "tree.yaml")
+    # The root accepts 0.76 with recursive rejection; then one draft is kept with 1 - TV = 0.7 (0.6 after token a).
+    assert 0.76 * 1.6 < found["rules"]["rrs"] < 0.76 * 1.8
+    assert found["rules"]["optimal"] > found["rules"]["rrs"]
+    assert found["layer_bound"] >= found["optimum"] - 1e-9
+    assert all(value <= found["optimum"] + 1e-9 for value in found["rules"].values() if value is not None)
+
+
+def test_tree_table(run, tmp_path):
+    (tmp_path / "tree.yaml").write_text(TREE)
+    result = run("acceptance", "--tree", tmp_path / "tree.yaml")
+    assert result.exit_code == 0
+    assert "below the optimum" in result.stdout
+    assert "layer bound" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target-probs", "0.5,0.3"], "--target-probs: 2 probabilities sum to 0.8, expected 1; divide by the sum"),
+        (["--draft-probs", "0.5,0.3,0.3"], "--draft-probs: 3 probabilities sum to 1.1, expected 1"),
+        (["--target-probs", "1.2,-0.2,0"], "--target-probs: entry 1 is -0.2; probabilities are finite and not negative"),
+        (["--draft-probs", "nan,0.5,0.5"], "--draft-probs: entry 0 is nan"),
+        (["--draft-probs", "0.5,0.5"], "--target-probs has 3 entries, --draft-probs 2; both list the same tokens"),
+        (["--target-probs", "0.5;0.5"], "--target-probs: entry 0 is '0.5;0.5', which is no number; write e.g."),
+        (["--target-probs", ""], "--target-probs: entry 0 is ''"),
+        (["--target-probs", "@nowhere.npy"], "--target-probs: cannot read 'nowhere.npy' as a .npy array"),
+        (["--target-probs", "@nowhere.json"], "cannot read 'nowhere.json'"),
+        (["--candidates", "0"], "--candidates must lie in 1..32; got 0"),
+        (["--candidates", "33"], "--candidates must lie in 1..32; got 33"),
+        (["--tree", "tree.yaml"], "--tree brings its own laws"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input(run, arguments, message):
+    options = dict(zip(A[::2], A[1::2], strict=True)) | {"--candidates": "2"}
+    options |= dict(zip(arguments[::2], arguments[1::2], strict=True))
+    result = run("acceptance", *(word for option in options.items() for word in option))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+
+
+def test_matrix_in_a_file_is_refused(run, tmp_path):
+    np.save(tmp_path / "p.npy", np.eye(2))
+    result = run("acceptance", "--target-probs", f"@{tmp_path}/p.npy", "--draft-probs", "0.5,0.5", "--candidates", 2)
+    assert result.exit_code == 2
+    assert "--target-probs: expected one non-empty list of probabilities; got an array of shape (2, 2)" in result.stderr
+
+
+def test_something_must_be_asked(run):
+    result = run("acceptance", "--candidates", 2)
+    assert result.exit_code == 2
+    assert "give --target-probs, --draft-probs and --candidates, or a --tree file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("depth: 2", "deph: 2"), "unknown key of a tree file: 'deph'; did you mean 'depth'?"),
+        (("depth: 2", ""), "tree: depth missing; a tree file has the keys vocabulary, depth"),
+        (("depth: 2", "depth: 0"), "tree: depth must be a whole number in 1..6; got 0"),
+        (("[2, 1]", "[2]"), "tree: candidates has 1 entries for a depth of 2"),
+        (("[2, 1]", "[2, 1.5]"), "tree: candidates must be a whole number at least 1; got 1.5"),
+        (("[a, b, c]", "[a, b, a]"), "tree: vocabulary names a token twice"),
+        (("[a, b, c]", "[a, b, 'x y']"), "tree: token name 'x y' is empty, has blanks or is '*'"),
+        (("drafting: iid", "drafting: idd"), "tree: drafting: unknown way of drawing children 'idd'; did you mean 'iid'?"),
+        (
+            ("a: [0.6, 0.2, 0.2]", "d: [0.6, 0.2, 0.2]"),
+            "tree: target has the prefix 'd', but 'd' is no token of the vocabulary",
+        ),
+        (("[0.6, 0.2, 0.2]", "[0.6, 0.2, 0.3]"), "tree: target after 'a': 3 probabilities sum to 1.1"),
+        (("[0.6, 0.2, 0.2]", "[0.6, 0.4]"), "tree: target after 'a' has 2 entries for 3 tokens"),
+        ((', "*": [0.4, 0.3, 0.3]', ""), "target: no law after 'b'; list it, or give one under '*'"),
+        (("[2, 1]", "[2, 3]\ndrafting: paths"), "tree: with drafting 'paths' candidates is one number"),
+        ((TREE, "just text"), "tree: expected an object with the keys"),
+        ((TREE, "a: [1"), "not YAML"),
+    ],
+    ids=lambda value: value[1][:30] if isinstance(value, tuple) else "",
+)
+def test_bad_tree_files(run, tmp_path, change, message):
+    text = TREE.replace("drafting: iid\n", "") if "paths" in change[1] else TREE
+    (tmp_path / "tree.yaml").write_text(text.replace(*change))
+    result = run("acceptance", "--tree", tmp_path / "tree.yaml")
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_tree_too_large_to_list_is_refused_with_a_reason(run, tmp_path):
+    (tmp_path / "tree.json").write_text(
+        json.dumps(
+            {"vocabulary": 5, "depth": 3, "candidates": 3, "drafting": "iid"}
+            | {key: {"*": [0.2] * 5} for key in ("target", "draft")}
+        )
+    )
+    result = run("acceptance", "--tree", tmp_path / "tree.json")
+    assert result.exit_code == 2
+    assert "take a smaller vocabulary, depth or width" in result.stderr
+
+
+@pytest.fixture
+def bench(run, tiny_paths, tmp_path):
+    """`monge bench acceptance` on the tiny pair and one prompt."""
+    target, draft = tiny_paths
+    (tmp_path / "prompts.txt").write_text("The sea was\n")
+    common = ["--target", target, "--draft", draft, "--out", tmp_path / "out", "--prompts", tmp_path / "prompts.txt", "--quick"]
+    return lambda *arguments: run("bench", "acceptance", *common, *arguments)
+
+
+def test_bench_acceptance(bench, tmp_path):
+    chosen = ["--temperature", 1, "--candidates", 1, "--nodes", 2, "--draft-top-k", 3, "--no-plots", "--json"]
+    result = bench(*chosen)
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout.splitlines()[-1])
+    assert json.loads((tmp_path / "out" / "acceptance.json").read_text()) == document
+    assert document["settings"]["log"]["draft_top_k"] == 3
+    assert {record["candidates"] for record in document["nodes"]} == {1}
+    assert "T = 1: acceptance at a node" in result.stdout
+    assert {"argv", "commit", "versions"} <= set(document["provenance"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--temperature", 0], "needs temperatures above 0"),
+        (["--candidates", 0], "--candidates must lie in 1..32; got 0"),
+        (["--nodes", 1], "a node budget must be at least 2; got 1"),
+        (["--draft-top-k", 0], "--draft-top-k must be at least 1; got 0"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_bench_acceptance_bad_input(bench, arguments, message):
+    result = bench(*arguments, "--no-plots")
+    assert result.exit_code == 2
+    assert message in result.stderr
