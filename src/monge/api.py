@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedModel
 
-from monge.control.base import AnyController
+from monge.control.base import AnyController, CostModel, Memory
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
@@ -19,6 +19,7 @@ from monge.draft.tree.base import CHILDREN, TreeBuilder
 from monge.draft.tree.chain import Chain
 from monge.draft.tree.fixed_width import FixedWidth
 from monge.draft.tree.registry import TREES
+from monge.engine.costs import with_costs
 from monge.engine.decoder import Decoder
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
 from monge.engine.parts import Parts
@@ -35,6 +36,8 @@ Source = str | Path | PreTrainedModel
 _TREES: Final = (Chain(), *(FixedWidth(children=kind) for kind in CHILDREN if kind != "top"), FixedWidth(children="top"))
 """Trees tried in this order where the user names none: the first that target and verifier can take. A chain comes first because
 it loses least where a forward is bound by arithmetic; wider trees pay where a wider forward is nearly free."""
+_ADAPTIVE_DEPTH: Final = 8
+"""Depth of the default chain where a controller shortens it."""
 _RULES: Final = (SingleDraft(), RrsWithoutReplacement(), Rrs(), TargetWalk())
 """Verifiers tried in this order where the user names none."""
 
@@ -49,6 +52,7 @@ def load(
     controller: str | AnyController = "fixed",
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
+    costs: str | Path | CostModel | None = None,
     tokenizer: Tokenizer | None = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
@@ -73,6 +77,8 @@ def load(
         draft_top_k: Draft from so many of the draft model's most probable tokens, renormalised: under the request's rules, or
             the draft temperature, with this top-k where theirs is wider. Candidates are verified against that truncated law:
             exact, and fast for rules whose cost grows with the draft law's support.
+        costs: What rounds cost, for controllers that ask: a table, or a folder where it is kept by models, device and type.
+            Where there is none, it is measured, which takes about a second.
         tokenizer: A loaded tokenizer; `None` loads the one beside `target`.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Where to put the models.
@@ -112,6 +118,8 @@ def load(
         controller=controller,
         draft_temperature=draft_temperature,
         draft_top_k=draft_top_k,
+        costs=costs,
+        max_batch_size=max_batch_size,
     )
     return Decoder(parts, tokenizer=tokenizer, eos_ids=eos_ids_of(network), max_batch_size=max_batch_size)
 
@@ -126,9 +134,12 @@ def make_parts(
     controller: str | AnyController = "fixed",
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
+    costs: str | Path | CostModel | None = None,
+    max_batch_size: int = 1,
 ) -> Parts:
     """Parts from names or objects; arguments as for `load`, with models that are loaded already."""
     rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
+    controller = CONTROLLERS.parse(controller) if isinstance(controller, str) else controller
     if drafter is None:
         drafter = "ngram" if draft is None else "model"
     if isinstance(drafter, str):
@@ -141,18 +152,21 @@ def make_parts(
         if tree is not None:
             resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
         elif "tree" in DRAFTERS.options(name):
-            resources["tree"] = _default_tree(rule, target)
+            resources["tree"] = _default_tree(rule, target, is_adaptive=bool(controller.reads))
         drafter = DRAFTERS.parse(drafter, **_wanted(name, resources))
     elif any(given is not None for given in (tree, draft, draft_temperature, draft_top_k)):
         raise OptionError("a drafter object brings its own tree, draft model, temperature and top-k; give none beside it")
-    return Parts(
+    parts = Parts(
         target=target,
         drafter=drafter,
         rule=_default_rule(drafter.capabilities) if rule is None else rule,
-        controller=CONTROLLERS.parse(controller) if isinstance(controller, str) else controller,
+        controller=controller,
         draft_models=() if draft is None else (draft,),
         alternatives=tuple((name, VERIFIERS.make(name)) for name in VERIFIERS),
+        memory=Memory(costs if isinstance(costs, CostModel) else None),
     )
+    folder = Path(costs) if isinstance(costs, str | Path) else None
+    return with_costs(parts, batch_sizes=(1, max_batch_size), folder=folder)
 
 
 def built_in(which: str) -> Path:
@@ -185,8 +199,8 @@ def _wanted(name: str, resources: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in resources.items() if value is not None}
 
 
-def _default_tree(rule: Rule | None, target: SequenceModel) -> TreeBuilder:
-    for tree in _TREES:
+def _default_tree(rule: Rule | None, target: SequenceModel, *, is_adaptive: bool) -> TreeBuilder:
+    for tree in (Chain(depth=_ADAPTIVE_DEPTH), *_TREES) if is_adaptive else _TREES:
         limits = tree.limits
         readable = limits.max_width == 1 or target.no_tree_reason is None
         if readable and (rule is None or unsupported_reason(rule, limits.proposes, limits.max_width) is None):

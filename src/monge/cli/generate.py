@@ -35,6 +35,7 @@ def generate(
     tree: options.Tree = None,
     verifier: options.Verifier = None,
     controller: options.Controller = None,
+    costs: options.Costs = None,
     draft_temperature: options.DraftTemperature = None,
     draft_top_k: options.DraftTopK = None,
     max_new_tokens: options.MaxNewTokens = None,
@@ -64,7 +65,7 @@ def generate(
     """
     quiet_host()
     prompts = _prompts(prompt, file)
-    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller)
+    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs)
     loading = options.given(dtype=dtype, device=device, attention=attention, max_batch_size=batch_size)
     decoder = load(target, draft, draft_temperature=draft_temperature, draft_top_k=draft_top_k, **parts, **loading)
     limits = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p, stop=stop)

@@ -86,6 +86,15 @@ Controller = Annotated[
         default=default_of(load, "controller"),
     ),
 ]
+Costs = Annotated[
+    str | None,
+    option(
+        "--costs",
+        help="Folder where measured times are kept, for controllers that read them.",
+        panel=SPECULATION,
+        default="measured at every start",
+    ),
+]
 DraftTemperature = Annotated[
     float | None,
     option("--draft-temperature", help="Draft at this temperature.", panel=SPECULATION, default="the request's own"),

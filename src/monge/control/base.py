@@ -1,21 +1,42 @@
 """The controller interface."""
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
+from monge.control.cost_model import CostModel
+from monge.control.memory import Memory
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
+from monge.core.errors import OptionError
 from monge.core.verdict import StepRecord
 
 State = TypeVar("State")
+Reads = Literal["accepted", "tokens", "confidence", "costs", "notes"]
+"""What a plan may depend on: how many tokens finished rounds accepted, which tokens are committed, the draft network's
+confidence before a draw, measured times, what other requests taught."""
+
+PLAIN: Final = DraftPlan(max_depth=0)
+"""No speculation in the coming round: nothing is drafted, so the drafter runs no forward."""
 
 
 class Controller(ABC, Generic[State]):
-    """Chooses a plan from past records alone, never from tokens that are still to be verified; state goes in and comes back."""
+    """Chooses a plan from past records alone, never from tokens still to be verified; state goes in and comes back.
+
+    Attributes:
+        reads: What its plans depend on. With `costs`, plans depend on measured times, so a sampled text keeps its law but a
+            seed
+            does not reproduce it.
+    """
+
+    reads: ClassVar[frozenset[Reads]] = frozenset()
 
     @abstractmethod
-    def init(self) -> State:
-        """State of a new request."""
+    def init(self, memory: Memory) -> State:
+        """State of a new request, given what the decoder's requests share.
+
+        Raises:
+            OptionError: If it reads costs and there are none.
+        """
 
     @abstractmethod
     def plan(self, state: State, draws: Draws) -> DraftPlan:
@@ -27,3 +48,39 @@ class Controller(ABC, Generic[State]):
 
 
 AnyController = Controller[Any]
+
+
+def costs_of(memory: Memory, name: str) -> CostModel:
+    """The cost table that a controller needs.
+
+    Raises:
+        OptionError: If there is none.
+    """
+    if memory.costs is None:
+        raise OptionError(f"controller {name!r} needs costs; give a CostModel to make_parts(costs=...), or measure one")
+    return memory.costs
+
+
+def check_windows(name: str, *, lowest: int, highest: int, first: int | None = None) -> None:
+    """Refuse windows that no round can have.
+
+    Raises:
+        OptionError: If they are negative or out of order.
+    """
+    start = highest if first is None else first
+    if not 0 <= lowest <= start <= highest or highest < 1:
+        between = "" if first is None else f" <= the first window ({first})"
+        raise OptionError(
+            f"{name}: need 0 <= the smallest window ({lowest}){between} <= the largest ({highest}), which is >= 1"
+        )
+
+
+def check_share(name: str, **shares: float | int) -> None:
+    """Refuse what is no number in [0, 1].
+
+    Raises:
+        OptionError: If one is NaN or outside.
+    """
+    for key, share in shares.items():
+        if not 0.0 <= share <= 1.0:
+            raise OptionError(f"{name}: {key} must lie in [0, 1]; got {share}")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from monge.control.base import Controller
+from monge.control.base import Controller, Memory
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.verdict import StepRecord
@@ -20,11 +20,17 @@ class Fixed(Controller[None]):
     max_depth: int | None = None
     max_nodes: int | None = None
 
-    def init(self) -> None:
+    def __post_init__(self) -> None:
+        self._plan()
+
+    def init(self, memory: Memory) -> None:
         return None
 
     def plan(self, state: None, draws: Draws) -> DraftPlan:
-        return DraftPlan(max_depth=self.max_depth, max_nodes=self.max_nodes)
+        return self._plan()
 
     def update(self, state: None, record: StepRecord) -> None:
         return None
+
+    def _plan(self) -> DraftPlan:
+        return DraftPlan(max_depth=self.max_depth, max_nodes=self.max_nodes)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
+from monge.core.stopping import StopRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +40,12 @@ class DraftPlan:
     Args:
         max_depth: Deepest node; 0 means no speculation; `None` leaves it to the builder.
         max_nodes: Drafted nodes, the root not counted; `None` leaves it to the builder.
+        stop: When to end earlier, for drafters that know how sure their network is; the others ignore it.
     """
 
     max_depth: int | None = None
     max_nodes: int | None = None
+    stop: StopRule | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("max_depth", self.max_depth), ("max_nodes", self.max_nodes)):

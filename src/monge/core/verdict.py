@@ -63,6 +63,12 @@ class StepRecord:
         token_ids: Tokens committed: accepted ones, then the correction or bonus token; after a stop fewer.
         batch_size: Requests that shared the round.
         times: Stage times of the round.
+        context_length: Tokens of the text before the round.
+        levels_read: Levels that the draft network read, where it was asked about its confidence (else 0): one more than `depth`
+            where it stopped before a draw.
+        confidences: The draft network's confidence (see `StopRule`) by depth, along the accepted path and on through first
+            candidates to a leaf; empty where the plan did not ask for it.
+        token_probs: What the network gave to the tokens of that path, likewise.
     """
 
     plan: DraftPlan
@@ -74,3 +80,28 @@ class StepRecord:
     token_ids: tuple[int, ...]
     batch_size: int = 1
     times: StageTimes = StageTimes()
+    context_length: int = 0
+    levels_read: int = 0
+    confidences: tuple[float, ...] = ()
+    token_probs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTiming:
+    """One measured round of a batch.
+
+    Args:
+        num_nodes: Drafted nodes of the largest tree (the others are padded to it).
+        depth: Depth of the deepest tree.
+        batch_size: Requests that shared the round.
+        context_length: Tokens before the round, of the longest text.
+        draft_s: Drafting.
+        rest_s: All else: scoring, verifying, committing, the loop's own overhead.
+    """
+
+    num_nodes: int
+    depth: int
+    batch_size: int
+    context_length: int
+    draft_s: float
+    rest_s: float

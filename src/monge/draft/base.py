@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.proposal import Proposal
+from monge.core.stopping import Evidence
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 
@@ -16,10 +17,11 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class Draft(Generic[State]):
-    """One request's tree, and the drafter's state after drawing it."""
+    """One request's tree, the drafter's state after drawing it, and what the plan asked it to note."""
 
     tree: TokenTree
     state: State
+    evidence: Evidence | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from jaxtyping import Float
 from torch import Tensor
@@ -17,6 +18,10 @@ from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
 from monge.draft.tree.base import TreeBuilder
+from monge.draft.watch import Watch
+
+_CATCH_UP: Final = 256
+"""Most unread tokens of one forward."""
 
 ReadPaths = tuple[tuple[int, ...], ...]
 """State of one request: the nodes that the draft model has read behind the committed text, in reading order, each as the tokens
@@ -85,7 +90,9 @@ class ModelDrafter(Drafter[ReadPaths]):
                 active = [row for row in active if row.frontier]
                 if active:
                     logits = self.model.extend({row.request_id: row.next_block() for row in active})
-        return [Draft(row.builder.finish(row.tree, row.plan), tuple(row.paths)) for row in rows]
+        return [
+            Draft(row.builder.finish(row.tree, row.plan), tuple(row.paths), row.watch and row.watch.evidence) for row in rows
+        ]
 
     def observe(
         self, contexts: Sequence[Context], drafts: Sequence[Draft[ReadPaths]], verdicts: Sequence[Verdict]
@@ -110,9 +117,16 @@ class ModelDrafter(Drafter[ReadPaths]):
 
     def _read_text(self, rows: Sequence["_Row"]) -> Mapping[int, Tensor]:
         unread = {row.request_id: row.context.token_ids[self.model.length(row.request_id) :] for row in rows}
+        # After a long time without drafts: in parts, so that the logits of one part are all that is held.
+        while behind := {request: tokens for request, tokens in unread.items() if len(tokens) > _CATCH_UP}:
+            self._read({request: tokens[:_CATCH_UP] for request, tokens in behind.items()})
+            unread |= {request: tokens[_CATCH_UP:] for request, tokens in behind.items()}
+        return {request: logits[-1:] for request, logits in self._read(unread).items()}
+
+    def _read(self, unread: Mapping[int, Sequence[int]]) -> Mapping[int, Tensor]:
         logits = self.model.extend({request: NodeBlock.chain(tokens) for request, tokens in unread.items()})
         self.model.commit({request: range(len(tokens)) for request, tokens in unread.items()})
-        return {request: rows_logits[-1:] for request, rows_logits in logits.items()}
+        return logits
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,17 +142,19 @@ class _Row:
     slot_of: dict[int, int] = field(default_factory=dict)
     paths: list[tuple[int, ...]] = field(default_factory=list)
     tree: GrowingTree = field(init=False)
+    watch: Watch | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.tree = GrowingTree(self.context.token_ids[-1])
+        self.watch = None if self.plan.stop is None else Watch(self.tree, self.plan.stop)
 
     @property
     def request_id(self) -> int:
         return self.context.request_id
 
     def grow(self, logits: Float[Tensor, "nodes vocab"]) -> None:
-        nodes, laws = [], []
-        for node, law in zip(self.frontier, laws_from_logits(logits, self.rules), strict=True):
+        nodes, laws, finite = [], [], []
+        for row, (node, law) in enumerate(zip(self.frontier, laws_from_logits(logits, self.rules), strict=True)):
             if law is None:
                 # The node stays without candidates, which depends on nothing drawn below it; the target goes on alone.
                 text = f"draft model, request {self.request_id}: logits are not finite; drafting stops here"
@@ -146,7 +162,14 @@ class _Row:
             else:
                 nodes.append(node)
                 laws.append(law)
-        self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, self.draws)) if nodes else ()
+                finite.append(row)
+        known = logits if len(finite) == len(logits) else logits[finite]
+        if not nodes or (self.watch is not None and not self.watch.draws(nodes, known)):
+            self.frontier = ()
+            return
+        self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, self.draws))
+        if self.watch is not None:
+            self.frontier = self.watch.reads(nodes, self.frontier)
 
     def next_block(self) -> NodeBlock:
         for node in self.frontier:

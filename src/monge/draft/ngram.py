@@ -84,6 +84,8 @@ class NgramDrafter(Drafter[bytes]):
         return None
 
     def _continuation(self, text: bytes, count: int) -> tuple[int, ...]:
+        if count == 0:
+            return ()
         num_tokens = len(text) // _WIDTH
         for size in range(min(self.max_ngram, num_tokens - 1), self.min_ngram - 1, -1):
             start = _last_match(text, text[-size * _WIDTH :], before=len(text) - _WIDTH)

@@ -11,9 +11,9 @@ from torch import Tensor
 from monge.core.context import DraftPlan
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
-from monge.core.tree import TokenTree
-from monge.core.verdict import StageTimes, StepRecord, Verdict
+from monge.core.verdict import RoundTiming, StageTimes, StepRecord, Verdict
 from monge.draft.base import Draft
+from monge.engine.drafting import observe, propose
 from monge.engine.parts import Parts
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session
@@ -38,7 +38,7 @@ def open_sessions(sessions: Sequence[Session], parts: Parts) -> None:
     parts.target.open({session.context.request_id: session.context.token_ids[:-1] for session in sessions})
     states = parts.drafter.open([session.context for session in sessions])
     for session, state in zip(sessions, states, strict=True):
-        session.drafter_state, session.controller_state = state, parts.controller.init()
+        session.drafter_state, session.controller_state = state, parts.controller.init(parts.memory)
     passed = timer.lap()
     for session in sessions:
         session.prefill_s = passed
@@ -49,9 +49,7 @@ def run_round(sessions: Sequence[Session], parts: Parts) -> None:
     timer, forward_s = _Timer(start := time.perf_counter()), parts.forward_s
     contexts = [session.context for session in sessions]
     plans = [session.limit(parts.controller.plan(session.controller_state, session.draws)) for session in sessions]
-    drafts = parts.drafter.draft(
-        contexts, [session.drafter_state for session in sessions], plans, [session.draws for session in sessions]
-    )
+    drafts = propose(sessions, plans, parts)
     draft_s = timer.lap()
     logits = parts.target.extend(
         {
@@ -63,10 +61,8 @@ def run_round(sessions: Sequence[Session], parts: Parts) -> None:
     rows = _verified(sessions, drafts, plans, logits, parts)
     verify_s = timer.lap()
     parts.target.commit({session.context.request_id: (0, *verdict.path) for session, _, _, verdict in rows})
-    records = [_commit(session, draft.tree, plan, verdict, len(sessions)) for session, draft, plan, verdict in rows]
-    states = parts.drafter.observe(
-        [session.context for session, *_ in rows], [draft for _, draft, *_ in rows], [verdict for *_, verdict in rows]
-    )
+    records = [_commit(session, draft, plan, verdict, len(sessions)) for session, draft, plan, verdict in rows]
+    observe([(session, draft, verdict) for session, draft, _, verdict in rows], parts)
     commit_s, total_s = timer.lap(), timer.last - start
     times = StageTimes(
         draft_s=draft_s,
@@ -76,8 +72,8 @@ def run_round(sessions: Sequence[Session], parts: Parts) -> None:
         total_s=total_s,
         forward_s=parts.forward_s - forward_s,
     )
-    for (session, *_), record, state in zip(rows, records, states, strict=True):
-        session.drafter_state = state
+    _learn_costs(records, times, parts)
+    for (session, *_), record in zip(rows, records, strict=True):
         session.records.append(replace(record, times=times))
         session.controller_state = parts.controller.update(session.controller_state, session.records[-1])
 
@@ -85,7 +81,8 @@ def run_round(sessions: Sequence[Session], parts: Parts) -> None:
 def close_session(session: Session, parts: Parts) -> None:
     """Give back the room that a request had."""
     parts.target.close(session.context.request_id)
-    parts.drafter.close(session.context)
+    if session.drafting != "off":
+        parts.drafter.close(session.context)
 
 
 def _verified(
@@ -113,8 +110,24 @@ def _verified(
     return rows
 
 
-def _commit(session: Session, tree: TokenTree, plan: DraftPlan, verdict: Verdict, batch_size: int) -> StepRecord:
-    tokens = [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
+def _learn_costs(records: Sequence[StepRecord], times: StageTimes, parts: Parts) -> None:
+    """Correct the decoder's costs by what this round took."""
+    costs = parts.memory.costs
+    if costs is not None and records:
+        timing = RoundTiming(
+            num_nodes=max(record.num_nodes for record in records),
+            depth=max(record.depth for record in records),
+            batch_size=records[0].batch_size,
+            context_length=max(record.context_length for record in records),
+            draft_s=times.draft_s,
+            rest_s=times.total_s - times.draft_s,
+        )
+        costs.observe(timing)
+
+
+def _commit(session: Session, draft: Draft[Any], plan: DraftPlan, verdict: Verdict, batch_size: int) -> StepRecord:
+    tree, length = draft.tree, len(session.context.token_ids)
+    accepted = [tree.token_ids[node] for node in verdict.path]
     return StepRecord(
         plan=plan,
         num_nodes=tree.num_nodes - 1,
@@ -122,6 +135,23 @@ def _commit(session: Session, tree: TokenTree, plan: DraftPlan, verdict: Verdict
         num_accepted=verdict.num_accepted,
         examined=verdict.examined,
         next_kind=verdict.next_kind,
-        token_ids=session.commit(tokens),
+        token_ids=session.commit([*accepted, verdict.next_token]),
         batch_size=batch_size,
+        context_length=length,
+        **_evidence(draft, verdict),
     )
+
+
+def _evidence(draft: Draft[Any], verdict: Verdict) -> dict[str, Any]:
+    """What the drafter noted along the accepted path and on through first candidates."""
+    if draft.evidence is None:
+        return {}
+    tree, path = draft.tree, list(verdict.path)
+    while offers := tree.offers[path[-1] if path else 0]:
+        path.append(offers[0])
+    tokens = [tree.token_ids[node] for node in path]
+    return {
+        "levels_read": draft.evidence.levels_read,
+        "confidences": draft.evidence.confidences_along(tokens),
+        "token_probs": draft.evidence.token_probs_along(tokens),
+    }

@@ -1,9 +1,9 @@
 """The parts that a round is made of."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from monge.control.base import AnyController
+from monge.control.base import AnyController, Memory
 from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedModelError, VocabularyMismatchError
 from monge.core.model import SequenceModel
 from monge.draft.base import AnyDrafter
@@ -21,6 +21,7 @@ class Parts:
         controller: How much to draft.
         draft_models: Networks that the drafter runs, for the accounting of forward times.
         alternatives: Verifiers by name, to be named where `rule` does not fit the drafter.
+        memory: What the controller knows beyond a request; the one part that changes.
 
     Raises:
         ProposalMismatchError: If the verifier is not exact for what the drafter proposes.
@@ -34,6 +35,7 @@ class Parts:
     controller: AnyController
     draft_models: tuple[SequenceModel, ...] = ()
     alternatives: Sequence[tuple[str, Rule]] = ()
+    memory: Memory = field(default_factory=Memory)
 
     def __post_init__(self) -> None:
         can = self.drafter.capabilities

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import torch
@@ -18,6 +18,9 @@ from monge.engine.text import TextStream, Tokenizer
 FinishReason = Literal["eos", "stop", "length", "error"]
 StopCheck = Callable[[tuple[int, ...]], bool]
 """`token_ids` (prompt and completion) -> whether decoding stops after the last of them."""
+
+Drafting = Literal["together", "alone", "off"]
+"""Drafted for in one call with the others; alone, after that call has failed; not at all, after this one has failed too."""
 
 _UNBOUNDED: Final = 1 << 62
 
@@ -80,6 +83,7 @@ class Session:
         self.text = None if tokenizer is None else TextStream(tokenizer, request.prompt_ids, request.stop)
         self.controller_state: Any = None
         self.drafter_state: Any = None
+        self.drafting: Drafting = "together"
         self.records: list[StepRecord] = []
         self.finish_reason: FinishReason | None = None
         self.error: MongeError | None = None
@@ -98,7 +102,7 @@ class Session:
     def limit(self, plan: DraftPlan) -> DraftPlan:
         """The plan, no deeper than tokens are still wanted: a round commits one more than it accepts."""
         room = self.request.max_new_tokens - self.num_generated - 1
-        return DraftPlan(max_depth=plan.depth(room), max_nodes=plan.max_nodes)
+        return replace(plan, max_depth=plan.depth(room))
 
     def commit(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Append tokens one by one up to the first stop; returns those that were appended."""

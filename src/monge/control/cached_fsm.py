@@ -1,0 +1,88 @@
+"""The state machine with a memory of what followed the same tokens before."""
+
+from dataclasses import dataclass, field
+
+from monge.control.base import Controller, Memory
+from monge.control.fsm import Fsm
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.verdict import StepRecord
+
+Ending = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedState:
+    """State of one request.
+
+    Args:
+        window: The state machine's window.
+        ending: The last committed tokens.
+        accepted: Average accepted length after an ending, least recently used first.
+    """
+
+    window: int
+    ending: Ending = ()
+    accepted: dict[Ending, float] = field(default_factory=dict[Ending, float])
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFsm(Controller[CachedState]):
+    """Where the text's last tokens were seen before, one more than was accepted after them; otherwise the state machine.
+
+    The longest known ending wins. Averages are exponential, with weight `rate` for the last round.
+
+    Args:
+        machine: Settings of the state machine: first window, up, down, smallest and largest window.
+        max_ending: Longest ending looked up, in tokens.
+        min_ending: Shortest one.
+        capacity: Endings kept; the least recently used one goes first.
+        rate: Weight of the last round in an average.
+
+    Reference:
+        Liu, Park and Shen, ACL 2025, paper 482, names a cache-enhanced state machine without specifying it; this is our design.
+    """
+
+    machine: tuple[int, int, int, int, int] = (4, 1, 1, 1, 8)
+    max_ending: int = 4
+    min_ending: int = 2
+    capacity: int = 256
+    rate: float | int = 0.5
+
+    reads = frozenset({"accepted", "tokens"})
+
+    def __post_init__(self) -> None:
+        self._fsm()
+        if not 1 <= self.min_ending <= self.max_ending or self.capacity < 1 or not 0.0 < self.rate <= 1.0:
+            raise OptionError(
+                "cached_fsm: need 1 <= min_ending <= max_ending, capacity >= 1 and 0 < rate <= 1; got "
+                f"{self.min_ending}, {self.max_ending}, {self.capacity}, {self.rate}"
+            )
+
+    def init(self, memory: Memory) -> CachedState:
+        return CachedState(self._fsm().init(memory))
+
+    def plan(self, state: CachedState, draws: Draws) -> DraftPlan:
+        fsm = self._fsm()
+        known = next((state.accepted[key] for key in self._keys(state.ending) if key in state.accepted), None)
+        window = state.window if known is None else max(fsm.min_window, min(round(known) + 1, fsm.max_window))
+        return DraftPlan(max_depth=window)
+
+    def update(self, state: CachedState, record: StepRecord) -> CachedState:
+        accepted = dict(state.accepted)
+        if record.depth > 0:
+            for key in self._keys(state.ending):
+                old = accepted.pop(key, float(record.num_accepted))
+                accepted[key] = old + self.rate * (record.num_accepted - old)
+            while len(accepted) > self.capacity:
+                del accepted[next(iter(accepted))]
+        ending = (*state.ending, *record.token_ids)[-self.max_ending :]
+        return CachedState(self._fsm().update(state.window, record), ending, accepted)
+
+    def _keys(self, ending: Ending) -> list[Ending]:
+        """Endings to look up, the longest first."""
+        return [ending[-size:] for size in range(min(self.max_ending, len(ending)), self.min_ending - 1, -1)]
+
+    def _fsm(self) -> Fsm:
+        return Fsm(*self.machine)

@@ -1,0 +1,86 @@
+"""Stop drafting after a token that the draft network found improbable."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monge.control.base import Controller, Memory, check_share, check_windows
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.stopping import StopRule
+from monge.core.verdict import StepRecord
+
+Samples = tuple[tuple[float, bool], ...]
+"""Of every verified draft token its draft probability, and whether it was accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdState:
+    """State of one request: the threshold, and what it was fitted to."""
+
+    threshold: float | int
+    samples: Samples = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfidenceThreshold(Controller[ThresholdState]):
+    """Stop after a token whose draft probability is below a threshold, which is refitted to what was accepted.
+
+    The improbable token itself is still offered, so nothing that was drawn is held back: withholding it would bias the output.
+    The threshold minimises (share of rejected tokens above it) + 3 (share of accepted tokens below it), once more than five
+    tokens, accepted and rejected ones, are known.
+
+    Args:
+        threshold: Threshold of the first rounds; 0 never stops, and is not refitted.
+        max_window: Largest window.
+        max_samples: Tokens that the fit looks at, the latest ones.
+
+    Reference:
+        `transformers`, `assistant_confidence_threshold` (there without a bound on the samples); DISCO, Mamou et al.,
+        arXiv 2405.04304.
+    """
+
+    threshold: float | int = 0.4
+    max_window: int = 8
+    max_samples: int = 256
+
+    reads = frozenset({"accepted", "confidence"})
+
+    def __post_init__(self) -> None:
+        check_windows("confidence_threshold", lowest=0, highest=self.max_window)
+        check_share("confidence_threshold", threshold=self.threshold)
+
+    def init(self, memory: Memory) -> ThresholdState:
+        return ThresholdState(self.threshold)
+
+    def plan(self, state: ThresholdState, draws: Draws) -> DraftPlan:
+        return DraftPlan(max_depth=self.max_window, stop=StopRule(min_token_prob=state.threshold))
+
+    def update(self, state: ThresholdState, record: StepRecord) -> ThresholdState:
+        # The first rejection is the last token whose fate says something about its probability.
+        decided = record.token_probs[: record.num_accepted + 1]
+        new = tuple((prob, depth < record.num_accepted) for depth, prob in enumerate(decided))
+        samples = (*state.samples, *new)[-self.max_samples :]
+        if self.threshold == 0.0 or len(samples) <= 5 or len({matched for _, matched in samples}) < 2:
+            return ThresholdState(state.threshold, samples)
+        return ThresholdState(best_threshold(samples), samples)
+
+
+def best_threshold(samples: Sequence[tuple[float, bool]]) -> float:
+    """The probability t for which {p >= t} costs least as a forecast of acceptance, false negatives counting three times.
+
+    The largest such t among the samples' own; where no threshold beats going on never, that is 1: every draft stops after one
+    token.
+    """
+    accepted = sum(matched for _, matched in samples)
+    rejected = len(samples) - accepted
+    best, best_cost, true_positives, false_positives = 1.0, 3.0, 0, 0
+    ordered = sorted(samples, reverse=True)
+    for index, (prob, matched) in enumerate(ordered):
+        true_positives += matched
+        false_positives += not matched
+        if index + 1 < len(ordered) and ordered[index + 1][0] == prob:
+            continue
+        cost = false_positives / rejected + 3.0 * (1.0 - true_positives / accepted)
+        if cost < best_cost:
+            best, best_cost = prob, cost
+    return best

@@ -1,0 +1,212 @@
+"""What rounds cost: seconds by nodes, batch and context, in a table that is corrected while decoding. No clock in here."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from monge.core.errors import OptionError
+from monge.core.verdict import RoundTiming
+
+_OWN_RATE: Final = 0.12
+"""Share of a log-ratio measured / predicted that the observed entry takes over: a wrong entry is half mended in six rounds."""
+_DRIFT_RATE: Final = 0.02
+"""Share that all other entries take over: a machine that slows down does so for every size."""
+_LARGEST_RATIO: Final = 0.4
+"""Largest log-ratio that one round may show: a round during which the machine was busy elsewhere is no news about its cost."""
+
+Table = Mapping[int, Mapping[int, float]]
+"""Seconds by batch size and by a number of tokens or levels."""
+
+
+class CostModel:
+    """Seconds of a round: `draft_s(depth, batch) + verify_s(nodes, batch, context)`, the fixed overhead in the latter.
+
+    `verify_s` is a table over batch sizes and numbers of nodes, linear between its entries; more nodes never cost less. Where
+    the target runs in compiled graphs of fixed sizes it is a step function of them. Each entry follows the measured rounds:
+    it takes over part of the logarithm of measured / predicted, and the whole table a small part of it.
+
+    Args:
+        verify_s: Seconds by batch size and drafted nodes (0: plain decoding), context `base_context`.
+        draft_s: Seconds of drafting by batch size and depth.
+        context_s: Seconds per further token of context and per request.
+        base_context: Context length at which the table holds.
+        graph_sizes: Numbers of tokens (the root counted) that compiled graphs are padded to; empty where there are none.
+        nodes: Drafted nodes by depth of the plan, from depth 0 on; where it ends, a chain goes on.
+        learns: Whether measured rounds correct the table; without, everything stays a function of the given numbers.
+
+    Raises:
+        OptionError: If a table is empty, or a time is zero, negative or not finite (drafting may cost nothing).
+    """
+
+    def __init__(
+        self,
+        *,
+        verify_s: Table,
+        draft_s: Table,
+        context_s: float | int = 0.0,
+        base_context: int = 0,
+        graph_sizes: Sequence[int] = (),
+        nodes: Sequence[int] = (),
+        learns: bool = True,
+    ) -> None:
+        self._verify = _checked("verify_s", verify_s, may_be_zero=False)
+        self._draft = _checked("draft_s", draft_s, may_be_zero=True)
+        if not (math.isfinite(context_s) and context_s >= 0.0):
+            raise OptionError(f"costs: context_s must be a number >= 0; got {context_s}")
+        self.context_s, self.base_context = float(context_s), base_context
+        self.graph_sizes, self.nodes, self.learns = tuple(sorted(graph_sizes)), tuple(nodes), learns
+        self.batch_size, self.context_length, self.num_rounds = 1, base_context, 0
+        self._has_caught_up = True
+        for row in self._verify.values():
+            _make_isotonic(row)
+
+    @classmethod
+    def linear(cls, *, plain: float, node: float, draft: float, learns: bool = False) -> "CostModel":
+        """A table for one request: `plain` for a plain round, `node` more per drafted node, `draft` per drafted level."""
+        return cls(
+            verify_s={1: {0: plain, 64: plain + 64 * node}},
+            draft_s={1: {0: 0.0, 64: 64 * draft}},
+            base_context=0,
+            learns=learns,
+        )
+
+    def nodes_at(self, depth: int) -> int:
+        """Drafted nodes of a plan of some depth."""
+        if depth < len(self.nodes):
+            return self.nodes[depth]
+        return (self.nodes[-1] - len(self.nodes) + 1 if self.nodes else 0) + depth
+
+    def verify_s(self, num_nodes: int, batch_size: int = 1, context_length: int | None = None) -> float:
+        """Seconds of a round without its drafting."""
+        beyond = 0 if context_length is None else context_length - self.base_context
+        base = _interpolated(self._verify, batch_size, self._padded(num_nodes))
+        # A text shorter than the measured one cannot cost less than nothing.
+        return max(base + self.context_s * batch_size * beyond, 0.1 * base)
+
+    def draft_s(self, depth: int, batch_size: int = 1) -> float:
+        """Seconds of drafting."""
+        return _interpolated(self._draft, batch_size, depth)
+
+    def round_s(self, depth: int, batch_size: int = 1, context_length: int | None = None) -> float:
+        """Seconds of a round whose plan has some depth; 0 is plain decoding."""
+        verify = self.verify_s(self.nodes_at(depth), batch_size, context_length)
+        return verify + (self.draft_s(depth, batch_size) if depth else 0.0)
+
+    def observe(self, timing: RoundTiming) -> None:
+        """Correct the table by one measured round; times that are no positive numbers are ignored."""
+        self.batch_size, self.context_length = timing.batch_size, timing.context_length
+        self.num_rounds += 1
+        if not self.learns:
+            return
+        predicted = self.verify_s(timing.num_nodes, timing.batch_size, timing.context_length)
+        _correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), timing.rest_s, predicted)
+        for row in self._verify.values():
+            _make_isotonic(row)
+        # After plain rounds a drafter first reads the text that it has missed, which is no cost of the draft.
+        if timing.depth > 0 and self._has_caught_up:
+            expected = self.draft_s(timing.depth, timing.batch_size)
+            _correct(self._draft, timing.batch_size, timing.depth, timing.draft_s, expected)
+        self._has_caught_up = timing.depth > 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "verify_s": {str(batch): {str(n): s for n, s in row.items()} for batch, row in self._verify.items()},
+            "draft_s": {str(batch): {str(n): s for n, s in row.items()} for batch, row in self._draft.items()},
+            "context_s": self.context_s,
+            "base_context": self.base_context,
+            "graph_sizes": list(self.graph_sizes),
+            "nodes": list(self.nodes),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "CostModel":
+        """The inverse of `as_dict`."""
+        tables = {
+            name: {int(batch): {int(n): float(s) for n, s in row.items()} for batch, row in values[name].items()}
+            for name in ("verify_s", "draft_s")
+        }
+        rest = {name: values[name] for name in ("context_s", "base_context", "graph_sizes", "nodes")}
+        return cls(**tables, **rest)
+
+    def _padded(self, num_nodes: int) -> int:
+        """Nodes that are paid for: those of the graph that the tree and its root fit in."""
+        place = bisect_left(self.graph_sizes, num_nodes + 1)
+        return self.graph_sizes[place] - 1 if place < len(self.graph_sizes) else num_nodes
+
+
+def _checked(name: str, table: Table, *, may_be_zero: bool) -> dict[int, dict[int, float]]:
+    if not table or not all(table.values()):
+        raise OptionError(f"costs: {name} is empty; measure at least one batch size and one number of nodes")
+    for batch, row in table.items():
+        for size, seconds in row.items():
+            good = math.isfinite(seconds) and (seconds > 0.0 or (may_be_zero and seconds == 0.0))
+            if not good or batch < 1 or size < 0:
+                raise OptionError(
+                    f"costs: {name}[{batch}][{size}] must be a {'' if may_be_zero else 'positive '}number of seconds; "
+                    f"got {seconds}"
+                )
+    return {batch: dict(sorted(row.items())) for batch, row in sorted(table.items())}
+
+
+def _interpolated(table: Mapping[int, Mapping[int, float]], batch: int, size: int) -> float:
+    row = table.get(batch)
+    if row is not None:
+        return _value(row, size)
+    sizes = list(table)
+    place = bisect_left(sizes, batch)
+    if len(sizes) == 1 or place == 0:
+        return _value(table[sizes[0]], size)
+    low, high = (sizes[place - 1], sizes[place]) if place < len(sizes) else (sizes[-2], sizes[-1])
+    below, above = _value(table[low], size), _value(table[high], size)
+    return max(below + (above - below) * (batch - low) / (high - low), 0.0)
+
+
+def _value(row: Mapping[int, float], size: int) -> float:
+    found = row.get(size)
+    if found is not None:
+        return found
+    sizes = list(row)
+    place = bisect_left(sizes, size)
+    if len(sizes) == 1 or place == 0:
+        return row[sizes[0]]
+    low, high = (sizes[place - 1], sizes[place]) if place < len(sizes) else (sizes[-2], sizes[-1])
+    return row[low] + (row[high] - row[low]) * (size - low) / (high - low)
+
+
+def _correct(table: dict[int, dict[int, float]], batch: int, size: int, measured: float, predicted: float) -> None:
+    if not (math.isfinite(measured) and measured > 0.0 and predicted > 0.0):
+        return
+    ratio = max(-_LARGEST_RATIO, min(_LARGEST_RATIO, math.log(measured / predicted)))
+    if batch not in table:
+        sizes = next(iter(table.values()))
+        table[batch] = {other: _interpolated(table, batch, other) for other in sizes}
+        _sort(table)
+    row = table[batch]
+    if size not in row:
+        row[size] = _value(row, size)
+        _sort(row)
+    drift, own = math.exp(_DRIFT_RATE * ratio), math.exp(_OWN_RATE * ratio)
+    for other, entries in table.items():
+        for entry in entries:
+            entries[entry] *= own if other == batch and entry == size else drift
+
+
+def _sort(table: dict[int, Any]) -> None:
+    ordered = sorted(table.items())
+    table.clear()
+    table.update(ordered)
+
+
+def _make_isotonic(row: dict[int, float]) -> None:
+    """The nearest row, in least squares, that never falls: pool neighbours that are out of order."""
+    blocks: list[tuple[float, int]] = []
+    for seconds in row.values():
+        blocks.append((seconds, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (right, n), (left, m) = blocks.pop(), blocks.pop()
+            blocks.append(((left * m + right * n) / (m + n), m + n))
+    if len(blocks) < len(row):
+        sizes = iter(row)
+        row.update({next(sizes): seconds for seconds, count in blocks for _ in range(count)})

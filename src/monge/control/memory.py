@@ -1,0 +1,24 @@
+"""What the requests of one decoder share."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from monge.control.cost_model import CostModel
+
+
+@dataclass(slots=True)
+class Memory:
+    """What outlives a request: the cost of rounds, and what a controller noted.
+
+    One object per decoder, handed to `Controller.init` for every request. The engine corrects `costs` after every round,
+    `notes` belong to the controller, under its own names. A controller that reads neither decides for a request as if it were
+    alone, so equal seeds give equal texts whatever the neighbours; one that does keeps every request's *law*, but not its
+    draws.
+
+    Args:
+        costs: Measured times; `None` where no controller asked for them.
+        notes: What a controller keeps across requests.
+    """
+
+    costs: CostModel | None = None
+    notes: dict[str, Any] = field(default_factory=dict[str, Any])

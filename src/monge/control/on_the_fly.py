@@ -1,0 +1,119 @@
+"""The window of largest predicted speed, for one acceptance rate that is estimated on the fly."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monge.control.base import PLAIN, Controller, CostModel, Memory, check_share, check_windows, costs_of
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.verdict import StepRecord
+
+Rounds = Sequence[tuple[int, int]]
+"""Of every round its window and its number of accepted draft tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """State of one request.
+
+    Args:
+        costs: The decoder's cost table.
+        rounds: The last rounds that drafted.
+        idle_tokens: Tokens committed since the last of them.
+        context_length: Tokens of the text so far, once a round has said so.
+    """
+
+    costs: CostModel
+    rounds: tuple[tuple[int, int], ...] = ()
+    idle_tokens: int = 0
+    context_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OnTheFly(Controller[History]):
+    """The window that maximises expected tokens per second, from the last rounds' acceptance and the measured costs.
+
+    Acceptance is one number `Acc` for all depths, the maximum-likelihood estimate of a geometric law that is censored at the
+    window: accepted tokens / (accepted tokens + rounds with a rejection), with `prior` as earlier evidence. The window
+    maximises `(1 - Acc^(w+1)) / ((1 - Acc) * seconds(w))` over 0 .. `max_window`. Window 0 is plain decoding, during which
+    nothing is learnt: every `probe_tokens` tokens, and before that with probability `probe_prob` a round, a round drafts all
+    the same.
+
+    Args:
+        history: Rounds that the estimate looks at.
+        max_acceptance: Largest estimate.
+        prior: Accepted and rejected tokens taken as seen before; (0, 0) is the bare estimate of the paper.
+        max_window: Largest window; at most the tree builder's own depth has an effect.
+        probe_tokens: Tokens of plain decoding after which a round drafts again.
+        probe_prob: Chance of drafting in a round that should not.
+
+    Reference:
+        Liu, Park and Shen, ACL 2025, paper 482, equations 1 and 2.
+    """
+
+    history: int = 32
+    max_acceptance: float | int = 0.98
+    prior: tuple[float | int, float | int] = (1.5, 0.5)
+    max_window: int = 8
+    probe_tokens: int = 64
+    probe_prob: float | int = 0.0
+
+    reads = frozenset({"accepted", "costs"})
+
+    def __post_init__(self) -> None:
+        check_windows("on_the_fly", lowest=0, highest=self.max_window)
+        check_share("on_the_fly", max_acceptance=self.max_acceptance, probe_prob=self.probe_prob)
+        if self.history < 1 or self.probe_tokens < 1 or min(self.prior) < 0:
+            raise OptionError(
+                f"on_the_fly: need history >= 1, probe_tokens >= 1 and prior counts >= 0; got {self.history}, "
+                f"{self.probe_tokens}, {self.prior}"
+            )
+
+    def init(self, memory: Memory) -> History:
+        return History(costs_of(memory, "on_the_fly"))
+
+    def plan(self, state: History, draws: Draws) -> DraftPlan:
+        window = self.window(state)
+        if window > 0:
+            return DraftPlan(max_depth=window)
+        is_probe = state.idle_tokens >= self.probe_tokens or (self.probe_prob > 0.0 and draws.bernoulli(self.probe_prob))
+        return DraftPlan(max_depth=1) if is_probe else PLAIN
+
+    def update(self, state: History, record: StepRecord) -> History:
+        context = record.context_length + len(record.token_ids)
+        if record.depth == 0:
+            return History(state.costs, state.rounds, state.idle_tokens + len(record.token_ids), context)
+        rounds = (*state.rounds, (record.depth, record.num_accepted))[-self.history :]
+        return History(state.costs, rounds, 0, context)
+
+    def window(self, state: History) -> int:
+        """The window that the estimate asks for."""
+        acceptance = censored_acceptance(state.rounds, self.prior, self.max_acceptance)
+        costs = state.costs
+        seconds = [costs.round_s(window, costs.batch_size, state.context_length) for window in range(self.max_window + 1)]
+        return best_window(acceptance, seconds)
+
+
+def censored_acceptance(rounds: Rounds, prior: tuple[float | int, float | int] = (0, 0), largest: float = 1.0) -> float:
+    """Maximum-likelihood acceptance of rounds that end at a rejection or at their window (equation 2).
+
+    Args:
+        rounds: Windows and accepted tokens.
+        prior: Accepted and rejected tokens taken as seen before.
+        largest: Largest value returned, and the value where nothing is known.
+    """
+    accepted = prior[0] + sum(count for _, count in rounds)
+    rejected = prior[1] + sum(count < window for window, count in rounds)
+    return min(largest, accepted / (accepted + rejected)) if accepted + rejected > 0 else largest
+
+
+def best_window(acceptance: float, seconds: Sequence[float]) -> int:
+    """The window w that maximises (1 + Acc + .. + Acc^w) / seconds[w] (equation 1; the sum is also right at Acc = 1)."""
+    best, best_speed, tokens, reach = 0, 0.0, 0.0, 1.0
+    for window, duration in enumerate(seconds):
+        tokens += reach
+        reach *= acceptance
+        if tokens / duration > best_speed:
+            best, best_speed = window, tokens / duration
+    return best

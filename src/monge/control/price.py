@@ -1,0 +1,231 @@
+"""Draft while a token's chance of being accepted is worth the price of its time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
+from monge.control.calibration import Calibration
+from monge.control.survival import DepthCounts, expected_tokens
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.stopping import StopRule
+from monge.core.verdict import StepRecord
+
+_REQUEST_KEEP = 0.9  # weight that a round keeps with every later one, in a request's acceptance
+_POOLED_KEEP = 0.99
+_RATE_KEEP = 0.98  # the same in the running speed, whose inverse is the price of a token
+_SHORT_KEEP = 0.85  # and in the speed that decides whether speculation goes on
+_EXPLORE = 32  # rounds between two that draft without looking at the price, so that low confidences are tried too
+_BASELINE = 128  # rounds between two plain ones, which keep the cost of plain decoding up to date
+_SETTLED = 8  # rounds after which a request that speculates again counts as settled
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """What requests taught: acceptance by depth, calibration, tokens and seconds of late, and how long the last one rested."""
+
+    counts: DepthCounts = DepthCounts()
+    calibration: Calibration = Calibration()
+    tokens: float = 0.0
+    seconds: float = 0.0
+    off_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """State of one request.
+
+    Args:
+        memory: What the decoder's requests share.
+        counts: Acceptance by depth in this request.
+        tokens: Tokens of the last rounds, the latest counting most.
+        seconds: Their predicted seconds.
+        context_length: Tokens of the text so far, once a round has said so.
+        off_left: Tokens to be decoded plainly before speculation is tried again.
+        off_tokens: How many there were when it was last switched off; 0 while it is settled.
+        trial_left: Rounds of the present trial that are left.
+        rounds_on: Rounds since it was switched on.
+    """
+
+    memory: Memory
+    counts: DepthCounts = DepthCounts()
+    tokens: float = 0.0
+    seconds: float = 0.0
+    context_length: int | None = None
+    off_left: int = 0
+    off_tokens: int = 0
+    trial_left: int = 0
+    rounds_on: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a round is expected to bring, by window from 0 on, and the price of a second in tokens."""
+
+    acceptance: tuple[float, ...]
+    tokens: Sequence[float]
+    seconds: Sequence[float]
+    price: float
+
+    @property
+    def speed(self) -> float:
+        """Largest expected tokens per second of a round that drafts."""
+        return max(tokens / seconds for tokens, seconds in zip(self.tokens[1:], self.seconds[1:], strict=True))
+
+    @property
+    def plain_speed(self) -> float:
+        """Tokens per second of plain decoding."""
+        return 1.0 / self.seconds[0]
+
+    @property
+    def window(self) -> int:
+        """The drafting window of largest worth: tokens less the price of their time."""
+        windows = range(1, len(self.tokens))
+        return max(windows, key=lambda window: self.tokens[window] - self.price * self.seconds[window])
+
+
+@dataclass(frozen=True, slots=True)
+class Price(Controller[Request]):
+    """Draft while a token's chance of being accepted is at least the price of its time; not at all where plain decoding wins.
+
+    The policy of most tokens per second maximises tokens - price * seconds with the best attainable speed as the price, so a
+    marginal token is worth drafting iff its survival >= price * its marginal seconds. Survival comes from the acceptance by
+    depth of this request, of others before it, and, where the drafter has a network, from the network's confidence before
+    each draw; seconds from the decoder's cost table; the price is the running speed, and never below that of plain decoding.
+
+    Where the expected and the recent speed fall below plain decoding's, the drafter rests for `first_off` tokens; then a
+    trial of `trial` rounds must beat plain decoding by the share `margin`, or the rest is doubled, up to `last_off` tokens.
+
+    Args:
+        max_window: Largest window; at most the tree builder's own depth has an effect.
+        first_off: Tokens of the first rest.
+        last_off: Tokens of the longest rest.
+        trial: Rounds of a trial.
+        margin: Share by which a trial must beat plain decoding.
+
+    Reference:
+        Renewal-reward argument of Dinkelbach, 1967; sequential temperature scaling: DSpark, arXiv 2607.05147; own design.
+    """
+
+    max_window: int = 8
+    first_off: int = 32
+    last_off: int = 1024
+    trial: int = 2
+    margin: float | int = 0.02
+
+    reads = frozenset({"accepted", "confidence", "costs", "notes"})
+
+    def __post_init__(self) -> None:
+        check_windows("price", lowest=1, highest=self.max_window)
+        if not 1 <= self.first_off <= self.last_off or self.trial < 1 or not self.margin >= 0.0:
+            raise OptionError(
+                "price: need 1 <= first_off <= last_off, trial >= 1 and margin >= 0; got "
+                f"{self.first_off}, {self.last_off}, {self.trial}, {self.margin}"
+            )
+
+    def init(self, memory: Memory) -> Request:
+        costs_of(memory, "price")
+        # Where the last requests gave up for long, a new one starts where they ended.
+        off = min(_pooled(memory).off_tokens, 4 * self.first_off)
+        return Request(memory, off_left=off if off > self.first_off else 0, off_tokens=off)
+
+    def plan(self, state: Request, draws: Draws) -> DraftPlan:
+        if state.off_left > 0 or (state.rounds_on + 1) % _BASELINE == 0:
+            return PLAIN
+        outlook, calibration = self.outlook(state), _pooled(state.memory).calibration
+        if calibration.num_rounds == 0 or state.trial_left > 0 or state.rounds_on % _EXPLORE == _EXPLORE - 1:
+            return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)))
+        return DraftPlan(max_depth=self.max_window, stop=self._stop(state, outlook, calibration))
+
+    def update(self, state: Request, record: StepRecord) -> Request:
+        context = record.context_length + len(record.token_ids)
+        if record.plan.max_depth == 0:
+            left = max(0, state.off_left - len(record.token_ids))
+            begins = state.off_left > 0 and left == 0
+            counts = state.counts.aged(0.5) if begins else state.counts
+            trial = self.trial if begins else state.trial_left
+            rounds_on = 0 if begins else state.rounds_on + 1
+            return replace(state, counts=counts, context_length=context, off_left=left, trial_left=trial, rounds_on=rounds_on)
+        seconds = _seconds(state.memory, record)
+        tokens = record.num_accepted + 1
+        _teach(state.memory, record, tokens, seconds)
+        following = replace(
+            state,
+            counts=state.counts.update(record, _REQUEST_KEEP),
+            tokens=_SHORT_KEEP * state.tokens + tokens,
+            seconds=_SHORT_KEEP * state.seconds + seconds,
+            context_length=context,
+            trial_left=max(0, state.trial_left - 1),
+            rounds_on=state.rounds_on + 1,
+        )
+        return self._switched(following)
+
+    def outlook(self, state: Request) -> Outlook:
+        """Expected tokens and seconds of the coming round's windows."""
+        costs, pooled = costs_of(state.memory, "price"), _pooled(state.memory)
+        acceptance = state.counts.acceptance(self.max_window, pooled.counts.acceptance(self.max_window))
+        context = state.context_length
+        seconds = [costs.round_s(window, costs.batch_size, context) for window in range(self.max_window + 1)]
+        speed = pooled.tokens / pooled.seconds if pooled.seconds > 0.0 else 0.0
+        return Outlook(acceptance, expected_tokens(acceptance), seconds, max(speed, 1.0 / seconds[0]))
+
+    def _stop(self, state: Request, outlook: Outlook, calibration: Calibration) -> StopRule:
+        costs, depths = costs_of(state.memory, "price"), range(1, self.max_window + 1)
+        drafting = [0.0, *(costs.draft_s(depth, costs.batch_size) for depth in depths)]
+        verifying = [seconds - drafted for seconds, drafted in zip(outlook.seconds, drafting, strict=True)]
+        return StopRule(
+            bias=calibration.bias,
+            slope=calibration.slope,
+            temperatures=calibration.temperatures,
+            draw_prices=tuple(max(0.0, outlook.price * (verifying[depth] - verifying[depth - 1])) for depth in depths),
+            read_prices=tuple(
+                max(0.0, outlook.price * (outlook.seconds[depth] - outlook.seconds[depth - 1])) for depth in depths
+            ),
+            expected=outlook.acceptance,
+            persistence=calibration.persistence,
+        )
+
+    def _switched(self, state: Request) -> Request:
+        """The state with speculation off if it does not pay."""
+        outlook = self.outlook(state)
+        needed = outlook.plain_speed * (1.0 + (self.margin if state.off_tokens else 0.0))
+        pays = outlook.speed >= needed or state.tokens / state.seconds >= needed
+        if state.trial_left > 0 or pays:
+            if state.rounds_on == _SETTLED and state.off_tokens:
+                _note_off(state.memory, 0)
+                return replace(state, off_tokens=0)
+            return state
+        off = min(2 * state.off_tokens, self.last_off) if state.off_tokens else self.first_off
+        _note_off(state.memory, off)
+        return replace(state, off_left=off, off_tokens=off, tokens=0.0, seconds=0.0)
+
+
+def _pooled(memory: Memory) -> Pooled:
+    return memory.notes.get("price", _NOTHING)
+
+
+_NOTHING = Pooled()
+
+
+def _note_off(memory: Memory, off_tokens: int) -> None:
+    memory.notes["price"] = replace(_pooled(memory), off_tokens=off_tokens)
+
+
+def _teach(memory: Memory, record: StepRecord, tokens: int, seconds: float) -> None:
+    pooled = _pooled(memory)
+    memory.notes["price"] = Pooled(
+        counts=pooled.counts.update(record, _POOLED_KEEP),
+        calibration=pooled.calibration.update(record.confidences, record.num_accepted, len(record.examined)),
+        tokens=_RATE_KEEP * pooled.tokens + tokens,
+        seconds=_RATE_KEEP * pooled.seconds + seconds,
+        off_tokens=pooled.off_tokens,
+    )
+
+
+def _seconds(memory: Memory, record: StepRecord) -> float:
+    """Predicted seconds of a finished round: the text, not the clock, decides what a request learns."""
+    costs = costs_of(memory, "price")
+    reads = max(record.depth, record.levels_read)
+    drafted = costs.draft_s(reads, record.batch_size) if reads else 0.0
+    return costs.verify_s(record.num_nodes, record.batch_size, record.context_length) + drafted

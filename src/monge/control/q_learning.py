@@ -1,0 +1,110 @@
+"""Tabular Q-learning of the window."""
+
+from dataclasses import dataclass, field
+
+from monge.control.base import Controller, CostModel, Memory, check_share, costs_of
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.verdict import StepRecord
+
+Situation = tuple[int, int, int]
+"""Share of the last window that was accepted, in quarters (-1 for a window of 0); that window; logarithm of the batch size."""
+
+_RATE_MEMORY = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What the agent has learnt: values of every window in every situation, and tokens and seconds of the recent past."""
+
+    values: dict[Situation, tuple[float, ...]] = field(default_factory=dict[Situation, tuple[float, ...]])
+    tokens: float = 0.0
+    seconds: float = 0.0
+    rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QState:
+    """State of one request: the situation, the window chosen in it, and the agent."""
+
+    memory: Memory
+    situation: Situation
+    learnt: Learnt
+
+
+@dataclass(frozen=True, slots=True)
+class QLearning(Controller[QState]):
+    """Learn the value of every window by trial, with reward tokens - price * seconds.
+
+    The price is the running speed, so a window earns what it gives beyond the average; the acceptance rate as a reward would
+    settle on short windows. What was learnt is handed from a finished request to those that start after it.
+
+    Args:
+        windows: Windows to choose from.
+        first_exploration: Chance of a random window in the first round; it falls as 1 / sqrt(1 + rounds / 64).
+        last_exploration: Smallest chance of a random window.
+        rate: Learning rate.
+        discount: Weight of the next situation's value.
+
+    Reference:
+        Liu, Park and Shen, ACL 2025, paper 482, names a Q-learning agent; situation and reward are our design.
+    """
+
+    windows: tuple[int, ...] = (0, 1, 2, 3, 4, 6, 8)
+    first_exploration: float | int = 0.1
+    last_exploration: float | int = 0.01
+    rate: float | int = 0.1
+    discount: float | int = 0.5
+
+    reads = frozenset({"accepted", "costs", "notes"})
+
+    def __post_init__(self) -> None:
+        if not self.windows or min(self.windows) < 0 or len(set(self.windows)) < len(self.windows):
+            raise OptionError(f"q_learning: windows must be different numbers >= 0, at least one; got {self.windows}")
+        shares = {"first_exploration": self.first_exploration, "last_exploration": self.last_exploration}
+        check_share("q_learning", rate=self.rate, discount=self.discount, **shares)
+
+    def init(self, memory: Memory) -> QState:
+        costs_of(memory, "q_learning")
+        return QState(memory, (-1, 0, 0), memory.notes.get("q_learning", Learnt()))
+
+    def plan(self, state: QState, draws: Draws) -> DraftPlan:
+        explores = max(self.last_exploration, self.first_exploration / (1.0 + state.learnt.rounds / 64) ** 0.5)
+        if explores > 0.0 and draws.bernoulli(explores):
+            return DraftPlan(max_depth=self.windows[_uniform_index(len(self.windows), draws)])
+        values = self._values(state.learnt, state.situation)
+        return DraftPlan(max_depth=self.windows[max(range(len(values)), key=values.__getitem__)])
+
+    def update(self, state: QState, record: StepRecord) -> QState:
+        window = record.plan.max_depth or 0
+        # A round may be shortened by the tree builder or the end of the text; it says something about windows that it ran.
+        action = max((index for index, own in enumerate(self.windows) if own <= window), default=0)
+        quarter = -1 if record.depth == 0 else min(3, 4 * record.num_accepted // record.depth)
+        following = (quarter, self.windows[action], record.batch_size.bit_length())
+        costs: CostModel = costs_of(state.memory, "q_learning")
+        seconds = costs.round_s(record.depth, record.batch_size, record.context_length)
+        learnt = self._learn(state.learnt, state.situation, action, following, (record.num_accepted + 1, seconds))
+        state.memory.notes["q_learning"] = learnt
+        return QState(state.memory, following, learnt)
+
+    def _learn(
+        self, learnt: Learnt, situation: Situation, action: int, following: Situation, gain: tuple[int, float]
+    ) -> Learnt:
+        tokens, seconds = _RATE_MEMORY * learnt.tokens + gain[0], _RATE_MEMORY * learnt.seconds + gain[1]
+        reward = gain[0] - tokens / seconds * gain[1]
+        values = list(self._values(learnt, situation))
+        target = reward + self.discount * max(self._values(learnt, following))
+        values[action] += self.rate * (target - values[action])
+        return Learnt({**learnt.values, situation: tuple(values)}, tokens, seconds, learnt.rounds + 1)
+
+    def _values(self, learnt: Learnt, situation: Situation) -> tuple[float, ...]:
+        return learnt.values.get(situation, (0.0,) * len(self.windows))
+
+
+def _uniform_index(count: int, draws: Draws) -> int:
+    """A number in 0 .. count - 1, each as likely, by coins that can be enumerated."""
+    for index in range(count - 1):
+        if draws.bernoulli(1.0 / (count - index)):
+            return index
+    return count - 1

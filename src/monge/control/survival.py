@@ -1,0 +1,78 @@
+"""How far the target follows: acceptance by depth, from finished rounds."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monge.core.stopping import logit
+from monge.core.verdict import StepRecord
+
+_PRIOR_WEIGHT = 2.0
+"""Rounds that earlier knowledge counts for: a drafter that is useless must be found out in a few."""
+_FIRST_ACCEPTANCE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class DepthCounts:
+    """How often each depth was reached and accepted, old rounds counting less.
+
+    A depth was reached where all nodes above it were accepted and it had candidates. Accepted / reached estimates the
+    conditional acceptance without bias as long as plans do not look at the tokens they decide about (Kaplan and Meier's
+    product then is the survival); accepted / drafted would not.
+
+    Args:
+        reached: By depth, the root's children first.
+        accepted: Likewise.
+    """
+
+    reached: tuple[float, ...] = ()
+    accepted: tuple[float, ...] = ()
+
+    def update(self, record: StepRecord, keep: float) -> "DepthCounts":
+        """The counts with one more round; earlier ones count `keep` times as much as before."""
+        examined, taken = len(record.examined), record.num_accepted
+        size = max(len(self.reached), examined)
+        reached = [keep * count for count in self.reached] + [0.0] * (size - len(self.reached))
+        accepted = [keep * count for count in self.accepted] + [0.0] * (size - len(self.accepted))
+        for depth in range(examined):
+            reached[depth] += 1.0
+            accepted[depth] += 1.0 if depth < taken else 0.0
+        return DepthCounts(tuple(reached), tuple(accepted))
+
+    def aged(self, keep: float) -> "DepthCounts":
+        """The same shares as weaker evidence."""
+        return DepthCounts(tuple(keep * count for count in self.reached), tuple(keep * count for count in self.accepted))
+
+    def acceptance(self, depths: int, prior: Sequence[float] | None = None) -> tuple[float, ...]:
+        """Acceptance at the first depths.
+
+        Args:
+            depths: How many.
+            prior: What is known otherwise, by depth; without, each depth starts from the estimate of the one above it.
+        """
+        estimates: list[float] = []
+        shift = 0.0
+        for depth in range(depths):
+            before = _FIRST_ACCEPTANCE if not estimates else estimates[-1]
+            expected = before if prior is None else _shifted(prior[depth], shift)
+            reached = self.reached[depth] if depth < len(self.reached) else 0.0
+            accepted = self.accepted[depth] if depth < len(self.accepted) else 0.0
+            estimates.append((accepted + _PRIOR_WEIGHT * expected) / (reached + _PRIOR_WEIGHT))
+            if prior is not None:
+                # A request that does better than others at one depth is expected to do so below it.
+                shift = logit(estimates[-1]) - logit(prior[depth])
+        return tuple(estimates)
+
+
+def expected_tokens(acceptance: Sequence[float]) -> list[float]:
+    """Expected tokens of a round for the windows 0, 1, ..: one more than the sum of the survivals."""
+    tokens, reach = [1.0], 1.0
+    for share in acceptance:
+        reach *= share
+        tokens.append(tokens[-1] + reach)
+    return tokens
+
+
+def _shifted(prob: float, shift: float) -> float:
+    odds = math.exp(logit(prob) + shift)
+    return odds / (1.0 + odds)

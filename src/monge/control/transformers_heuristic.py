@@ -1,0 +1,45 @@
+"""The window schedule of `transformers`' assisted generation."""
+
+from dataclasses import dataclass
+
+from monge.control.base import Controller, Memory
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.verdict import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersHeuristic(Controller[int]):
+    """Two more tokens after full acceptance, one fewer otherwise, never fewer than one.
+
+    The schedules `heuristic` and `heuristic_transient` of `num_assistant_tokens_schedule`: there the first is carried from one
+    call to the next; here every request starts anew, as in the second.
+
+    Args:
+        num_draft_tokens: Window of the first round.
+
+    Reference:
+        `transformers`, `AssistedCandidateGenerator.update_candidate_strategy`.
+    """
+
+    num_draft_tokens: int = 5
+
+    reads = frozenset({"accepted"})
+
+    def __post_init__(self) -> None:
+        if self.num_draft_tokens < 1:
+            raise OptionError(f"transformers_heuristic: num_draft_tokens must be at least 1; got {self.num_draft_tokens}")
+
+    def init(self, memory: Memory) -> int:
+        return self.num_draft_tokens
+
+    def plan(self, state: int, draws: Draws) -> DraftPlan:
+        return DraftPlan(max_depth=state)
+
+    def update(self, state: int, record: StepRecord) -> int:
+        if record.depth == 0:
+            return state
+        # A tree builder or the end of the request may draft less: the window counts from what was drafted.
+        drafted = min(state, record.depth)
+        return drafted + 2 if record.num_accepted == record.depth else max(1, drafted - 1)

@@ -1,0 +1,119 @@
+"""When a draft ends early: numbers in a plan that a drafter applies while its tree grows.
+
+Legal with every verifier: a level is left undrawn, or unread, for reasons that are known before its candidates are drawn; what
+was drawn is offered.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from monge.core.errors import OptionError
+
+_LARGEST_LOGIT = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRule:
+    """Ends a draft where the expected gain of another level is below its price.
+
+    *Confidence* is the largest probability that the draft network gives to a next token, at temperature 1. The chance that a
+    candidate is accepted, given that its parent was, is taken to be `sigmoid((bias + slope * logit(confidence)) / T)` with the
+    temperature T of its depth. *Reach* is the product of these chances along a path: the chance that the target gets there.
+
+    All sequences are by depth of the level that is decided about, the root's children first; the last entry holds for deeper
+    ones, and an empty sequence stands for zeros (`draw_prices`, `read_prices`) or ones (`temperatures`).
+
+    Args:
+        bias: See above.
+        slope: See above.
+        temperatures: See above.
+        draw_prices: Expected accepted tokens that a level must promise, once its confidence is known, to be drawn.
+        read_prices: The same before it is known, for the network to read one more level.
+        expected: Acceptance of a level on average, used before its confidence is known.
+        persistence: How much of the last level's deviation from that average is expected to last.
+        min_token_prob: A candidate to which the network gave less is offered, but nothing is drafted below it.
+
+    Raises:
+        OptionError: If a number is NaN, a price or probability is negative, or a temperature is not positive.
+    """
+
+    bias: float = 0.0
+    slope: float = 1.0
+    temperatures: tuple[float, ...] = ()
+    draw_prices: tuple[float, ...] = ()
+    read_prices: tuple[float, ...] = ()
+    expected: tuple[float, ...] = ()
+    persistence: float = 0.0
+    min_token_prob: float | None = None
+
+    def __post_init__(self) -> None:
+        lowest = 0.0 if self.min_token_prob is None else self.min_token_prob
+        positive = (*self.draw_prices, *self.read_prices, *self.expected, self.persistence, lowest)
+        good = all(value >= 0.0 for value in positive) and all(value > 0.0 for value in self.temperatures)
+        if not good or math.isnan(self.bias) or math.isnan(self.slope):
+            raise OptionError(f"StopRule: numbers must not be NaN, prices not negative, temperatures positive; got {self}")
+
+    @property
+    def needs_confidence(self) -> bool:
+        """Whether it looks at the network's confidence."""
+        return bool(self.draw_prices or self.read_prices)
+
+    def acceptance(self, depth: int, confidence: float) -> float:
+        """Chance that a candidate at `depth` (1 for the root's children) is accepted, given that its parent was."""
+        score = (self.bias + self.slope * logit(confidence)) / _at(self.temperatures, depth, 1.0)
+        return 1.0 / (1.0 + math.exp(-max(-_LARGEST_LOGIT, min(_LARGEST_LOGIT, score))))
+
+    def next_acceptance(self, depth: int, last: float) -> float:
+        """The same before the confidence there is known, given the acceptance `last` of the level above."""
+        average = _at(self.expected, depth, last)
+        above = _at(self.expected, depth - 1, last) if depth > 1 else average
+        return min(1.0, max(0.0, average + self.persistence * (last - above)))
+
+    def draws(self, depth: int, gain: float) -> bool:
+        """Whether candidates at `depth` are drawn, `gain` accepted tokens being expected of them."""
+        return gain >= _at(self.draw_prices, depth, 0.0)
+
+    def reads(self, depth: int, gain: float) -> bool:
+        """Whether the network reads on, for candidates at `depth`."""
+        return gain >= _at(self.read_prices, depth, 0.0)
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What a drafter saw of its network while a tree grew, by path of drafted tokens.
+
+    Attributes:
+        confidences: At every node that the network read, where the plan has prices.
+        token_probs: What the network gave to every drawn candidate, where the plan has a threshold for it.
+        levels_read: Levels that the network read.
+    """
+
+    confidences: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
+    token_probs: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
+    levels_read: int = 0
+
+    def confidences_along(self, path: Sequence[int]) -> tuple[float, ...]:
+        """Confidences at the nodes above a path's drafted tokens; empty where none were noted."""
+        return _known(self.confidences.get(tuple(path[:depth])) for depth in range(len(path)))
+
+    def token_probs_along(self, path: Sequence[int]) -> tuple[float, ...]:
+        """What the network gave to a path's tokens; empty where it was not noted."""
+        return _known(self.token_probs.get(tuple(path[: depth + 1])) for depth in range(len(path)))
+
+
+def logit(prob: float) -> float:
+    """Log odds, bounded: a certain network is not infinitely certain."""
+    if prob <= 0.0:
+        return -_LARGEST_LOGIT
+    if prob >= 1.0:
+        return _LARGEST_LOGIT
+    return max(-_LARGEST_LOGIT, min(_LARGEST_LOGIT, math.log(prob / (1.0 - prob))))
+
+
+def _known(values: Iterable[float | None]) -> tuple[float, ...]:
+    return tuple(value for value in values if value is not None)
+
+
+def _at(values: Sequence[float], depth: int, default: float) -> float:
+    return values[min(depth, len(values)) - 1] if values else default

@@ -1,0 +1,97 @@
+"""A growing tree under a stop rule: how far the target is expected to follow, and whether another level pays."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from monge.core.stopping import Evidence, StopRule
+from monge.core.tree import GrowingTree
+
+
+class Watch:
+    """Applies a `StopRule` to one growing tree, level by level, and notes what it saw.
+
+    Whether a level is drawn depends on the network's logits at the nodes above it, whether it is read on tokens that are drawn
+    and stay offered: both are known before the draws that they decide about.
+
+    Args:
+        tree: The tree.
+        stop: The rule.
+
+    Attributes:
+        evidence: What was seen, for the round's record.
+    """
+
+    def __init__(self, tree: GrowingTree, stop: StopRule) -> None:
+        self.evidence = Evidence()
+        self._tree, self._stop = tree, stop
+        self._reach = {0: 1.0}
+        self._acceptance: dict[int, float] = {}
+        self._logits: Tensor | None = None
+
+    def draws(self, nodes: Sequence[int], logits: Float[Tensor, "nodes vocab"]) -> bool:
+        """Whether the children of these nodes are to be drawn, given the network's logits at them."""
+        self._logits = logits
+        self.evidence.levels_read += 1
+        if not self._stop.needs_confidence:
+            return True
+        confidences = (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).exp().tolist()
+        depth, gain = self._tree.depths[nodes[0]] + 1, 0.0
+        for node, confidence in zip(nodes, confidences, strict=True):
+            self.evidence.confidences[self._path(node)] = confidence
+            self._acceptance[node] = self._stop.acceptance(depth, confidence)
+            gain += self._reach[node] * self._acceptance[node]
+        return self._stop.draws(depth, gain)
+
+    def reads(self, nodes: Sequence[int], frontier: Sequence[int]) -> tuple[int, ...]:
+        """The nodes of the frontier that the network is to read, after the children of `nodes` were drawn."""
+        if self._stop.min_token_prob is not None:
+            probs = self._token_probs(nodes)
+            for child, prob in probs.items():
+                self.evidence.token_probs[self._path(child)] = prob
+            frontier = [child for child in frontier if probs[child] >= self._stop.min_token_prob]
+        if not self._stop.needs_confidence or not frontier:
+            return tuple(frontier)
+        self._follow(nodes)
+        depth = self._tree.depths[frontier[0]] + 1
+        gain = sum(
+            self._reach[child] * self._stop.next_acceptance(depth, self._acceptance[self._tree.parents[child]])
+            for child in frontier
+        )
+        return tuple(frontier) if self._stop.reads(depth, gain) else ()
+
+    def _follow(self, nodes: Sequence[int]) -> None:
+        """The chance of an accepted child goes to the children, in the proportions that the network gives them."""
+        children = {node: [child for child in self._new() if self._tree.parents[child] == node] for node in nodes}
+        probs = self._token_probs(nodes) if any(len(own) > 1 for own in children.values()) else {}
+        for node, own in children.items():
+            total = sum(probs.get(child, 1.0) for child in own)
+            for child in own:
+                share = probs.get(child, 1.0) / total if total > 0.0 else 1.0 / len(own)
+                self._reach[child] = self._reach[node] * self._acceptance[node] * share
+
+    def _new(self) -> range:
+        """Nodes of the level that was drawn last: the last ones."""
+        depths = self._tree.depths
+        return range(depths.index(depths[-1]), len(depths))
+
+    def _token_probs(self, nodes: Sequence[int]) -> dict[int, float]:
+        """What the network gives to every child of the nodes, at temperature 1."""
+        assert self._logits is not None
+        row_of = {node: row for row, node in enumerate(nodes)}
+        children = [child for child in self._new() if self._tree.parents[child] in row_of]
+        if not children:
+            return {}
+        rows = torch.tensor([row_of[self._tree.parents[child]] for child in children], device=self._logits.device)
+        tokens = torch.tensor([self._tree.token_ids[child] for child in children], device=self._logits.device)
+        logprobs = self._logits[rows, tokens] - self._logits.logsumexp(dim=-1)[rows]
+        return dict(zip(children, logprobs.exp().tolist(), strict=True))
+
+    def _path(self, node: int) -> tuple[int, ...]:
+        tokens: list[int] = []
+        while node > 0:
+            tokens.append(self._tree.token_ids[node])
+            node = self._tree.parents[node]
+        return tuple(reversed(tokens))

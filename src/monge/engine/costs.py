@@ -1,0 +1,198 @@
+"""Measuring what rounds cost on this machine, by running them; and keeping the numbers in a file."""
+
+import hashlib
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import torch
+
+from monge.control.base import Controller, CostModel, Memory
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.sampling_rules import SamplingRules
+from monge.core.verdict import StepRecord
+from monge.engine.loop import close_session, open_sessions, run_round
+from monge.engine.parts import Parts
+from monge.engine.session import Request, Session
+
+BUDGET_S: Final = 1.0
+DEPTHS: Final = (0, 1, 2, 4, 8)
+_PROMPT: Final = 32  # tokens of the text that the table is measured on
+_LONG_PROMPT: Final = 512  # tokens of the text that shows what context costs
+_ROUNDS: Final = 4  # measured rounds of every depth, if the budget allows; the first of all is a warm-up
+_REQUESTS: Final = -1_000_000  # ids of the measured requests: below those of real ones
+
+
+@dataclass(frozen=True, slots=True)
+class _Cycle(Controller[int]):
+    """The listed depths, round after round."""
+
+    depths: tuple[int, ...]
+
+    def init(self, memory: Memory) -> int:
+        return 0
+
+    def plan(self, state: int, draws: Draws) -> DraftPlan:
+        return DraftPlan(max_depth=self.depths[state % len(self.depths)])
+
+    def update(self, state: int, record: StepRecord) -> int:
+        return state + 1
+
+
+def with_costs(parts: Parts, *, batch_sizes: Sequence[int], folder: Path | None = None) -> Parts:
+    """The parts with costs, if the controller reads them: those they have, those kept in the folder, or new ones."""
+    if "costs" not in parts.controller.reads or parts.memory.costs is not None:
+        return parts
+    key = costs_key(parts)
+    costs = None if folder is None else load_costs(folder, key)
+    if costs is None:
+        costs = measure_costs(parts, batch_sizes=batch_sizes)
+        if folder is not None:
+            save_costs(costs, folder, key)
+    return replace(parts, memory=Memory(costs))
+
+
+def measure_costs(parts: Parts, *, batch_sizes: Sequence[int] = (1,), budget_s: float = BUDGET_S) -> CostModel:
+    """Run real rounds of several depths on random text, and tabulate their times.
+
+    Every depth runs at least once per batch size; what the budget leaves is spent on repeats.
+
+    Args:
+        parts: The parts that will decode.
+        batch_sizes: Requests decoded together.
+        budget_s: Seconds after which no further round is begun.
+    """
+    deepest = parts.drafter.capabilities.max_depth
+    depths = tuple(sorted({min(depth, deepest) for depth in DEPTHS}))
+    verify: dict[int, dict[int, float]] = {}
+    draft: dict[int, dict[int, float]] = {}
+    nodes: dict[int, int] = {}
+    sizes = sorted(set(batch_sizes))
+    for index, batch_size in enumerate(sizes):
+        budget = budget_s * (index + 1) / (len(sizes) + 1)
+        records = _rounds(parts, depths, batch_size, _PROMPT, budget / (index + 1))
+        rest, drafting = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+        for record in records:
+            rest[record.num_nodes].append(record.times.total_s - record.times.draft_s)
+            drafting[record.depth].append(record.times.draft_s)
+            nodes[record.depth] = max(record.num_nodes, nodes.get(record.depth, 0))
+        verify[batch_size] = {count: median(times) for count, times in rest.items()}
+        draft[batch_size] = {depth: median(times) for depth, times in drafting.items()}
+    plain = verify[sizes[0]][0]
+    return CostModel(
+        verify_s=verify,
+        draft_s=draft,
+        context_s=_context_s(parts, sizes[0], plain, budget_s / (len(sizes) + 1)),
+        base_context=_PROMPT,
+        nodes=_filled(nodes),
+    )
+
+
+def load_costs(path: Path, key: str) -> CostModel | None:
+    """Costs that were kept for these parts on this device, or `None` where there are none.
+
+    Args:
+        path: Folder.
+        key: See `costs_key`.
+
+    Raises:
+        OptionError: If the file cannot be read, or holds no costs.
+    """
+    file = _file(path, key)
+    if not file.exists():
+        return None
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        return CostModel.from_dict(values["costs"]) if values["key"] == key else None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise OptionError(f"cannot read costs from {str(file)!r}: {error}; delete the file to measure anew") from error
+
+
+def save_costs(costs: CostModel, path: Path, key: str) -> Path:
+    """Keep costs in a folder.
+
+    Raises:
+        OptionError: If it cannot be written to.
+    """
+    file = _file(path, key)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"key": key, "costs": costs.as_dict()}, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write costs to {str(path)!r}: {error}") from error
+    return file
+
+
+def costs_key(parts: Parts) -> str:
+    """What costs depend on: the networks, their types and device, drafter and tree, verifier, threads."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    described = (parts.target, parts.drafter, parts.rule, device, torch.get_num_threads())
+    return " | ".join(map(repr, described))
+
+
+def _file(folder: Path, key: str) -> Path:
+    return folder / f"costs-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
+
+
+def _rounds(parts: Parts, depths: tuple[int, ...], batch_size: int, prompt: int, budget_s: float) -> list[StepRecord]:
+    """Records of rounds of all depths, one request's of each round; the first cycle is a warm-up unless the time is short."""
+    trial = replace(parts, controller=_Cycle(depths), memory=Memory())
+    longest = min(length for length in (parts.target.max_length, parts.drafter.capabilities.max_length, 1 << 30) if length)
+    most = min(len(depths) * (_ROUNDS + 1) * (max(depths) + 1) + 1, longest - 1)
+    prompt = max(1, min(prompt, longest - most))
+    vocab, start = parts.target.vocab_size, time.perf_counter()
+    sessions = [
+        Session(
+            Request(prompt_ids=_text(prompt, vocab, row), max_new_tokens=most, rules=SamplingRules(), seed=row),
+            request_id=_REQUESTS - row,
+        )
+        for row in range(batch_size)
+    ]
+    open_sessions(sessions, trial)
+    try:
+        for number in range(len(depths) * (_ROUNDS + 1)):
+            is_late = time.perf_counter() - start > budget_s
+            if (is_late and number >= len(depths)) or any(session.finish_reason is not None for session in sessions):
+                break
+            run_round(sessions, trial)
+    finally:
+        for session in sessions:
+            close_session(session, trial)
+    records = sessions[0].records
+    return records[len(depths) :] if len(records) >= 2 * len(depths) else records
+
+
+def _context_s(parts: Parts, batch_size: int, plain_s: float, budget_s: float) -> float:
+    """Seconds per token of context and per request, from plain rounds after a long text."""
+    records = _rounds(parts, (0,), batch_size, _LONG_PROMPT, budget_s)
+    length = records[0].context_length
+    if length <= 2 * _PROMPT:
+        return 0.0
+    slower = median(record.times.total_s - record.times.draft_s for record in records) - plain_s
+    return max(0.0, slower / (length - _PROMPT) / batch_size)
+
+
+def _filled(nodes: Mapping[int, int]) -> tuple[int, ...]:
+    """Nodes by depth 0, 1, .., from those of some depths."""
+
+    def between() -> Iterator[int]:
+        known = sorted({0: 0, **nodes}.items())
+        yield 0
+        for (low, few), (high, many) in zip(known, known[1:], strict=False):
+            for depth in range(low + 1, high + 1):
+                yield math.ceil(few + (many - few) * (depth - low) / (high - low))
+
+    return tuple(between())
+
+
+def _text(length: int, vocab_size: int, seed: int) -> tuple[int, ...]:
+    """Tokens that repeat nothing soon, so that no drafter finds them easy."""
+    return tuple((7 + 31 * seed + 7919 * position * (position + 1)) % vocab_size for position in range(length))

@@ -1,0 +1,117 @@
+"""The cost table: what it predicts, how it learns, what it refuses."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monge.control.cost_model import CostModel
+from monge.core.errors import OptionError
+from monge.core.verdict import RoundTiming
+
+
+def timing(nodes: int, rest_s: float, *, depth: int = 0, draft_s: float = 0.0, batch: int = 1, context: int = 0) -> RoundTiming:
+    return RoundTiming(num_nodes=nodes, depth=depth, batch_size=batch, context_length=context, draft_s=draft_s, rest_s=rest_s)
+
+
+def table(**settings: object) -> CostModel:
+    given_settings = {"verify_s": {1: {0: 1.0, 4: 1.4, 8: 2.2}}, "draft_s": {1: {0: 0.0, 4: 0.4}}, **settings}
+    return CostModel(**given_settings)  # type: ignore[arg-type]
+
+
+def test_linear_between_and_beyond_entries() -> None:
+    costs = table()
+    assert [costs.verify_s(nodes) for nodes in (0, 2, 4, 6, 10)] == pytest.approx([1.0, 1.2, 1.4, 1.8, 2.6])
+    assert costs.round_s(0) == pytest.approx(1.0)
+    assert costs.round_s(2) == pytest.approx(1.2 + 0.2)
+
+
+def test_batches_and_context() -> None:
+    costs = table(verify_s={1: {0: 1.0}, 5: {0: 3.0}}, context_s=0.001, base_context=100)
+    assert costs.verify_s(0, 3, 100) == pytest.approx(2.0)
+    assert costs.verify_s(0, 5, 1100) == pytest.approx(3.0 + 5.0)
+    assert costs.verify_s(0, 9, 100) == pytest.approx(5.0)
+    assert costs.verify_s(0, 1, 0) == pytest.approx(0.9)
+
+
+def test_steps_of_compiled_graphs_are_kept() -> None:
+    """Graphs hold 1, 4 and 8 tokens, the root among them: nodes cost what their graph costs, before and after corrections."""
+    costs = table(verify_s={1: {0: 1.0, 3: 1.2, 7: 2.0}}, graph_sizes=(1, 4, 8))
+    for _ in range(20):
+        costs.observe(timing(2, 1.5))
+        steps = [costs.verify_s(nodes) for nodes in range(8)]
+        assert len(set(steps[1:4])) == 1
+        assert len(set(steps[4:])) == 1
+        assert steps[0] < steps[1] < steps[4]
+    assert costs.verify_s(1) == pytest.approx(1.5, rel=0.1)
+
+
+def test_trees_have_nodes_by_depth() -> None:
+    costs = table(nodes=(0, 3, 9))
+    assert [costs.nodes_at(depth) for depth in range(5)] == [0, 3, 9, 10, 11]
+    assert costs.round_s(2) == pytest.approx(costs.verify_s(9) + 0.2)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3), st.floats(1e-4, 10.0)), min_size=1, max_size=30))
+def test_more_nodes_never_cost_less_whatever_is_measured(rounds: list[tuple[int, int, float]]) -> None:
+    costs = table()
+    for nodes, batch, seconds in rounds:
+        costs.observe(timing(nodes, seconds, batch=batch))
+        predicted = [costs.verify_s(count, batch) for count in range(12)]
+        assert all(math.isfinite(value) and value > 0 for value in predicted)
+        assert all(low <= high * (1 + 1e-12) for low, high in zip(predicted, predicted[1:], strict=False))
+
+
+def test_the_table_follows_the_machine() -> None:
+    costs = table()
+    for _ in range(80):
+        costs.observe(timing(4, 2.8, depth=4, draft_s=0.8))
+        costs.observe(timing(0, 2.0))
+        costs.observe(timing(4, 2.8, depth=4, draft_s=0.8))
+    assert costs.verify_s(4) == pytest.approx(2.8, rel=0.05)
+    assert costs.verify_s(0) == pytest.approx(2.0, rel=0.05)
+    assert costs.draft_s(4) == pytest.approx(0.8, rel=0.05)
+
+
+def test_reading_missed_text_is_no_cost_of_the_draft() -> None:
+    costs = table()
+    for _ in range(10):
+        costs.observe(timing(0, 1.0))
+        costs.observe(timing(4, 1.4, depth=4, draft_s=40.0))
+    assert costs.draft_s(4) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_times_that_are_none(seconds: float) -> None:
+    with pytest.raises(OptionError, match=r"verify_s\[1\]\[2\] must be a positive number of seconds"):
+        table(verify_s={1: {0: 1.0, 2: seconds}})
+    costs = table()
+    costs.observe(timing(4, seconds, depth=4, draft_s=seconds))
+    assert costs.as_dict() == table().as_dict()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"verify_s": {}}, "verify_s is empty"),
+        ({"verify_s": {1: {}}}, "verify_s is empty"),
+        ({"verify_s": {0: {1: 1.0}}}, r"verify_s\[0\]\[1\]"),
+        ({"draft_s": {1: {1: -0.1}}}, r"draft_s\[1\]\[1\] must be a number of seconds"),
+        ({"context_s": math.nan}, "context_s must be"),
+    ],
+)
+def test_bad_tables(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        table(**settings)
+
+
+def test_a_table_survives_json() -> None:
+    costs = table(context_s=0.5, base_context=3, graph_sizes=(2, 1), nodes=(0, 2))
+    assert CostModel.from_dict(costs.as_dict()).as_dict() == costs.as_dict()
+
+
+def test_a_table_that_does_not_learn_stays() -> None:
+    costs = CostModel.linear(plain=1.0, node=0.1, draft=0.2)
+    costs.observe(timing(3, 77.0, depth=3, draft_s=77.0))
+    assert costs.round_s(3) == pytest.approx(1.9)

@@ -1,0 +1,140 @@
+"""Every controller in the real loop, every draw enumerated: the text has the target's law, whatever was planned."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from monge.api import make_parts
+from monge.control.base import Controller, CostModel, Memory
+from monge.control.registry import CONTROLLERS
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.proposal import Iid, WithoutReplacement
+from monge.core.stopping import StopRule
+from monge.core.verdict import StepRecord
+from monge.draft.tree.registry import TREES
+from monge.engine.parts import Parts
+from monge.testing.decoding import Case, output_law, target_law
+from monge.testing.oracle import law_error
+from monge.testing.tabular import RandomTable, TabularModel
+from monge.verify.base import unsupported_reason
+from monge.verify.registry import VERIFIERS
+
+VOCAB = 3
+TREE_TEXTS = ("chain(2)", "chain(2, 'top')", "fixed_width((2, 1), 'iid')", "fixed_width((2, 1), 'without_replacement')")
+SETTINGS = {
+    "on_the_fly": ("on_the_fly(probe_prob=0.5, prior=(0, 1))", "on_the_fly(history=1, prior=(1, 0))"),
+    "fsm": ("fsm(first=2)",),
+    "cached_fsm": ("cached_fsm(machine=(2, 1, 1, 1, 2), max_ending=1, min_ending=1)",),
+    "q_learning": ("q_learning(windows=(0, 2))",),
+    "confidence_threshold": ("confidence_threshold(threshold=0.45)",),
+    "price": ("price(first_off=1, trial=1)",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive(Controller[tuple[int, float]]):
+    """Plans that swing as far as the last round allows: deeper after acceptance, stop prices moved by confidence."""
+
+    stop: StopRule
+
+    reads = frozenset({"accepted", "confidence"})
+
+    def init(self, memory: Memory) -> tuple[int, float]:
+        return 2, 0.0
+
+    def plan(self, state: tuple[int, float], draws: Draws) -> DraftPlan:
+        return DraftPlan(max_depth=state[0], stop=self.stop)
+
+    def update(self, state: tuple[int, float], record: StepRecord) -> tuple[int, float]:
+        return (2 if record.num_accepted else 1), sum(record.confidences)
+
+
+STOPS = {
+    "before a draw": StopRule(draw_prices=(0.42, 0.2)),
+    "before reading on": StopRule(read_prices=(0.0, 0.25), expected=(0.6, 0.5), persistence=1.0),
+    "after an improbable token": StopRule(min_token_prob=0.35),
+}
+
+
+def models(seed: int = 11) -> tuple[TabularModel, TabularModel]:
+    return TabularModel(RandomTable(VOCAB, seed), VOCAB), TabularModel(RandomTable(VOCAB, seed + 12), VOCAB)
+
+
+def parts(**settings: Any) -> Parts:
+    costs = CostModel.linear(plain=1.0, node=0.1, draft=0.2)
+    return make_parts(*models(), costs=costs, **settings)
+
+
+def error(case: Case, **settings: Any) -> float:
+    return law_error(output_law(lambda: parts(**settings), case), target_law(models()[0], case))
+
+
+@pytest.mark.parametrize("text", [text for name in CONTROLLERS for text in SETTINGS.get(name, (name,))])
+def test_every_controller(text: str) -> None:
+    """Over two rounds at least, the second planned from what the first accepted."""
+    assert error(Case(horizon=2, max_new_tokens=3), controller=text, tree="chain(2)") < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [text for name in CONTROLLERS for text in SETTINGS.get(name, (name,))])
+@pytest.mark.parametrize("tree", ["chain(2)", "best_first(3, 2, 2, 2)"])
+def test_every_controller_over_more_rounds(text: str, tree: str) -> None:
+    assert error(Case(horizon=3, max_new_tokens=3), controller=text, tree=tree) < 1e-12
+
+
+def stopping_combinations() -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for tree in TREE_TEXTS:
+        limits = TREES.parse(tree).limits
+        for name in VERIFIERS:
+            rule = VERIFIERS.make(name)
+            if rule.is_enumerable and unsupported_reason(rule, limits.proposes, limits.max_width) is None:
+                found.append((tree, name))
+    return found
+
+
+@pytest.mark.parametrize(("tree", "verifier"), [pair for pair in stopping_combinations() if pair[0] == "chain(2)"])
+def test_a_stop_rule_with_every_verifier(tree: str, verifier: str) -> None:
+    """The first token of a round whose draft is stopped; wider trees follow in the slow tests."""
+    case = Case(horizon=1, max_new_tokens=3)
+    assert error(case, controller=Adaptive(STOPS["before a draw"]), tree=tree, verifier=verifier) < 1e-12
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("verifier", ["single_draft", "block"])
+def test_every_stop_rule(verifier: str, stop: str) -> None:
+    """Two tokens, over a second round that was planned from the first."""
+    assert (
+        error(Case(horizon=2, max_new_tokens=3), controller=Adaptive(STOPS[stop]), tree="chain(2)", verifier=verifier) < 1e-12
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(("tree", "verifier"), stopping_combinations())
+def test_every_stop_rule_with_every_verifier(tree: str, verifier: str, stop: str) -> None:
+    case = Case(horizon=1 if TREES.parse(tree).limits.max_width > 1 else 2, max_new_tokens=3)
+    assert error(case, controller=Adaptive(STOPS[stop]), tree=tree, verifier=verifier) < 1e-12
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_the_stops_do_stop(stop: str) -> None:
+    """The rules of the test above end some drafts early, and let some go on."""
+    case, depths = Case(horizon=2, max_new_tokens=3), set[int]()
+
+    @dataclass(frozen=True, slots=True)
+    class Watching(Adaptive):
+        def update(self, state: tuple[int, float], record: StepRecord) -> tuple[int, float]:
+            if record.plan.max_depth == 2:
+                depths.add(record.depth)
+            return 2, 0.0
+
+    output_law(lambda: parts(controller=Watching(STOPS[stop]), tree="chain(2)"), case)
+    assert len(depths) > 1
+
+
+def test_combinations_cover_sampled_trees() -> None:
+    proposals = {kind for tree, _ in stopping_combinations() for kind in TREES.parse(tree).limits.proposes}
+    assert {Iid, WithoutReplacement} <= proposals

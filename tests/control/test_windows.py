@@ -1,0 +1,135 @@
+"""Controllers that look at accepted tokens only, on scripts; and what all controllers refuse."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+
+from monge.control.base import Memory
+from monge.control.cached_fsm import CachedFsm
+from monge.control.confidence_threshold import ConfidenceThreshold, best_threshold
+from monge.control.fsm import Fsm
+from monge.control.registry import CONTROLLERS
+from monge.control.transformers_heuristic import TransformersHeuristic
+from monge.core.draws import TapeDraws
+from monge.core.errors import OptionError
+from tests.control.scripts import chain_round, memory_of, windows
+
+
+def test_fsm() -> None:
+    assert windows(Fsm(first=2, up=2, down=1, max_window=5), [2, 4, 5, 4, 0, 0, 0, 0]) == [2, 4, 5, 5, 4, 3, 2, 1]
+    assert windows(Fsm(first=1), [0, 0, 1]) == [1, 1, 1]
+
+
+def test_transformers_heuristic_is_the_hosts() -> None:
+    script = [5, 7, 3, 0, 0, 0, 0, 0, 0, 0, 1, 3, 4]
+    ours = windows(TransformersHeuristic(num_draft_tokens=5), script)
+    host = object.__new__(AssistedCandidateGenerator)
+    host.assistant_generation_config = SimpleNamespace(
+        num_assistant_tokens_schedule="heuristic", assistant_confidence_threshold=0.0
+    )
+    host.num_assistant_tokens = 5
+    for window, count in zip(ours, script, strict=True):
+        assert window == host.num_assistant_tokens
+        host.update_candidate_strategy(None, torch.zeros(1, window + 1, 2), min(count, window))
+    assert ours[-1] == 5
+
+
+def test_a_shortened_round_counts_from_what_was_drafted() -> None:
+    controller = TransformersHeuristic(num_draft_tokens=9)
+    assert controller.update(9, chain_round(3, 3)) == 5
+    assert controller.update(9, chain_round(3, 1)) == 2
+    assert controller.update(9, chain_round(0, 0)) == 9
+
+
+def test_cached_fsm_hits_misses_and_forgets() -> None:
+    controller = CachedFsm(machine=(4, 1, 1, 1, 8), max_ending=2, min_ending=2, capacity=2, rate=0.5)
+    state = controller.init(Memory())
+    plan = lambda state: controller.plan(state, TapeDraws([])).max_depth  # noqa: E731
+    assert plan(state) == 4
+    state = controller.update(state, chain_round(4, 1, token_ids=(7, 8)))
+    assert plan(state) == 3  # (7, 8) is new: the machine's window after a rejection
+    state = controller.update(state, chain_round(3, 2, token_ids=(5, 7, 8)))
+    assert plan(state) == 3  # a hit: two tokens were accepted after (7, 8)
+    state = controller.update(state, chain_round(3, 0, token_ids=(7, 8)))
+    assert state.accepted == {(7, 8): 1.0}
+    assert plan(state) == 2
+    for ending in ((1, 2), (3, 4), (7, 8)):
+        state = controller.update(state, chain_round(2, 2, token_ids=ending))
+    assert list(state.accepted) == [(1, 2), (3, 4)]  # the least recently used ending has gone
+    assert plan(state) == controller.plan(state, TapeDraws([])).max_depth == state.window
+
+
+def test_threshold_fit() -> None:
+    clean = [(0.9, True), (0.8, True), (0.7, True), (0.4, False), (0.3, False), (0.2, False)]
+    assert best_threshold(clean) == 0.7
+    assert best_threshold([(0.9, False), (0.9, True), (0.1, True)]) == 0.1
+    assert best_threshold([(0.9, False), (0.5, False), (0.5, True)]) == 0.5
+
+    def brute(samples: list[tuple[float, bool]]) -> float:
+        accepted, rejected = [p for p, hit in samples if hit], [p for p, hit in samples if not hit]
+        cost = lambda t: sum(p >= t for p in rejected) / len(rejected) + 3 * sum(p < t for p in accepted) / len(accepted)  # noqa: E731
+        return min(sorted({p for p, _ in samples}, reverse=True), key=cost)
+
+    mixed = [(0.95, True), (0.6, False), (0.55, True), (0.5, True), (0.45, False), (0.2, True), (0.1, False), (0.05, False)]
+    assert best_threshold(mixed) == brute(mixed)
+
+
+def test_threshold_is_refitted_from_six_tokens_of_both_kinds() -> None:
+    controller = ConfidenceThreshold(threshold=0.4)
+    state = controller.update(controller.init(Memory()), chain_round(5, 5, token_probs=(0.9, 0.8, 0.9, 0.8, 0.7)))
+    assert state.threshold == 0.4
+    state = controller.update(state, chain_round(3, 0, token_probs=(0.3, 0.2, 0.1)))
+    assert state.samples[-1] == (0.3, False)  # what lies behind a rejection says nothing
+    assert state.threshold == 0.7
+    plan = controller.plan(state, TapeDraws([]))
+    assert plan.stop is not None
+    assert plan.stop.min_token_prob == 0.7
+
+
+def test_threshold_zero_never_stops() -> None:
+    controller = ConfidenceThreshold(threshold=0.0)
+    state = controller.update(controller.init(Memory()), chain_round(8, 7, token_probs=(0.5,) * 8))
+    assert state.threshold == 0.0
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_states_are_values(name: str) -> None:
+    """Planning twice plans the same: state goes in and comes back, and nothing else moves."""
+    controller = CONTROLLERS.make(name)
+    state = controller.init(memory_of())
+    for accepted in (2, 0, 1, 3, 0, 0):
+        plan = controller.plan(state, TapeDraws([0.999] * 10))
+        assert controller.plan(state, TapeDraws([0.999] * 10)) == plan
+        window = min(plan.max_depth or 0, 4)
+        state = controller.update(state, chain_round(window, min(accepted, window), plan=plan))
+
+
+@pytest.mark.parametrize("name", [name for name in CONTROLLERS if "costs" in CONTROLLERS[name].reads])
+def test_costs_are_asked_for(name: str) -> None:
+    with pytest.raises(OptionError, match=f"'{name}' needs costs"):
+        CONTROLLERS.make(name).init(Memory())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fsm(first=9)", r"smallest window \(1\) <= the first window \(9\) <= the largest \(8\)"),
+        ("fsm(min_window=0)", "min_window must be at least 1"),
+        ("fsm(up=0)", "up, down and min_window must be at least 1"),
+        ("fixed(max_depth=-1)", "max_depth must be >= 0"),
+        ("transformers_heuristic(0)", "num_draft_tokens must be at least 1"),
+        ("cached_fsm(min_ending=3, max_ending=2)", "1 <= min_ending <= max_ending"),
+        ("on_the_fly(max_window=0)", r"the largest \(0\), which is >= 1"),
+        ("on_the_fly(probe_prob=1.5)", r"probe_prob must lie in \[0, 1\]"),
+        ("on_the_fly(prior=(-1, 0))", "prior counts >= 0"),
+        ("confidence_threshold(threshold=2)", r"threshold must lie in \[0, 1\]"),
+        ("q_learning(windows=())", "windows must be different numbers"),
+        ("price(max_window=0)", r"the largest \(0\)"),
+        ("price(first_off=64, last_off=32)", "first_off <= last_off"),
+    ],
+)
+def test_impossible_settings(text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        CONTROLLERS.parse(text)
