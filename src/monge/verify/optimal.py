@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from monge.core.draws import Draws
-from monge.core.errors import unknown_name
+from monge.core.errors import OptionError, unknown_name
 from monge.core.law import DenseLaw, Law, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.verify.fast.optimal import chances, decide, drawn_offers
@@ -17,6 +17,8 @@ from monge.verify.score_search import DraftLine
 
 GIVEN: Final = ("positions", "candidates")
 """What the decision is a function of: positions that are drawn for the draws, or the draws alone."""
+
+MAX_BINS: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,12 @@ class Optimal(FlowRule):
 
     Args:
         given: `positions` draws them; `candidates` decides by exact probabilities, slowly, and can be enumerated.
+        bins: Where it is a number, a power of two, tokens are emitted from a grid of ratios with so many cells an octave, which
+            needs no sort; exact, with a little less than the optimal acceptance. Flows keep the exact order.
     """
 
     given: str = "positions"
+    bins: int | None = None
 
     accepts = frozenset[type[Proposal]]({Iid, Mixed, Deterministic})
     is_enumerable: bool = field(init=False, repr=False)
@@ -56,6 +61,8 @@ class Optimal(FlowRule):
     def __post_init__(self) -> None:
         if self.given not in GIVEN:
             raise unknown_name("what the optimal rule is given:", self.given, GIVEN)
+        if self.bins is not None and not (1 <= self.bins <= MAX_BINS and self.bins & (self.bins - 1) == 0):
+            raise OptionError(f"Optimal: bins must be a power of two from 1 to {MAX_BINS}, or none; got {self.bins}")
         object.__setattr__(self, "is_enumerable", self.given == "candidates")
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
@@ -64,8 +71,11 @@ class Optimal(FlowRule):
             return draws.categorical(p)  # no draw to couple with: the target walk is optimal
         drawn = offers[len(proposal.fixed) :] if isinstance(proposal, Mixed) else offers
         if self.given == "positions":
-            found = decide(p, proposal.law, drawn, draws)
-            return draws.categorical(_residual(p, found.token_ids, found.masses)) if found.token is None else found.token
+            found = decide(p, proposal.law, drawn, draws, self.bins)
+            if found.token is not None:
+                return found.token
+            assert found.masses is not None, "a rejection needs the residual"
+            return draws.categorical(_residual(p, found.token_ids, found.masses))
         node = DraftLine.of_node(p, 1.0, proposal.law, len(drawn))
         token = node.enumerated_winner(drawn, draws)
         return draws.categorical(_residual(p, node.tokens, node.accepted)) if token is None else token
