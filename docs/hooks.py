@@ -12,6 +12,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import monge
@@ -45,7 +46,15 @@ def _fill(mark: re.Match[str]) -> str:
     if kind == "components":
         return components(argument)
     room, name = argument.split("/")
-    return f"::: {_path(ROOMS[room][name])}"
+    return f"{figure(room, name)}::: {_path(ROOMS[room][name])}"
+
+
+def figure(room: str, name: str) -> str:
+    """The picture of a verifier's acceptance, where `docs/figures.py` has drawn one."""
+    picture = f"figures/acceptance/{name}.png"
+    if room != "verifiers" or not (Path(__file__).parent / picture).is_file():
+        return ""
+    return f"## Against the optimum\n\n![acceptance of {name} against the optimum](../{picture})\n\n"
 
 
 def components(room: str) -> str:

@@ -1,0 +1,61 @@
+"""Draws the figures of the verifiers' pages: `python docs/figures.py [RULE ...]`, into `docs/figures/acceptance`.
+
+Every point is one pair of laws of a fixed bank and one way of drafting two candidates: across, the optimum for this way; up,
+the acceptance of the rule. Both are exact: closed forms, or enumeration where there is none. The diagonal is optimal.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from monge.bench.acceptance_closed_forms import closed_form
+from monge.bench.acceptance_draftings import draftings, optimum
+from monge.bench.acceptance_node import acceptance, legal_draftings
+from monge.bench.acceptance_plots import rule_figure
+from monge.core.law import DenseLaw
+from monge.testing.tabular import RandomTable
+from monge.verify.registry import VERIFIERS
+
+FOLDER = Path(__file__).parent / "figures" / "acceptance"
+NUM_TOKENS, NUM_PAIRS, WIDTH = 4, 40, 2
+
+
+def bank() -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pairs of laws, unrelated at first, closer and closer to each other towards the end."""
+    pairs = []
+    for number in range(NUM_PAIRS):
+        p, other = (np.array(RandomTable(NUM_TOKENS, 2 * number + side, "sparse")(())) ** 2 for side in (0, 1))
+        share = number / NUM_PAIRS
+        mixed = share * p / p.sum() + (1.0 - share) * other / other.sum()
+        pairs.append((p / p.sum(), mixed / mixed.sum()))
+    return pairs
+
+
+def points(name: str) -> list[tuple[str, float, float]]:
+    """Drafting, optimum and acceptance of a rule over the bank."""
+    rule = VERIFIERS.make(name)
+    found = []
+    for p, q in bank():
+        target = DenseLaw(torch.from_numpy(p.copy()))
+        for way in legal_draftings(rule, draftings(q, WIDTH)):
+            best, value = optimum(p, way.proposal), closed_form(name, p, way.proposal)
+            if value is None:
+                value = acceptance(name, target, way.proposal).value
+            if best is not None and value is not None:
+                found.append((way.name, best, value))
+    return found
+
+
+def main(names: list[str]) -> None:
+    """Draw the figures of some rules, or of all."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in names or list(VERIFIERS):
+        found = points(name)
+        if found:
+            print(rule_figure(name, found, FOLDER / f"{name}.png"), f"{len(found)} points")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
