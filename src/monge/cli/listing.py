@@ -10,6 +10,7 @@ from rich.table import Table
 from monge.cli import options
 from monge.cli.console import output, reported
 from monge.control.registry import CONTROLLERS
+from monge.core.clocks import SharedClocks
 from monge.core.hub_pairs import HubPairs
 from monge.core.independent import Independent
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
@@ -27,7 +28,7 @@ ROOMS: Final[tuple[tuple[str, Registry[Any]], ...]] = (
     ("trees", TREES),
     ("controllers", CONTROLLERS),
 )
-PROPOSALS: Final = (Deterministic, Iid, Independent, WithoutReplacement, Mixed, HubPairs, Systematic, Arbitrary)
+PROPOSALS: Final = (Deterministic, Iid, Independent, WithoutReplacement, Mixed, HubPairs, Systematic, SharedClocks, Arbitrary)
 
 
 @reported

@@ -35,9 +35,7 @@ class Fsm(Controller[int]):
     def __post_init__(self) -> None:
         check_windows("fsm", lowest=max(self.min_window, 0), highest=self.max_window, first=self.first)
         if self.up < 1 or self.down < 1 or self.min_window < 1:
-            raise OptionError(
-                f"fsm: up, down and min_window must be at least 1; got {self.up}, {self.down}, {self.min_window}"
-            )
+            raise OptionError(f"fsm: up, down and min_window must be at least 1; got {self.up}, {self.down}, {self.min_window}")
 
     def init(self, memory: Memory) -> int:
         return self.first

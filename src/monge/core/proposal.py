@@ -19,6 +19,10 @@ class Proposal(ABC):
     def draw(self, draws: Draws) -> tuple[int, ...]:
         """All children of the node, in drawing order; a token drawn twice is listed twice."""
 
+    def at_depth(self, depth: int) -> "Proposal":
+        """This proposal at a node of that depth; the same, unless its noise is addressed by place."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Deterministic(Proposal):

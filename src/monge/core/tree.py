@@ -124,6 +124,7 @@ class GrowingTree:
         """
         if self._proposals[node] is not None:
             raise MongeError(f"grow: node {node} has its children already; children are drawn once")
+        proposal = proposal.at_depth(self.depths[node])
         node_of: dict[int, int] = {}
         offers: list[int] = []
         for token in proposal.draw(draws):

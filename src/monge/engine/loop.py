@@ -48,6 +48,8 @@ def run_round(sessions: Sequence[Session], parts: Parts) -> None:
     """One round for every session; afterwards each has a new record, and perhaps a reason to be finished."""
     timer, forward_s = _Timer(start := time.perf_counter()), parts.forward_s
     contexts = [session.context for session in sessions]
+    for session in sessions:
+        session.begin_round()
     plans = [session.limit(parts.controller.plan(session.controller_state, session.draws)) for session in sessions]
     drafts = propose(sessions, plans, parts)
     draft_s = timer.lap()

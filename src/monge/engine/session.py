@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-import torch
-
+from monge.core.clocks import ClockDraws, RequestDraws
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws, TorchDraws
+from monge.core.draws import Draws
 from monge.core.errors import ContextLengthError, MongeError, OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
@@ -73,7 +72,7 @@ class Session:
         if request.stop and tokenizer is None:
             raise OptionError("stop strings need a tokenizer; give one, or use eos_ids")
         self.request = request
-        self.draws = request.draws or TorchDraws(torch.Generator().manual_seed(request.seed))
+        self.draws = request.draws or RequestDraws(request.seed)
         self.context = Context(
             request_id=request_id,
             token_ids=request.prompt_ids,
@@ -98,6 +97,11 @@ class Session:
     def num_generated(self) -> int:
         """Number of generated tokens."""
         return len(self.context.token_ids) - self.context.num_prompt_tokens
+
+    def begin_round(self) -> None:
+        """Tell the noise that is addressed by place where the text ends."""
+        if isinstance(self.draws, ClockDraws):
+            self.draws.move_to(len(self.context.token_ids))
 
     def limit(self, plan: DraftPlan) -> DraftPlan:
         """The plan, no deeper than tokens are still wanted: a round commits one more than it accepts."""

@@ -7,6 +7,7 @@ from monge.verify.base import Rule
 from monge.verify.block import Block
 from monge.verify.canonical import Canonical
 from monge.verify.greedy import Greedy
+from monge.verify.gumbel import Gumbel
 from monge.verify.k_seq import KSeq
 from monge.verify.layer import Layer
 from monge.verify.multipath_block import MultipathBlock
@@ -33,6 +34,7 @@ VERIFIERS: Final[Registry[Rule]] = Registry(
         "canonical": Canonical,
         "spechub": SpecHub,
         "systematic": EarliestDeadline,
+        "gumbel": Gumbel,
         "block": Block,
         "multipath_block": MultipathBlock,
         "traversal": Traversal,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from monge.core.clocks import SharedClocks
 from monge.core.draws import Draws
 from monge.core.hub_pairs import HubPairs
 from monge.core.independent import Independent
@@ -33,7 +34,7 @@ class TargetWalk(FlowRule):
     """
 
     accepts = frozenset[type[Proposal]](
-        {Deterministic, Iid, Independent, WithoutReplacement, Mixed, HubPairs, Systematic, Arbitrary}
+        {Deterministic, Iid, Independent, WithoutReplacement, Mixed, HubPairs, Systematic, SharedClocks, Arbitrary}
     )
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Final
 
+from monge.core.clocks import SharedClocks
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -195,6 +196,20 @@ class SystematicChildren(Children):
         return SystematicDesign(exponent=self.exponent, layout=self.layout, top=self.top)
 
 
+@dataclass(frozen=True, slots=True)
+class SharedChildren(Children):
+    """Races of clocks that the verifier `gumbel` knows; the k-th child wins the k-th race."""
+
+    proposes = SharedClocks
+
+    @property
+    def min_width(self) -> int:
+        return 1
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        return SharedClocks(law, width)
+
+
 def _beside(fixed: tuple[int, ...], law: Law, width: int) -> Mixed:
     for token in fixed:
         law = law.without(token) or law  # never None: callers leave a token of the support
@@ -212,6 +227,7 @@ CHILDREN: Final[Registry[Children]] = Registry(
         "systematic": SystematicChildren,
         "hub": HubChildren,
         "temperatures": TemperatureChildren,
+        "shared": SharedChildren,
     },
 )
 """Ways of drawing children by name; in a tree they are written `iid`, or with settings: `mixed(2)`."""

@@ -1,0 +1,85 @@
+"""List-level coupling: target and drafter run the same race of clocks, and the text depends on the seed alone."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from monge.core.clocks import ClockDraws, SharedClocks, clock_draws, first_token, num_clocks
+from monge.core.draws import Draws
+from monge.core.errors import OptionError, ProposalMismatchError
+from monge.core.law import Law, LawSequence
+from monge.core.proposal import Proposal
+from monge.core.tree import TokenTree
+from monge.core.verdict import Verdict
+from monge.verify.base import Verifier
+from monge.verify.target_walk import TargetWalk
+
+
+@dataclass(frozen=True, slots=True)
+class Gumbel(Verifier):
+    """Every token is the winner of a race between clocks that belong to its place in the text.
+
+    Law:
+        The text has the target's law, for candidates of any origin: no token depends on the candidates. It is a function of the
+        seed, the prompt and the target: the same text for every drafter, tree and controller, and without speculation.
+
+    Rule:
+        With clocks S_i^k, exponential and independent, K = `num_drafts` of them for every token and place:
+        `y = argmin_i (min over k < K of S_i^k) / p_i`. Descend while y is a candidate. The children `shared` are
+        `x_k = argmin_i S_i^k / q_i` in the same clocks, so that target and draft agree where one token leads both races: with K
+        such candidates draft k hits with probability
+        `sum_j 1 / (sum_i max(q_i / q_j, p_i / p_j) + (K - 1) / p_j)` each, and with one candidate at least
+        `(1 - TV) / (1 + TV)`. Other candidates are accepted as the target walk accepts them.
+
+    Cost:
+        K random numbers for every token of the support of p a node, and O(vocab) for the race; as many for each shared child.
+
+    Args:
+        num_drafts: K, at least the width of `shared` children. It is part of the law of the noise: another K is another text.
+
+    Raises:
+        OptionError: If K is below one.
+
+    Reference:
+        Daliri et al., arXiv 2408.07978 (K = 1, drafter invariance); Rowan et al., arXiv 2506.05632 (lists of drafts).
+    """
+
+    num_drafts: int = 1
+
+    accepts = frozenset[type[Proposal]](TargetWalk.accepts)
+    is_enumerable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.num_drafts < 1:
+            raise OptionError(f"gumbel: num_drafts must be at least 1; got {self.num_drafts}")
+
+    def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
+        if len(target_laws) != tree.num_nodes:
+            raise ProposalMismatchError(f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came")
+        source, node = clock_draws(draws), 0
+        path, examined = list[int](), list[int]()
+        while True:
+            self._check(tree, node)
+            child_of = {tree.token_ids[child]: child for child in tree.offers[node]}
+            if child_of:
+                examined.append(len(child_of))
+            token = self._winner(target_laws[node], source, len(path))
+            if token not in child_of:
+                kind = "correction" if child_of else "bonus"
+                return Verdict(path=tuple(path), next_token=token, next_kind=kind, examined=tuple(examined))
+            node = child_of[token]
+            path.append(node)
+
+    def _winner(self, p: Law, source: ClockDraws, depth: int) -> int:
+        size = num_clocks(p)
+        clocks = torch.stack([source.clocks(depth, draft, size) for draft in range(self.num_drafts)])
+        return first_token(clocks.min(dim=0).values, p)
+
+    def _check(self, tree: TokenTree, node: int) -> None:
+        proposal = tree.proposals[node]
+        if isinstance(proposal, SharedClocks) and proposal.width > self.num_drafts:
+            raise ProposalMismatchError(
+                f"node {node}: {proposal.width} shared candidates race, but gumbel compares {self.num_drafts} draft(s); take "
+                f"gumbel({proposal.width})"
+            )
