@@ -19,7 +19,7 @@ import monge
 from monge.control.registry import CONTROLLERS
 from monge.core.registry import Registry
 from monge.draft.registry import DRAFTERS
-from monge.draft.tree.base import CHILDREN
+from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
 from monge.verify.registry import VERIFIERS
 

@@ -15,8 +15,9 @@ from monge.core.proposal import Arbitrary, Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDrafter, Capabilities
 from monge.draft.registry import DRAFTERS
-from monge.draft.tree.base import CHILDREN, TreeBuilder
+from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.chain import Chain
+from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.fixed_width import FixedWidth
 from monge.draft.tree.registry import TREES
 from monge.engine.costs import with_costs

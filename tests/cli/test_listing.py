@@ -46,4 +46,4 @@ def test_trees_name_their_verifiers(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     lines = [line for line in run("list").stdout.splitlines() if line.startswith("tree fixed_width draws")]
     assert len(lines) == 1
-    assert lines[0].endswith(": target_walk, rrs_without_replacement, traversal, layer")
+    assert lines[0].endswith(": target_walk, rrs_without_replacement, gumbel, traversal, layer")

@@ -8,7 +8,7 @@ from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
 from monge.core.independent import Independent, tempered
 from monge.core.proposal import Mixed
-from monge.draft.tree.base import children_of
+from monge.draft.tree.children import children_of
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.strategies import dense_law

@@ -10,7 +10,7 @@ import torch
 from monge.core.draws import Draws, TapeDraws, TorchDraws
 from monge.core.errors import NonFiniteLogitsError, OptionError, ProposalMismatchError
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal
-from monge.draft.tree.base import children_of
+from monge.draft.tree.children import children_of
 from monge.testing.oracle import exact_law
 from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve_tree

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 
 from monge.core.proposal import Deterministic, Iid, Mixed
-from monge.draft.tree.base import children_of
+from monge.draft.tree.children import children_of
 from monge.testing.strategies import dense_law, weight_pairs
 from monge.transport import bounds, closed_forms
 from monge.transport.linear_program import solve

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from monge.core.hub_pairs import HubPairs
 from monge.core.law import Law
 from monge.core.proposal import Deterministic
-from monge.draft.tree.base import children_of
+from monge.draft.tree.children import children_of
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.strategies import dense_law, weight_pairs
 from monge.transport import closed_forms

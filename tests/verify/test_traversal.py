@@ -9,7 +9,7 @@ from monge.core.draws import TapeDraws
 from monge.core.errors import ProposalMismatchError
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
-from monge.draft.tree.base import children_of
+from monge.draft.tree.children import children_of
 from monge.testing.oracle import exact_law
 from monge.testing.strategies import weight_lists
 from monge.transport.candidates import CandidateLaw

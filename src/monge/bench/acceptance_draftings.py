@@ -15,7 +15,7 @@ from monge.core.hub_pairs import HubPairs
 from monge.core.law import DenseLaw, Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.systematic import Systematic
-from monge.draft.tree.base import CHILDREN, children_of, way_of_drawing
+from monge.draft.tree.children import CHILDREN, children_of, way_of_drawing
 from monge.testing.oracle import OracleError, exact_law
 from monge.transport.bounds import greedy_proposal, iid_optimum, mixed_optimum, without_replacement_optimum
 from monge.transport.laws import dense

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from monge.core.errors import OptionError
-from monge.draft.tree.base import CHILDREN, TreeBuilder, way_of_drawing
+from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.children import CHILDREN, way_of_drawing
 from monge.draft.tree.registry import TREES
 
 LONGEST_CHAIN: Final = 8

@@ -26,7 +26,7 @@ from jaxtyping import Float64
 from monge.bench.acceptance_inputs import check_candidates, law_of, read_document
 from monge.core.errors import LawError, OptionError, unknown_name
 from monge.core.law import DenseLaw
-from monge.draft.tree.base import CHILDREN, way_of_drawing
+from monge.draft.tree.children import CHILDREN, way_of_drawing
 from monge.transport.random_tree import Path
 
 Vector = Float64[np.ndarray, " vocab"]

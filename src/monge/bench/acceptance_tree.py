@@ -16,7 +16,7 @@ from monge.core.errors import OptionError
 from monge.core.law import Law, one_hot
 from monge.core.proposal import Iid, Mixed, Proposal
 from monge.core.tree import GrowingTree, TokenTree
-from monge.draft.tree.base import children_of
+from monge.draft.tree.children import children_of
 from monge.testing.oracle import OracleError, exact_law
 from monge.transport.bounds import layer_bound
 from monge.transport.candidates import CandidateLaw

@@ -22,7 +22,7 @@ from monge.core.errors import OptionError
 from monge.core.law import DenseLaw, SparseLaw
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.tree import GrowingTree, TokenTree
-from monge.draft.tree.base import CHILDREN
+from monge.draft.tree.children import CHILDREN
 from monge.verify.base import NodeRule, Rule, unsupported_reason
 from monge.verify.flow import FlowRule, NodeProblem
 from monge.verify.registry import VERIFIERS

@@ -7,7 +7,8 @@ from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.tree import GrowingTree, TokenTree
-from monge.draft.tree.base import TreeBuilder, TreeLimits, check_kind, check_sizes, children_of, way_of_drawing
+from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes
+from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 from monge.draft.tree.sequoia_shape import Shape, best_shape, check_acceptance
 
 

@@ -1,0 +1,251 @@
+"""The ways of drawing children that tree builders offer by name."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Final
+
+from monge.core.clocks import SharedClocks
+from monge.core.errors import OptionError
+from monge.core.hub_pairs import HubPairs
+from monge.core.independent import Independent, tempered
+from monge.core.law import Law, one_hot
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.registry import Registry
+from monge.core.systematic import Systematic, SystematicDesign
+from monge.draft.tree.base import check_sizes
+
+
+class Children(ABC):
+    """A way of drawing the children of a node.
+
+    Attributes:
+        proposes: The kind of proposal it makes.
+    """
+
+    proposes: ClassVar[type[Proposal]]
+
+    @property
+    @abstractmethod
+    def min_width(self) -> int:
+        """Fewest candidates that the widest node of a tree must have for this way to make sense."""
+
+    @abstractmethod
+    def propose(self, law: Law, width: int) -> Proposal:
+        """How at most `width` children are drawn from a draft law: all of its tokens where it has no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class IidChildren(Children):
+    """Independent draws, repeats kept."""
+
+    proposes = Iid
+
+    @property
+    def min_width(self) -> int:
+        return 1
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        return Iid(law, width)
+
+
+@dataclass(frozen=True, slots=True)
+class NewChildren(Children):
+    """Draws without replacement."""
+
+    proposes = WithoutReplacement
+
+    @property
+    def min_width(self) -> int:
+        return 1
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        return WithoutReplacement(law, width)
+
+
+@dataclass(frozen=True, slots=True)
+class TopChildren(Children):
+    """The most probable tokens, a function of the path."""
+
+    proposes = Deterministic
+
+    @property
+    def min_width(self) -> int:
+        return 1
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        return Deterministic(law.top(width))
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyPlusOne(Children):
+    """All but one of the most probable tokens, and one draw from the other tokens."""
+
+    proposes = Mixed
+
+    @property
+    def min_width(self) -> int:
+        return 1
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        # Where the support is smaller than the width, its last token is the draw: then all of it is offered, as it should be.
+        return _beside(law.top(width)[:-1], law, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedChildren(Children):
+    """The most probable tokens, and independent draws from the other tokens.
+
+    A node with fewer candidates than `num_fixed` + 1 has one draw and top tokens beside it; a law with no more tokens than
+    candidates offers them all.
+
+    Args:
+        num_fixed: Top tokens among the candidates; the width counts them too.
+    """
+
+    num_fixed: int = 1
+    proposes = Mixed
+
+    def __post_init__(self) -> None:
+        check_sizes("mixed", num_fixed=self.num_fixed)
+
+    @property
+    def min_width(self) -> int:
+        return self.num_fixed + 1
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        top = law.top(width + 1)
+        if len(top) <= width:
+            return _beside(top[:-1], law, 1)
+        num_fixed = min(self.num_fixed, width - 1)
+        return _beside(top[:num_fixed], law, width - num_fixed)
+
+
+@dataclass(frozen=True, slots=True)
+class HubChildren(Children):
+    """The most probable token and one other, in an order that is part of the law.
+
+    A wider node has no more than these two; a node of width one has the most probable token alone.
+    """
+
+    proposes = HubPairs
+
+    @property
+    def min_width(self) -> int:
+        return 2
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        return HubPairs(law if width > 1 else one_hot(law.top(1)[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class TemperatureChildren(Children):
+    """One independent draw at each of several temperatures, applied to the draft law.
+
+    A node with fewer candidates than temperatures uses the first of them.
+
+    Args:
+        temperatures: Each above 0; 1 is the draft law itself.
+    """
+
+    temperatures: tuple[float | int, ...] = (0.7, 1.2)
+    proposes = Independent
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or not all(math.isfinite(value) and value > 0 for value in self.temperatures):
+            raise OptionError(f"temperatures: give one or more finite numbers above 0; got {self.temperatures}")
+
+    @property
+    def min_width(self) -> int:
+        return len(self.temperatures)
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        return Independent(tuple(tempered(law, value) for value in self.temperatures[:width]))
+
+
+@dataclass(frozen=True, slots=True)
+class SystematicChildren(Children):
+    """Distinct tokens, all decided by one position in [0, 1].
+
+    Args:
+        exponent: Tokens are offered in proportion to this power of their draft mass.
+        layout: How they are dealt to the candidates' bins: `least_full` or `snake`.
+        top: Only so many of the most probable tokens are ever offered; `None` takes them all.
+    """
+
+    exponent: float | int = SystematicDesign().exponent
+    layout: str = SystematicDesign().layout
+    top: int | None = None
+    proposes = Systematic
+
+    def __post_init__(self) -> None:
+        self._design()
+
+    @property
+    def min_width(self) -> int:
+        return 1
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        return Systematic(law, width, self._design())
+
+    def _design(self) -> SystematicDesign:
+        return SystematicDesign(exponent=self.exponent, layout=self.layout, top=self.top)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedChildren(Children):
+    """Races of clocks that the verifier `gumbel` knows; the k-th child wins the k-th race."""
+
+    proposes = SharedClocks
+
+    @property
+    def min_width(self) -> int:
+        return 1
+
+    def propose(self, law: Law, width: int) -> Proposal:
+        return SharedClocks(law, width)
+
+
+def _beside(fixed: tuple[int, ...], law: Law, width: int) -> Mixed:
+    for token in fixed:
+        law = law.without(token) or law  # never None: callers leave a token of the support
+    return Mixed(fixed, law, width)
+
+
+CHILDREN: Final[Registry[Children]] = Registry(
+    "way of drawing children",
+    {
+        "iid": IidChildren,
+        "without_replacement": NewChildren,
+        "top": TopChildren,
+        "greedy_plus_one": GreedyPlusOne,
+        "mixed": MixedChildren,
+        "systematic": SystematicChildren,
+        "hub": HubChildren,
+        "temperatures": TemperatureChildren,
+        "shared": SharedChildren,
+    },
+)
+"""Ways of drawing children by name; in a tree they are written `iid`, or with settings: `mixed(2)`."""
+
+
+@lru_cache(maxsize=256)
+def way_of_drawing(text: str) -> Children:
+    """The way of drawing children that a tree's settings name; ways are never edited, so each is read once."""
+    return CHILDREN.parse(text)
+
+
+def children_of(kind: str, law: Law, width: int) -> Proposal:
+    """A proposal of a named kind."""
+    return way_of_drawing(kind).propose(law, width)
+
+
+def check_kind(builder: str, kind: str, max_width: int) -> None:
+    """Refuse a kind that is not in `CHILDREN`, or that needs wider nodes than any of the tree."""
+    needed = way_of_drawing(kind).min_width
+    if needed > max_width:
+        raise OptionError(
+            f"{builder}: children {kind!r} come in groups of {needed} at least, so some node must have {needed} or more; the "
+            f"widest has {max_width}; widen the tree, or take 'iid' or 'greedy_plus_one'"
+        )
