@@ -33,33 +33,6 @@ class Pooled:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """State of one request.
-
-    Args:
-        memory: What the decoder's requests share.
-        counts: Acceptance by depth in this request.
-        tokens: Tokens of the last rounds, the latest counting most.
-        seconds: Their predicted seconds.
-        context_length: Tokens of the text so far, once a round has said so.
-        off_left: Tokens to be decoded plainly before speculation is tried again.
-        off_tokens: How many there were when it was last switched off; 0 while it is settled.
-        trial_left: Rounds of the present trial that are left.
-        rounds_on: Rounds since it was switched on.
-    """
-
-    memory: Memory
-    counts: DepthCounts = DepthCounts()
-    tokens: float = 0.0
-    seconds: float = 0.0
-    context_length: int | None = None
-    off_left: int = 0
-    off_tokens: int = 0
-    trial_left: int = 0
-    rounds_on: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Outlook:
     """What a round is expected to bring, by window from 0 on, and the price of a second in tokens."""
 
@@ -83,6 +56,35 @@ class Outlook:
         """The drafting window of largest worth: tokens less the price of their time."""
         windows = range(1, len(self.tokens))
         return max(windows, key=lambda window: self.tokens[window] - self.price * self.seconds[window])
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """State of one request.
+
+    Args:
+        memory: What the decoder's requests share.
+        counts: Acceptance by depth in this request.
+        tokens: Tokens of the last rounds, the latest counting most.
+        seconds: Their predicted seconds.
+        context_length: Tokens of the text so far, once a round has said so.
+        off_left: Tokens to be decoded plainly before speculation is tried again.
+        off_tokens: How many there were when it was last switched off; 0 while it is settled.
+        trial_left: Rounds of the present trial that are left.
+        rounds_on: Rounds since it was switched on.
+        outlook: What the coming round is expected to bring, if it is known already.
+    """
+
+    memory: Memory
+    counts: DepthCounts = DepthCounts()
+    tokens: float = 0.0
+    seconds: float = 0.0
+    context_length: int | None = None
+    off_left: int = 0
+    off_tokens: int = 0
+    trial_left: int = 0
+    rounds_on: int = 0
+    outlook: Outlook | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class Price(Controller[Request]):
     def plan(self, state: Request, draws: Draws) -> DraftPlan:
         if state.off_left > 0 or (state.rounds_on + 1) % _BASELINE == 0:
             return PLAIN
-        outlook, calibration = self.outlook(state), _pooled(state.memory).calibration
+        outlook, calibration = state.outlook or self.outlook(state), _pooled(state.memory).calibration
         if calibration.num_rounds == 0 or state.trial_left > 0 or state.rounds_on % _EXPLORE == _EXPLORE - 1:
             return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)))
         return DraftPlan(max_depth=self.max_window, stop=self._stop(state, outlook, calibration))
@@ -146,7 +148,9 @@ class Price(Controller[Request]):
             counts = state.counts.aged(0.5) if begins else state.counts
             trial = self.trial if begins else state.trial_left
             rounds_on = 0 if begins else state.rounds_on + 1
-            return replace(state, counts=counts, context_length=context, off_left=left, trial_left=trial, rounds_on=rounds_on)
+            return replace(
+                state, counts=counts, context_length=context, off_left=left, trial_left=trial, rounds_on=rounds_on, outlook=None
+            )
         seconds = _seconds(state.memory, record)
         tokens = record.num_accepted + 1
         _teach(state.memory, record, tokens, seconds)
@@ -194,11 +198,11 @@ class Price(Controller[Request]):
         if state.trial_left > 0 or pays:
             if state.rounds_on == _SETTLED and state.off_tokens:
                 _note_off(state.memory, 0)
-                return replace(state, off_tokens=0)
-            return state
+                return replace(state, off_tokens=0, outlook=outlook)
+            return replace(state, outlook=outlook)
         off = min(2 * state.off_tokens, self.last_off) if state.off_tokens else self.first_off
         _note_off(state.memory, off)
-        return replace(state, off_left=off, off_tokens=off, tokens=0.0, seconds=0.0)
+        return replace(state, off_left=off, off_tokens=off, tokens=0.0, seconds=0.0, outlook=None)
 
 
 def _pooled(memory: Memory) -> Pooled:

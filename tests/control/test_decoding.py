@@ -1,0 +1,154 @@
+"""Controllers in the engine: plans without a forward, failing drafters, measured costs."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monge.api import make_parts
+from monge.control.base import CostModel
+from monge.control.price import Price
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.draft.base import Draft
+from monge.draft.ngram import NgramDrafter
+from monge.engine.costs import costs_key, load_costs, measure_costs, save_costs
+from monge.engine.decoder import Decoder
+from monge.testing.tabular import RandomTable, TabularModel
+
+VOCAB = 5
+
+
+class Counting(TabularModel):
+    """Counts its forwards."""
+
+    forwards = 0
+
+    def extend(self, blocks: Any) -> Any:
+        self.forwards += 1
+        return super().extend(blocks)
+
+
+def target() -> TabularModel:
+    return TabularModel(RandomTable(VOCAB, 3), VOCAB)
+
+
+def greedy(parts: Any, prompts: Any = ((1, 2, 1, 2, 1),), count: int = 24) -> list[tuple[int, ...]]:
+    results = Decoder(parts, max_batch_size=4).generate(list(prompts), max_new_tokens=count, temperature=0.0, seed=0)
+    assert all(result.error is None for result in results)
+    return [result.token_ids for result in results]
+
+
+@pytest.mark.parametrize("plain", ["fixed(max_depth=0)", "fixed(max_nodes=0)"])
+def test_no_speculation_runs_no_draft_forward(plain: str) -> None:
+    draft = Counting(RandomTable(VOCAB, 4), VOCAB)
+    assert greedy(make_parts(target(), draft, controller=plain)) == greedy(make_parts(target(), drafter="none"))
+    assert draft.forwards == 0
+
+
+def test_price_rests_without_forwards_and_catches_up() -> None:
+    """A dear, useless drafter: after a few rounds it rests, and reads what it has missed when it is tried again."""
+    draft = Counting(RandomTable(VOCAB, 4), VOCAB)
+    costs = CostModel.linear(plain=1.0, node=0.5, draft=0.9)
+    decoder = Decoder(make_parts(target(), draft, controller=Price(), costs=costs), max_batch_size=1)
+    (result,) = decoder.generate([(1, 2)], max_new_tokens=90, temperature=0.0, seed=0)
+    rests = [record.plan.max_depth == 0 for record in result.records]
+    assert sum(rests) > 60
+    assert not all(rests[20:])
+    assert draft.forwards < 40
+    assert result.token_ids == greedy(make_parts(target(), drafter="none"), [(1, 2)], 90)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing(NgramDrafter):
+    """Raises for requests whose prompt begins with a token, from some length on."""
+
+    begins: int = 0
+    from_length: int = 10
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[bytes],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[bytes]]:
+        for context in contexts:
+            if context.token_ids[0] == self.begins and len(context.token_ids) >= self.from_length:
+                raise RuntimeError("the drafter is broken")
+        return NgramDrafter.draft(self, contexts, states, plans, draws)
+
+
+def test_a_failing_drafter_costs_its_request_the_speculation_only() -> None:
+    prompts = [(0, 2, 1, 2, 1), (1, 2, 1, 2, 1), (2, 1, 2, 1, 2)]
+    parts = make_parts(target(), drafter=Failing())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = Decoder(parts, max_batch_size=4).generate(prompts, max_new_tokens=40, temperature=0.0, seed=0)
+    assert [result.token_ids for result in results] == greedy(make_parts(target(), drafter="none"), prompts, 40)
+    said = [str(warning.message) for warning in caught]
+    assert len(said) == 1
+    assert "request 0: the drafter failed (RuntimeError: the drafter is broken); the request is decoded without it" in said[0]
+    drafted = [[record.num_nodes > 0 for record in result.records[-6:-1]] for result in results]
+    assert not any(drafted[0])
+    assert all(any(row) for row in drafted[1:])
+
+
+def test_costs_are_measured_kept_and_read_again(tmp_path: Path) -> None:
+    draft = Counting(RandomTable(VOCAB, 4), VOCAB)
+    parts = make_parts(target(), draft, controller="price", costs=tmp_path, max_batch_size=2)
+    assert parts.memory.costs is not None
+    assert draft.forwards > 0
+    draft.forwards = 0
+    again = make_parts(parts.target, draft, controller="price", costs=tmp_path, max_batch_size=2)
+    assert draft.forwards == 0
+    assert again.memory.costs is not None
+    (file,) = tmp_path.iterdir()
+    file.write_text("{}")
+    with pytest.raises(OptionError, match="cannot read costs from .*delete the file"):
+        make_parts(parts.target, draft, controller="price", costs=tmp_path, max_batch_size=2)
+    assert load_costs(tmp_path, "other") is None
+    with pytest.raises(OptionError, match="cannot write costs"):
+        save_costs(again.memory.costs, file, costs_key(parts))
+
+
+def test_nothing_is_measured_for_controllers_that_do_not_ask(tmp_path: Path) -> None:
+    draft = Counting(RandomTable(VOCAB, 4), VOCAB)
+    assert make_parts(target(), draft, controller="fsm", costs=tmp_path).memory.costs is None
+    assert draft.forwards == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_measured_tables_cover_depths_and_batches() -> None:
+    parts = make_parts(target(), TabularModel(RandomTable(VOCAB, 4), VOCAB), tree="fixed_width((2, 1))")
+    costs = measure_costs(parts, batch_sizes=(1, 2), budget_s=0.1)
+    assert set(costs.as_dict()["verify_s"]) == {"1", "2"}
+    assert costs.nodes[0] == 0
+    assert 0 < costs.nodes_at(1) <= 2 <= costs.nodes_at(2) <= 4
+    assert costs.round_s(2) > 0
+
+
+def test_rounds_correct_the_costs_and_records_say_what_was_seen() -> None:
+    costs = CostModel(verify_s={1: {0: 1.0, 8: 2.0}}, draft_s={1: {0: 0.0, 8: 1.0}})
+    parts = make_parts(target(), TabularModel(RandomTable(VOCAB, 4), VOCAB), controller="price", costs=costs)
+    (result,) = Decoder(parts).generate([(1, 2)], max_new_tokens=20, temperature=1.0, seed=0)
+    assert costs.num_rounds == len(result.records)
+    assert costs.verify_s(0) < 1.0  # a table of whole seconds, and rounds of milliseconds
+    for record in result.records:
+        if record.depth:
+            assert len(record.confidences) == record.depth
+            assert record.levels_read >= record.depth
+            assert all(0 < confidence <= 1 for confidence in record.confidences)
+    assert result.records[0].context_length == 2
+
+
+def test_price_keeps_greedy_texts() -> None:
+    prompts = [(1, 2), (2, 1, 2), (4,)]
+    draft = TabularModel(RandomTable(VOCAB, 3), VOCAB)
+    costs = CostModel.linear(plain=1.0, node=0.01, draft=0.05)
+    parts = make_parts(target(), draft, controller="price", costs=costs)
+    assert greedy(parts, prompts) == greedy(make_parts(target(), drafter="none"), prompts)
