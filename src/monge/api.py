@@ -58,6 +58,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
     attention: str | None = None,
+    backend: str = "eager",
     max_batch_size: int = 8,
     trust_remote_code: bool = False,
 ) -> Decoder:
@@ -84,32 +85,30 @@ def load(
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Where to put the models.
         attention: `eager`, `sdpa` or `flex_attention`.
+        backend: `eager` runs the networks as `transformers` does; `compiled` compiles their steps for this machine, once.
         max_batch_size: Requests decoded together.
         trust_remote_code: Run code that comes with a checkpoint.
 
     Raises:
         MongeError: One of its children, naming what does not fit and what to do.
     """
-    loading: dict[str, Any] = {
-        "dtype": dtype,
-        "device": device,
-        "attention": attention,
-        "trust_remote_code": trust_remote_code,
-    }
+    loading: dict[str, Any] = {"dtype": dtype, "device": device, "attention": attention, "trust_remote_code": trust_remote_code}
     if draft is None and target is None and (drafter is None or _needs_model(drafter)):
         draft = built_in("draft")
     target = built_in("target") if target is None else target
     network = load_network(target, **loading)
     if tokenizer is None and not isinstance(target, PreTrainedModel):
         tokenizer = load_tokenizer(target, trust_remote_code=trust_remote_code)
-    target_model = as_sequence_model(network)
+    target_model = as_sequence_model(network, backend=backend)
     draft_model = None
     if draft is not None:
         draft_tokenizer = None
         if not isinstance(draft, PreTrainedModel):
             draft_tokenizer = load_tokenizer(draft, trust_remote_code=trust_remote_code)
         draft_network = load_network(draft, **loading)
-        draft_model = as_draft_model(draft_network, target_model, tokenizer=draft_tokenizer, target_tokenizer=tokenizer)
+        draft_model = as_draft_model(
+            draft_network, target_model, tokenizer=draft_tokenizer, target_tokenizer=tokenizer, backend=backend
+        )
     parts = make_parts(
         target_model,
         draft_model,

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from monge.core.model import NodeBlock
 from monge.engine.hf import HfTreeModel
+from monge.engine.step import NodeStep
 
 Text = tuple[int, ...]
 
@@ -41,13 +42,19 @@ def assert_same_tokens(network: PreTrainedModel, prompt: Text, got: Sequence[int
 class RandomGrowth:
     """Grows random trees behind several sequences and commits random paths, comparing every node with a fresh forward.
 
-    The forward is that of `reference`, a network with the same weights, or of the network itself.
+    The forward is that of `reference`, a network with the same weights, or of the network itself. `step` reads the nodes where
+    one is given.
     """
 
     def __init__(
-        self, network: PreTrainedModel, prompts: Sequence[Text], seed: int, reference: PreTrainedModel | None = None
+        self,
+        network: PreTrainedModel,
+        prompts: Sequence[Text],
+        seed: int,
+        reference: PreTrainedModel | None = None,
+        step: NodeStep | None = None,
     ) -> None:
-        self.model, self.texts = HfTreeModel(network), dict(enumerate(prompts))
+        self.model, self.texts = HfTreeModel(network, step), dict(enumerate(prompts))
         self.network, self.vocab = reference or network, network.config.get_text_config().vocab_size
         self.generator = torch.Generator().manual_seed(seed)
         self.non_prefix_commits = 0

@@ -35,21 +35,24 @@ class Pair:
     names: Mapping[str, str | None]
 
 
-def load_pair(target: str | None = None, draft: str | None = None, **loading: Any) -> Pair:
+def load_pair(target: str | None = None, draft: str | None = None, *, backend: str = "eager", **loading: Any) -> Pair:
     """Load the networks; with no names the built-in pair.
 
     Args:
         target: Folder or name.
         draft: Likewise; `None` beside a named target means that there is none.
+        backend: How this library's arms run them; the host's arms always run the networks as they are.
         **loading: As for `monge.engine.loading.load_network`.
     """
     if target is None:
         target, draft = str(built_in("target")), str(built_in("draft")) if draft is None else draft
     network, tokenizer = load_network(target, **loading), load_tokenizer(target)
-    target_model, draft_network, draft_model = as_sequence_model(network), None, None
+    target_model, draft_network, draft_model = as_sequence_model(network, backend=backend), None, None
     if draft is not None:
         draft_network = load_network(draft, **loading)
-        draft_model = as_draft_model(draft_network, target_model, tokenizer=load_tokenizer(draft), target_tokenizer=tokenizer)
+        draft_model = as_draft_model(
+            draft_network, target_model, tokenizer=load_tokenizer(draft), target_tokenizer=tokenizer, backend=backend
+        )
         draft_network.generation_config = _empty_settings(tokenizer)
     network.generation_config = _empty_settings(tokenizer)
     return Pair(

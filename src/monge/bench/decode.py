@@ -70,6 +70,7 @@ def compare(pair: Pair, prompts: Sequence[Prompt], settings: Settings, *, is_qui
         **summary(measurements, batch_size=min(settings.batch_sizes)),
         "settings": asdict(settings),
         "models": dict(pair.names),
+        "target_model": repr(pair.target_model),
         "dtype": str(pair.target.dtype).removeprefix("torch."),
         "prompts": [{"task": p.task, "num_tokens": len(ids)} for p, ids in zip(prompts, token_ids, strict=True)],
         "assisted_tuning": tried,

@@ -60,6 +60,7 @@ def decode(
     dtype: options.Dtype = None,
     device: options.Device = None,
     attention: options.Attention = None,
+    backend: options.Backend = None,
     prompts: Annotated[
         Path | None,
         _measuring("--prompts", "Text lines, or *.jsonl with `prompt`, `question` or `turns`.", "the shipped prompts"),
@@ -106,7 +107,7 @@ def decode(
     given = options.given(max_new_tokens=max_new_tokens, repeats=repeats, seed=seed, time_limit_s=time_limit)
     lists = {"batch_sizes": tuple(batch or ()), "temperatures": tuple(temperature or ())}
     settings = replace(QUICK if quick else Settings(), **given, **{name: some for name, some in lists.items() if some})
-    pair = load_pair(target, draft, **options.given(dtype=dtype, device=device, attention=attention))
+    pair = load_pair(target, draft, **options.given(dtype=dtype, device=device, attention=attention, backend=backend))
     with call_bar(notes()) as watch:
         outcome = compare(pair, shown, settings, is_quick=quick, watch=watch)
     files = write_outcome(outcome, out)

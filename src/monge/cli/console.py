@@ -1,6 +1,7 @@
 """What all commands share: where they write, how they fail, and a quiet host."""
 
 import functools
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -46,8 +47,19 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def quiet_host() -> None:
-    """Keep the host's progress bars and advice off the terminal: they speak of calls that users never made."""
-    from transformers.utils import logging
+    """Keep the host's bars and advice off the terminal: they speak of calls users never made. Let our own notes through."""
+    from transformers.utils import logging as host_logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    host_logging.disable_progress_bar()
+    host_logging.set_verbosity_error()
+    ours = logging.getLogger("monge")
+    ours.setLevel(logging.INFO)
+    if not ours.handlers:
+        ours.addHandler(_Notes())
+
+
+class _Notes(logging.Handler):
+    """Shows what the library says while it works, such as what takes long."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        notes().print(record.getMessage(), style="dim", markup=False, soft_wrap=True)

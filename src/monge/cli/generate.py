@@ -31,6 +31,7 @@ def generate(
     dtype: options.Dtype = None,
     device: options.Device = None,
     attention: options.Attention = None,
+    backend: options.Backend = None,
     drafter: options.Drafter = None,
     tree: options.Tree = None,
     verifier: options.Verifier = None,
@@ -66,7 +67,7 @@ def generate(
     quiet_host()
     prompts = _prompts(prompt, file)
     parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs)
-    loading = options.given(dtype=dtype, device=device, attention=attention, max_batch_size=batch_size)
+    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size)
     decoder = load(target, draft, draft_temperature=draft_temperature, draft_top_k=draft_top_k, **parts, **loading)
     limits = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p, stop=stop)
     sessions = decoder.sessions(prompts, top_k=top_k, seed=seed, ignore_eos=ignore_eos, **limits)

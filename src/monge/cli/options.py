@@ -54,6 +54,10 @@ Attention = Annotated[
     str | None,
     option("--attention", help="eager, sdpa or flex_attention.", panel=MODELS, default="the model's own"),
 ]
+Backend = Annotated[
+    str | None,
+    option("--backend", help="How they run: eager or compiled.", panel=MODELS, default=default_of(load, "backend")),
+]
 
 Drafter = Annotated[
     str | None,

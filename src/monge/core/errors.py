@@ -36,6 +36,10 @@ class UnsupportedModelError(MongeError, ValueError):
     """A model whose architecture cannot be decoded in the way that was asked for."""
 
 
+class BackendError(MongeError, RuntimeError):
+    """A network that cannot run in the way that was asked for, on this machine or at all."""
+
+
 class ModelLoadError(MongeError, OSError):
     """A checkpoint that is missing, incomplete or unreadable."""
 

@@ -100,6 +100,26 @@ class TreeCache(Cache):
         # Layers of one shape share one block of memory, `[tensors, rows, heads, columns, head_dim]`: moving a path is then one
         # operation for the whole network instead of two per layer.
         self._slabs: list[Tensor] = []
+        self._views: dict[tuple[int, int], list[Tensor]] = {}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a first forward has shown which layers keep what."""
+        return self._placement.settled
+
+    def columns(self, width: int) -> Tensor:
+        """Columns that the coming forward writes, `[rows, width]`."""
+        starts = torch.tensor(self._placement.starts, device=self._device)
+        return starts[:, None] + torch.arange(width, device=self._device)
+
+    def kept(self) -> list[Tensor]:
+        """Keys and values of the rows of the coming forward, layer by layer, keys first; written to by who is given them."""
+        rows = self._placement.rows
+        views = self._views.get((rows.start, rows.stop))
+        if views is None:
+            views = [tensor[rows] for tensor in self._tensors()]
+            self._views[rows.start, rows.stop] = views
+        return views
 
     def place(self, rows: slice, starts: Sequence[int], width: int) -> None:
         """Say where the coming forward writes: row `rows.start + i` from column `starts[i]`, `width` columns each."""
@@ -160,6 +180,7 @@ class TreeCache(Cache):
     def _point_layers(self) -> None:
         if not self._slabs:
             return
+        self._views.clear()
         # The order within a block is the order of the layers, keys before values: see `_tensors`.
         views = {tuple(slab.shape[2:3] + slab.shape[4:]): iter(slab) for slab in self._slabs}
         for layer in self._layers:

@@ -15,8 +15,10 @@ from monge.core.errors import UnsupportedModelError
 from monge.core.model import NodeBlock
 from monge.engine.cache import TreeCache
 from monge.engine.masks import UncommittedNodes, forward_inputs, within_window
+from monge.engine.step import NodeStep, StepSpec
 
 _PREFILL: Final = 1024  # tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt
+_STEP: Final = 64  # nodes a row that a step reads; in larger blocks arithmetic counts, not what lies between operations
 
 
 @dataclass(slots=True)
@@ -36,6 +38,7 @@ class HfTreeModel:
 
     Args:
         model: A causal language model in evaluation mode that takes 4-D masks and position ids.
+        step: Reads small blocks of nodes in the network's place; prompts are always read by the network itself.
 
     Raises:
         UnsupportedModelError: If the network cannot read trees; the message says why.
@@ -44,11 +47,11 @@ class HfTreeModel:
     no_draft_reason: str | None = None
     no_tree_reason: str | None = None
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, step: NodeStep | None = None) -> None:
         reason = tree_obstacle(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        self._model = model
+        self._model, self._step = model, step
         config = model.config.get_text_config()
         self._windows = _layer_windows(config)
         self._attention = str(config._attn_implementation)
@@ -63,7 +66,8 @@ class HfTreeModel:
 
     def __repr__(self) -> str:
         size = sum(weight.numel() for weight in self._model.parameters()) / 1e6
-        return f"HfTreeModel({type(self._model).__name__}, {size:.1f}M parameters, {self._dtype}, {self._attention})"
+        how = self._attention if self._step is None else f"{self._attention}, compiled"
+        return f"HfTreeModel({type(self._model).__name__}, {size:.1f}M parameters, {self._dtype}, {how})"
 
     @property
     def forward_s(self) -> float:
@@ -113,6 +117,16 @@ class HfTreeModel:
             self._row_of[last.sequence] = index
         self._cache.clear_row(len(self._rows))
 
+    def step_spec(self) -> StepSpec:
+        """What a step has to read in this network's place; known once a sequence was opened."""
+        kept = self._cache.kept()
+        return StepSpec(
+            kinds=tuple(self._windows),
+            mask_dtype=self._dtype if self._attention == "eager" else torch.bool,
+            cache_shapes=tuple((tensor.shape[1], tensor.shape[3]) for tensor in kept),
+            dtype=self._dtype,
+        )
+
     def check_integrity(self) -> None:
         """Raise `AssertionError` if the bookkeeping contradicts itself."""
         assert len(self._rows) == len(self._row_of), "rows and sequences differ in number"
@@ -132,25 +146,30 @@ class HfTreeModel:
         lengths, nodes = [row.length for row in members], [row.nodes for row in members]
         token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks)
         self._cache.place(rows, starts, token_ids.shape[1])
+        token_ids, positions = token_ids.to(self._device), positions.to(self._device)
+        masks = self._masks(visible, positions, lengths, nodes)
+        start = time.perf_counter()
+        with torch.inference_mode():
+            if self._step is not None and keep_logits and token_ids.shape[1] <= _STEP and self._cache.is_settled:
+                logits = self._step(token_ids, positions, tuple(masks.values()), self._cache)
+            else:
+                logits = self._whole(token_ids, positions, masks, keep_logits=keep_logits)
+        self._forward_s += time.perf_counter() - start
+        self._cache.settle()
+        return logits
+
+    def _whole(self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool) -> Tensor:
+        """A forward of the network itself."""
         inputs: dict[str, Any] = {
-            "input_ids": token_ids.to(self._device),
-            "position_ids": positions.to(self._device),
-            "attention_mask": self._masks(visible, positions, lengths, nodes),
+            "input_ids": token_ids,
+            "position_ids": positions,
+            "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())),
             "past_key_values": self._cache,
             "use_cache": True,
         }
         if self._takes_logits_to_keep and not keep_logits:
             inputs["logits_to_keep"] = 1
-        logits = self._forward(inputs)
-        self._cache.settle()
-        return logits
-
-    def _forward(self, inputs: Mapping[str, Any]) -> Tensor:
-        start = time.perf_counter()
-        with torch.inference_mode():
-            logits = self._model(**inputs).logits
-        self._forward_s += time.perf_counter() - start
-        return logits
+        return self._model(**inputs).logits
 
     def _masks(
         self,
@@ -158,12 +177,13 @@ class HfTreeModel:
         positions: Tensor,
         lengths: Sequence[int],
         nodes: Sequence[UncommittedNodes],
-    ) -> Any:
+    ) -> dict[str, Any]:
+        """For every kind of layer the mask that its attention takes."""
         masks: dict[str, Any] = {}
         for kind, window in self._windows.items():
             seen = visible if window is None else within_window(visible, positions, lengths, nodes, window)
             masks[kind] = self._attention_form(seen.to(self._device)[:, None])
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        return masks
 
     def _attention_form(self, seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
         if self._attention == "eager":

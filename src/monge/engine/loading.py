@@ -1,16 +1,23 @@
 """Models and tokenizers from names, folders or objects."""
 
+import logging
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from monge.core.errors import ModelLoadError, UnsupportedModelError, VocabularyMismatchError
+from monge.core.errors import BackendError, ModelLoadError, UnsupportedModelError, VocabularyMismatchError, unknown_name
 from monge.core.model import SequenceModel
 from monge.engine.hf import HfTreeModel, tree_obstacle
 from monge.engine.hf_chain import HfChainModel
 from monge.engine.vocabulary import ResizedVocabulary
+
+BACKENDS: Final = ("eager", "compiled")
+"""Ways of running a network: by `transformers` as it is, or its steps over few tokens as compiled programs."""
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 def load_network(
@@ -65,13 +72,35 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> An
         raise ModelLoadError(f"cannot load a tokenizer from {str(source)!r}: {type(error).__name__}: {error}") from error
 
 
-def as_sequence_model(network: PreTrainedModel) -> SequenceModel:
-    """The network behind the interface of the loop: trees where it can read them, chains otherwise."""
+def as_sequence_model(network: PreTrainedModel, *, backend: str = "eager") -> SequenceModel:
+    """The network behind the interface of the loop: trees where it can read them, chains otherwise.
+
+    Args:
+        network: A causal language model in evaluation mode.
+        backend: How it runs, one of `BACKENDS`. What cannot be compiled here runs eagerly, with a warning that says why.
+
+    Raises:
+        OptionError: If there is no such backend.
+    """
+    if backend not in BACKENDS:
+        raise unknown_name("backend", backend, BACKENDS)
+    if backend == "compiled":
+        from monge.engine.compiled import compile_step  # the compiler is slow to import
+
+        try:
+            return HfTreeModel(network, compile_step(network, _LOG.info))
+        except BackendError as error:
+            warnings.warn(f"backend 'compiled' is not used, the network runs eagerly: {error}", stacklevel=2)
     return HfTreeModel(network) if tree_obstacle(network) is None else HfChainModel(network)
 
 
 def as_draft_model(
-    network: PreTrainedModel, target: SequenceModel, *, tokenizer: Any = None, target_tokenizer: Any = None
+    network: PreTrainedModel,
+    target: SequenceModel,
+    *,
+    tokenizer: Any = None,
+    target_tokenizer: Any = None,
+    backend: str = "eager",
 ) -> SequenceModel:
     """The draft model, in the target's vocabulary.
 
@@ -80,12 +109,13 @@ def as_draft_model(
         target: The target.
         tokenizer: The draft model's tokenizer, if known.
         target_tokenizer: The target's, if known.
+        backend: How it runs.
 
     Raises:
         VocabularyMismatchError: If tokens differ, or sizes differ and the tokenizers do not prove that only padding does.
         UnsupportedModelError: If the draft model cannot take tokens back.
     """
-    model = as_sequence_model(network)
+    model = as_sequence_model(network, backend=backend)
     if model.no_draft_reason is not None:
         raise UnsupportedModelError(f"the draft model cannot draft: {model.no_draft_reason}")
     known = tokenizer is not None and target_tokenizer is not None

@@ -1,0 +1,157 @@
+"""The compiled backend: a network's step over tree nodes as machine code, without Python or dispatch between its operations."""
+
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from monge.core.errors import BackendError
+from monge.core.model import NodeBlock
+from monge.engine.cache import TreeCache
+from monge.engine.compiled_export import Step, export_step
+from monge.engine.compiled_store import StoredProgram, find_program, program_key, scratch_folder, store_program
+from monge.engine.hf import HfTreeModel, tree_obstacle
+from monge.engine.step import Notify, StepSpec
+
+_AGREEMENT: Final = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
+"""Largest difference to the network's own logits, as a share of the largest logit. Rounding stays well below; a lost mask or a
+wrong position does not."""
+_FAILURES: Final = (
+    *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),  # code that cannot be traced
+    *(OSError, ImportError),  # no compiler, no room
+)
+_OPTIONS: Final = {
+    # Weights stay where they are and are handed over when a program is loaded.
+    "aot_inductor.package_constants_in_so": False,
+    # Between two products a step has a few thousand numbers: threads would take longer to start than to work.
+    "cpp.threads": 1,
+}
+
+
+class CompiledStep:
+    """A compiled step, a `NodeStep`. One program serves all numbers of rows, nodes and columns: decoding compiles nothing.
+
+    Args:
+        path: The compiled package.
+        tensors: Weights and constants by name.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        program: Any = torch._inductor.aoti_load_package(str(path))
+        # The program keeps addresses: the tensors live as long as it does.
+        self._constants = {name: tensors[name].detach() for name in program.get_constant_fqns()}
+        program.load_constants(self._constants, check_full_update=True, user_managed=True)
+        self._run = program.loader.run
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> Tensor:
+        # The program does not ask for strides: masks of chains are windows onto a wider one, and must be cut out.
+        dense = (mask.contiguous() for mask in masks)
+        (logits,) = self._run([token_ids, positions, cache.columns(token_ids.shape[1]), *dense, *cache.kept()])
+        return logits
+
+
+def compile_step(network: PreTrainedModel, notify: Notify) -> CompiledStep:
+    """A network's step, compiled, or loaded where that was done before; either way checked against the network.
+
+    Args:
+        network: A network in evaluation mode.
+        notify: Told what takes long.
+
+    Raises:
+        BackendError: If the network cannot be compiled here; the message says why.
+    """
+    if (reason := obstacle(network)) is not None:
+        raise BackendError(reason)
+    name = type(network).__name__
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the tracer's and the compiler's own, about themselves
+            compiled = _load_or_build(network, name, notify)
+            difference, bound = _difference(network, compiled), _AGREEMENT[network.dtype]
+    except _FAILURES as error:
+        text = str(error).strip().splitlines() or [""]
+        raise BackendError(f"{name} cannot be compiled: {type(error).__name__}: {text[0][:300]}") from error
+    if not difference <= bound:
+        raise BackendError(
+            f"{name}, compiled, has other logits than the network: {difference:.2g} of the largest, not {bound:.2g}"
+        )
+    return compiled
+
+
+def obstacle(network: PreTrainedModel) -> str | None:
+    """Why a network cannot be compiled, where that is known before trying."""
+    if (reason := tree_obstacle(network)) is not None:
+        return f"{reason}; only networks that read trees are compiled"
+    name, attention = type(network).__name__, str(network.config.get_text_config()._attn_implementation)
+    if network.device.type != "cpu":
+        return f"{name} is on {network.device}, and steps are compiled for the CPU only"
+    if network.dtype not in _AGREEMENT:
+        return f"{name} has weights of type {network.dtype}; known are {', '.join(map(str, _AGREEMENT))}"
+    if attention not in {"eager", "sdpa"}:
+        return f"{name} runs attention {attention!r}; eager and sdpa are compiled"
+    return _compiler_obstacle()
+
+
+def _compiler_obstacle() -> str | None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "there is no C++ compiler on this machine; install g++ or clang++, or name one in the environment variable CXX"
+    return None
+
+
+def _load_or_build(network: PreTrainedModel, name: str, notify: Notify) -> CompiledStep:
+    spec = _spec(network)
+    step = Step(network, spec)
+    key = program_key(network, spec)
+    stored, damage = find_program(key)
+    if damage is not None:
+        notify(f"the stored program of {name} cannot be used: {damage}")
+    if stored is None:
+        notify(f"compiling {name}, once for this machine; it can take minutes")
+        stored = _build(step, spec, key)
+    return CompiledStep(stored.path, {**step.tensors(), **stored.constants})
+
+
+def _build(step: Step, spec: StepSpec, key: str) -> StoredProgram:
+    program = export_step(step, spec)
+    with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
+        package = Path(scratch) / "program.pt2"
+        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=_OPTIONS)
+        known = step.tensors()
+        made = {name: tensor for name, tensor in program.constants.items() if name not in known and isinstance(tensor, Tensor)}
+        return store_program(key, package, made)
+
+
+def _spec(network: PreTrainedModel) -> StepSpec:
+    model = HfTreeModel(network)
+    model.open({0: (0, 0)})
+    return model.step_spec()
+
+
+def _difference(network: PreTrainedModel, step: CompiledStep) -> float:
+    """Largest difference of any logit between the step and the network, as a share of the largest logit."""
+    first = NodeBlock((5, 6, 7, 8), (-1, 0, 0, 1))
+    rounds = (
+        {0: first, 1: NodeBlock((9, 4), (-1, -1))},
+        {1: NodeBlock((3,), (1,))},
+        {2: NodeBlock.chain((5, 6, 7))},
+    )
+    worst = 0.0
+    models = HfTreeModel(network), HfTreeModel(network, step)
+    for model in models:
+        model.open({0: (1, 2, 3), 1: (4, 3, 2, 1, 0, 5, 6, 7), 2: (8, 9)})
+    for blocks in rounds:
+        ours, theirs = (model.extend(blocks) for model in reversed(models))
+        for sequence, expected in theirs.items():
+            scale = expected.abs().max().clamp(min=torch.finfo(expected.dtype).tiny)
+            worst = max(worst, float((ours[sequence] - expected).abs().max() / scale))
+    return worst

@@ -1,0 +1,46 @@
+"""A forward over tree nodes that is not the network's own: what a backend puts in its place."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from monge.engine.cache import TreeCache
+
+Notify = Callable[[str], None]
+"""Told in a sentence what takes long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpec:
+    """What the inputs of a network's step look like.
+
+    Attributes:
+        kinds: Kinds of attention layers, one mask each, in the order of the masks.
+        mask_dtype: `torch.bool`, or the float type of an additive mask.
+        cache_shapes: `(heads, head_dim)` of keys and values, layer by layer, keys first.
+        dtype: Type of keys, values and logits.
+    """
+
+    kinds: tuple[str, ...]
+    mask_dtype: torch.dtype
+    cache_shapes: tuple[tuple[int, int], ...]
+    dtype: torch.dtype
+
+
+@runtime_checkable
+class NodeStep(Protocol):
+    """Reads a few nodes of every row, once a first forward of the network has laid out the cache."""
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> Tensor:
+        """Logits of every node, `[batch, nodes, vocab]`; keys and values go where the cache was told to place them.
+
+        Args:
+            token_ids: Tokens, `[batch, nodes]`.
+            positions: Their positions.
+            masks: For every kind of attention layer which columns a node sees, `[batch, 1, nodes, seq]`.
+            cache: The cache, placed.
+        """
+        ...

@@ -1,0 +1,30 @@
+"""Compiled tiny networks for tests: each architecture is compiled once a run, whatever the number of test processes."""
+
+import fcntl
+import os
+from contextlib import contextmanager
+
+import pytest
+
+from monge.engine.compiled import compile_step
+from monge.engine.compiled_store import FOLDER_VARIABLE
+
+
+@contextmanager
+def shared_programs(tmp_path_factory: pytest.TempPathFactory):
+    """A folder of programs that all test processes of this run share, and one compiler at a time."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = root / "programs-of-the-tests"
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch, (folder / "lock").open("w") as lock:
+        patch.setenv(FOLDER_VARIABLE, str(folder))
+
+        def compiled(network):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                return compile_step(network, lambda _: None)
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        yield compiled

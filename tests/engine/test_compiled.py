@@ -1,0 +1,218 @@
+"""The compiled backend: made once, checked, never wrong in silence, and quiet while it decodes."""
+
+import resource
+import shutil
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import monge
+from monge.core.errors import BackendError, OptionError
+from monge.core.model import NodeBlock
+from monge.engine import compiled as backend
+from monge.engine.compiled import CompiledStep, compile_step
+from monge.engine.compiled_store import FOLDER_VARIABLE, cache_folder
+from monge.engine.hf import HfTreeModel
+from monge.engine.loading import as_draft_model, as_sequence_model
+from tests.engine.compiling import shared_programs
+from tests.engine.tiny import network, perturbed, prompts
+from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greedy
+
+HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="compiled steps need a C++ compiler, and none is on the path")
+LARGEST_DIFFERENCE = 5e-5
+"""Allowed between float32 forwards in another order of summation; as for the eager backend."""
+
+
+def target():
+    return network("llama", "sdpa")  # heads share keys, so this is the grouped attention as well
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    with shared_programs(tmp_path_factory) as make:
+        yield make
+
+
+@pytest.fixture
+def own_folder(monkeypatch, tmp_path, compiled):
+    """A copy of the compiled programs that a test may spoil."""
+    compiled(target())
+    shutil.copytree(cache_folder() / "programs", tmp_path / "programs")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    return tmp_path / "programs"
+
+
+def no_compiling(*_, **__):
+    raise AssertionError("nothing was to be compiled here")
+
+
+@needs_compiler
+class TestSteps:
+    def test_node_logits(self, compiled):
+        growth = RandomGrowth(target(), prompts((9, 4, 6), seed=1), seed=2, step=compiled(target()))
+        differences = [growth.round(compare=True) for _ in range(8)]
+        assert growth.non_prefix_commits > 8, "the rounds were to move columns of the cache"
+        assert max(differences) < LARGEST_DIFFERENCE, differences
+
+    @pytest.mark.parametrize("num_nodes", [1, 2, 5, 64, 65])
+    @pytest.mark.parametrize("num_rows", [1, 3])
+    def test_sizes(self, compiled, num_nodes, num_rows):
+        models = HfTreeModel(target()), HfTreeModel(target(), compiled(target()))
+        texts = dict(enumerate(prompts((300, 1, 20)[:num_rows], seed=3)))
+        blocks = {row: NodeBlock.chain(prompts((num_nodes,), seed=row)[0]) for row in texts}
+        eager, ours = ({} for _ in models)
+        for model, logits in zip(models, (eager, ours), strict=True):
+            model.open(texts)
+            logits.update(model.extend(blocks))
+        for row, expected in eager.items():
+            torch.testing.assert_close(ours[row], expected, atol=LARGEST_DIFFERENCE, rtol=0)
+
+    def test_a_step_right_after_the_first_forward(self, compiled):
+        model = HfTreeModel(target(), compiled(target()))
+        model.open({0: (5,)})
+        eager = HfTreeModel(target())
+        eager.open({0: (5,)})
+        block = {0: NodeBlock.chain((7,))}
+        torch.testing.assert_close(model.extend(block)[0], eager.extend(block)[0], atol=LARGEST_DIFFERENCE, rtol=0)
+
+    def test_other_weights_take_the_same_program(self, compiled, monkeypatch):
+        compiled(target())
+        monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", no_compiling)
+        other = perturbed(target())
+        growth = RandomGrowth(other, prompts((5,), seed=1), seed=2, step=compiled(other))
+        assert max(growth.round(compare=True) for _ in range(3)) < LARGEST_DIFFERENCE
+
+    def test_the_network_is_left_alone(self, compiled):
+        before = {name: (weight.data_ptr(), weight.stride()) for name, weight in target().state_dict().items()}
+        attention = target().config._attn_implementation
+        compiled(target())
+        assert {name: (weight.data_ptr(), weight.stride()) for name, weight in target().state_dict().items()} == before
+        assert target().config._attn_implementation == attention
+
+    def test_decoding_compiles_nothing_and_keeps_no_memory(self, compiled, monkeypatch):
+        model = HfTreeModel(target(), compiled(target()))
+        monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", no_compiling)
+        counters.clear()
+        model.open({0: (5, 6), 1: (7,)})
+        for length in range(300):  # the cache grows on the way, and the number of rows and nodes changes
+            rows = (0, 1) if length % 3 else (0,)
+            model.extend({row: NodeBlock.chain((5,) * (1 + (length + row) % 4)) for row in rows})
+            model.commit(dict.fromkeys(rows, (0,)))
+        assert not counters["frames"]
+        assert not counters["stats"]
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(400):
+            model.extend({0: NodeBlock.chain((5, 6, 7))})
+            model.commit({0: ()})
+        grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown_kib < 4096, f"{grown_kib} KiB more after 400 steps"
+
+
+@needs_compiler
+class TestTexts:
+    @pytest.mark.parametrize("tree", ["chain(4)", "best_first"])
+    def test_greedy_is_that_of_transformers(self, compiled, tree):
+        for model in (target(), perturbed(target())):
+            compiled(model)
+        decoder = monge.load(target(), perturbed(target()), tree=tree, backend="compiled")
+        assert "compiled" in repr(decoder.parts.target)
+        texts = prompts((9, 4, 7), seed=5)
+        for prompt, result in zip(texts, decoder.generate(texts, max_new_tokens=40, ignore_eos=True), strict=True):
+            assert_same_tokens(target(), prompt, result.token_ids, plain_greedy(target(), prompt, 40))
+            assert 1.05 < result.stats.block_efficiency < 5
+
+    def test_verdicts_are_those_of_the_eager_backend(self, compiled):
+        compiled(target())
+        texts = prompts((9, 4), seed=6)
+        records = []
+        for name in ("eager", "compiled"):
+            decoder = monge.load(target(), perturbed(target()), backend=name)
+            results = decoder.generate(texts, max_new_tokens=40, temperature=1.0, seed=3)
+            records.append([(record.num_accepted, record.token_ids) for result in results for record in result.records])
+        assert records[0] == records[1]
+
+
+@needs_compiler
+class TestStoredPrograms:
+    def test_are_found_again(self, own_folder, monkeypatch):
+        monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", no_compiling)
+        compile_step(target(), no_compiling)
+
+    @pytest.mark.parametrize("suffix", [".pt2", ".constants"])
+    def test_damaged_ones_are_made_again(self, own_folder, monkeypatch, suffix):
+        kept = {path: path.read_bytes() for path in own_folder.iterdir()}
+        spoilt = next(path for path in kept if path.suffix == suffix)
+        spoilt.write_bytes(kept[spoilt][: len(kept[spoilt]) // 2])
+        built, told = [], []
+
+        def build(step, spec, key):
+            built.append(key)
+            for path, content in kept.items():
+                path.write_bytes(content)
+            return backend.find_program(key)[0]
+
+        monkeypatch.setattr(backend, "_build", build)
+        assert isinstance(compile_step(target(), told.append), CompiledStep)
+        assert len(built) == 1
+        assert "cannot be used" in told[0]
+        assert spoilt.name in told[0]
+        assert "compiling LlamaForCausalLM" in told[1]
+
+    def test_another_architecture_has_another_name(self, compiled):
+        spec = backend._spec(target())
+        wider = network("llama", "sdpa", intermediate_size=56)
+        assert backend.program_key(target(), spec) == backend.program_key(perturbed(target()), spec)
+        assert backend.program_key(target(), spec) != backend.program_key(wider, spec)
+
+    def test_a_program_with_other_logits_is_refused(self, compiled, monkeypatch):
+        compiled(target())
+        run = CompiledStep.__call__
+        monkeypatch.setattr(CompiledStep, "__call__", lambda *inputs: run(*inputs) * 1.01)
+        with pytest.raises(BackendError, match="other logits than the network"):
+            compile_step(target(), lambda _: None)
+
+
+def falls_back(model, reason):
+    with pytest.warns(UserWarning, match=f"backend 'compiled' is not used, the network runs eagerly: {reason}"):
+        made = as_sequence_model(model, backend="compiled")
+    assert "compiled" not in repr(made)
+    made.open({0: (5, 6)})
+    assert made.extend({0: NodeBlock.chain((7,))})[0].shape == (1, made.vocab_size)
+
+
+class TestFallback:
+    def test_unknown_backend(self):
+        with pytest.raises(OptionError, match="unknown backend 'compile'; did you mean 'compiled'"):
+            monge.load(target(), backend="compile")
+        with pytest.raises(OptionError, match="unknown backend"):
+            as_draft_model(target(), as_sequence_model(target()), backend="openvino")
+
+    def test_positions_from_token_order(self):
+        falls_back(network("bloom"), "Bloom.*only networks that read trees are compiled")
+
+    def test_attention_without_a_mask_in_memory(self):
+        model = network("llama", "flex_attention")
+        with pytest.warns(UserWarning, match="runs attention 'flex_attention'; eager and sdpa are compiled"):
+            as_sequence_model(model, backend="compiled")
+
+    def test_no_compiler(self):
+        with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
+            falls_back(target(), "there is no C\\+\\+ compiler on this machine; install g\\+\\+")
+
+    def test_a_network_that_cannot_be_traced(self, monkeypatch, tmp_path):
+        monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+        network_with_a_branch = perturbed(target(), 0.1)
+        monkeypatch.setattr(network_with_a_branch.model, "norm", _Branching())
+        falls_back(network_with_a_branch, "LlamaForCausalLM cannot be compiled: .*")
+
+    def test_no_room(self, monkeypatch, tmp_path):
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "file"))
+        falls_back(target(), "LlamaForCausalLM cannot be compiled: NotADirectoryError")
+
+
+class _Branching(torch.nn.Module):
+    def forward(self, hidden):
+        return hidden if float(hidden.sum()) > 0 else -hidden
