@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from monge.bench.acceptance_draftings import optimum
+from monge.core.clocks import SharedClocks
 from monge.core.hub_pairs import HubPairs
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.systematic import Systematic
@@ -22,6 +23,7 @@ from monge.transport.closed_forms import (
 )
 from monge.transport.laws import dense
 from monge.transport.race import FIRST_TIME, LAST_WAIT, LOG_STEP
+from monge.transport.shared_noise import match_probability
 
 Vector = Float64[np.ndarray, " vocab"]
 ClosedForm = Callable[[Vector, Proposal], float | None]
@@ -53,7 +55,7 @@ def closed_form(name: str, p: Vector, proposal: Proposal) -> float | None:
 def inclusion(proposal: Proposal, num_tokens: int) -> Vector | None:
     """P(token is among the candidates)."""
     match proposal:
-        case Iid():
+        case Iid() | SharedClocks():
             return _iid_inclusion(dense(proposal.law, num_tokens), proposal.width)
         case Mixed():
             included = _iid_inclusion(dense(proposal.law, num_tokens), proposal.width)
@@ -132,6 +134,13 @@ def _systematic(p: Vector, proposal: Proposal) -> float | None:
     return optimum(p, proposal) if isinstance(proposal, Systematic) else None
 
 
+def _gumbel(p: Vector, proposal: Proposal) -> float | None:
+    """One race against one; candidates that do not share the clocks are met by chance, as on the target walk."""
+    if not isinstance(proposal, SharedClocks):
+        return _target_walk(p, proposal)
+    return match_probability(p, dense(proposal.law, p.size), 1) if proposal.width == 1 else None
+
+
 def _optimal(p: Vector, proposal: Proposal) -> float | None:
     return optimum(p, proposal) if isinstance(proposal, Iid | Mixed) else None
 
@@ -140,7 +149,7 @@ def _layer(p: Vector, proposal: Proposal) -> float | None:
     """At a single node the lifted rule is the inner one: the best known for the way of drawing."""
     if isinstance(proposal, WithoutReplacement):
         return _distinct_rrs(p, proposal)
-    return _optimal(p, proposal)
+    return optimum(p, proposal) if isinstance(proposal, Iid | Mixed | HubPairs | Systematic) else None
 
 
 CLOSED_FORMS: Final[Mapping[str, ClosedForm]] = MappingProxyType(
@@ -156,6 +165,7 @@ CLOSED_FORMS: Final[Mapping[str, ClosedForm]] = MappingProxyType(
         "greedy": _greedy,
         "spechub": _spechub,
         "systematic": _systematic,
+        "gumbel": _gumbel,
         "layer": _layer,
         "optimal": _optimal,
     }

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
+from monge.core.clocks import RequestDraws, SharedClocks
 from monge.core.errors import LawError, OptionError
 from monge.core.hub_pairs import HubPairs
-from monge.core.law import DenseLaw, Law
+from monge.core.law import DenseLaw
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.systematic import Systematic
 from monge.draft.tree.children import CHILDREN, children_of, way_of_drawing
@@ -82,7 +83,7 @@ def optimum(p: Vector, proposal: Proposal) -> float | None:
     match proposal:
         case Deterministic():
             return float(p[list(proposal.token_ids)].sum())
-        case Iid():
+        case Iid() | SharedClocks():  # races on clocks of their own are independent draws
             return iid_optimum(p, dense(proposal.law, p.size), proposal.width).acceptance
         case WithoutReplacement():
             return without_replacement_optimum(p, dense(proposal.law, p.size), proposal.width).acceptance
@@ -100,7 +101,7 @@ def mixed_optima(p: Vector, q: Vector, width: int) -> list[float]:
 
 def num_candidates(proposal: Proposal) -> int:
     """Candidates of one drawing, repeats counted."""
-    return len(proposal.draw(_FirstDraws()))
+    return len(proposal.draw(RequestDraws(0)))
 
 
 def _other_optimum(p: Vector, proposal: Proposal) -> float | None:
@@ -135,16 +136,3 @@ def _children(way: str, law: DenseLaw, width: int) -> Proposal | None:
     except (OptionError, LawError):  # a way that is not for this number of candidates, or needs an argument
         return None
     return proposal if num_candidates(proposal) >= min(width, law.sparse().probs.numel()) else None
-
-
-class _FirstDraws:
-    """Always the first token of the support: enough to see how many candidates a proposal draws."""
-
-    def bernoulli(self, prob: float) -> bool:
-        return prob > 0.0
-
-    def categorical(self, law: Law) -> int:
-        return law.quantile(0.0)
-
-    def uniform(self) -> float:
-        return 0.0

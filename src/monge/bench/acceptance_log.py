@@ -15,7 +15,7 @@ from jaxtyping import Float64
 
 from monge.api import make_parts
 from monge.bench.arms import Pair
-from monge.core.draws import TorchDraws
+from monge.core.clocks import RequestDraws
 from monge.core.errors import OptionError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules, law_from_logits
@@ -140,10 +140,10 @@ def draft_rules_of(temperature: float, settings: LogSettings) -> SamplingRules:
     return SamplingRules(temperature=temperature, top_k=settings.draft_top_k)
 
 
-def seeded(*names: object) -> TorchDraws:
+def seeded(*names: object) -> RequestDraws:
     """Draws that are a function of names: equal ones give equal draws, whatever else is run."""
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
-    return TorchDraws(torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1))
+    return RequestDraws(int.from_bytes(digest, "big") >> 1)
 
 
 def _read(model: SequenceModel, token_ids: TokenIds, prefixes: range) -> torch.Tensor:

@@ -14,6 +14,7 @@ from jaxtyping import Float64
 
 from monge.bench.acceptance_closed_forms import closed_form
 from monge.bench.acceptance_draftings import Drafting, draftings, mixed_optima, num_candidates, optimum
+from monge.core.clocks import SharedClocks
 from monge.core.draws import Draws
 from monge.core.hub_pairs import HubPairs
 from monge.core.independent import Independent
@@ -118,6 +119,8 @@ def acceptance(name: str, target: Law, proposal: Proposal) -> Acceptance:
         proposal: Candidates for which it is exact.
     """
     rule = VERIFIERS.make(name)
+    if isinstance(proposal, SharedClocks) and rule.is_enumerable:
+        proposal = Iid(proposal.law, proposal.width)  # what the races are to a rule that has no part in them
     if rule.is_enumerable and num_tuples(proposal) * target.sparse().probs.numel() <= MAX_ENUMERATED:
         try:
             masses = accepted_masses(rule, target, proposal)

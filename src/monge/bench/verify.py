@@ -17,7 +17,7 @@ import torch
 
 from monge.bench.provenance import provenance
 from monge.bench.statistics import Summary, paired_ratios
-from monge.core.draws import TorchDraws
+from monge.core.clocks import RequestDraws
 from monge.core.errors import OptionError
 from monge.core.law import DenseLaw, SparseLaw
 from monge.core.proposal import Deterministic, Proposal
@@ -109,7 +109,7 @@ class _Nodes:
         self._row = logits[0].float().to(device)
         self._p = [DenseLaw(law.softmax(0)) for law in logits.to(device)]
         self._q = [_cut(law.softmax(0), cell["support"]) for law in (logits + noise).to(device)]
-        self._draws = TorchDraws(generator)
+        self._draws = RequestDraws(settings.seed)
 
     def works(self, name: str) -> list[tuple[str, Work | str]]:
         """What is timed under a rule's name, or why nothing is."""

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from monge.core.clocks import ClockDraws, SharedClocks, clock_draws, first_token, num_clocks
+from monge.core.clocks import ClockDraws, clock_draws, first_token, num_clocks
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, ProposalMismatchError
 from monge.core.law import Law, LawSequence
@@ -36,7 +36,8 @@ class Gumbel(Verifier):
         K random numbers for every token of the support of p a node, and O(vocab) for the race; as many for each shared child.
 
     Args:
-        num_drafts: K, at least the width of `shared` children. It is part of the law of the noise: another K is another text.
+        num_drafts: K, best the width of the `shared` children: further ones race on clocks that nobody compares. Another K is
+            another text.
 
     Raises:
         OptionError: If K is below one.
@@ -60,7 +61,6 @@ class Gumbel(Verifier):
         source, node = clock_draws(draws), 0
         path, examined = list[int](), list[int]()
         while True:
-            self._check(tree, node)
             child_of = {tree.token_ids[child]: child for child in tree.offers[node]}
             if child_of:
                 examined.append(len(child_of))
@@ -75,11 +75,3 @@ class Gumbel(Verifier):
         size = num_clocks(p)
         clocks = torch.stack([source.clocks(depth, draft, size) for draft in range(self.num_drafts)])
         return first_token(clocks.min(dim=0).values, p)
-
-    def _check(self, tree: TokenTree, node: int) -> None:
-        proposal = tree.proposals[node]
-        if isinstance(proposal, SharedClocks) and proposal.width > self.num_drafts:
-            raise ProposalMismatchError(
-                f"node {node}: {proposal.width} shared candidates race, but gumbel compares {self.num_drafts} draft(s); take "
-                f"gumbel({proposal.width})"
-            )
