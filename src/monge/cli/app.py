@@ -8,6 +8,7 @@ from monge.bench.provenance import versions
 from monge.cli.acceptance import acceptance
 from monge.cli.bench import bench
 from monge.cli.bench_acceptance import bench_acceptance
+from monge.cli.bench_control import bench_control
 from monge.cli.demo import demo
 from monge.cli.generate import generate
 from monge.cli.listing import list_parts
@@ -24,6 +25,7 @@ app.command("list")(list_parts)
 app.command("demo")(demo)
 app.command("acceptance")(acceptance)
 bench.command("acceptance")(bench_acceptance)
+bench.command("control")(bench_control)
 app.add_typer(bench, name="bench")
 
 
