@@ -27,6 +27,8 @@ OFFENCES = [
     ("engine", "engine", "import monge.control.registry", "monge.engine.planted -> monge.control.registry"),
     ("engine", "engine", "import monge.transport", "monge.engine.planted -> monge.transport"),
     ("testing", "plugins", "import monge.testing", "monge.plugins.planted -> monge.testing"),
+    ("testing", "replay", "import monge.testing", "monge.replay.planted -> monge.testing"),
+    ("rooms", "replay", "import monge.bench", "monge.replay is not allowed to import monge.bench"),
     ("pure", "core", "import time", "monge.core.planted -> time"),
     ("pure", "verify", "import random", "monge.verify.planted -> random"),
     ("pure", "draft", "import transformers", "monge.draft.planted -> transformers"),

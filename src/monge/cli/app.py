@@ -12,6 +12,9 @@ from monge.cli.bench_control import bench_control
 from monge.cli.demo import demo
 from monge.cli.generate import generate
 from monge.cli.listing import list_parts
+from monge.cli.log import log
+from monge.cli.replay import replay
+from monge.cli.tune import tune
 
 app = typer.Typer(
     name="monge",
@@ -26,6 +29,9 @@ app.command("demo")(demo)
 app.command("acceptance")(acceptance)
 bench.command("acceptance")(bench_acceptance)
 bench.command("control")(bench_control)
+app.command("log")(log)
+app.command("replay")(replay)
+app.command("tune")(tune)
 app.add_typer(bench, name="bench")
 
 

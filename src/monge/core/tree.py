@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from monge.core.child_draws import ChildDraws
 from monge.core.draws import Draws
 from monge.core.errors import MongeError
 from monge.core.proposal import Arbitrary, Deterministic, Proposal
@@ -127,7 +128,8 @@ class GrowingTree:
         proposal = proposal.at_depth(self.depths[node])
         node_of: dict[int, int] = {}
         offers: list[int] = []
-        for token in proposal.draw(draws):
+        knows_node = isinstance(draws, ChildDraws)
+        for token in draws.draw_children(self._path_tokens(node), proposal) if knows_node else proposal.draw(draws):
             if token not in node_of:
                 node_of[token] = len(self.token_ids)
                 self.token_ids.append(token)
@@ -140,6 +142,13 @@ class GrowingTree:
         self._proposals[node] = proposal
         self._offers[node] = tuple(offers)
         return tuple(node_of.values())
+
+    def _path_tokens(self, node: int) -> tuple[int, ...]:
+        tokens: list[int] = []
+        while node > 0:
+            tokens.append(self.token_ids[node])
+            node = self.parents[node]
+        return tuple(reversed(tokens))
 
     def finish(self) -> TokenTree:
         """The finished tree; nodes that were never grown have no candidates."""

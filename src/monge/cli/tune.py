@@ -1,0 +1,142 @@
+"""`monge tune`."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, Final
+
+import typer
+
+from monge.bench.provenance import busy_note, provenance
+from monge.bench.tasks import Prompt, read_prompts, shipped
+from monge.cli import options
+from monge.cli.bench import call_bar
+from monge.cli.console import notes, output, quiet_host, reported
+from monge.cli.log import record
+from monge.cli.networks import Networks, load_networks
+from monge.cli.replay import show, write_document
+from monge.core.errors import OptionError
+from monge.core.sampling_rules import SamplingRules
+from monge.replay.compare import Settings
+from monge.replay.configuration import MODEL, Configuration
+from monge.replay.file import write_log
+from monge.replay.log import LawLog
+from monge.replay.measure import measured_costs
+from monge.replay.tune import Tuned
+from monge.replay.tune import tune as search
+
+OUT: Final = Path("tune")
+PER_TASK: Final = 1
+REPEATS: Final = 2
+CONFIRMING: Final = 3
+TUNE: Final = "Tuning"
+
+
+@reported
+def tune(
+    *,
+    prompts: Annotated[
+        Path | None,
+        options.option("--prompts", help="Your prompts: text lines, or *.jsonl.", panel=TUNE, default="the shipped ones"),
+    ] = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    attention: options.Attention = None,
+    temperature: options.Temperature = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    max_prompts: Annotated[int, typer.Option("--max-prompts", help="Prompts that are logged.", rich_help_panel=TUNE)] = 6,
+    confirm: Annotated[
+        bool, options.option("--confirm", help="Run the three best, and plain decoding, against the clock.", panel=TUNE)
+    ] = False,
+    repeats: Annotated[int, typer.Option("--repeats", help="Passes over the log.", rich_help_panel=TUNE)] = REPEATS,
+    seed: Annotated[int, typer.Option("--seed", help="Of texts and passes.", rich_help_panel=TUNE)] = 0,
+    out: Annotated[Path, options.option("--out", help="Folder for log and JSON.", panel=options.OUTPUT, default=OUT)] = OUT,
+    as_json: options.Json = False,
+) -> None:
+    """Find the fastest configuration for your prompts on this machine.
+
+    The target writes a continuation of every prompt once, which is logged; rounds of several sizes are timed; then drafters,
+    trees, verifiers, windows and controllers are replayed on the log, and the one with the largest predicted speed is printed
+    with the command and the call that use it. `--confirm` measures the best ones, because a prediction is one.
+
+    **Examples**
+
+        monge tune
+        monge tune --prompts mine.jsonl --temperature 0.8 --confirm
+        monge tune --target ./my-target --draft ./my-draft --prompts mine.txt --json
+    """
+    quiet_host()
+    if max_prompts < 1 or repeats < 1:
+        raise OptionError(f"--max-prompts and --repeats must be at least 1; got {max_prompts} and {repeats}")
+    shown = (read_prompts(prompts) if prompts else shipped(per_task=PER_TASK))[:max_prompts]
+    networks = load_networks(target, draft, **options.given(dtype=dtype, device=device, attention=attention))
+    rules = SamplingRules(temperature=0.0 if temperature is None else temperature)
+    with call_bar(notes()) as watch:
+        found = record(networks, shown, rules, watch=watch, seed=seed, **options.given(max_new_tokens=max_new_tokens))
+        watch.step("measuring costs")
+        found = replace(found, costs=measured_costs(networks.target, networks.draft), about=provenance(networks.network.device))
+        settings = Settings(repeats=repeats, seed=seed)
+        tuned = search(found, networks.draft, settings, on_text=lambda: watch.step("replaying"))
+        measured = _confirmed(networks, shown, tuned, found, seed) if confirm else []
+    document = tuned.document | {"best": tuned.predicted["configuration"], "measured": measured}
+    files = [write_log(found, out / "run.mlog"), *write_document(document, out, "tune.json")]
+    show({**document, "replayed": document["replayed"][:8]})
+    _say_best(tuned, measured, options.given(target=target, draft=draft), rules)
+    output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)
+    if as_json:
+        print(json.dumps(document))
+
+
+def _confirmed(networks: Networks, prompts: Sequence[Prompt], tuned: Tuned, log: LawLog, seed: int) -> list[dict[str, Any]]:
+    """Tokens per second by the clock: the best configurations and plain decoding, in turns, so that a slow minute slows all."""
+    best = [Configuration(**one["configuration"]) for one in tuned.document["replayed"][:CONFIRMING]]
+    chosen = [*best, *([] if Configuration(drafter="none") in best else [Configuration(drafter="none")])]
+    decoders = [networks.decoder(configuration) for configuration in chosen]
+    speeds: list[list[float]] = [[] for _ in chosen]
+    for turn in range(3):
+        for decoder, found in zip(decoders, speeds, strict=True):
+            tokens, seconds = 0, 0.0
+            for number, prompt in enumerate(prompts):
+                (result,) = decoder.generate(
+                    [prompt.text],
+                    max_new_tokens=log.texts[number].max_new_tokens,
+                    temperature=log.rules.temperature,
+                    seed=seed + number,
+                )
+                tokens, seconds = tokens + result.stats.num_tokens, seconds + result.stats.decode_s
+            if turn > 0:  # the first turn warms up
+                found.append(tokens / seconds)
+    return [
+        {"label": configuration.label, "configuration": configuration.settings, "tokens_per_s": median(found)}
+        for configuration, found in zip(chosen, speeds, strict=True)
+    ]
+
+
+def _say_best(tuned: Tuned, measured: Sequence[dict[str, Any]], models: dict[str, str], rules: SamplingRules) -> None:
+    console, gain, speed = output(), tuned.predicted["speedup"], tuned.predicted["tokens_per_s"]
+    best = tuned.best
+    console.print(
+        f"\nbest: {best.label}\npredicted: {speed['mean']:.1f} tokens/s, {gain['mean']:.2f} times plain decoding "
+        f"(95% over texts {gain['low']:.2f}..{gain['high']:.2f})",
+        style="bold",
+        markup=False,
+        soft_wrap=True,
+    )
+    plain = next((one["tokens_per_s"] for one in measured if one["configuration"] == {"drafter": "none"}), None)
+    for one in measured:
+        times = "" if plain is None else f", {one['tokens_per_s'] / plain:.2f} times plain decoding"
+        console.print(f"measured: {one['label']}: {one['tokens_per_s']:.1f} tokens/s{times}", markup=False, soft_wrap=True)
+    if best.drafter not in (None, MODEL):
+        models = {name: value for name, value in models.items() if name != "draft"}
+    chosen = "".join(f" --{name} {shlex.quote(value)}" for name, value in models.items())
+    heat = "" if rules.temperature == 0 else f" --temperature {rules.temperature:g}"
+    console.print(f"use it:   monge generate PROMPT{chosen}{heat} {best.command}", markup=False, soft_wrap=True)
+    names = "".join(f"{name}={value!r}, " for name, value in models.items())
+    console.print(f"python:   monge.load({names}{best.call})", markup=False, soft_wrap=True)
+    if (note := busy_note()) is not None:
+        console.print(note, style="yellow", markup=False, soft_wrap=True)

@@ -1,0 +1,87 @@
+"""Many configurations on one log."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from monge.core.errors import MongeError
+from monge.core.model import SequenceModel
+from monge.replay.configuration import Configuration
+from monge.replay.costs import costs_for
+from monge.replay.log import LawLog
+from monge.replay.play import DEPTH, PLAIN, hindsight, look, nodes_by_depth, play
+from monge.replay.rules import stands_in
+from monge.replay.summary import summary
+from monge.replay.text import ReplayTarget
+
+REPEATS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How configurations are replayed.
+
+    Args:
+        repeats: Passes over the log: what is drafted on the way to a text is random.
+        depth: Deepest fixed window and deepest window of the oracle.
+        seed: Of passes and bootstrap.
+    """
+
+    repeats: int = REPEATS
+    depth: int = DEPTH
+    seed: int = 0
+
+
+def replay(
+    configuration: Configuration,
+    log: LawLog,
+    draft: SequenceModel | None,
+    settings: Settings = Settings(),
+    *,
+    on_text: Callable[[], None] | None = None,
+) -> dict[str, Any]:
+    """Replay one configuration: see `monge.replay.summary.summary`.
+
+    Args:
+        configuration: Drafter, tree, verifier, controller.
+        log: What happened.
+        draft: The draft model, for drafters that run one: it really runs.
+        settings: How often and how deep.
+        on_text: Called after every text of every pass.
+
+    Raises:
+        MongeError: If the parts do not fit together, or the log cannot answer.
+    """
+    parts = configuration.parts(ReplayTarget(log.model.vocab_size), draft, PLAIN)
+    depth = min(settings.depth, parts.drafter.capabilities.max_depth)
+    positions = look(parts, log, depth=depth, seed=settings.seed, on_text=on_text)
+    name = configuration.drafter_name(draft)
+    costs = costs_for(log, name, nodes_by_depth(positions)) if log.costs else PLAIN
+    played = play(parts, log, costs, repeats=settings.repeats, seed=settings.seed, on_text=on_text)
+    seen = hindsight(positions, costs, depth)
+    found = summary(configuration, log, played, seen, is_timed=bool(log.costs), seed=settings.seed)
+    compact = stands_in(parts.rule, parts.drafter.capabilities.proposes, is_compact=log.top is not None)
+    return {**found, "stands_in": compact}
+
+
+def compare(
+    configurations: Sequence[Configuration],
+    log: LawLog,
+    draft: SequenceModel | None,
+    settings: Settings,
+    *,
+    on_text: Callable[[], None] | None = None,
+) -> dict[str, Any]:
+    """Replay configurations, and keep the reason of each that cannot be.
+
+    Returns:
+        `replayed` (summaries), `refused` (label and reason).
+    """
+    replayed: list[dict[str, Any]] = []
+    refused: list[dict[str, str]] = []
+    for configuration in configurations:
+        try:
+            replayed.append(replay(configuration, log, draft, settings, on_text=on_text))
+        except MongeError as error:
+            refused.append({"label": configuration.label, "reason": str(error)})
+    return {"replayed": replayed, "refused": refused}

@@ -1,0 +1,82 @@
+"""A choice of drafter, tree, verifier and controller, as a user writes it."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from monge.api import make_parts
+from monge.control.base import CostModel
+from monge.core.model import SequenceModel
+from monge.engine.parts import Parts
+
+MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """Names with settings, as `monge.load` takes them; `None` is the library's default.
+
+    Args:
+        drafter: `model`, `ngram`, `none`, ...
+        tree: Tree builder.
+        verifier: Acceptance rule.
+        controller: How much to draft.
+        draft_temperature: See `monge.load`.
+        draft_top_k: See `monge.load`.
+    """
+
+    drafter: str | None = None
+    tree: str | None = None
+    verifier: str | None = None
+    controller: str | None = None
+    draft_temperature: float | int | None = None
+    draft_top_k: int | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was chosen."""
+        return {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
+
+    @property
+    def label(self) -> str:
+        """For tables and plots."""
+        chosen = [str(value) for name, value in self.settings.items() if not name.startswith("draft_")]
+        return " ".join(chosen) or "default"
+
+    @property
+    def command(self) -> str:
+        """Options of the command line."""
+        return " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in self.settings.items())
+
+    @property
+    def call(self) -> str:
+        """Arguments of `monge.load`."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+
+    def parts(self, target: SequenceModel, draft: SequenceModel | None, costs: CostModel | None = None) -> Parts:
+        """The parts; the draft model goes to drafters that run one.
+
+        Args:
+            target: The target.
+            draft: The draft model, if there is one.
+            costs: For controllers that ask; measured where they are `None`.
+
+        Raises:
+            MongeError: If they do not fit together.
+        """
+        return make_parts(target, draft if self.drafter_name(draft) == MODEL else None, costs=costs, **self.settings)
+
+    def drafter_name(self, draft: SequenceModel | None) -> str:
+        """Name of the drafter, the default's where none was chosen."""
+        if self.drafter is None:
+            return "ngram" if draft is None else MODEL
+        return self.drafter.partition("(")[0].strip()
+
+
+def grid(**choices: Sequence[Any] | None) -> Iterator[Configuration]:
+    """All combinations of choices by field; none leaves the default."""
+    names = list(choices)
+    for values in product(*(choices[name] or [None] for name in names)):
+        yield Configuration(**dict(zip(names, values, strict=True)))

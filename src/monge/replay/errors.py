@@ -1,0 +1,15 @@
+"""What can go wrong with a log."""
+
+from monge.core.errors import MongeError
+
+
+class LogFileError(MongeError, ValueError):
+    """A file that is no log, or one that is truncated, corrupted or of another version."""
+
+
+class ForeignLogError(MongeError, ValueError):
+    """A log that was made with another model, tokenizer or vocabulary."""
+
+
+class UnavailableError(MongeError, ValueError):
+    """A question that a log cannot answer exactly; replay declares it instead of guessing."""

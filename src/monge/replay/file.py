@@ -1,0 +1,152 @@
+"""Logs as files: one `safetensors` file, its header as JSON in the metadata, a digest of everything beside it.
+
+`probs/i` holds the laws of text i, `[tokens, vocab]`, float64; of a compact log `probs/i` and `ids/i` hold the most probable
+tokens, `[tokens, top]`, and `own/i` what the committed tokens have, `[tokens]`. `prompt/i` and `text/i` are token ids.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from monge.core.errors import MongeError, OptionError
+from monge.core.sampling_rules import SamplingRules
+from monge.replay.errors import LogFileError
+from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
+
+VERSION: Final = 1
+_AGAIN: Final = "make the log again with `monge log`"
+
+
+def write_log(log: LawLog, path: Path) -> Path:
+    """Write a log; a file of that name is replaced only when the new one is complete.
+
+    Raises:
+        OptionError: If it cannot be written.
+    """
+    tensors = {name: tensor for number, text in enumerate(log.texts) for name, tensor in _tensors_of(number, text).items()}
+    header = json.dumps(
+        {
+            "version": VERSION,
+            "model": asdict(log.model),
+            "rules": asdict(log.rules),
+            "top": log.top,
+            "texts": [{"tag": text.tag, "max_new_tokens": text.max_new_tokens} for text in log.texts],
+            "costs": log.costs,
+            "about": log.about,
+        }
+    )
+    unfinished = path.with_name(f"{path.name}.part{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, unfinished, metadata={"monge_log": header, "digest": _digest(header, tensors)})
+        unfinished.replace(path)
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise OptionError(f"cannot write the log to {str(path)!r}: {error}") from error
+    return path
+
+
+def read_log(path: Path) -> LawLog:
+    """Read a log and check it.
+
+    Raises:
+        LogFileError: If the file is no log, of another version, truncated or corrupted; the message names file and field.
+    """
+    header, tensors = _raw(path)
+    try:
+        texts = tuple(_text(path, number, entry, header, tensors) for number, entry in enumerate(header["texts"]))
+        return LawLog(
+            model=ModelIdentity(**header["model"]),
+            rules=SamplingRules(**header["rules"]),
+            texts=texts,
+            top=header["top"],
+            costs=header["costs"],
+            about=header["about"],
+        )
+    except LogFileError:
+        raise
+    except (KeyError, TypeError, MongeError) as error:
+        raise LogFileError(f"{path}: header: {type(error).__name__}: {error}; {_AGAIN}") from error
+
+
+def _raw(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise LogFileError(f"{path}: no such file; make a log with `monge log --out {path}`")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata: Mapping[str, str] = file.metadata() or {}
+            if "monge_log" not in metadata:
+                raise LogFileError(f"{path}: field 'monge_log' is missing: not a log of this library; {_AGAIN}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a file, not a mapping)
+    except (SafetensorError, OSError) as error:
+        size = path.stat().st_size
+        raise LogFileError(
+            f"{path}: truncated or not a log: its {size} bytes are not what the file's header announces ({error}); {_AGAIN}"
+        ) from error
+    found, expected = _digest(metadata["monge_log"], tensors), metadata.get("digest", "nothing")
+    if found != expected:
+        raise LogFileError(
+            f"{path}: corrupted: field 'digest' expects {expected}, the contents give {found}; copy the file again, or {_AGAIN}"
+        )
+    header = json.loads(metadata["monge_log"])
+    if header.get("version") != VERSION:
+        raise LogFileError(f"{path}: field 'version': got {header.get('version')}, this release reads {VERSION}; {_AGAIN}")
+    return header, tensors
+
+
+def _tensors_of(number: int, text: LoggedText) -> dict[str, Tensor]:
+    masses = text.masses
+    tensors = {
+        f"prompt/{number}": torch.tensor(text.prompt_ids),
+        f"text/{number}": torch.tensor(text.token_ids),
+        f"probs/{number}": masses.probs.contiguous(),
+    }
+    if masses.token_ids is not None and masses.own is not None:
+        tensors |= {f"ids/{number}": masses.token_ids.contiguous(), f"own/{number}": masses.own.contiguous()}
+    return tensors
+
+
+def _text(
+    path: Path, number: int, entry: Mapping[str, Any], header: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> LoggedText:
+    compact = header["top"] is not None
+    names = ("prompt", "text", "probs", *(("ids", "own") if compact else ()))
+    for name in names:
+        if f"{name}/{number}" not in tensors:
+            raise LogFileError(f"{path}: field '{name}/{number}' is missing; {_AGAIN}")
+    token_ids: Sequence[int] = tensors[f"text/{number}"].tolist()
+    probs = tensors[f"probs/{number}"]
+    expected = (len(token_ids), header["top"] if compact else header["model"]["vocab_size"])
+    if tuple(probs.shape) != expected:
+        raise LogFileError(f"{path}: field 'probs/{number}': got shape {tuple(probs.shape)}, expected {expected}; {_AGAIN}")
+    return LoggedText(
+        tag=entry["tag"],
+        prompt_ids=tuple(tensors[f"prompt/{number}"].tolist()),
+        token_ids=tuple(token_ids),
+        max_new_tokens=entry["max_new_tokens"],
+        masses=Masses(
+            probs=probs,
+            token_ids=tensors[f"ids/{number}"] if compact else None,
+            own=tensors[f"own/{number}"] if compact else None,
+        ),
+        vocab_size=header["model"]["vocab_size"],
+    )
+
+
+def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(header.encode(), digest_size=16)
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,181 @@
+"""The candidates of a node, given the token that the rule emitted there.
+
+A lossless rule emits a token y with law p, and accepts it iff it is among the candidates. Given the text, y is known: the
+committed token. So acceptance needs no rule any more, only the law of the candidates given y, which is their own law tilted by
+the probability with which the rule emits y for them:
+
+    P(candidates | y) = P(candidates) P(rule emits y | candidates) / p(y).
+
+p = target law, q = draft law, y = the committed token.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from monge.core.draws import Draws
+from monge.core.law import Law, SparseLaw
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.replay.known import Known
+
+Drawn = Iid | Mixed | WithoutReplacement
+
+
+class GivenToken(ABC):
+    """The candidates of a node given the emitted token, for one rule; `Deterministic` ones never get here."""
+
+    @abstractmethod
+    def chance(self, known: Known, proposal: Proposal, draws: Draws) -> float:
+        """P(the committed token is among the candidates | it is emitted), or an unbiased estimate of it by one drawing."""
+
+    @abstractmethod
+    def draw(self, known: Known, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+        """Candidates in drawing order, given that the committed token is emitted."""
+
+    def next_scale(self, known: Known, q: float) -> float:
+        """Scale of the target below the committed token, which was drawn with probability `q` and accepted."""
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Untilted(GivenToken):
+    """Rules that emit without a look at the candidates: these follow their own law."""
+
+    def chance(self, known: Known, proposal: Proposal, draws: Draws) -> float:
+        if type(proposal) is Iid:
+            return 1.0 - (1.0 - proposal.law.prob(known.token)) ** proposal.width
+        return float(known.token in proposal.draw(draws))
+
+    def draw(self, known: Known, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+        return proposal.draw(draws)
+
+
+@dataclass(frozen=True, slots=True)
+class Tested(GivenToken):
+    """Rules that test draws one after another by rejection; draws that they never look at follow their own law.
+
+    Let P be the target that the tests so far have left, and Q the law of the next draw. From here on the rule emits y with law
+    P whatever was rejected, so the draw is y, and accepted, with probability `min(1, Q_y / P_y)`, and otherwise a rejected
+    token with law `(Q - P)_+`, normalised, after which P is `(P - Q)_+`, normalised.
+
+    Args:
+        num_tests: How many draws are tested; `None` for all of them.
+        tests_fixed: Whether deterministic candidates are tested first, each as a point mass.
+        drops_repeats: Whether a draw is tested against the law without the tokens that were drawn before it.
+    """
+
+    num_tests: int | None = None
+    tests_fixed: bool = False
+    drops_repeats: bool = False
+
+    def chance(self, known: Known, proposal: Proposal, draws: Draws) -> float:
+        assert isinstance(proposal, Drawn)
+        y, left, is_open = self._start(known, proposal)
+        if not is_open or isinstance(proposal, WithoutReplacement) or self.drops_repeats:
+            return float(y in self.draw(known, proposal, draws))
+        q, missed = proposal.law.sparse(), 1.0
+        self._require(known, proposal)
+        for number in range(proposal.width):
+            is_tested = self.num_tests is None or number < self.num_tests
+            if is_tested and number > 0:
+                left = left.excess_over(q) or left
+            missed *= 1.0 - (min(1.0, q.prob(y) / left.prob(y)) if is_tested else q.prob(y))
+            if missed == 0.0:
+                break  # accepted for certain: nothing of y is left for a further test
+        return 1.0 - missed
+
+    def draw(self, known: Known, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+        assert isinstance(proposal, Drawn)
+        y, left, is_open = self._start(known, proposal)
+        tokens = list(proposal.fixed) if isinstance(proposal, Mixed) else []
+        tests = proposal.width if self.num_tests is None else self.num_tests
+        self._require(known, proposal)
+        for _ in range(proposal.width):
+            q, is_new = self._next(proposal, tokens, draws)
+            if q is None:
+                break
+            if not (is_open and is_new):
+                tokens.append(draws.categorical(q))
+            elif draws.bernoulli(min(1.0, q.prob(y) / left.prob(y))):
+                tokens.append(y)
+                is_open = False
+            else:
+                tests -= 1
+                tokens.append(known.rejected(q, left, draws))
+                left, is_open = left.excess_over(q) or left, tests > 0
+        return tuple(tokens)
+
+    def _start(self, known: Known, proposal: Drawn) -> tuple[int, SparseLaw, bool]:
+        """The committed token, the target that is left for the draws, and whether they are tested at all."""
+        left: SparseLaw = known.law
+        fixed = proposal.fixed if isinstance(proposal, Mixed) and self.tests_fixed else ()
+        if known.token in fixed:
+            return known.token, left, False
+        for token in fixed:
+            left = left.without(token) or left
+        return known.token, left, True
+
+    def _require(self, known: Known, proposal: Drawn) -> None:
+        """A second test looks at all that the first one left, not at the committed token alone."""
+        if self.num_tests is None and proposal.width > 1:
+            known.require(proposal.law)
+
+    def _next(self, proposal: Drawn, tokens: list[int], draws: Draws) -> tuple[SparseLaw | None, bool]:
+        """The law of the next draw, and whether it is a new token; `None` where the draft law is used up."""
+        q: SparseLaw | None = proposal.law.sparse()
+        repeats = set(tokens) if isinstance(proposal, WithoutReplacement) or self.drops_repeats else set[int]()
+        if repeats and not isinstance(proposal, WithoutReplacement):
+            mass = min(1.0, sum(q.prob(token) for token in repeats))
+            if draws.bernoulli(mass):
+                return _among(q, repeats), False
+        for token in repeats:
+            q = None if q is None else q.without(token)
+        return q, True
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(GivenToken):
+    """Block Verification of a chain: rejection of one draw a node against a target that is scaled down.
+
+    With w_i = min over k <= i of `q(y_1..y_k) p(y_(k+1)..y_i | y_1..y_k)`, the chain's first i tokens are y_1..y_i and
+    accepted with probability w_i, and exactly i of them are, followed by y, with probability `w_i p(y) - w_(i+1)(y)`; what
+    comes after is a draw from p. So given the text, the next token is accepted with probability `min(1, q_y / (s p_y))`, and s,
+    which starts at one, becomes `min(1, s p_y / q_y)`. A rejected token has law `(q - s p)_+`, normalised. (What was drafted
+    below it is tilted too, in a way that only laws off the text could tell; it is drawn from q.)
+    """
+
+    def chance(self, known: Known, proposal: Proposal, draws: Draws) -> float:
+        assert isinstance(proposal, Iid)
+        y = known.token
+        return min(1.0, proposal.law.prob(y) / (known.scale * known.law.prob(y)))
+
+    def draw(self, known: Known, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+        assert isinstance(proposal, Iid)
+        if draws.bernoulli(self.chance(known, proposal, draws)):
+            return (known.token,)
+        q = proposal.law.sparse()
+        if not known.covers(q):
+            return (known.rejected(q, known.law, draws),)
+        masses = (q.probs - known.scale * known.law.at(q.token_ids)).clamp_min(0.0)
+        kept = masses > 0.0
+        return (draws.categorical(SparseLaw(q.token_ids[kept], masses[kept] / masses.sum())),)
+
+    def next_scale(self, known: Known, q: float) -> float:
+        return min(1.0, known.scale * known.law.prob(known.token) / q)
+
+
+def draft_prob(proposal: Proposal, token: int) -> float:
+    """Probability with which a node's one candidate is this token."""
+    return float(token in proposal.token_ids) if isinstance(proposal, Deterministic) else _law(proposal).prob(token)
+
+
+def _law(proposal: Proposal) -> Law:
+    assert isinstance(proposal, Drawn)
+    return proposal.law
+
+
+def _among(q: SparseLaw, tokens: set[int]) -> SparseLaw:
+    """q, given that it is one of these tokens."""
+    kept = torch.isin(q.token_ids, q.token_ids.new_tensor(sorted(tokens)))
+    return SparseLaw(q.token_ids[kept], q.probs[kept] / q.probs[kept].sum())

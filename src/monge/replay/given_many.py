@@ -1,0 +1,113 @@
+"""The candidates of a node given the emitted token, for the rules that compare all draws at once.
+
+p = target law, q = draft law, y = the committed token, K = `width`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from monge.core.draws import Draws
+from monge.core.law import SparseLaw
+from monge.core.proposal import Iid, Mixed, Proposal
+from monge.replay.given import GivenToken
+from monge.replay.known import Known
+from monge.verify.flow import Flow, NodeProblem
+from monge.verify.k_seq import divisors
+from monge.verify.optimal import Optimal
+
+
+@dataclass(frozen=True, slots=True)
+class SameTest(GivenToken):
+    """K-SEQ: every draw is tested with the same ratio.
+
+    With `m = min(p / rho, q)` and beta its mass, y is accepted as the k-th draw with probability `(1 - beta)^(k-1) m_y`, in all
+    `gamma m_y`; rejected draws have law `(q - m) / (1 - beta)`.
+    """
+
+    def chance(self, known: Known, proposal: Proposal, draws: Draws) -> float:
+        assert isinstance(proposal, Iid)
+        known.require(proposal.law)
+        y, q = known.token, proposal.law.sparse()
+        rho, gamma = divisors(known.law, q, proposal.width)
+        p_y = known.law.prob(y)
+        return min(1.0, gamma * min(p_y / rho, q.prob(y)) / p_y)
+
+    def draw(self, known: Known, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+        assert isinstance(proposal, Iid)
+        q, width = proposal.law.sparse(), proposal.width
+        is_accepted = draws.bernoulli(self.chance(known, proposal, draws))
+        rho, _ = divisors(known.law, q, width)
+        kept = (known.law.at(q.token_ids) / rho).minimum(q.probs)
+        refused = q.probs - kept
+        missed = min(1.0, float(refused.sum()))  # 1 - beta
+        rejected = None if missed == 0.0 else _normalised(q.token_ids, refused)
+        if not is_accepted:
+            assert rejected is not None, "with beta = 1 the first draw is accepted"
+            return tuple(draws.categorical(rejected) for _ in range(width))
+        place = draws.categorical(_places([missed**number for number in range(width)]))
+        before = [draws.categorical(rejected) for _ in range(place)] if rejected is not None else []
+        return (*before, known.token, *(draws.categorical(q) for _ in range(width - place - 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class AllAtOnce(GivenToken):
+    """The optimal rule: y is accepted with probability y's accepted mass / p_y, which the rule knows in closed form.
+
+    Given that, draws are proposed from their own law, given that y is among them, and kept with the probability with which the
+    rule accepts y; or proposed, and kept with the probability with which it rejects all, since a rejected node is emitted from
+    one law whatever was drawn. About K proposals on average.
+
+    Args:
+        rule: The optimal rule with its settings.
+    """
+
+    rule: Optimal
+
+    def chance(self, known: Known, proposal: Proposal, draws: Draws) -> float:
+        assert isinstance(proposal, Iid | Mixed)
+        if isinstance(proposal, Mixed) and known.token in proposal.fixed:
+            return 1.0
+        flow = self._flow(known, proposal, proposal.draw(draws), draws)
+        mass = float(flow.masses[flow.token_ids == known.token].sum())  # one token, or none that can be drawn
+        return min(1.0, mass / known.law.prob(known.token))
+
+    def draw(self, known: Known, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+        assert isinstance(proposal, Iid | Mixed)
+        fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
+        is_accepted = known.token not in fixed and draws.bernoulli(self.chance(known, proposal, draws))
+        while True:
+            tokens = (*fixed, *containing(proposal, known.token, draws)) if is_accepted else proposal.draw(draws)
+            probs = self._flow(known, proposal, tokens, draws).accept_probs
+            accepted = sum(prob for token, prob in probs.items() if token not in fixed)
+            if draws.bernoulli(min(1.0, max(0.0, probs[known.token] if is_accepted else 1.0 - accepted))):
+                return tokens
+
+    def _flow(self, known: Known, proposal: Iid | Mixed, offers: tuple[int, ...], draws: Draws) -> Flow:
+        known.require(proposal.law)
+        problem = NodeProblem(target_law=known.law, scale=1.0, proposal=proposal, offers=offers, draws=draws)
+        flow = self.rule.flow(problem)
+        assert isinstance(flow, Flow), "the optimal rule knows its accepted masses"
+        return flow
+
+
+def containing(proposal: Iid | Mixed, token: int, draws: Draws) -> tuple[int, ...]:
+    """Independent draws, given that a token is among them: any others before its first place, free ones after it."""
+    q, width = proposal.law.sparse(), proposal.width
+    others = q.without(token)
+    missed = 0.0 if others is None else 1.0 - q.prob(token)
+    place = draws.categorical(_places([missed**number for number in range(width)]))
+    before = [draws.categorical(others) for _ in range(place)] if others is not None else []
+    return (*before, token, *(draws.categorical(q) for _ in range(width - place - 1)))
+
+
+def _places(weights: list[float]) -> SparseLaw:
+    """A law on the places of positive weight."""
+    masses = torch.tensor(weights, dtype=torch.float64)
+    return _normalised(torch.arange(len(weights)), masses)
+
+
+def _normalised(token_ids: Tensor, masses: Tensor) -> SparseLaw:
+    kept = masses > 0.0
+    return SparseLaw(token_ids[kept], masses[kept] / masses.sum())

@@ -1,0 +1,156 @@
+"""A run of the target, kept: texts, and the target's law at every position of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from monge.core.errors import OptionError
+from monge.core.law import SparseLaw
+from monge.core.sampling_rules import SamplingRules
+from monge.replay.errors import ForeignLogError
+from monge.replay.known import Known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelIdentity:
+    """Which network wrote a log.
+
+    Args:
+        name: Folder or name, for people.
+        vocab_size: Tokens that have a logit.
+        network: Digest of architecture and weights; empty where it is not known.
+        tokenizer: Digest of the tokenizer's vocabulary; empty where there was none.
+    """
+
+    name: str
+    vocab_size: int
+    network: str = ""
+    tokenizer: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Masses:
+    """Target laws along one text.
+
+    Args:
+        probs: Complete: mass of every token of the vocabulary. Compact: masses of `token_ids`.
+        token_ids: Compact only: the most probable tokens of every law, increasing.
+        own: Compact only: mass of the committed token.
+    """
+
+    probs: Float64[Tensor, "seq support"]
+    token_ids: Int64[Tensor, "seq support"] | None = None
+    own: Float64[Tensor, " seq"] | None = None
+
+    def compact(self, top: int, own_ids: tuple[int, ...]) -> "Masses":
+        """The `top` most probable tokens of every law, what the committed ones have, and no more."""
+        if not 1 <= top < self.probs.shape[1] or self.token_ids is not None:
+            raise OptionError(f"compact: need complete laws and 1 <= top < {self.probs.shape[1]} tokens; got top={top}")
+        token_ids = torch.topk(self.probs, top, dim=1).indices.sort(dim=1).values
+        own = self.probs[torch.arange(len(own_ids)), torch.tensor(own_ids)]
+        return Masses(probs=self.probs.gather(1, token_ids), token_ids=token_ids, own=own)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoggedText:
+    """One request of a run.
+
+    Args:
+        tag: Kind of text, for tables.
+        prompt_ids: Prompt.
+        token_ids: What the target wrote, at least one token.
+        max_new_tokens: Limit of the request: near it, drafts are cut short.
+        masses: The target's laws, one for each token of `token_ids`.
+        vocab_size: Of the target.
+    """
+
+    tag: str
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    max_new_tokens: int
+    masses: Masses
+    vocab_size: int
+    all_ids: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "all_ids", (*self.prompt_ids, *self.token_ids))
+
+    def known(self, place: int, scale: float = 1.0) -> Known:
+        """What is known of the token at `place` of the whole text."""
+        row, token = place - len(self.prompt_ids), self.all_ids[place]
+        masses = self.masses
+        if masses.token_ids is None or masses.own is None:
+            law = masses.probs[row]
+            ids = law.nonzero().squeeze(-1)
+            return Known(token=token, law=SparseLaw(ids, law[ids]), scale=scale)
+        ids, probs = masses.token_ids[row], masses.probs[row]
+        if not bool((ids == token).any()):
+            ids, order = torch.cat([ids, ids.new_tensor([token])]).sort()
+            probs = torch.cat([probs, masses.own[row : row + 1]])[order]
+        kept = probs > 0.0
+        rest = max(0.0, 1.0 - float(probs.sum()))
+        ids, probs = ids[kept], probs[kept]
+        if rest > 0.0:
+            ids, probs = torch.cat([ids, ids.new_tensor([self.vocab_size])]), torch.cat([probs, probs.new_tensor([rest])])
+        return Known(token=token, law=SparseLaw(ids, probs / probs.sum()), other=self.vocab_size, scale=scale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawLog:
+    """The laws of a run.
+
+    Args:
+        model: Which target.
+        rules: Sampling rules of the laws.
+        texts: The requests.
+        top: Tokens that a compact log keeps of a law; `None` for complete laws.
+        costs: Measured times of the target's rounds and of drafters, see `monge.replay.costs`; empty where none were measured.
+        about: Where the log comes from; for people.
+    """
+
+    model: ModelIdentity
+    rules: SamplingRules
+    texts: tuple[LoggedText, ...]
+    top: int | None = None
+    costs: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.texts:
+            raise OptionError("a log needs at least one text")
+
+    @property
+    def num_tokens(self) -> int:
+        """Logged positions."""
+        return sum(len(text.token_ids) for text in self.texts)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Kinds of texts, in order of appearance."""
+        return tuple(dict.fromkeys(text.tag for text in self.texts))
+
+    def check_model(self, other: ModelIdentity, whose: str) -> None:
+        """Refuse a model that this log cannot be about.
+
+        Args:
+            other: What it must agree with; empty digests agree with everything.
+            whose: For the message: "the draft model".
+
+        Raises:
+            ForeignLogError: If vocabulary, tokenizer or network differ.
+        """
+        ours = self.model
+        for name, logged, found in (
+            ("vocabulary size", ours.vocab_size, other.vocab_size),
+            ("tokenizer", ours.tokenizer, other.tokenizer),
+            ("network", ours.network, other.network),
+        ):
+            if logged and found and logged != found:
+                raise ForeignLogError(
+                    f"the log was made with {ours.name!r}, {name} {logged}; {whose} {other.name!r} has {found}; log the texts "
+                    "again with `monge log`, or replay with the models that the log was made for"
+                )

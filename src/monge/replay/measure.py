@@ -1,0 +1,115 @@
+"""Time rounds for a log: what the target's rounds cost by drafted nodes, and what each drafter adds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+from monge.control.fixed import Fixed
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import Draws
+from monge.core.model import SequenceModel
+from monge.core.proposal import Deterministic
+from monge.core.tree import GrowingTree
+from monge.core.verdict import Verdict
+from monge.draft.base import Capabilities, Draft, Drafter
+from monge.engine.costs import measure_costs
+from monge.engine.parts import Parts
+from monge.replay.configuration import MODEL, Configuration
+from monge.verify.target_walk import TargetWalk
+
+_DEEPEST: Final = 8
+_WIDE: Final = 4
+_DRAFTERS: Final = {
+    "none": Configuration(drafter="none"),
+    "ngram": Configuration(drafter="ngram"),
+    MODEL: Configuration(tree=f"chain({_DEEPEST})"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Filler(Drafter[None]):
+    """Propose candidates that mean nothing, so that a round of any size can be timed.
+
+    Args:
+        width: Candidates of every node on the first path.
+    """
+
+    width: int
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            proposes=frozenset({Deterministic}), max_width=self.width, max_depth=_DEEPEST, needs_trees=self.width > 1
+        )
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[None]:
+        return [None] * len(contexts)
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[None],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[None]]:
+        drafts: list[Draft[None]] = []
+        for context, plan, row_draws in zip(contexts, plans, draws, strict=True):
+            tree, node = GrowingTree(context.token_ids[-1]), 0
+            for _ in range(plan.depth(_DEEPEST)):
+                node, *_ = tree.grow(node, Deterministic(tuple(range(self.width))), row_draws)
+            drafts.append(Draft(tree.finish(), None))
+        return drafts
+
+    def observe(
+        self, contexts: Sequence[Context], drafts: Sequence[Draft[None]], verdicts: Sequence[Verdict]
+    ) -> Sequence[None]:
+        return [None] * len(contexts)
+
+    def close(self, context: Context) -> None:
+        return None
+
+
+def measured_costs(target: SequenceModel, draft: SequenceModel | None) -> dict[str, Any]:
+    """Cost tables by drafter, as plain values.
+
+    Each measurement takes about a second, within which plain rounds take turns with others. So all are scaled to one common
+    time of a plain round: a machine that is slower during one of them does not make a drafter look slow.
+    """
+    widths = [1] if target.no_tree_reason is not None or target.vocab_size < _WIDE else [1, _WIDE]
+    drafts = target.no_draft_reason is None
+    rounds = [_timed(_filled(target, width)) for width in widths] if drafts else []
+    drafters = {
+        name: _timed(configuration.parts(target, draft))
+        for name, configuration in _DRAFTERS.items()
+        if name == "none" or (drafts and (name != MODEL or draft is not None))
+    }
+    tables = [*rounds, *drafters.values()]
+    plain = median(_plain(table) for table in tables)
+    verify: dict[str, float] = {"0": plain}
+    for table in rounds:
+        for nodes, seconds in table["verify_s"]["1"].items():
+            verify.setdefault(nodes, seconds * plain / _plain(table))
+    base = tables[0]
+    return {
+        name: {
+            **base,
+            "verify_s": {"1": verify},
+            "draft_s": {"1": {depth: seconds * plain / _plain(table) for depth, seconds in table["draft_s"]["1"].items()}},
+            "context_s": median(one["context_s"] for one in tables),
+            "nodes": [],
+        }
+        for name, table in drafters.items()
+    }
+
+
+def _filled(target: SequenceModel, width: int) -> Parts:
+    return Parts(target=target, drafter=Filler(width), rule=TargetWalk(), controller=Fixed())
+
+
+def _timed(parts: Parts) -> Mapping[str, Any]:
+    return measure_costs(parts).as_dict()
+
+
+def _plain(table: Mapping[str, Any]) -> float:
+    return float(table["verify_s"]["1"]["0"])

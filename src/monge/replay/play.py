@@ -1,0 +1,133 @@
+"""Replay a configuration on a whole log: what it would have done, how fast it would have been, and what was missed."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from monge.control.base import CostModel, Memory
+from monge.core.draws import TorchDraws
+from monge.core.verdict import StepRecord
+from monge.engine.parts import Parts
+from monge.replay.costs import predicted
+from monge.replay.log import LawLog
+from monge.replay.run import replay_text
+from monge.replay.survey import Expectation, Position, fixed_window, oracle, survey
+
+DEPTH: Final = 8
+PLAIN: Final = CostModel.linear(plain=1.0, node=0.0, draft=0.0)
+"""Costs where none are known: a round is a round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One replayed pass over one text.
+
+    Args:
+        text: Its number in the log.
+        repeat: Number of the pass.
+        records: The rounds, with predicted times.
+    """
+
+    text: int
+    repeat: int
+    records: tuple[StepRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hindsight:
+    """What could have been had, by text.
+
+    Args:
+        windows: Expectations of every fixed window from 0 on, `[window][text]`.
+        oracle: Of the best window at every position.
+        positions: What was seen, `[text]`.
+    """
+
+    windows: tuple[tuple[Expectation, ...], ...]
+    oracle: tuple[Expectation, ...]
+    positions: tuple[tuple[Position, ...], ...]
+
+    @property
+    def best_window(self) -> int:
+        """The fixed window with the fewest seconds on the whole log."""
+        seconds = [sum(text.seconds for text in texts) for texts in self.windows]
+        return seconds.index(min(seconds))
+
+
+def seeded(*names: object) -> TorchDraws:
+    """Draws that are a function of names."""
+    digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
+    return TorchDraws(torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1))
+
+
+def look(
+    parts: Parts, log: LawLog, *, depth: int, seed: int = 0, on_text: Callable[[], None] | None = None
+) -> tuple[tuple[Position, ...], ...]:
+    """Survey all texts: see `monge.replay.survey.survey`.
+
+    Raises:
+        UnavailableError: If the log cannot say what the verifier would have accepted.
+    """
+    found: list[tuple[Position, ...]] = []
+    for number, text in enumerate(log.texts):
+        found.append(survey(parts, log, text, seeded(seed, "survey", number), depth=depth))
+        if on_text is not None:
+            on_text()
+    return tuple(found)
+
+
+def hindsight(positions: tuple[tuple[Position, ...], ...], costs: CostModel, depth: int) -> Hindsight:
+    """Every fixed window and the oracle, on surveyed texts."""
+    return Hindsight(
+        windows=tuple(tuple(fixed_window(text, costs, window) for text in positions) for window in range(depth + 1)),
+        oracle=tuple(oracle(text, costs, depth) for text in positions),
+        positions=positions,
+    )
+
+
+def nodes_by_depth(positions: Sequence[Sequence[Position]]) -> tuple[int, ...]:
+    """Drafted nodes of plans of depth 0, 1, ..., rounded means over all positions with room for them."""
+    deepest = max((len(place.nodes) for text in positions for place in text), default=1)
+    means: list[int] = []
+    for level in range(deepest):
+        seen = [place.nodes[level] for text in positions for place in text if len(place.nodes) > level]
+        means.append(round(sum(seen) / len(seen)))
+    return tuple(means)
+
+
+def play(
+    parts: Parts,
+    log: LawLog,
+    costs: CostModel = PLAIN,
+    *,
+    repeats: int = 1,
+    seed: int = 0,
+    on_text: Callable[[], None] | None = None,
+) -> tuple[Played, ...]:
+    """Replay a configuration.
+
+    Args:
+        parts: Drafter, verifier and controller; the target is not used.
+        log: What happened.
+        costs: Predicted times, for the controller and for the records; they are not corrected.
+        repeats: Passes over the log: what is drafted on the way to a text is random.
+        seed: Of all passes.
+        on_text: Called after every text.
+
+    Raises:
+        UnavailableError: If the log cannot say what the verifier would have accepted.
+    """
+    passes: list[Played] = []
+    for repeat in range(repeats):
+        # A controller may learn across requests, as a decoder's own does; every pass starts afresh.
+        fresh = replace(parts, memory=Memory(costs))
+        for number, text in enumerate(log.texts):
+            records = replay_text(fresh, log, text, seeded(seed, "replay", repeat, number))
+            timed = tuple(predicted(record, costs) for record in records)
+            passes.append(Played(text=number, repeat=repeat, records=timed))
+            if on_text is not None:
+                on_text()
+    return tuple(passes)

@@ -1,0 +1,161 @@
+"""Make a log: let the target write, then read its texts once and keep the laws."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from monge.core.errors import OptionError
+from monge.core.law import SparseLaw
+from monge.core.model import NodeBlock, SequenceModel
+from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.engine.decoder import Decoder
+from monge.engine.result import GenerationResult
+from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
+
+_PART = 256  # tokens of a text that one forward reads: bounds its logits, not the text
+_SAMPLE = 256  # numbers of every weight that go into a network's digest
+
+
+def record_log(
+    decoder: Decoder,
+    prompts: Mapping[str, Sequence[str | Sequence[int]]],
+    *,
+    model: ModelIdentity,
+    rules: SamplingRules = SamplingRules(temperature=0.0),  # noqa: B008 (frozen)
+    max_new_tokens: int = 64,
+    ignore_eos: bool = False,
+    seed: int = 0,
+    top: int | None = None,
+    on_text: Callable[[], None] | None = None,
+) -> LawLog:
+    """Let the target write a text after every prompt, and keep its laws along them.
+
+    Args:
+        decoder: Writes the texts; as speculation is lossless, with any parts.
+        prompts: Text or token ids, by tag.
+        model: Which target it is.
+        rules: Sampling rules of texts and laws.
+        max_new_tokens: Longest text.
+        ignore_eos: Whether texts go on after an end-of-text token.
+        seed: Of the first text; the others get their own.
+        top: Tokens to keep of every law; `None` keeps all of them.
+        on_text: Called after every text.
+
+    Raises:
+        OptionError: If there are no prompts, or decoding fails.
+    """
+    texts: list[LoggedText] = []
+    target = decoder.parts.target
+    for tag, group in prompts.items():
+        for prompt in group:
+            (result,) = decoder.generate(
+                [prompt],
+                max_new_tokens=max_new_tokens,
+                temperature=rules.temperature,
+                top_k=rules.top_k,
+                top_p=rules.top_p,
+                min_p=rules.min_p,
+                seed=seed + len(texts),
+                ignore_eos=ignore_eos,
+            )
+            prompt_ids = decoder.requests([prompt], seed=0)[0].prompt_ids
+            token_ids, masses = _logged(target, prompt_ids, result, rules, top)
+            texts.append(
+                LoggedText(
+                    tag=tag,
+                    prompt_ids=prompt_ids,
+                    token_ids=token_ids,
+                    max_new_tokens=max_new_tokens,
+                    masses=masses,
+                    vocab_size=target.vocab_size,
+                )
+            )
+            if on_text is not None:
+                on_text()
+    if not texts:
+        raise OptionError("a log needs at least one prompt")
+    return LawLog(model=model, rules=rules, texts=tuple(texts), top=top)
+
+
+def identity_of(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> ModelIdentity:
+    """What tells a network from others: its architecture, a sample of its weights, its tokenizer's vocabulary."""
+    return ModelIdentity(
+        name=name,
+        vocab_size=int(network.config.get_text_config().vocab_size),
+        network=_digest(_network_parts(network)),
+        tokenizer=tokenizer_digest(tokenizer),
+    )
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Digest of a tokenizer's vocabulary."""
+    return _digest([json.dumps(sorted(tokenizer.get_vocab().items())).encode()])
+
+
+def _logged(
+    target: SequenceModel, prompt_ids: tuple[int, ...], result: GenerationResult, rules: SamplingRules, top: int | None
+) -> tuple[tuple[int, ...], Masses]:
+    """The text that is kept, and its laws."""
+    if result.error is not None:
+        raise OptionError(f"a text cannot be logged: {result.error}")
+    probs = _read(target, prompt_ids, result.token_ids, rules)
+    token_ids = _possible(probs, result.token_ids)
+    masses = Masses(probs=probs[: len(token_ids)])
+    return token_ids, masses if top is None else masses.compact(top, token_ids)
+
+
+def _read(
+    target: SequenceModel, prompt_ids: tuple[int, ...], token_ids: tuple[int, ...], rules: SamplingRules
+) -> Float64[Tensor, "seq vocab"]:
+    """The law of every token of a text, read in one pass."""
+    target.open({-1: prompt_ids[:-1]})
+    inputs, rows = (prompt_ids[-1], *token_ids[:-1]), list[Tensor]()
+    for start in range(0, len(inputs), _PART):
+        part = inputs[start : start + _PART]
+        logits = target.extend({-1: NodeBlock.chain(part)})[-1]
+        rows += [_dense(law_from_logits(row, rules).sparse(), target.vocab_size) for row in logits]
+        target.commit({-1: range(len(part))})
+    target.close(-1)
+    return torch.stack(rows)
+
+
+def _possible(probs: Float64[Tensor, "seq vocab"], token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The text up to the first token without mass.
+
+    Logits read in one pass differ in rounding from those it was written with, which can move the largest of a greedy law, or
+    the last token that a truncated law keeps.
+    """
+    own = probs[torch.arange(len(token_ids)), torch.tensor(token_ids)]
+    impossible = (own == 0.0).nonzero().flatten().tolist()
+    cut = impossible[0] if impossible else len(token_ids)
+    if cut == 0:
+        raise OptionError("a text cannot be logged: its first token has no mass in a second reading; use another dtype")
+    return token_ids[:cut]
+
+
+def _dense(law: SparseLaw, vocab_size: int) -> Tensor:
+    row = torch.zeros(vocab_size, dtype=torch.float64)
+    row[law.token_ids.cpu()] = law.probs.cpu()
+    return row
+
+
+def _network_parts(network: PreTrainedModel) -> list[bytes]:
+    config = {key: value for key, value in network.config.to_dict().items() if key not in {"_name_or_path", "dtype"}}
+    config.pop("transformers_version", None)
+    parts = [json.dumps(config, sort_keys=True, default=str).encode()]
+    for name, weight in sorted(network.named_parameters()):
+        sample = weight.detach().flatten()[:_SAMPLE].to(torch.float32).cpu()
+        parts.append(name.encode() + sample.numpy().tobytes())
+    return parts
+
+
+def _digest(parts: Sequence[bytes]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

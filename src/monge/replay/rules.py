@@ -1,0 +1,89 @@
+"""Which rules can be replayed, and how."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from monge.core.proposal import Deterministic, Proposal
+from monge.draft.base import Capabilities
+from monge.replay.errors import UnavailableError
+from monge.replay.given import GivenToken, Scaled, Tested, Untilted
+from monge.replay.given_many import AllAtOnce, SameTest
+from monge.verify.base import Rule, Walk
+from monge.verify.block import Block
+from monge.verify.greedy import Greedy
+from monge.verify.k_seq import KSeq
+from monge.verify.naive_tree import NaiveTree
+from monge.verify.optimal import Optimal
+from monge.verify.rrs import Rrs
+from monge.verify.rrs_without_replacement import RrsWithoutReplacement
+from monge.verify.single_draft import SingleDraft
+from monge.verify.target_walk import TargetWalk
+from monge.verify.traversal import Traversal
+
+GIVEN: Final[Mapping[type[Rule], Callable[[Rule], GivenToken]]] = MappingProxyType(
+    {
+        TargetWalk: lambda rule: Untilted(),
+        SingleDraft: lambda rule: Tested(),
+        Rrs: lambda rule: Tested(tests_fixed=True),
+        RrsWithoutReplacement: lambda rule: Tested(drops_repeats=True),
+        NaiveTree: lambda rule: Tested(num_tests=1),
+        Greedy: lambda rule: Tested(num_tests=1),
+        KSeq: lambda rule: SameTest(),
+        Optimal: lambda rule: AllAtOnce(rule) if isinstance(rule, Optimal) else Untilted(),
+        Block: lambda rule: Scaled(),
+        Traversal: lambda rule: Scaled(),
+    }
+)
+"""By class of the rule: the law of its candidates given the text."""
+
+_WHOLE_PATHS: Final = (Block, Traversal)
+
+
+def given_token(rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool) -> GivenToken:
+    """How candidates are drawn given the text.
+
+    Args:
+        rule: The verifier to be replayed.
+        can: What the drafter may propose.
+        is_compact: Whether the log keeps only the most probable tokens of every law.
+        reads_confidence: Whether the controller looks at how sure the draft network is.
+
+    Raises:
+        UnavailableError: If the log cannot say exactly what the rule would have accepted; the message says why.
+    """
+    rule = rule.rule if isinstance(rule, Walk) else rule
+    if can.proposes <= {Deterministic} and not (isinstance(rule, Traversal) and can.max_width != 1):
+        # Nothing is drawn, so nothing is tilted: a candidate is accepted iff the text goes on with it.
+        return Scaled() if isinstance(rule, _WHOLE_PATHS) else Untilted()
+    reason = _unavailable_reason(rule, can, is_compact=is_compact, reads_confidence=reads_confidence)
+    if reason is not None:
+        raise UnavailableError(f"replay: {rule.title} cannot be replayed here: {reason}")
+    return GIVEN[type(rule)](rule)
+
+
+def stands_in(rule: Rule, proposes: frozenset[type[Proposal]], *, is_compact: bool) -> bool:
+    """Whether rejected candidates are drawn from another law than their own, because a compact log does not know it."""
+    return is_compact and not isinstance(rule, TargetWalk) and not proposes <= {Deterministic}
+
+
+def _unavailable_reason(rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool) -> str | None:
+    if type(rule) not in GIVEN:
+        known = ", ".join(sorted(kind.__name__ for kind in GIVEN))
+        return (
+            "the law of its candidates given the text needs target laws off the text, or is not known in closed form; "
+            f"replay knows {known}"
+        )
+    if isinstance(rule, _WHOLE_PATHS) and can.max_width != 1:
+        return "on trees it decides by target laws off the text, which are not logged; replay it on chains"
+    if isinstance(rule, _WHOLE_PATHS) and reads_confidence:
+        return (
+            "what it drafts below a rejected token depends on target laws off the text, and the controller looks at how sure "
+            "the draft network is there; replay it with a controller that does not"
+        )
+    if stands_in(rule, can.proposes, is_compact=is_compact) and reads_confidence:
+        return (
+            "the controller looks at how sure the draft network is below rejected tokens, and the law of these needs "
+            "complete target laws; log without --top"
+        )
+    return None

@@ -1,0 +1,75 @@
+"""Run the real loop on logged texts."""
+
+import warnings
+from dataclasses import replace
+
+from monge.core.draws import Draws
+from monge.core.verdict import StepRecord
+from monge.engine.loop import close_session, open_sessions, run_round
+from monge.engine.parts import Parts
+from monge.engine.session import Request, Session
+from monge.replay.errors import UnavailableError
+from monge.replay.log import LawLog, LoggedText
+from monge.replay.rules import given_token
+from monge.replay.text import ReplayTarget, TextDraws, TextVerifier
+
+
+def replay_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tuple[StepRecord, ...]:
+    """The rounds of one text.
+
+    Args:
+        parts: What is replayed; its target is not used.
+        log: Where the text is from.
+        text: One of its texts.
+        draws: Source of randomness: what was drafted on the way to the text is random still.
+
+    Returns:
+        One record a round. The last token of the text always counts as the round's own token, not as accepted.
+
+    Raises:
+        UnavailableError: If the log cannot say what the verifier would have accepted.
+    """
+    session, guide = open_text(parts, log, text, draws)
+    playing = replace(parts, rule=TextVerifier(), target=ReplayTarget(log.model.vocab_size))
+    open_sessions([session], playing)
+    try:
+        while session.finish_reason is None:
+            play_round(session, guide, playing)
+    finally:
+        close_session(session, playing)
+    return tuple(session.records)
+
+
+def play_round(session: Session, guide: TextDraws, parts: Parts) -> None:
+    """One round, after which nothing has gone wrong unnoticed: the loop goes on without a drafter that fails, replay must not.
+
+    Raises:
+        UnavailableError: If the candidates cannot be drawn given the text, or the drafter fails.
+    """
+    guide.begin(len(session.context.token_ids))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*the drafter failed")
+        run_round([session], parts)
+    if guide.error is not None:
+        raise guide.error
+    if session.drafting != "together":
+        raise UnavailableError(f"replay: the drafter failed after {guide.start} tokens of a text; decode it once to see how")
+
+
+def open_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tuple[Session, TextDraws]:
+    """A session that follows a text, and the draws that lead it."""
+    reads_confidence = "confidence" in parts.controller.reads
+    given = given_token(
+        parts.rule, parts.drafter.capabilities, is_compact=log.top is not None, reads_confidence=reads_confidence
+    )
+    guide = TextDraws(text, given, draws)
+    total = len(text.all_ids)
+    request = Request(
+        prompt_ids=text.prompt_ids,
+        max_new_tokens=text.max_new_tokens,
+        rules=log.rules,
+        seed=0,
+        stop_check=lambda token_ids: len(token_ids) >= total,
+        draws=guide,
+    )
+    return Session(request, 0), guide

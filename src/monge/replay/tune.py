@@ -1,0 +1,77 @@
+"""The configuration of largest predicted speed, found on a log in two passes over a small grid."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from monge.control.registry import CONTROLLERS
+from monge.core.model import SequenceModel
+from monge.replay.compare import Settings, compare
+from monge.replay.configuration import MODEL, Configuration
+from monge.replay.log import LawLog
+
+_ADAPTIVE: Final = ("on_the_fly", "price", "fsm")
+"""Controllers that are tried, as far as they are registered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """What was found.
+
+    Args:
+        best: The fastest configuration.
+        predicted: Its figures.
+        document: All that was tried, fastest first.
+    """
+
+    best: Configuration
+    predicted: dict[str, Any]
+    document: dict[str, Any]
+
+
+def first_grid(*, has_draft: bool, is_greedy: bool) -> list[Configuration]:
+    """One configuration of every drafter and tree, as deep as a chain is ever worth."""
+    found = [Configuration(drafter="none"), Configuration(drafter="ngram")]
+    if not has_draft:
+        return found
+    trees = ["chain(8, 'top')", "best_first(num_nodes=16, depth=6)", "best_first(num_nodes=32, depth=8)"]
+    found += [Configuration(drafter=MODEL, tree=tree) for tree in trees]
+    if not is_greedy:  # a greedy target accepts the token that it ranks first: drawing candidates only misses it
+        drawn = [("chain(8)", "single_draft"), ("chain(8)", "block"), ("fixed_width((3, 2, 1, 1))", "rrs_without_replacement")]
+        found += [Configuration(drafter=MODEL, tree=tree, verifier=verifier) for tree, verifier in drawn]
+    return found
+
+
+def second_grid(first: Sequence[dict[str, Any]], count: int = 3) -> list[Configuration]:
+    """For the fastest drafters and trees in hindsight: their best fixed window, and the controllers that adapt it."""
+    found: list[Configuration] = []
+    controllers = [name for name in _ADAPTIVE if name in CONTROLLERS]
+    drafting = [one for one in first if one["mean_window"] > 0.0]
+    for one in sorted(drafting, key=_hindsight_speed, reverse=True)[:count]:
+        window = one["hindsight"]["best_window"]
+        for controller in [*([f"fixed(max_depth={window})"] if window > 0 else []), *controllers]:
+            found.append(Configuration(**{**one["configuration"], "controller": controller}))
+    return found
+
+
+def tune(log: LawLog, draft: SequenceModel | None, settings: Settings, *, on_text: Callable[[], None] | None = None) -> Tuned:
+    """Replay the two grids.
+
+    Args:
+        log: With costs.
+        draft: The draft model, if there is one.
+        settings: How configurations are replayed.
+        on_text: Called after every text of every pass.
+    """
+    first = compare(
+        first_grid(has_draft=draft is not None, is_greedy=log.rules.temperature == 0), log, draft, settings, on_text=on_text
+    )
+    second = compare(second_grid(first["replayed"]), log, draft, settings, on_text=on_text)
+    replayed = sorted(first["replayed"] + second["replayed"], key=lambda one: -one["tokens_per_s"]["mean"])
+    document = {"replayed": replayed, "refused": first["refused"] + second["refused"]}
+    return Tuned(best=Configuration(**replayed[0]["configuration"]), predicted=replayed[0], document=document)
+
+
+def _hindsight_speed(one: dict[str, Any]) -> float:
+    hindsight = one["hindsight"]
+    return float(hindsight["windows"][hindsight["best_window"]]["tokens_per_s"])

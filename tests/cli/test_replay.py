@@ -1,0 +1,136 @@
+import json
+import shlex
+import sys
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def logged(tiny_paths, tmp_path_factory):
+    """A log of the tiny pair, made by the command."""
+    from typer.testing import CliRunner
+
+    from monge.cli.app import app
+
+    folder = tmp_path_factory.mktemp("log")
+    (folder / "mine.txt").write_text("One and two.\nThree.\n")
+    target, draft = tiny_paths
+    arguments = ["--file", folder / "mine.txt", "--temperature", 1, "--max-new-tokens", 8, "--ignore-eos", "--json"]
+    command = ["log", "--target", target, "--draft", draft, "--out", folder / "run.mlog", *arguments]
+    result = CliRunner().invoke(app, [str(word) for word in command], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return folder / "run.mlog", result
+
+
+def test_log_says_what_it_holds(logged):
+    path, result = logged
+    assert f"{path}: 2 texts of " in result.stdout
+    assert "16 tokens, complete laws, costs of model, ngram, none" in result.stdout
+    assert f"next: monge replay {path}" in result.stdout
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["tokens"] == 16
+    assert found["bytes"] == path.stat().st_size
+
+
+def test_replay_compares_what_fits_and_says_why_the_rest_does_not(run, logged, tiny_paths, tmp_path):
+    path, _ = logged
+    choices = [
+        "--tree",
+        "chain(2)",
+        "--verifier",
+        "single_draft",
+        "--verifier",
+        "layer",
+        "--verifier",
+        "rrs_without_replacement",
+    ]
+    arguments = ["--draft", tiny_paths[1], "--repeats", 1, "--depth", 2, "--out", tmp_path, "--json"]
+    result = run("replay", path, *choices, *arguments, "--check-target", tiny_paths[0])
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout.splitlines()[-1])
+    assert json.loads((tmp_path / "replay.json").read_text()) == document
+    found = document["replayed"][0]
+    assert found["configuration"] == {"tree": "chain(2)", "verifier": "single_draft"}
+    assert 1.0 <= found["block_efficiency"]["low"] <= found["block_efficiency"]["mean"] <= 3.0
+    assert len(found["hindsight"]["windows"]) == 3
+    assert found["controller_regret"]["oracle"] >= found["controller_regret"]["best_fixed"] - 1e-12
+    assert list(found["tags"]) == ["mine"]
+    assert "chain(2) single_draft" in result.stdout
+    assert "chain(2) layer: replay: Layer cannot be replayed here" in result.stdout
+    assert len(document["refused"]) == 1
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {"replay.json", "configurations.png", "survival.png", "windows.png", "calibration.png"}
+
+
+def test_compact_logs_without_costs_count_rounds(run, tiny_paths, tmp_path):
+    target, draft = tiny_paths
+    path = tmp_path / "small.mlog"
+    logging = ["--prompts-per-task", 1, "--max-new-tokens", 4, "--temperature", 1, "--top", 8, "--no-costs", "--ignore-eos"]
+    result = run("log", "--target", target, "--draft", draft, "--out", path, *logging)
+    assert result.exit_code == 0, result.stderr
+    assert "the 8 most probable tokens of each law, the rest as one, no costs" in result.stdout
+    result = run("replay", path, "--draft", draft, "--tree", "chain(2)", "--repeats", 1, "--out", tmp_path, "--no-plots")
+    assert result.exit_code == 0, result.stderr
+    assert "compact log: rejected candidates stand in" in result.stdout
+    found = json.loads((tmp_path / "replay.json").read_text())["replayed"][0]
+    assert found["tokens_per_s"] is None
+    assert found["hindsight"]["oracle"]["tokens_per_s"] is None
+    assert set(found["tags"]) == {"gsm8k", "humaneval", "prose"}
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperature):
+    target, draft = tiny_paths
+    (tmp_path / "mine.txt").write_text("One and two.\n")
+    models = ["--target", target, "--draft", draft]
+    arguments = ["--prompts", tmp_path / "mine.txt", "--max-new-tokens", 6, "--repeats", 1, "--out", tmp_path / "out"]
+    confirm = ["--confirm"] if temperature == 0 else []
+    result = run("tune", *models, *arguments, "--temperature", temperature, "--json", *confirm)
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout.splitlines()[-1])
+    speeds = [found["tokens_per_s"]["mean"] for found in document["replayed"]]
+    assert speeds == sorted(speeds, reverse=True)
+    assert document["best"] == document["replayed"][0]["configuration"]
+    assert len(document["measured"]) in ((3, 4) if confirm else (0,))
+    assert f"python:   monge.load(target={target!r}, " in result.stdout
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
+    command = [word if word != "PROMPT" else "Once" for word in shlex.split(line.removeprefix("use it:   monge "))]
+    result = run(*command, "--max-new-tokens", 2)
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["replay", "nowhere.mlog"], "nowhere.mlog: no such file; make a log with `monge log"),
+        (["replay", "LOG", "--repeats", "0"], "--repeats and --depth must be at least 1"),
+        (["replay", "LOG", "--check-target", "DRAFT"], "the log was made with"),
+        (["log", "--file", "nowhere.txt"], "cannot read prompts"),
+        (["log", "--prompts-per-task", "0"], "no prompts; give --file"),
+        (["tune", "--max-prompts", "0"], "--max-prompts and --repeats must be at least 1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input(run, logged, tiny_paths, tmp_path, arguments, message):
+    words = {"LOG": logged[0], "DRAFT": tiny_paths[1]}
+    extra = [] if arguments[0] == "replay" else ["--target", tiny_paths[0], "--out", tmp_path / "out"]
+    result = run(*(words.get(word, word) for word in arguments), *extra)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+
+
+def test_a_log_that_nothing_can_answer_fails(run, logged, tiny_paths, tmp_path):
+    arguments = ["--tree", "fixed_width((2, 1))", "--verifier", "traversal", "--out", tmp_path]
+    result = run("replay", logged[0], "--draft", tiny_paths[1], *arguments)
+    assert result.exit_code == 2
+    assert "on trees it decides by target laws off the text" in result.stdout
+
+
+def test_missing_matplotlib_names_the_extra_before_anything_runs(run, logged, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "monge.replay.plots", raising=False)
+    result = run("replay", logged[0])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: plots need matplotlib: pip install 'monge[bench]'")

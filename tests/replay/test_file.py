@@ -1,0 +1,146 @@
+"""Logs survive the disk, and whatever is wrong with one is named."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from monge.core.errors import OptionError
+from monge.core.law import DenseLaw
+from monge.core.sampling_rules import SamplingRules
+from monge.replay.errors import ForeignLogError, LogFileError
+from monge.replay.file import read_log, write_log
+from monge.replay.log import LawLog, Masses, ModelIdentity
+from tests.replay.toys import logged, models
+
+TEXT = (1, 0, 2, 2)
+
+
+@pytest.fixture
+def log():
+    return logged(models(3)[0], TEXT)
+
+
+@pytest.mark.parametrize("top", [None, 1, 2])
+def test_round_trip(tmp_path, top):
+    log = logged(models(3)[0], TEXT, top=top)
+    found = read_log(write_log(log, tmp_path / "deep" / "run.mlog"))
+    assert found.model == log.model
+    assert found.rules == log.rules
+    assert found.top == top
+    assert found.texts[0].all_ids == log.texts[0].all_ids
+    for place in range(2, 6):
+        there, here = found.texts[0].known(place), log.texts[0].known(place)
+        assert torch.equal(there.law.token_ids, here.law.token_ids)
+        assert torch.equal(there.law.probs, here.law.probs)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["run.mlog"]
+
+
+def test_a_compact_law_keeps_the_committed_token_exactly_and_the_rest_as_one(log):
+    compact = logged(models(3)[0], TEXT, top=1)
+    for place in range(2, 6):
+        full, known = log.texts[0].known(place), compact.texts[0].known(place)
+        assert known.law.prob(known.token) == pytest.approx(full.law.prob(known.token), abs=1e-15)
+        assert known.other == 3
+        assert float(known.law.probs.sum()) == pytest.approx(1.0)
+        assert not known.covers(DenseLaw(torch.tensor([1 / 3] * 3, dtype=torch.float64))) or known.law.probs.numel() == 3
+
+
+def altered(path, change):
+    """The file with other metadata or tensors."""
+    with safe_open(path, framework="pt") as file:
+        metadata, tensors = dict(file.metadata()), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    change(metadata, tensors)
+    save_file(tensors, path, metadata=metadata)
+
+
+def test_truncated(log, tmp_path):
+    path = write_log(log, tmp_path / "run.mlog")
+    whole = path.read_bytes()
+    for size in (0, 5, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(LogFileError, match=rf"run\.mlog: truncated or not a log: its {size} bytes.*make the log again"):
+            read_log(path)
+
+
+def test_one_flipped_bit(log, tmp_path):
+    path = write_log(log, tmp_path / "run.mlog")
+    bad = bytearray(path.read_bytes())
+    bad[-3] ^= 1
+    path.write_bytes(bad)
+    with pytest.raises(LogFileError, match=r"run\.mlog: corrupted: field 'digest' expects \w+, the contents give \w+; copy"):
+        read_log(path)
+
+
+def test_no_log_at_all(log, tmp_path):
+    with pytest.raises(LogFileError, match=r"nowhere\.mlog: no such file; make a log with `monge log"):
+        read_log(tmp_path / "nowhere.mlog")
+    save_file({"weight": torch.zeros(2)}, tmp_path / "weights.safetensors")
+    with pytest.raises(LogFileError, match=r"field 'monge_log' is missing: not a log"):
+        read_log(tmp_path / "weights.safetensors")
+
+
+def rewritten(path, edit):
+    """A file whose header was edited by somebody who knows how to make the digest."""
+    from monge.replay.file import _digest
+
+    def change(metadata, tensors):
+        header = json.loads(metadata["monge_log"])
+        edit(header, tensors)
+        metadata["monge_log"] = json.dumps(header)
+        metadata["digest"] = _digest(metadata["monge_log"], tensors)
+
+    altered(path, change)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda header, tensors: header.update(version=9), r"field 'version': got 9, this release reads 1"),
+        (lambda header, tensors: tensors.pop("probs/0"), r"field 'probs/0' is missing"),
+        (
+            lambda header, tensors: header["model"].update(vocab_size=5),
+            r"field 'probs/0': got shape \(4, 3\), expected \(4, 5\)",
+        ),
+        (lambda header, tensors: header.pop("rules"), r"header: KeyError: 'rules'"),
+        (lambda header, tensors: header["rules"].update(top_p=7), r"header: OptionError: top_p must lie in"),
+    ],
+)
+def test_inconsistent_contents(log, tmp_path, edit, message):
+    path = write_log(log, tmp_path / "run.mlog")
+    rewritten(path, edit)
+    with pytest.raises(LogFileError, match=message):
+        read_log(path)
+
+
+def test_another_models_log(log):
+    named = LawLog(
+        model=ModelIdentity(name="mine", vocab_size=3, network="aa", tokenizer="bb"), rules=SamplingRules(), texts=log.texts
+    )
+    named.check_model(ModelIdentity(name="draft", vocab_size=3, tokenizer="bb"), "the draft model")
+    for other, what in (
+        (ModelIdentity(name="draft", vocab_size=4), "vocabulary size 3; the draft model 'draft' has 4"),
+        (ModelIdentity(name="draft", vocab_size=3, tokenizer="cc"), "tokenizer bb; the draft model 'draft' has cc"),
+        (ModelIdentity(name="draft", vocab_size=3, network="dd"), "network aa; the draft model 'draft' has dd"),
+    ):
+        with pytest.raises(ForeignLogError, match=f"made with 'mine', {what}; log the texts again"):
+            named.check_model(other, "the draft model")
+
+
+def test_a_folder_that_cannot_be_written(log, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OptionError, match="cannot write the log to"):
+        write_log(log, tmp_path / "file" / "run.mlog")
+
+
+@pytest.mark.parametrize("top", [0, 3, 4])
+def test_impossible_sizes(top):
+    with pytest.raises(OptionError, match=rf"need complete laws and 1 <= top < 3 tokens; got top={top}"):
+        Masses(probs=torch.full((1, 3), 1 / 3, dtype=torch.float64)).compact(top, (0,))
+
+
+def test_a_log_needs_a_text():
+    with pytest.raises(OptionError, match="at least one text"):
+        LawLog(model=ModelIdentity(name="toy", vocab_size=3), rules=SamplingRules(), texts=())

@@ -1,0 +1,88 @@
+"""Expectations by dynamic programming, and replays by drawing, agree with the real loop's exact law."""
+
+import math
+
+import pytest
+
+from monge.control.base import CostModel
+from monge.core.metrics import block_efficiency
+from monge.replay.play import hindsight, look, nodes_by_depth, play
+from monge.replay.run import replay_text
+from monge.replay.survey import fixed_window
+from monge.testing.oracle import exact_law
+from tests.replay.toys import logged, models, toy_parts
+
+TEXT = (0, 1, 1, 2, 0, 2)
+COSTS = CostModel.linear(plain=1.0, node=0.05, draft=0.2)
+
+
+def expected_rounds(options, log):
+    law = exact_law(lambda draws: len(replay_text(toy_parts(3, **options), log, log.texts[0], draws)))
+    return math.fsum(count * prob for count, prob in law.items())
+
+
+@pytest.mark.parametrize("verifier", ["single_draft", "block", "target_walk", "k_seq", "optimal"])
+def test_fixed_windows_expect_what_replay_does(verifier):
+    """The survey's chances are exact: their dynamic program gives the mean of the enumerated replay."""
+    log = logged(models(3)[0], TEXT[:4])
+    positions = look(toy_parts(3, tree="chain(2)", verifier=verifier), log, depth=2)
+    for window in (0, 1, 2):
+        options = {"tree": "chain(2)", "verifier": "single_draft" if verifier == "optimal" else verifier}
+        found = expected_rounds(options | {"controller": f"fixed(max_depth={window})"}, log)
+        assert fixed_window(positions[0], COSTS, window).rounds == pytest.approx(found, abs=1e-12)
+
+
+@pytest.mark.parametrize(("tree", "verifier"), [("fixed_width((2,), 'iid')", "rrs"), ("fixed_width((2,), 'iid')", "k_seq")])
+def test_chances_of_several_candidates(tree, verifier):
+    log = logged(models(3)[0], TEXT[:3])
+    positions = look(toy_parts(3, tree=tree, verifier=verifier), log, depth=1)
+    found = expected_rounds({"tree": tree, "verifier": verifier}, log)
+    assert fixed_window(positions[0], COSTS, 1).rounds == pytest.approx(found, abs=1e-12)
+
+
+def test_the_oracle_is_at_least_as_fast_as_every_window():
+    log = logged(models(3)[0], TEXT)
+    seen = hindsight(look(toy_parts(3, tree="chain(3)"), log, depth=3), COSTS, 3)
+    fastest = min(texts[0].seconds for texts in seen.windows)
+    assert seen.windows[seen.best_window][0].seconds == fastest
+    assert seen.oracle[0].seconds < fastest
+    assert seen.windows[0][0].rounds == len(TEXT)
+    assert seen.windows[0][0].seconds == pytest.approx(len(TEXT))
+
+
+def test_passes_have_predicted_times_and_are_reproducible():
+    log = logged(models(3)[0], TEXT)
+    parts = toy_parts(3, tree="chain(2)")
+    played = play(parts, log, COSTS, repeats=40)
+    assert [one.records for one in played] == [one.records for one in play(parts, log, COSTS, repeats=40)]
+    for record in played[0].records:
+        assert record.times.total_s == pytest.approx(1.0 + 0.05 * record.num_nodes + 0.2 * record.depth)
+    assert {one.repeat for one in played} == set(range(40))
+    committed = [token for record in played[3].records for token in record.token_ids]
+    assert tuple(committed) == TEXT
+    rounds = sum(len(one.records) for one in played) / 40
+    positions = look(parts, log, depth=2)
+    assert rounds == pytest.approx(fixed_window(positions[0], COSTS, 2).rounds, abs=0.4)
+    assert nodes_by_depth(positions) == (0, 1, 2)
+
+
+def test_a_controller_sees_costs_and_predicted_rounds_only():
+    log = logged(models(3)[0], TEXT)
+    parts = toy_parts(3, tree="chain(3)", controller="on_the_fly")
+    free = CostModel.linear(plain=1.0, node=0.0, draft=0.0)
+    dear = CostModel.linear(plain=1.0, node=0.0, draft=50.0)
+    eager = [record.depth for one in play(parts, log, free) for record in one.records]
+    idle = [record.depth for one in play(parts, log, dear) for record in one.records]
+    assert max(eager) == 3
+    assert max(idle) == 0
+
+
+def test_block_efficiency_of_an_accepting_pair():
+    """A draft that equals the target is always accepted."""
+    target, _ = models(3)
+    log = logged(target, TEXT)
+    from monge.api import make_parts
+
+    parts = make_parts(target, models(3)[0], tree="chain(2)")
+    (played,) = play(parts, log)
+    assert block_efficiency(played.records) == len(TEXT) / 2
