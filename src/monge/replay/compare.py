@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
 from typing import Any, Final
 
 from monge.core.errors import MongeError
@@ -12,9 +13,13 @@ from monge.replay.log import LawLog
 from monge.replay.play import DEPTH, PLAIN, hindsight, look, nodes_by_depth, play
 from monge.replay.rules import stands_in
 from monge.replay.summary import summary
+from monge.replay.survey import Position
 from monge.replay.text import ReplayTarget
 
 REPEATS: Final = 4
+
+Surveys = dict[Configuration, tuple[tuple[Position, ...], ...]]
+"""What was seen of the texts, by configuration without its controller, which does not change it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,7 @@ def replay(
     draft: SequenceModel | None,
     settings: Settings = Settings(),
     *,
+    surveys: Surveys | None = None,
     on_text: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
     """Replay one configuration: see `monge.replay.summary.summary`.
@@ -47,6 +53,7 @@ def replay(
         log: What happened.
         draft: The draft model, for drafters that run one: it really runs.
         settings: How often and how deep.
+        surveys: Those made so far with the same log, settings and draft model; a new one is added.
         on_text: Called after every text of every pass.
 
     Raises:
@@ -54,7 +61,10 @@ def replay(
     """
     parts = configuration.parts(ReplayTarget(log.model.vocab_size), draft, PLAIN)
     depth = min(settings.depth, parts.drafter.capabilities.max_depth)
-    positions = look(parts, log, depth=depth, seed=settings.seed, on_text=on_text)
+    known, key = {} if surveys is None else surveys, dataclass_replace(configuration, controller=None)
+    if key not in known:
+        known[key] = look(parts, log, depth=depth, seed=settings.seed, on_text=on_text)
+    positions = known[key]
     name = configuration.drafter_name(draft)
     costs = costs_for(log, name, nodes_by_depth(positions)) if log.costs else PLAIN
     played = play(parts, log, costs, repeats=settings.repeats, seed=settings.seed, on_text=on_text)
@@ -70,6 +80,7 @@ def compare(
     draft: SequenceModel | None,
     settings: Settings,
     *,
+    surveys: Surveys | None = None,
     on_text: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
     """Replay configurations, and keep the reason of each that cannot be.
@@ -77,11 +88,12 @@ def compare(
     Returns:
         `replayed` (summaries), `refused` (label and reason).
     """
+    surveys = {} if surveys is None else surveys
     replayed: list[dict[str, Any]] = []
     refused: list[dict[str, str]] = []
     for configuration in configurations:
         try:
-            replayed.append(replay(configuration, log, draft, settings, on_text=on_text))
+            replayed.append(replay(configuration, log, draft, settings, surveys=surveys, on_text=on_text))
         except MongeError as error:
             refused.append({"label": configuration.label, "reason": str(error)})
     return {"replayed": replayed, "refused": refused}

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from monge.control.registry import CONTROLLERS
 from monge.core.model import SequenceModel
-from monge.replay.compare import Settings, compare
+from monge.replay.compare import Settings, Surveys, compare
 from monge.replay.configuration import MODEL, Configuration
 from monge.replay.log import LawLog
 
@@ -63,10 +63,10 @@ def tune(log: LawLog, draft: SequenceModel | None, settings: Settings, *, on_tex
         settings: How configurations are replayed.
         on_text: Called after every text of every pass.
     """
-    first = compare(
-        first_grid(has_draft=draft is not None, is_greedy=log.rules.temperature == 0), log, draft, settings, on_text=on_text
-    )
-    second = compare(second_grid(first["replayed"]), log, draft, settings, on_text=on_text)
+    surveys: Surveys = {}
+    grid = first_grid(has_draft=draft is not None, is_greedy=log.rules.temperature == 0)
+    first = compare(grid, log, draft, settings, surveys=surveys, on_text=on_text)
+    second = compare(second_grid(first["replayed"]), log, draft, settings, surveys=surveys, on_text=on_text)
     replayed = sorted(first["replayed"] + second["replayed"], key=lambda one: -one["tokens_per_s"]["mean"])
     document = {"replayed": replayed, "refused": first["refused"] + second["refused"]}
     return Tuned(best=Configuration(**replayed[0]["configuration"]), predicted=replayed[0], document=document)
