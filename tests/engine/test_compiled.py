@@ -1,5 +1,6 @@
 """The compiled backend: made once, checked, never wrong in silence, and quiet while it decodes."""
 
+import copy
 import resource
 import shutil
 
@@ -12,6 +13,7 @@ from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock
 from monge.engine import compiled as backend
 from monge.engine.compiled import CompiledStep, compile_step
+from monge.engine.compiled_export import Step
 from monge.engine.compiled_store import FOLDER_VARIABLE, cache_folder
 from monge.engine.hf import HfTreeModel
 from monge.engine.loading import as_draft_model, as_sequence_model
@@ -180,6 +182,14 @@ def falls_back(model, reason):
     assert "compiled" not in repr(made)
     made.open({0: (5, 6)})
     assert made.extend({0: NodeBlock.chain((7,))})[0].shape == (1, made.vocab_size)
+
+
+@pytest.mark.parametrize(("dtype", "is_transposed"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_only_types_with_a_kernel_for_it_are_laid_out_anew(dtype, is_transposed):
+    model = copy.deepcopy(target()).to(dtype)
+    weight = Step(model, backend._spec(model)).tensors()["_network.lm_head.weight"]
+    assert (weight.stride(0) == 1) is is_transposed
+    assert torch.equal(weight, model.lm_head.weight)
 
 
 class TestFallback:

@@ -21,9 +21,8 @@ _tracing: Any = _config  # its `patch` is installed at run time, out of sight of
 class Step(torch.nn.Module):
     """The forward of a network over nodes, with everything that varies between forwards as an input.
 
-    A copy of the network's modules that shares its tensors, except that the weights of linear maps lie transposed in memory:
-    a product with a few rows then streams through them, which for two to sixteen nodes takes about two thirds of the time.
-    Tied output weights are copied likewise.
+    A copy of the network's modules that shares its tensors, except that float32 weights of linear maps, tied output weights too,
+    lie transposed in memory: a product with a few rows then streams through them.
 
     Args:
         network: The network; it is left as it is.
@@ -117,7 +116,8 @@ def _skeleton(network: PreTrainedModel) -> PreTrainedModel:
     shared = [*network.parameters(), *network.buffers()]
     twin = copy.deepcopy(network, {id(tensor): tensor for tensor in shared})
     for module in twin.modules():
-        if isinstance(module, torch.nn.Linear):
+        # Products of half precision have kernels for the usual order only: in the other they take ten times longer.
+        if isinstance(module, torch.nn.Linear) and module.weight.dtype in {torch.float32, torch.float64}:
             weight = module.weight.detach()
             module.weight = torch.nn.Parameter(weight.t().contiguous().t(), requires_grad=False)
     config = twin.config.get_text_config()
