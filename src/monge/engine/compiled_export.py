@@ -21,7 +21,7 @@ _tracing: Any = _config  # its `patch` is installed at run time, out of sight of
 class Step(torch.nn.Module):
     """The forward of a network over nodes, with everything that varies between forwards as an input.
 
-    A copy of the network's modules that shares its tensors, except that float32 weights of linear maps, tied output weights too,
+    A copy of the network's modules that shares its tensors, except that float32 weights of linear maps, tied ones too,
     lie transposed in memory: a product with a few rows then streams through them.
 
     Args:
