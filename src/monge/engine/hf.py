@@ -11,9 +11,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.core.errors import UnsupportedModelError
+from monge.core.errors import MongeError, UnsupportedModelError
 from monge.core.model import NodeBlock
 from monge.engine.cache import TreeCache
+from monge.engine.features import FeatureLog
 from monge.engine.masks import UncommittedNodes, forward_inputs, within_window
 from monge.engine.step import NodeStep, StepSpec
 
@@ -31,7 +32,7 @@ class _Row:
 
 
 class HfTreeModel:
-    """Reads trees for many sequences in one forward; a `SequenceModel`.
+    """Reads trees for many sequences in one forward; a `FeatureModel`.
 
     Every node gets its own position (committed length + depth) and sees the committed text, its ancestors and itself. Layers
     with a sliding window keep all columns and apply the window in the mask, so trees and rollback are exact there too.
@@ -61,6 +62,8 @@ class HfTreeModel:
         self._rows: list[_Row] = []
         self._row_of: dict[int, int] = {}
         self._forward_s = 0.0
+        self._features: FeatureLog | None = None
+        self.hidden_size, self.num_layers = int(config.hidden_size), int(config.num_hidden_layers)
         self.vocab_size = int(config.vocab_size)
         self.max_length = context_length(config)
 
@@ -103,6 +106,8 @@ class HfTreeModel:
                 self._cache.keep(index, row.length, [row.length + slot for slot in path])
             row.length += len(path)
             row.nodes.clear()
+            if self._features is not None:
+                self._features.commit(sequence, path)
 
     def length(self, sequence: int) -> int:
         return self._rows[self._row_of[sequence]].length
@@ -116,6 +121,25 @@ class HfTreeModel:
             self._rows[index] = last
             self._row_of[last.sequence] = index
         self._cache.clear_row(len(self._rows))
+        if self._features is not None:
+            self._features.close(sequence)
+
+    def watch(self, layers: Sequence[int]) -> None:
+        if self._rows:
+            raise MongeError(f"hidden states must be watched before sequences are open; {len(self._rows)} are")
+        self._features = FeatureLog(layers, self.num_layers)
+        self._step = None  # a compiled step gives logits only
+
+    def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
+        return None if self._features is None else self._features.take(sequence)
+
+    def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
+        with torch.inference_mode():
+            return output_logits(self._model, states)
+
+    def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
+        with torch.inference_mode():
+            return self._model.get_input_embeddings()(torch.tensor(list(token_ids), device=self._device))
 
     def step_spec(self) -> StepSpec:
         """What a step has to read in this network's place; known once a sequence was opened."""
@@ -153,13 +177,19 @@ class HfTreeModel:
             if self._step is not None and keep_logits and token_ids.shape[1] <= _STEP and self._cache.is_settled:
                 logits = self._step(token_ids, positions, tuple(masks.values()), self._cache)
             else:
-                logits = self._whole(token_ids, positions, masks, keep_logits=keep_logits)
+                output = self._whole(token_ids, positions, masks, keep_logits=keep_logits)
+                logits = output.logits
+                if self._features is not None:
+                    states = [output.hidden_states[layer] for layer in self._features.layers]
+                    for index, (sequence, block) in zip(indices, blocks.items(), strict=True):
+                        row_states = [state[index - rows.start, : len(block.token_ids)] for state in states]
+                        self._features.read(sequence, row_states)
         self._forward_s += time.perf_counter() - start
         self._cache.settle()
         return logits
 
-    def _whole(self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool) -> Tensor:
-        """A forward of the network itself."""
+    def _whole(self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool) -> Any:
+        """Output of a forward of the network itself."""
         inputs: dict[str, Any] = {
             "input_ids": token_ids,
             "position_ids": positions,
@@ -169,7 +199,9 @@ class HfTreeModel:
         }
         if self._takes_logits_to_keep and not keep_logits:
             inputs["logits_to_keep"] = 1
-        return self._model(**inputs).logits
+        if self._features is not None:
+            inputs["output_hidden_states"] = True
+        return self._model(**inputs)
 
     def _masks(
         self,
@@ -209,6 +241,16 @@ def tree_obstacle(model: PreTrainedModel) -> str | None:
     if unknown:
         return f"{name} has layers of kind {', '.join(sorted(unknown))}, whose mask is not known here"
     return None
+
+
+def output_logits(model: PreTrainedModel, states: Tensor) -> Tensor:
+    """What the network makes of last hidden states: its output layer, with the scale and the cap that some families add."""
+    config = model.config.get_text_config()
+    logits = model.get_output_embeddings()(states)
+    logits = logits * float(getattr(config, "logit_scale", None) or 1.0)
+    logits = logits / float(getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def is_stateful(model: PreTrainedModel) -> bool:
