@@ -52,8 +52,8 @@ class Adaptive(Controller[tuple[int, float]]):
 
 
 STOPS = {
-    "before a draw": StopRule(draw_prices=(0.42, 0.2)),
-    "before reading on": StopRule(read_prices=(0.0, 0.25), expected=(0.6, 0.5), persistence=1.0),
+    "before a draw": StopRule(draw_prices=(0.42, 0.35)),
+    "before reading on": StopRule(read_prices=(0.0, 0.29), expected=(0.6, 0.5), persistence=1.0),
     "after an improbable token": StopRule(min_token_prob=0.35),
 }
 
@@ -122,7 +122,7 @@ def test_every_stop_rule_with_every_verifier(tree: str, verifier: str, stop: str
 @pytest.mark.parametrize("stop", STOPS)
 def test_the_stops_do_stop(stop: str) -> None:
     """The rules of the test above end some drafts early, and let some go on."""
-    case, depths = Case(horizon=2, max_new_tokens=3), set[int]()
+    depths = set[int]()
 
     @dataclass(frozen=True, slots=True)
     class Watching(Adaptive):
@@ -131,7 +131,9 @@ def test_the_stops_do_stop(stop: str) -> None:
                 depths.add(record.depth)
             return 2, 0.0
 
-    output_law(lambda: parts(controller=Watching(STOPS[stop]), tree="chain(2)"), case)
+    for token in range(VOCAB):
+        case = Case(prompt=(token,), horizon=1, max_new_tokens=3)
+        output_law(lambda: parts(controller=Watching(STOPS[stop]), tree="chain(2)"), case)
     assert len(depths) > 1
 
 
