@@ -145,6 +145,8 @@ def make_parts(
     if isinstance(drafter, str):
         name = drafter.partition("(")[0].strip()
         resources: dict[str, Any] = {"model": draft}
+        if "target" in DRAFTERS.options(name):
+            resources["target"] = target
         if draft_temperature is not None:
             resources["rules"] = SamplingRules(temperature=draft_temperature)
         if draft_top_k is not None:

@@ -71,6 +71,7 @@ def generate(
     decoder = load(target, draft, draft_temperature=draft_temperature, draft_top_k=draft_top_k, **parts, **loading)
     limits = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p, stop=stop)
     sessions = decoder.sessions(prompts, top_k=top_k, seed=seed, ignore_eos=ignore_eos, **limits)
+    say_memory(decoder)
     if verbose:
         say_parts(decoder)
     complete = _show(decoder, sessions, prompts, as_json=as_json, verbose=verbose)
@@ -89,6 +90,14 @@ def say_parts(decoder: Decoder) -> None:
     parts = decoder.parts
     drafter = repr(parts.drafter).replace("\n", " ")
     notes().print(f"drafter {drafter}\nverifier {parts.rule!r}\ncontroller {parts.controller!r}", markup=False)
+
+
+def say_memory(decoder: Decoder) -> None:
+    """Say what drafting takes beside the networks, where it takes anything."""
+    can = decoder.parts.drafter.capabilities
+    if can.num_parameters > 0:
+        text = f"drafter: {can.num_parameters / 1e6:.2f}M parameters, {can.num_bytes / 1e6:.1f} MB beside the target"
+        notes().print(text, markup=False)
 
 
 def _prompts(prompt: str | None, file: Path | None) -> list[str]:

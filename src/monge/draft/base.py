@@ -34,6 +34,8 @@ class Capabilities:
         max_depth: Deepest node it may draft.
         needs_trees: Whether it may offer more than a chain, so that the target must read trees.
         max_length: Longest context that it can draft for, in tokens; `None` for unbounded.
+        num_parameters: Numbers that it holds beside the networks, as a head does.
+        num_bytes: Memory that they take.
     """
 
     proposes: frozenset[type[Proposal]]
@@ -41,6 +43,8 @@ class Capabilities:
     max_depth: int
     needs_trees: bool
     max_length: int | None = None
+    num_parameters: int = 0
+    num_bytes: int = 0
 
 
 class Drafter(ABC, Generic[State]):

@@ -4,11 +4,13 @@ from typing import Final
 
 from monge.core.registry import Registry
 from monge.draft.base import AnyDrafter
+from monge.draft.heads import ShapeDrafter
 from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
 from monge.draft.none import NoDrafter
 from monge.draft.suffix import SuffixDrafter
 
 DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
-    "drafter", {"model": ModelDrafter, "ngram": NgramDrafter, "suffix": SuffixDrafter, "none": NoDrafter}
+    "drafter",
+    {"model": ModelDrafter, "shape": ShapeDrafter, "ngram": NgramDrafter, "suffix": SuffixDrafter, "none": NoDrafter},
 )

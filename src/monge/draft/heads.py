@@ -1,0 +1,213 @@
+"""A SHAPE head as a drafter: no draft model, only the target's own hidden states."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.model import FeatureModel, SequenceModel
+from monge.core.proposal import Deterministic
+from monge.core.sampling_rules import SamplingRules, laws_from_logits
+from monge.core.tree import GrowingTree
+from monge.core.verdict import Verdict
+from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.tree.base import TreeBuilder
+from monge.draft.watch import Watch
+from monge.heads.shape.checkpoint import built_in_head, load_head
+from monge.heads.shape.head import ShapeHead
+
+LastState = Tensor | None
+"""State of one request: the target's hidden state after the last token but one; `None` until it has been seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeDrafter(Drafter[LastState]):
+    """Predict the target's next hidden states and read them with its own output layer.
+
+    The target's pass over a round's tree leaves the hidden state of the last accepted token behind. From it and the token after
+    it, the head predicts the states of the coming steps; their laws fill the tree, level by level. Nothing is read by a second
+    network, and nothing is kept between rounds but one vector. A request whose last state is not known yet (a prompt of one
+    token) drafts nothing in its first round.
+
+    Args:
+        target: The target, which must show its hidden states; it is asked to keep the last ones from now on.
+        head: The head, or its folder; `None` takes the one that ships for the built-in target.
+        tree: Shape of the tree and how children are drawn; no deeper than the head's steps.
+        rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the most probable tokens draw
+            nothing and only rank, so they are built from the law at temperature 1.
+        top_k: Draft from so many of the head's most probable tokens only, renormalised; the declared law is the truncated one.
+
+    Raises:
+        OptionError: If the target shows no hidden states, or the head is for another one.
+        ModelLoadError: If the head cannot be read.
+
+    Reference:
+        SHAPE, OpenReview FEttCBv3Ny; see `monge.heads.shape`.
+    """
+
+    target: SequenceModel
+    tree: TreeBuilder
+    head: ShapeHead | str | Path | None = None
+    rules: SamplingRules | None = None
+    top_k: int | None = None
+    _model: FeatureModel = field(init=False, repr=False, compare=False)
+    _head: ShapeHead = field(init=False, repr=False, compare=False)
+    _kind: Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.target, FeatureModel):
+            raise OptionError(
+                f"drafter 'shape' needs a target that shows its hidden states; {type(self.target).__name__} does not; use "
+                "drafter='model' or 'ngram'"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise OptionError(f"draft top_k must be at least 1, or None for the whole draft law; got {self.top_k}")
+        head = self.head if isinstance(self.head, ShapeHead) else load_head(self.head or built_in_head())
+        head.check(self.target)
+        kind = self.target.embed((0,))
+        # Predictions of a float16 or bfloat16 target are made in float32 and read in the target's own type.
+        head = head.to(device=kind.device, dtype=torch.float64 if kind.dtype == torch.float64 else torch.float32).eval()
+        self.target.watch((self.target.num_layers,))
+        for name, value in (("_model", self.target), ("_head", head), ("_kind", kind)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        limits = self.tree.limits
+        return Capabilities(
+            proposes=limits.proposes,
+            max_width=limits.max_width,
+            max_depth=min(limits.max_depth, self._head.predictor.num_steps),
+            needs_trees=limits.max_width > 1,
+            num_parameters=self._head.num_parameters,
+            num_bytes=self._head.num_bytes,
+        )
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[LastState]:
+        return [self._last_state(context, None) for context in contexts]
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[LastState],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[LastState]]:
+        rows = [
+            _Row(context=context, plan=plan, draws=row_draws, builder=self.tree, rules=self._rules(context))
+            for context, plan, row_draws in zip(contexts, plans, draws, strict=True)
+        ]
+        known = [(row, state) for row, state in zip(rows, states, strict=True) if state is not None and row.may_draft]
+        with torch.inference_mode():
+            self._grow([row for row, _ in known], [state for _, state in known])
+        return [
+            Draft(row.builder.finish(row.tree, row.plan), state, row.watch and row.watch.evidence)
+            for row, state in zip(rows, states, strict=True)
+        ]
+
+    def observe(
+        self, contexts: Sequence[Context], drafts: Sequence[Draft[LastState]], verdicts: Sequence[Verdict]
+    ) -> Sequence[LastState]:
+        return [self._last_state(context, draft.state) for context, draft in zip(contexts, drafts, strict=True)]
+
+    def close(self, context: Context) -> None:
+        del context  # the hidden states are the target's, which forgets them with its sequence
+
+    def _last_state(self, context: Context, before: LastState) -> LastState:
+        features = self._model.features(context.request_id)
+        return before if features is None else features[-1:].to(self._head.probe.dtype)
+
+    def _rules(self, context: Context) -> SamplingRules:
+        only_ranks = self.tree.limits.proposes == {Deterministic}
+        rules = self.rules or (SamplingRules() if only_ranks else context.rules)
+        return rules if self.top_k is None else rules.within_top(self.top_k)
+
+    def _grow(self, rows: Sequence["_Row"], states: Sequence[Tensor]) -> None:
+        if not rows:
+            return
+        roots = self._embedded([row.context.token_ids[-1] for row in rows])
+        starts = self._head.predictor.start(torch.cat(list(states)), roots)
+        for index, row in enumerate(rows):
+            row.start, row.states = starts[index : index + 1], {-1: states[index]}
+        active = list(rows)
+        for number in range(1, self._head.predictor.num_steps + 1):
+            logits = self._level(number, active)
+            for row, row_logits in zip(active, logits, strict=True):
+                row.grow(row_logits)
+            active = [row for row in active if row.frontier]
+            if not active:
+                return
+
+    def _level(self, number: int, rows: Sequence["_Row"]) -> Sequence[Float[Tensor, "nodes vocab"]]:
+        """Logits at every row's frontier. Nodes of one depth share one prediction unless the head looks at branches."""
+        branched = self._head.predictor.is_branched
+        nodes = [row.frontier if branched else row.frontier[:1] for row in rows]
+        counts = [len(own) for own in nodes]
+        start = torch.cat([row.start.expand(count, -1) for row, count in zip(rows, counts, strict=True)])
+        previous = torch.cat([row.states[row.tree.parents[node]] for row, own in zip(rows, nodes, strict=True) for node in own])
+        last = self._embedded([row.tree.token_ids[node] for row, own in zip(rows, nodes, strict=True) for node in own])
+        predicted = self._head.step(number, start, previous, last)
+        logits = self._head.cooled(number, self._model.unembed(predicted.to(self._kind.dtype)))
+        for row, own, states in zip(rows, nodes, predicted.split(counts), strict=True):
+            shared = own if branched else row.frontier
+            row.states |= {node: states[index : index + 1] if branched else states for index, node in enumerate(shared)}
+        if branched:
+            return logits.split(counts)
+        return [one.expand(len(row.frontier), -1) for row, one in zip(rows, logits.split(counts), strict=True)]
+
+    def _embedded(self, token_ids: Sequence[int]) -> Tensor:
+        return self._model.embed(token_ids).to(self._head.probe.dtype)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Row:
+    """One request while its tree grows.
+
+    Args:
+        states: Predicted state at every node whose children were looked at; -1 has the last true one.
+    """
+
+    context: Context
+    plan: DraftPlan
+    draws: Draws
+    builder: TreeBuilder
+    rules: SamplingRules
+    frontier: tuple[int, ...] = (0,)
+    start: Tensor = field(default_factory=lambda: torch.empty(0))
+    states: dict[int, Tensor] = field(default_factory=dict)
+    tree: GrowingTree = field(init=False)
+    watch: Watch | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tree = GrowingTree(self.context.token_ids[-1])
+        self.watch = None if self.plan.stop is None else Watch(self.tree, self.plan.stop)
+
+    @property
+    def may_draft(self) -> bool:
+        return self.plan.depth(1) > 0 and self.plan.nodes(1) > 0
+
+    def grow(self, logits: Float[Tensor, "nodes vocab"]) -> None:
+        nodes, laws, finite = [], [], []
+        for row, (node, law) in enumerate(zip(self.frontier, laws_from_logits(logits, self.rules), strict=True)):
+            if law is None:
+                # The node stays without candidates, which depends on nothing drawn below it; the target goes on alone.
+                text = f"shape head, request {self.context.request_id}: logits are not finite; drafting stops here"
+                warnings.warn(text, stacklevel=2)
+            else:
+                nodes.append(node)
+                laws.append(law)
+                finite.append(row)
+        known = logits if len(finite) == len(logits) else logits[finite]
+        if not nodes or (self.watch is not None and not self.watch.draws(nodes, known)):
+            self.frontier = ()
+            return
+        self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, self.draws))
+        if self.watch is not None:
+            self.frontier = self.watch.reads(nodes, self.frontier)

@@ -1,0 +1,1 @@
+"""Heads that draft from a target's own hidden states, one family a folder."""

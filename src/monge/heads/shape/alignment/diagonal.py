@@ -1,0 +1,32 @@
+"""Control arm: mean and variance of every coordinate, no correlations."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from monge.heads.shape.alignment.base import Alignment
+
+
+class DiagonalMap(Alignment):
+    """The Gaussian map between laws whose coordinates are taken for independent: shift and scale.
+
+    A coordinate in which the predictions do not vary keeps its scale.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.register_buffer("scale", torch.ones(size))
+        self.register_buffer("shift", torch.zeros(size))
+
+    def fit(self, predicted: Float[Tensor, "nodes size"], true: Float[Tensor, "nodes size"]) -> None:
+        from_, to = predicted.double(), true.double()
+        spread = from_.std(dim=0, correction=0)
+        scale = torch.where(spread > 0, to.std(dim=0, correction=0) / spread, 1.0)
+        self.scale.copy_(scale)
+        self.shift.copy_(to.mean(dim=0) - scale * from_.mean(dim=0))
+
+    def map(self, states: Float[Tensor, "nodes size"]) -> Float[Tensor, "nodes size"]:
+        return states * self.scale + self.shift

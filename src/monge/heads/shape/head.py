@@ -1,0 +1,190 @@
+"""A whole head: predictor, alignment of every step, temperature of every step, and the target it belongs to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from monge.core.errors import OptionError, unknown_name
+from monge.core.model import FeatureModel
+from monge.heads.shape.alignment.base import Alignment
+from monge.heads.shape.alignment.none import NoMap
+from monge.heads.shape.alignment.registry import ALIGNMENTS
+from monge.heads.shape.gated import GatedPredictor
+from monge.heads.shape.predictor import StepPredictor
+from monge.heads.shape.ridge import RidgePredictor
+
+_PROBES: Final = 16
+"""Tokens whose embeddings tell one target from another."""
+_SAME: Final = 0.99
+"""Smallest cosine of two targets' probes that are taken for one: rounding to bfloat16 or a light fine-tuning stays above."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSizes:
+    """What a head knows of its target by number."""
+
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, target: FeatureModel) -> "TargetSizes":
+        """The sizes of a network."""
+        return cls(hidden_size=target.hidden_size, num_layers=target.num_layers, vocab_size=target.vocab_size)
+
+
+class StepAlignment(nn.Module):
+    """An alignment within a subspace, at a strength: h + strength * P^T (map(P h) - P h).
+
+    Args:
+        alignment: The map; its size is the subspace's.
+        hidden_size: Width of a state.
+    """
+
+    subspace: Tensor
+    strength: Tensor
+
+    def __init__(self, alignment: Alignment, hidden_size: int) -> None:
+        super().__init__()
+        if alignment.size > hidden_size:
+            raise OptionError(f"shape: an alignment in {alignment.size} dimensions needs states that wide; got {hidden_size}")
+        self.alignment = alignment
+        self.register_buffer("subspace", torch.eye(alignment.size, hidden_size))
+        self.register_buffer("strength", torch.zeros(()))
+
+    def map(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes hidden"]:
+        """The aligned states."""
+        if isinstance(self.alignment, NoMap):
+            return states
+        inside = states @ self.subspace.T
+        return states + self.strength * (self.alignment.map(inside) - inside) @ self.subspace
+
+
+class ShapeHead(nn.Module):
+    """Predicts the states of the coming steps.
+
+    Args:
+        predictor: What predicts.
+        sizes: The target's sizes.
+        alignment: Name of the alignment of every step.
+        subspace: Dimensions in which it works; `None` takes at most 64.
+
+    Raises:
+        OptionError: If the sizes do not fit.
+    """
+
+    temperatures: Tensor
+    probe: Tensor
+
+    def __init__(
+        self, predictor: StepPredictor, sizes: TargetSizes, alignment: str = "none", subspace: int | None = None
+    ) -> None:
+        super().__init__()
+        if predictor.hidden_size != sizes.hidden_size:
+            raise OptionError(f"shape: predictor of width {predictor.hidden_size}, target of width {sizes.hidden_size}")
+        size = 0 if alignment == "none" else min(64, sizes.hidden_size) if subspace is None else subspace
+        self.predictor, self.sizes, self.alignment_name = predictor, sizes, alignment
+        self.subspace_size = size
+        self.alignments = nn.ModuleList(
+            StepAlignment(ALIGNMENTS[alignment](size), sizes.hidden_size) for _ in range(predictor.num_steps)
+        )
+        self.register_buffer("temperatures", torch.ones(predictor.num_steps))
+        self.register_buffer("probe", torch.zeros(_PROBES, sizes.hidden_size))
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that it holds, fitted ones included."""
+        return sum(tensor.numel() for tensor in self.state_dict().values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that they take."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
+
+    def step(
+        self,
+        number: int,
+        start: Float[Tensor, "nodes start"],
+        previous: Float[Tensor, "nodes hidden"],
+        last: Float[Tensor, "nodes hidden"],
+    ) -> Float[Tensor, "nodes hidden"]:
+        """The aligned state of a step, which is what the next step starts from; see `StepPredictor.step`."""
+        return self.aligned(number, self.predictor.step(number, start, previous, last))
+
+    def aligned(self, number: int, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes hidden"]:
+        """Predicted states of a step after its alignment."""
+        alignment = self.alignments[number - 1]
+        assert isinstance(alignment, StepAlignment)
+        return alignment.map(states)
+
+    def cooled(self, number: int, logits: Float[Tensor, "nodes vocab"]) -> Float[Tensor, "nodes vocab"]:
+        """Logits of a step at the step's temperature."""
+        temperature = float(self.temperatures[number - 1])
+        return logits if temperature == 1.0 else logits / temperature
+
+    def remember(self, target: FeatureModel) -> None:
+        """Note by what the target is recognised."""
+        self.probe.copy_(_probe_of(target))
+
+    def check(self, target: FeatureModel) -> None:
+        """Refuse another target.
+
+        Raises:
+            OptionError: If its sizes or its embeddings are others.
+        """
+        found = TargetSizes.of(target)
+        if found != self.sizes:
+            raise OptionError(
+                f"shape: this head is for a target of hidden size {self.sizes.hidden_size}, {self.sizes.num_layers} layers and "
+                f"{self.sizes.vocab_size} tokens; the target has {found.hidden_size}, {found.num_layers} and "
+                f"{found.vocab_size}; train one for it with `monge train shape`"
+            )
+        ours, theirs = self.probe.double().flatten(), _probe_of(target).double().flatten().to(self.probe.device)
+        cosine = float(torch.nn.functional.cosine_similarity(ours, theirs, dim=0))
+        if not cosine >= _SAME:
+            raise OptionError(
+                f"shape: this head is for another target of the same sizes (their embeddings have cosine {cosine:.3f}); train "
+                "one for it with `monge train shape`"
+            )
+
+
+def make_predictor(kind: str, sizes: TargetSizes, generator: torch.Generator | None = None, **settings: Any) -> StepPredictor:
+    """A predictor by its kind and settings, as checkpoints name them.
+
+    Args:
+        kind: `gated` or `ridge`.
+        sizes: The target's sizes.
+        generator: Source of initial weights.
+        **settings: `num_steps`, `is_branched`; for `gated` also `width` and `gate_rank`.
+
+    Raises:
+        OptionError: If the kind or a setting is unknown.
+    """
+    common = {name: settings.pop(name) for name in ("num_steps", "is_branched")}
+    if kind == "gated":
+        sized = {name: settings.pop(name) for name in ("width", "gate_rank")}
+        made: StepPredictor = GatedPredictor(sizes.hidden_size, **common, **sized, generator=generator)
+    elif kind == "ridge":
+        made = RidgePredictor(sizes.hidden_size, **common)
+    else:
+        raise unknown_name("shape predictor", kind, ("gated", "ridge"))
+    if settings:
+        raise unknown_name("setting of a shape predictor:", next(iter(settings)), ("num_steps", "is_branched"))
+    return made
+
+
+def settings_of(predictor: StepPredictor) -> dict[str, Any]:
+    """What `make_predictor` makes a predictor of."""
+    common = {"num_steps": predictor.num_steps, "is_branched": predictor.is_branched}
+    if isinstance(predictor, GatedPredictor):
+        return {"kind": "gated", **common, "width": predictor.width, "gate_rank": predictor.gate_rank}
+    return {"kind": "ridge", **common}
+
+
+def _probe_of(target: FeatureModel) -> Tensor:
+    tokens: Sequence[int] = [index * (target.vocab_size - 1) // (_PROBES - 1) for index in range(_PROBES)]
+    return target.embed(tokens)

@@ -1,0 +1,192 @@
+"""The shape drafter in the real loop: lossless with every pairing that is legal, refused with the others."""
+
+import pytest
+import torch
+
+from monge.api import make_parts
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import TapeDraws
+from monge.core.errors import OptionError, ProposalMismatchError
+from monge.core.law import total_variation
+from monge.core.proposal import Arbitrary, Deterministic, Iid
+from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.core.tree import TokenTree
+from monge.draft.heads import ShapeDrafter
+from monge.draft.tree.registry import TREES
+from monge.engine.parts import Parts
+from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from monge.testing.decoding import Case, output_law, target_law
+from monge.testing.oracle import law_error
+from monge.testing.tabular import RandomTable, TabularModel
+from tests.heads.toy import random_head
+
+LARGEST_ERROR = 1e-12
+VOCAB = 3
+
+
+def table(seed: int = 3) -> TabularModel:
+    return TabularModel(RandomTable(VOCAB, seed), VOCAB)
+
+
+def parts(tree: str, verifier: str | None, *, target: TabularModel | None = None, **head: object) -> Parts:
+    target = target or table()
+    return make_parts(
+        target, drafter=ShapeDrafter(target=target, head=random_head(target, **head), tree=TREES.parse(tree)), verifier=verifier
+    )
+
+
+PAIRINGS = [
+    ("best_first(4, 2, 2)", "target_walk", 0),
+    ("best_first(3, 2, 2)", "target_walk", 0.7),
+    ("best_first(4, 2, 2)", "target_walk", 1),
+    ("chain(2)", "single_draft", 0.7),
+    ("chain(2)", "layer('rrs')", 0),
+    ("chain(2)", "layer('rrs')", 1),
+    ("fixed_width((2, 1), children='top')", "layer", 1),
+    ("fixed_width((2, 1), children='without_replacement')", "rrs_without_replacement", 0.7),
+    ("fixed_width((2,), children='iid')", "rrs", 1),
+    ("fixed_width((2,), children='iid')", "layer('rrs')", 0.7),
+    ("fixed_width((2,), children='iid')", "canonical", 0.7),
+    ("fixed_width((2,), children='greedy_plus_one')", "greedy", 1),
+    ("fixed_width((2,), children='iid')", "rrs", 0),
+]
+
+
+@pytest.mark.parametrize(("tree", "verifier", "temperature"), PAIRINGS)
+def test_lossless_whatever_verifies(tree: str, verifier: str, temperature: float) -> None:
+    case = Case(prompt=(0, 1), rules=SamplingRules(temperature=temperature))
+    found = output_law(lambda: parts(tree, verifier), case)
+    assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
+
+
+@pytest.mark.parametrize("kind", ["gated", "ridge"])
+@pytest.mark.parametrize("alignment", ["none", "gaussian", "diagonal", "sinkhorn_anchors"])
+@pytest.mark.parametrize("is_branched", [True, False])
+def test_lossless_whatever_predicts(kind: str, alignment: str, is_branched: bool) -> None:
+    case = Case(prompt=(0, 1), rules=SamplingRules(temperature=0.7))
+    made = {"kind": kind, "alignment": alignment, "is_branched": is_branched}
+    found = output_law(lambda: parts("chain(2)", "single_draft", **made), case)
+    assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
+
+
+def test_lossless_in_a_ragged_batch_beyond_the_end_and_from_a_prompt_of_one_token() -> None:
+    """A first round without a hidden state drafts nothing; the ones after it do."""
+    case = Case(prompt=(2,), horizon=2, max_new_tokens=3, neighbours=((0, 1, 2),), slot=1, eos_ids=frozenset({1}))
+    found = output_law(lambda: parts("chain(2)", "single_draft"), case)
+    assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
+
+
+def drafted(
+    drafter: ShapeDrafter, text: tuple[int, ...], plan: DraftPlan | None = None, rules: SamplingRules | None = None
+) -> TokenTree:
+    target = drafter.target
+    target.open({0: text[:-1]})
+    context = Context(request_id=0, token_ids=text, num_prompt_tokens=1, rules=rules or SamplingRules())
+    states = drafter.open([context])
+    (draft,) = drafter.draft([context], states, [plan or DraftPlan()], [TapeDraws([0.1, 0.5, 0.9] * 9)])
+    target.close(0)
+    return draft.tree
+
+
+def shape(tree: str, *, num_steps: int = 2, **options: object) -> ShapeDrafter:
+    target = table()
+    return ShapeDrafter(target=target, head=random_head(target, num_steps=num_steps), tree=TREES.parse(tree), **options)
+
+
+def test_the_declared_laws_are_those_of_the_formula() -> None:
+    """Node by node, with the steps written out: aligned states feed the next step, and branches see their own token."""
+    drafter = shape("fixed_width((2, 2), children='iid')")
+    text = (0, 2, 1)
+    tree = drafted(drafter, text)
+    target, head = table(), random_head(table()).double().requires_grad_(False)
+    last = torch.tensor([list(target.table(text[:-1]))], dtype=torch.float64).log()
+    start = head.predictor.start(last, target.embed((1,)))
+    first = head.step(1, start, last, target.embed((1,)))
+    laws = {0: law_from_logits(first[0] / float(head.temperatures[0]), SamplingRules())}
+    for node in tree.offers[0]:
+        second = head.step(2, start, first, target.embed((tree.token_ids[node],)))
+        laws[node] = law_from_logits(second[0] / float(head.temperatures[1]), SamplingRules())
+    for node, law in laws.items():
+        proposal = tree.proposals[node]
+        assert isinstance(proposal, Iid)
+        assert total_variation(proposal.law, law) < LARGEST_ERROR
+    assert len({float(law.prob(0)) for law in laws.values()}) == len(laws)
+
+
+def test_blind_heads_have_one_law_a_depth() -> None:
+    target = table()
+    head = random_head(target, is_branched=False)
+    tree = drafted(ShapeDrafter(target=target, head=head, tree=TREES.parse("fixed_width((3, 1), children='top')")), (0, 1))
+    assert len({tree.token_ids[tree.offers[node][0]] for node in tree.offers[0]}) == 1
+
+
+def test_at_initialisation_the_first_law_is_the_target_s_last_one() -> None:
+    target = table()
+    sizes = TargetSizes.of(target)
+    generator = torch.Generator().manual_seed(1)
+    predictor = make_predictor("gated", sizes, generator, num_steps=3, is_branched=True, width=4, gate_rank=2)
+    head = ShapeHead(predictor, sizes, "gaussian")
+    head.remember(target)
+    tree = drafted(ShapeDrafter(target=target, head=head, tree=TREES.parse("chain(3)")), (0, 2, 1))
+    last = torch.tensor([list(target.table((0, 2)))], dtype=torch.float64).log()
+    for proposal in tree.proposals[:3]:
+        assert isinstance(proposal, Iid)
+        assert total_variation(proposal.law, law_from_logits(last[0], SamplingRules())) < LARGEST_ERROR
+
+
+def test_plans_depths_and_steps_bound_the_tree() -> None:
+    assert drafted(shape("chain(5)"), (0, 1)).num_nodes == 1 + 2  # no more steps than the head has
+    assert drafted(shape("chain(5)", num_steps=5), (0, 1), DraftPlan(max_depth=3)).num_nodes == 1 + 3
+    assert drafted(shape("chain(5)"), (0, 1), DraftPlan(max_depth=0)).num_nodes == 1
+    assert drafted(shape("best_first(4, 2, 2)"), (0, 1), DraftPlan(max_nodes=3)).num_nodes == 1 + 3
+    assert drafted(shape("chain(5)"), (1,)).num_nodes == 1
+    assert shape("chain(5)").capabilities.max_depth == 2
+
+
+def test_the_truncated_law_is_the_declared_one() -> None:
+    """Drawn from the top of q and declared with all of q costs a total variation of 0.09; here the two are one object."""
+    tree = drafted(shape("chain(1)", top_k=2), (0, 1))
+    proposal = tree.proposals[0]
+    assert isinstance(proposal, Iid)
+    assert proposal.law.sparse().probs.numel() == 2
+
+
+@pytest.mark.parametrize(
+    ("tree", "verifier"),
+    [
+        ("best_first(4, 2, 2)", "single_draft"),  # an argmax declared as a draw
+        ("fixed_width((2,), children='without_replacement')", "rrs"),
+        ("fixed_width((2,), children='iid')", "greedy"),
+        ("fixed_width((2,), children='iid')", "single_draft"),  # more than one draw
+    ],
+)
+def test_biased_pairings_are_refused(tree: str, verifier: str) -> None:
+    with pytest.raises(ProposalMismatchError):
+        parts(tree, verifier)
+
+
+def test_a_draw_that_is_dropped_makes_the_tree_arbitrary() -> None:
+    """The rows of low-probability tokens that are not sent, and of the better of two draws: no rule but the walk takes them."""
+    tree = drafted(shape("fixed_width((2, 1), children='iid')"), (0, 1))
+    kept = tree.prune(tree.offers[0][:1])
+    assert isinstance(kept.proposals[0], Arbitrary)
+    assert all(isinstance(proposal, Arbitrary | Deterministic) for proposal in kept.proposals)
+
+
+def test_targets_without_hidden_states_are_refused() -> None:
+    class Blind:
+        vocab_size, max_length, no_tree_reason, no_draft_reason, forward_s = 3, None, None, None, 0.0
+        open = extend = commit = length = close = lambda *_: None
+
+    with pytest.raises(OptionError, match="needs a target that shows its hidden states; Blind does not"):
+        ShapeDrafter(target=Blind(), head=random_head(table()), tree=TREES.parse("chain"))
+
+
+def test_a_head_that_makes_no_law_drafts_nothing() -> None:
+    target = table()
+    head = random_head(target)
+    with torch.no_grad():
+        head.predictor.up[0].fill_(float("nan"))
+    drafter = ShapeDrafter(target=target, head=head, tree=TREES.parse("chain"))
+    with pytest.warns(UserWarning, match="logits are not finite; drafting stops here"):
+        assert drafted(drafter, (0, 1)).num_nodes == 1

@@ -1,0 +1,92 @@
+"""The estimate of block efficiency is, in expectation, what the real loop does."""
+
+import itertools
+
+import pytest
+import torch
+
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.model import NodeBlock
+from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.draft.heads import ShapeDrafter
+from monge.draft.tree.chain import Chain
+from monge.heads.shape.measure import measure
+from monge.heads.shape.texts import Texts, all_windows, ends_of, num_windows, read_texts
+from monge.testing.oracle import exact_law
+from monge.testing.tabular import RandomTable, TabularModel
+from monge.verify.base import as_verifier
+from monge.verify.single_draft import SingleDraft
+from tests.heads.toy import random_head
+
+VOCAB, STEPS, SEED = 3, 2, 8
+TEXT = (0, 2, 1)
+
+
+def table() -> TabularModel:
+    return TabularModel(RandomTable(VOCAB, SEED), VOCAB)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_estimate_is_the_loop_s_expectation(temperature: float) -> None:
+    """Texts weighted by their probability after TEXT on one side, every draw of drafter and verifier on the other."""
+    rules = SamplingRules(temperature=temperature)
+    head = random_head(table(), num_steps=STEPS).double()
+
+    def accepted(draws: Draws) -> int:
+        target = table()
+        drafter = ShapeDrafter(target=target, head=head, tree=Chain(depth=STEPS))
+        target.open({0: TEXT[:-1]})
+        context = Context(request_id=0, token_ids=TEXT, num_prompt_tokens=1, rules=rules)
+        (draft,) = drafter.draft([context], drafter.open([context]), [DraftPlan()], [draws])
+        logits = target.extend({0: NodeBlock(draft.tree.token_ids, draft.tree.parents)})[0]
+        laws = [law_from_logits(row, rules) for row in logits]
+        return as_verifier(SingleDraft()).verify(draft.tree, laws, draws).num_accepted
+
+    expected = sum(count * mass for count, mass in exact_law(accepted).items())
+    estimate, acceptance = 0.0, 0.0
+    for continuation in itertools.product(range(VOCAB), repeat=STEPS):
+        row = TEXT + continuation
+        texts = read_texts(table(), torch.tensor([row]))
+        # One window is wanted, the one whose h_t is that of TEXT's last token but one.
+        texts = Texts(token_ids=texts.token_ids[:, len(TEXT) - 2 :], states=texts.states[:, len(TEXT) - 2 :])
+        quality = measure(head, texts, ends_of(table()), temperature=temperature)
+        weight = 1.0
+        for length in range(len(TEXT), len(row)):
+            logits = torch.tensor(list(table().table(row[:length])), dtype=torch.float64).log()
+            weight *= law_from_logits(logits, rules).prob(row[length])
+        assert quality.num_windows == 1
+        estimate += weight * (quality.block_efficiency - 1.0)
+        acceptance += weight * quality.acceptance[1]
+    assert estimate == pytest.approx(expected, abs=1e-7)
+    assert 0.0 < acceptance < 1.0
+
+
+def test_windows_are_teacher_forced() -> None:
+    rows = torch.tensor([[0, 1, 2, 0, 1], [2, 2, 1, 0, 0]])
+    texts = read_texts(table(), rows, batch_size=1)
+    (windows,) = all_windows(texts, 2, ends_of(table()))
+    assert num_windows(texts, 2) == 4
+    assert windows.token_ids.tolist() == [[2, 0], [0, 1], [1, 0], [0, 0]]
+    assert windows.tokens.argmax(dim=-1).tolist() == [[1, 2], [2, 0], [2, 1], [1, 0]]
+    assert torch.equal(windows.states, texts.states[[0, 0, 1, 1], [0, 1, 0, 1]])
+    assert torch.equal(windows.true[:, 1], texts.states[[0, 0, 1, 1], [2, 3, 2, 3]])
+    plain = table()
+    logits = torch.stack(
+        [torch.tensor(list(plain.table(tuple(row[: n + 1])))).log() for row in rows.tolist() for n in range(5)]
+    )
+    torch.testing.assert_close(texts.states.flatten(0, 1).float(), logits, atol=1e-6, rtol=0)
+
+
+def test_bad_texts_are_refused() -> None:
+    rows = torch.tensor([[0, 1, 2]])
+    texts = read_texts(table(), rows)
+    with pytest.raises(OptionError, match="rows of 3 tokens are too short for 2 steps; give 4 or more"):
+        num_windows(texts, 2)
+    with pytest.raises(OptionError, match="one row of text cannot be split"):
+        texts.split(0.1)
+    broken = texts.states.clone()
+    broken[0, 1] = float("nan")
+    with pytest.raises(OptionError, match="not finite at 1 of 3 tokens"):
+        Texts(token_ids=rows, states=broken)
