@@ -10,6 +10,8 @@ from transformers.generation import GenerateDecoderOnlyOutput, StoppingCriteria,
 from transformers.generation.streamers import BaseStreamer
 
 import monge
+from monge.control.base import CostModel
+from monge.core.errors import OptionError
 from monge.engine.hf import HfTreeModel
 from tests.engine.tiny import PAD, VOCAB, network, padded, perturbed, prompts
 
@@ -228,3 +230,22 @@ def letter_tokenizer():
     tokenizer = Tokenizer(models.BPE({letter: token for token, letter in enumerate(letters(range(VOCAB)))}, []))
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_controllers_decide_and_costs_go_on_learning():
+    costs = CostModel(verify_s={1: {0: 1.0, 8: 2.0}}, draft_s={1: {0: 0.0, 8: 1.0}})
+    plain, ours = both(speculative={"controller": "price", "costs": costs})
+    assert torch.equal(plain, ours)
+    seen = costs.num_rounds
+    assert seen > 0
+    plain, ours = both(speculative={"controller": "price", "costs": costs})
+    assert torch.equal(plain, ours)
+    assert costs.num_rounds > seen
+    with pytest.raises(OptionError, match="did you mean 'price'"):
+        both(speculative={"controller": "prise"})
+
+
+def test_costs_are_kept_in_a_folder(tmp_path):
+    plain, ours = both(ROWS[:1], speculative={"controller": "on_the_fly", "costs": tmp_path})
+    assert torch.equal(plain, ours)
+    assert len(list(tmp_path.iterdir())) == 1

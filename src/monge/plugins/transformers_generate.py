@@ -15,6 +15,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from monge.api import make_parts
+from monge.control.base import AnyController, CostModel
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDrafter
@@ -45,6 +46,8 @@ def speculate(
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
+    controller: str | AnyController = "fixed",
+    costs: str | Path | CostModel | None = None,
     token_streamer: Any = None,
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
@@ -75,6 +78,9 @@ def speculate(
         drafter: As for `monge.load`; models with recurrent state need `none`.
         tree: As for `monge.load`.
         verifier: As for `monge.load`.
+        controller: As for `monge.load`. What it learns ends with the call, but for the costs below.
+        costs: As for `monge.load`, for controllers that ask: without it they are measured in every call; a `CostModel` goes on
+            learning from call to call.
         token_streamer: A streamer of `transformers`.
         draft_temperature: Draft at this temperature instead of the request's own.
         draft_top_k: Draft from so many of the draft model's most probable tokens, as for `monge.load`.
@@ -97,8 +103,8 @@ def speculate(
         pad_token_id=call.pad_token_id,
         streamer=token_streamer,
     )
-    named = {"drafter": drafter, "tree": tree, "verifier": verifier, "draft_top_k": draft_top_k}
-    parts = _parts(call, draft_model, draft_temperature, **named)
+    named = {"drafter": drafter, "tree": tree, "verifier": verifier, "controller": controller, "draft_top_k": draft_top_k}
+    parts = _parts(call, draft_model, draft_temperature, costs=costs, max_batch_size=len(input_ids), **named)
     sessions = call.sessions(parts, replay, seed)
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())
