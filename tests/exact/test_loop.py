@@ -105,6 +105,7 @@ def test_model_drafter(tree: str, verifier: str, case: str) -> None:
     [
         ("fixed_width((2,), 'iid')", "optimal('candidates')"),
         ("fixed_width((2,), 'iid')", "layer(\"optimal('candidates')\")"),
+        ("chain(2)", "layer"),
         ("fixed_width((2, 1), 'iid')", "layer('k_seq')"),
         ("fixed_width((2, 1), 'greedy_plus_one')", "layer('greedy')"),
         ("fixed_width((2, 1), 'without_replacement')", "layer"),

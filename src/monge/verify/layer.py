@@ -21,6 +21,7 @@ from monge.verify.flow_rules import FLOW_RULES
 from monge.verify.layer_pass import LayerPass
 from monge.verify.optimal import Optimal
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
+from monge.verify.single_draft import SingleDraft
 from monge.verify.spechub import SpecHub
 from monge.verify.systematic import EarliestDeadline
 from monge.verify.target_walk import TargetWalk
@@ -37,6 +38,9 @@ RULE_OF: Final[Mapping[type[Proposal], FlowRule]] = {
     Independent: Canonical(),
 }
 """The rule for every way of drawing where the user names none: the optimal one where there is one."""
+
+ONE_DRAW: Final = SingleDraft()
+"""Optimal for a single draw, with nothing to sort and no positions to draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class Layer(Verifier):
 
     def __post_init__(self) -> None:
         rule = FLOW_RULES.parse(self.inner) if isinstance(self.inner, str) else self.inner
-        rules = tuple(dict.fromkeys(RULE_OF.values())) if rule is None else (rule,)
+        rules = tuple(dict.fromkeys((ONE_DRAW, *RULE_OF.values()))) if rule is None else (rule,)
         settings = {
             "_rules": rules,
             "accepts": frozenset(RULE_OF) if rule is None else rule.accepts,
@@ -133,7 +137,12 @@ class Layer(Verifier):
             return self._rules[0].flows(problems)
         flows: dict[int, Flow | Emission] = {}
         for rule in self._rules:
-            rows = [row for row, problem in enumerate(problems) if RULE_OF[type(problem.proposal)] == rule]
+            rows = [row for row, problem in enumerate(problems) if _best_rule(problem) == rule]
             if rows:
                 flows |= zip(rows, rule.flows([problems[row] for row in rows]), strict=True)
         return [flows[row] for row in range(len(problems))]
+
+
+def _best_rule(problem: NodeProblem) -> FlowRule:
+    is_one_draw = isinstance(problem.proposal, Iid) and len(problem.offers) == 1
+    return ONE_DRAW if is_one_draw else RULE_OF[type(problem.proposal)]
