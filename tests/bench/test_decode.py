@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from monge.bench.decode import QUICK, Watch, compare, write_outcome
+from monge.bench.decode import QUICK, Choice, Watch, compare, write_outcome
 from monge.bench.report import HEADLINE
 from monge.bench.runner import Settings
 from monge.bench.tasks import Prompt
@@ -30,7 +30,7 @@ class Counter:
 @pytest.fixture(scope="module")
 def outcome(tiny_pair):
     settings = Settings(max_new_tokens=8, repeats=2, batch_sizes=(1, 2))
-    return compare(tiny_pair, PROMPTS, settings, is_quick=True, watch=Counter().watch())
+    return compare(tiny_pair, PROMPTS, settings, choice=Choice(is_quick=True), watch=Counter().watch())
 
 
 def test_headline(outcome):
@@ -85,13 +85,13 @@ def test_folder_that_cannot_be_written(outcome, tmp_path):
 def test_progress_is_announced_call_by_call(tiny_pair):
     counter = Counter()
     settings = Settings(max_new_tokens=4, repeats=1, batch_sizes=(1,), temperatures=(0.0,))
-    compare(tiny_pair, PROMPTS[:1], settings, is_quick=True, watch=counter.watch())
+    compare(tiny_pair, PROMPTS[:1], settings, choice=Choice(is_quick=True), watch=counter.watch())
     assert counter.expected == len(counter.steps) == 7 * 2
 
 
 def test_full_matrix(tiny_pair):
     settings = Settings(max_new_tokens=4, repeats=1, batch_sizes=(1,), temperatures=(0.0,))
-    document = compare(tiny_pair, PROMPTS[:1], settings, is_quick=False, watch=Counter().watch()).document
+    document = compare(tiny_pair, PROMPTS[:1], settings, choice=Choice(), watch=Counter().watch()).document
     assert len(document["arms"]) > 15
     assert [arm["arm"] for arm in document["arms"] if arm["failure"] is not None] == []
     assert document["speedup_over_plain"] == pytest.approx(document["greedy"]["speedup_over_plain"])
@@ -99,4 +99,4 @@ def test_full_matrix(tiny_pair):
 
 def test_empty_prompt_is_refused(tiny_pair):
     with pytest.raises(OptionError, match="a prompt has no tokens"):
-        compare(tiny_pair, [Prompt(task="a", text="")], QUICK, is_quick=True, watch=Counter().watch())
+        compare(tiny_pair, [Prompt(task="a", text="")], QUICK, choice=Choice(is_quick=True), watch=Counter().watch())

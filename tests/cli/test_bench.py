@@ -41,6 +41,17 @@ def test_table_for_people(bench, tmp_path):
     assert not list((tmp_path / "out").glob("*.png"))
 
 
+def test_named_arms_of_a_useless_draft(bench, tmp_path):
+    arguments = ["--arm", "mine: controller=price", "--useless-draft", "--mixed", "--temperature", 0, "--no-plots"]
+    result = bench("--quick", "--max-new-tokens", 4, "--repeats", 1, *arguments)
+    assert result.exit_code == 0
+    assert "of plain decoding (mine, temperature 0, batch 1)" in result.stdout
+    assert "s of measuring costs, not counted" in result.stdout
+    document = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert document["models"]["draft"].endswith("output shifted")
+    assert document["slowest_adaptive"]["arm"] == "mine"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -49,6 +60,7 @@ def test_table_for_people(bench, tmp_path):
         (["--threads", "0"], "threads must be at least 1"),
         (["--prompts-per-task", "0"], "prompts-per-task must be at least 1"),
         (["--target", "./nowhere"], "no folder './nowhere'"),
+        (["--arm", "a: controller=prise"], "did you mean 'price'"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

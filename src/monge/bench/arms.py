@@ -5,20 +5,24 @@ generation settings are replaced by empty ones (no end-of-text token, so that al
 so that temperature 1 means the network's own law).
 """
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from monge.api import built_in, make_parts
+from monge.control.base import CostModel, Memory
+from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.core.verdict import StepRecord
 from monge.engine.decoder import Decoder
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
+from monge.engine.parts import Parts
 
 TokenIds = tuple[tuple[int, ...], ...]
 
@@ -35,13 +39,22 @@ class Pair:
     names: Mapping[str, str | None]
 
 
-def load_pair(target: str | None = None, draft: str | None = None, *, backend: str = "eager", **loading: Any) -> Pair:
+def load_pair(
+    target: str | None = None,
+    draft: str | None = None,
+    *,
+    backend: str = "eager",
+    useless_draft: bool = False,
+    **loading: Any,
+) -> Pair:
     """Load the networks; with no names the built-in pair.
 
     Args:
         target: Folder or name.
         draft: Likewise; `None` beside a named target means that there is none.
         backend: How this library's arms run them; the host's arms always run the networks as they are.
+        useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary: it costs what it costs, and
+            guesses nothing.
         **loading: As for `monge.engine.loading.load_network`.
     """
     if target is None:
@@ -50,10 +63,14 @@ def load_pair(target: str | None = None, draft: str | None = None, *, backend: s
     target_model, draft_network, draft_model = as_sequence_model(network, backend=backend), None, None
     if draft is not None:
         draft_network = load_network(draft, **loading)
+        if useless_draft:
+            _spoil(draft_network)
         draft_model = as_draft_model(
             draft_network, target_model, tokenizer=load_tokenizer(draft), target_tokenizer=tokenizer, backend=backend
         )
         draft_network.generation_config = _empty_settings(tokenizer)
+    elif useless_draft:
+        raise OptionError("a useless draft needs a draft model to spoil; give --draft")
     network.generation_config = _empty_settings(tokenizer)
     return Pair(
         target=network,
@@ -61,7 +78,7 @@ def load_pair(target: str | None = None, draft: str | None = None, *, backend: s
         target_model=target_model,
         draft_model=draft_model,
         tokenizer=tokenizer,
-        names={"target": target, "draft": draft},
+        names={"target": target, "draft": f"{draft}, output shifted" if useless_draft else draft},
     )
 
 
@@ -97,6 +114,10 @@ class Arm(ABC):
     family: str
     settings: Mapping[str, Any]
     max_batch_size: int | None
+
+    def prepare(self, pair: Pair, batch_sizes: Sequence[int]) -> float:
+        """Learn what is learnt once, before anything is timed; the seconds that it took."""
+        return 0.0
 
     @abstractmethod
     def decode(self, pair: Pair, call: Call) -> Output:
@@ -140,25 +161,65 @@ class HostArm(Arm):
         return Output(token_ids=tuple(map(tuple, output[:, input_ids.shape[1] :].tolist())))
 
 
+@dataclass(slots=True)
+class Kept:
+    """What an arm keeps from call to call: costs, measured once, and what its controller learnt.
+
+    Every temperature and batch size has a memory of its own, as if a server did nothing else; calls take turns.
+
+    Attributes:
+        costs: Measured before anything is timed, for controllers that read them.
+        memories: By temperature and batch size.
+    """
+
+    costs: CostModel | None = None
+    memories: dict[tuple[float, int], Memory] = field(default_factory=dict[tuple[float, int], Memory])
+
+    def memory(self, call: Call) -> Memory:
+        """The memory of calls like this one."""
+        key = (call.temperature, len(call.prompt_ids))
+        if key not in self.memories:
+            own = None if self.costs is None else CostModel.from_dict(self.costs.as_dict())
+            self.memories[key] = Memory(own)
+        return self.memories[key]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MongeArm(Arm):
-    """This library.
+    """This library, with one pair of networks. Drafters start anew in every call; what controllers share lasts.
 
     Args:
         name: Name in tables.
         settings: Parts by name, as `monge.load` takes them; what is missing is the library's default.
         family: Always `monge`.
         max_batch_size: Unbounded.
+        kept: What outlives a call.
     """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     family: str = "monge"
     max_batch_size: int | None = None
+    kept: Kept = field(default_factory=Kept, repr=False, compare=False)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """What its controller's plans depend on."""
+        controller = self.settings.get("controller", "fixed")
+        return (CONTROLLERS.parse(controller) if isinstance(controller, str) else controller).reads
+
+    def prepare(self, pair: Pair, batch_sizes: Sequence[int]) -> float:
+        if "costs" not in self.reads:
+            return 0.0
+        start = time.perf_counter()
+        self.kept.costs = self._parts(pair, max_batch_size=max(batch_sizes)).memory.costs
+        return time.perf_counter() - start
 
     def decode(self, pair: Pair, call: Call) -> Output:
-        draft = pair.draft_model if self.settings.get("drafter", "model") == "model" else None
-        decoder = Decoder(make_parts(pair.target_model, draft, **self.settings), max_batch_size=len(call.prompt_ids))
+        memory, num_rows = self.kept.memory(call), len(call.prompt_ids)
+        parts = self._parts(pair, costs=memory.costs, max_batch_size=num_rows)
+        memory.costs = parts.memory.costs
+        decoder = Decoder(replace(parts, memory=memory), max_batch_size=num_rows)
         results = decoder.generate(
             call.prompt_ids, max_new_tokens=call.max_new_tokens, temperature=call.temperature, seed=call.seed
         )
@@ -169,6 +230,10 @@ class MongeArm(Arm):
             token_ids=tuple(result.token_ids for result in results),
             records=tuple(record for result in results for record in result.records),
         )
+
+    def _parts(self, pair: Pair, **costs: Any) -> Parts:
+        draft = pair.draft_model if self.settings.get("drafter", "model").partition("(")[0] == "model" else None
+        return make_parts(pair.target_model, draft, **self.settings, **costs)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
@@ -184,6 +249,13 @@ def synchronize(pair: Pair) -> None:
 
 def _empty_settings(tokenizer: PreTrainedTokenizerBase, **options: Any) -> GenerationConfig:
     return GenerationConfig(pad_token_id=tokenizer.pad_token_id or 0, **options)
+
+
+@torch.no_grad()
+def _spoil(network: PreTrainedModel) -> None:
+    """Give every token another token's row of the output matrix; where input and output share it, both move."""
+    output: Any = network.get_output_embeddings()
+    output.weight.copy_(output.weight.roll(len(output.weight) // 2, dims=0))
 
 
 def _left_padded(prompt_ids: TokenIds, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:

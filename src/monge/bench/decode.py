@@ -18,9 +18,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from monge.bench.arms import Arm, Pair, TokenIds, encode
-from monge.bench.matrix import ASSISTANT_TOKENS, QUICK_ASSISTANT_TOKENS, all_arms, host_arms, quick_arms, tune_assistant
+from monge.bench.matrix import (
+    ASSISTANT_TOKENS,
+    QUICK_ASSISTANT_TOKENS,
+    all_arms,
+    controller_arms,
+    host_arms,
+    quick_arms,
+    tune_assistant,
+)
+from monge.bench.named_arms import with_named
 from monge.bench.provenance import provenance
-from monge.bench.report import arm_record, summary, write_rounds
+from monge.bench.report import arm_record, slowest_adaptive, summary, write_rounds
 from monge.bench.runner import FAILURES, Measurement, Settings, measure, num_calls
 from monge.bench.tasks import Prompt
 from monge.core.errors import OptionError
@@ -39,6 +48,27 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which arms of this library stand beside the host's.
+
+    Args:
+        is_quick: A few, and a short search for the host's settings; otherwise the full matrix.
+        controllers: Instead of these: fixed windows and every controller.
+        named: Further arms, as for `monge.bench.named_arms.named_arm`.
+    """
+
+    is_quick: bool = False
+    controllers: bool = False
+    named: tuple[str, ...] = ()
+
+    def arms(self, pair: Pair) -> list[Arm]:
+        """The arms."""
+        if self.controllers:
+            return with_named(controller_arms(pair), self.named)
+        return with_named(quick_arms() if self.is_quick else all_arms(pair), self.named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
     """Who wants to know how far it is: `total` once the number of calls is known, `step` before each."""
 
@@ -46,28 +76,30 @@ class Watch:
     step: Callable[[str], None]
 
 
-def compare(pair: Pair, prompts: Sequence[Prompt], settings: Settings, *, is_quick: bool, watch: Watch) -> Outcome:
+def compare(pair: Pair, prompts: Sequence[Prompt], settings: Settings, *, choice: Choice, watch: Watch) -> Outcome:
     """Tune the host's assisted generation, measure all arms, and sum up.
 
     Args:
         pair: The networks.
         prompts: What is decoded.
         settings: How it is measured.
-        is_quick: The small set of arms instead of the full matrix.
+        choice: Which arms.
         watch: Told about progress.
     """
     before = provenance(pair.target.device)
     token_ids = tuple(encode(pair.tokenizer, prompt.text) for prompt in prompts)
     if not all(token_ids):
         raise OptionError("bench: a prompt has no tokens; remove it")
+    ours = choice.arms(pair)
     watch.step("tuning transformers assisted")
-    tuned, tried = _tuned(pair, _one_per_task(prompts, token_ids), settings, is_quick=is_quick)
-    arms: list[Arm] = [*host_arms(pair, tuned), *(quick_arms() if is_quick else all_arms(pair))]
+    tuned, tried = _tuned(pair, _one_per_task(prompts, token_ids), settings, is_quick=choice.is_quick)
+    arms: list[Arm] = [*host_arms(pair, tuned), *ours]
     watch.total(num_calls(arms, token_ids, settings))
     measurements = measure(pair, arms, token_ids, settings, on_call=watch.step)
     after = provenance(pair.target.device)
     document = {
         **summary(measurements, batch_size=min(settings.batch_sizes)),
+        "slowest_adaptive": slowest_adaptive(measurements),
         "settings": asdict(settings),
         "models": dict(pair.names),
         "target_model": repr(pair.target_model),

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from monge.bench.arms import Arm, Call, HostArm, MongeArm, Pair, TokenIds, synchronize
 from monge.bench.statistics import Summary
+from monge.control.registry import CONTROLLERS
 from monge.core.proposal import Deterministic
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
@@ -14,7 +15,9 @@ from monge.verify.registry import VERIFIERS
 
 PLAIN: Final = "transformers"
 DEFAULT: Final = "monge"
+NONE: Final = "monge none"
 TREES_COMPARED: Final = ("chain", "fixed_width", 'fixed_width(children="iid")', "best_first")
+WINDOWS: Final = (1, 2, 3, 5, 8)
 LOOKUP_TOKENS: Final = 8
 ASSISTANT_TOKENS: Final = (2, 3, 5, 8)
 QUICK_ASSISTANT_TOKENS: Final = (2, 5)
@@ -38,7 +41,7 @@ def quick_arms() -> list[Arm]:
     return [
         MongeArm(name=DEFAULT),
         MongeArm(name="monge ngram", settings={"drafter": "ngram"}),
-        MongeArm(name="monge none", settings={"drafter": "none"}),
+        MongeArm(name=NONE, settings={"drafter": "none"}),
     ]
 
 
@@ -55,6 +58,15 @@ def all_arms(pair: Pair) -> list[Arm]:
             settings = {"drafter": "model", "tree": tree, "verifier": verifier}
             arms.append(MongeArm(name=f"monge {short_name(TREES.parse(tree))} {verifier}", settings=settings))
     return arms
+
+
+def controller_arms(pair: Pair) -> list[Arm]:
+    """The library without speculation, with fixed windows and with every other controller, drafting chains or n-grams."""
+    first, _, plain = quick_arms()
+    arms: list[Arm] = [first, plain]
+    if pair.draft is not None:
+        arms += [MongeArm(name=f"monge window {depth}", settings={"tree": f"chain({depth})"}) for depth in WINDOWS]
+    return arms + [MongeArm(name=f"monge {name}", settings={"controller": name}) for name in CONTROLLERS if name != "fixed"]
 
 
 def legal_pairs(trees: Sequence[str]) -> Iterator[tuple[str, str]]:

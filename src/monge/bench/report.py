@@ -10,8 +10,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from monge.bench.arms import HostArm
-from monge.bench.matrix import DEFAULT, PLAIN
+from monge.bench.arms import HostArm, MongeArm
+from monge.bench.matrix import DEFAULT, NONE, PLAIN
 from monge.bench.runner import NOT_APPLICABLE, Measurement
 from monge.bench.statistics import Summary, geometric_mean, is_degenerate, paired_ratios
 from monge.core.metrics import acceptance_by_depth, block_efficiency, draft_utilisation, engine_efficiency
@@ -67,12 +67,15 @@ def arm_record(measurement: Measurement, measurements: Sequence[Measurement]) ->
         return record
     plain = find(measurements, PLAIN, measurement.temperature, measurement.batch_size)
     ratio = speedup(measurement, plain)
+    over_none = speedup(measurement, find(measurements, NONE, measurement.temperature, measurement.batch_size))
     looping = [is_degenerate(completion) for completion in measurement.completions]
     record |= {
         "num_tokens": sum(measurement.num_tokens),
         "seconds": measurement.seconds,
+        "prepare_s": measurement.prepare_s,
         "tokens_per_s": asdict(Summary.of(measurement.tokens_per_s)),
         "ratio_to_plain": None if ratio is None else asdict(ratio),
+        "ratio_to_none": None if over_none is None else asdict(over_none),
         "degenerate_share": sum(looping) / len(looping),
         "same_as_plain_share": _same_share(measurement, plain),
     }
@@ -130,6 +133,24 @@ def summary(measurements: Sequence[Measurement], *, batch_size: int) -> dict[str
         "batch_size": batch_size,
         **parts,
     }
+
+
+def slowest_adaptive(measurements: Sequence[Measurement]) -> dict[str, Any] | None:
+    """The arm, temperature and batch size at which a controller that reads costs does worst against plain decoding.
+
+    Plain decoding is the better of the host's and of this library's without speculation, each a median of paired ratios.
+    """
+    found: list[dict[str, Any]] = []
+    for measurement in measurements:
+        arm, where = measurement.arm, (measurement.temperature, measurement.batch_size)
+        if measurement.failure is not None or not isinstance(arm, MongeArm) or "costs" not in arm.reads:
+            continue
+        ratios = [speedup(measurement, find(measurements, name, *where)) for name in (PLAIN, NONE)]
+        medians = [ratio.median for ratio in ratios if ratio is not None]
+        if medians:
+            place = {"arm": arm.name, "temperature": where[0], "batch_size": where[1]}
+            found.append({**place, "ratio_to_faster_plain": min(medians)})
+    return min(found, key=lambda entry: entry["ratio_to_faster_plain"], default=None)
 
 
 def table(records: Sequence[Mapping[str, Any]], title: str) -> Table:

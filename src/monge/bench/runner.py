@@ -54,6 +54,7 @@ class Measurement:
         num_tokens: New tokens of every repeat.
         records: Round records of the measured repeats.
         completions: New tokens of every row of every repeat, in the same order for all arms.
+        prepare_s: Seconds of what the arm measured once, before all temperatures and batch sizes; in no other number.
         failure: Why there are no numbers.
     """
 
@@ -64,6 +65,7 @@ class Measurement:
     num_tokens: list[int] = field(default_factory=list)
     records: list[StepRecord] = field(default_factory=list)
     completions: list[tuple[int, ...]] = field(default_factory=list)
+    prepare_s: float = 0.0
     failure: str | None = None
 
     @property
@@ -95,8 +97,9 @@ def measure(
 ) -> list[Measurement]:
     """Measure every arm at every temperature and batch size.
 
-    Each arm is warmed up once, uncounted. Then, for every repeat, temperature, batch size and batch of prompts, all arms decode
-    that batch one after another; the order rotates, so no arm always follows the same one.
+    Each arm prepares itself once and is warmed up once in each cell, uncounted. Then, for every repeat, temperature, batch size
+    and batch of prompts, all arms decode that batch one after another; the order rotates, so no arm always follows the same
+    one.
 
     Args:
         pair: The networks.
@@ -109,6 +112,8 @@ def measure(
     for temperature in settings.temperatures:
         for size in settings.batch_sizes:
             cells[temperature, size] = [Measurement(arm=arm, temperature=temperature, batch_size=size) for arm in arms]
+    for arm in arms:
+        _prepare([measurement for cell in cells.values() for measurement in cell if measurement.arm is arm], pair, settings)
     for cell in cells.values():
         for measurement in cell:
             _warm_up(measurement, pair, prompts, settings, on_call)
@@ -137,9 +142,22 @@ def rotated(cell: Sequence[Measurement], by: int) -> Iterator[Measurement]:
         yield cell[(position + by) % len(cell)]
 
 
+def _prepare(measurements: Sequence[Measurement], pair: Pair, settings: Settings) -> None:
+    try:
+        seconds = measurements[0].arm.prepare(pair, settings.batch_sizes)
+    except FAILURES as error:
+        for measurement in measurements:
+            measurement.fail(f"{type(error).__name__}: {error}")
+        return
+    for measurement in measurements:
+        measurement.prepare_s = seconds
+
+
 def _warm_up(
     measurement: Measurement, pair: Pair, prompts: TokenIds, settings: Settings, on_call: Callable[[str], None]
 ) -> None:
+    if measurement.failure is not None:
+        return
     limit = measurement.arm.max_batch_size
     if limit is not None and measurement.batch_size > limit:
         measurement.fail(f"{NOT_APPLICABLE}: this arm decodes at most {limit} sequence(s) at a time")

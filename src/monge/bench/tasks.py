@@ -31,6 +31,16 @@ def shipped(tasks: Sequence[str] = SHIPPED, *, per_task: int | None = None) -> t
     return tuple(prompts)
 
 
+def interleaved(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+    """The prompts in turns, one of each task at a time: a stream whose acceptance changes from request to request."""
+    turns: dict[str, int] = {}
+    placed: list[tuple[int, Prompt]] = []
+    for prompt in prompts:
+        turns[prompt.task] = turns.get(prompt.task, 0) + 1
+        placed.append((turns[prompt.task], prompt))
+    return tuple(prompt for _, prompt in sorted(placed, key=lambda item: item[0]))
+
+
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
     """Prompts of a file: one a line, or for `*.jsonl` one object a line with `prompt`, `question` or `turns`.
 

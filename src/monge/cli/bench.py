@@ -18,6 +18,7 @@ from monge.bench.decode import (
     PROMPTS_PER_TASK,
     QUICK,
     QUICK_PROMPTS_PER_TASK,
+    Choice,
     Watch,
     compare,
     write_outcome,
@@ -25,14 +26,14 @@ from monge.bench.decode import (
 from monge.bench.provenance import busy_note
 from monge.bench.report import table
 from monge.bench.runner import Settings
-from monge.bench.tasks import read_prompts, shipped
+from monge.bench.tasks import Prompt, interleaved, read_prompts, shipped
+from monge.cli import bench_options as asked
 from monge.cli import options
 from monge.cli.bench_verify import verify
 from monge.cli.console import notes, quiet_host, reported
 from monge.core.errors import OptionError
 
 OUT: Final = Path("bench-decode")
-MEASURING: Final = "Measuring"
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed side by side.", rich_markup_mode="markdown")
 bench.command("verify")(verify)
@@ -41,14 +42,6 @@ bench.command("verify")(verify)
 @bench.callback()
 def root() -> None:
     """Measure speed side by side."""
-
-
-def _measuring(name: str, help: str, default: object = None) -> Any:  # noqa: ANN401 (typer's own type is private)
-    return options.option(name, help=help, panel=MEASURING, default=default)
-
-
-def _each(values: Sequence[int | float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
 
 
 @bench.command("decode")
@@ -61,26 +54,19 @@ def decode(
     device: options.Device = None,
     attention: options.Attention = None,
     backend: options.Backend = None,
-    prompts: Annotated[
-        Path | None,
-        _measuring("--prompts", "Text lines, or *.jsonl with `prompt`, `question` or `turns`.", "the shipped prompts"),
-    ] = None,
-    quick: Annotated[bool, _measuring("--quick", "A few arms, batch 1: within a minute.")] = False,
-    max_new_tokens: Annotated[
-        int | None, _measuring("--max-new-tokens", "Length of every completion.", Settings().max_new_tokens)
-    ] = None,
-    repeats: Annotated[int | None, _measuring("--repeats", "Measured passes over the prompts.", Settings().repeats)] = None,
-    batch: Annotated[
-        list[int] | None, _measuring("--batch", "Batch size; may be repeated.", _each(Settings().batch_sizes))
-    ] = None,
-    temperature: Annotated[
-        list[float] | None, _measuring("--temperature", "0 is greedy; may be repeated.", _each(Settings().temperatures))
-    ] = None,
-    per_task: Annotated[int | None, _measuring("--prompts-per-task", "Shipped prompts of each task.", PROMPTS_PER_TASK)] = None,
-    seed: Annotated[int | None, _measuring("--seed", "Seed of the sampled arms.", Settings().seed)] = None,
-    time_limit: Annotated[
-        float | None, _measuring("--time-limit", "Start no further repeat after so many seconds.", "none")
-    ] = None,
+    prompts: asked.Prompts = None,
+    mixed: asked.Mixed = False,
+    quick: asked.Quick = False,
+    controllers: asked.Controllers = False,
+    arm: asked.NamedArms = None,
+    useless_draft: asked.UselessDraft = False,
+    max_new_tokens: asked.MaxNewTokens = None,
+    repeats: asked.Repeats = None,
+    batch: asked.Batch = None,
+    temperature: asked.Temperature = None,
+    per_task: asked.PerTask = None,
+    seed: asked.Seed = None,
+    time_limit: asked.TimeLimit = None,
     threads: options.Threads = None,
     out: Annotated[Path, options.option("--out", help="Folder for JSON and plots.", panel=options.OUTPUT, default=OUT)] = OUT,
     plots: Annotated[bool, options.option("--plots/--no-plots", help="Draw PNG plots.", panel=options.OUTPUT)] = True,
@@ -96,6 +82,8 @@ def decode(
 
         monge bench decode --quick
         monge bench decode --out results --json | tail -n 1 > summary.json
+        monge bench decode --controllers --mixed --batch 1 --batch 16
+        monge bench decode --quick --useless-draft --arm "price: controller=price"
         monge bench decode --target ./my-target --draft ./my-draft --prompts my.jsonl --batch 1 --temperature 0
     """
     quiet_host()
@@ -103,13 +91,15 @@ def decode(
     _check_positive(**{"threads": threads, "prompts-per-task": per_task})
     if threads is not None:
         torch.set_num_threads(threads)
-    shown = read_prompts(prompts) if prompts else shipped(per_task=per_task or _default_prompts(quick))
+    shown = _prompts(prompts, per_task or _default_prompts(quick), mixed=mixed)
     given = options.given(max_new_tokens=max_new_tokens, repeats=repeats, seed=seed, time_limit_s=time_limit)
     lists = {"batch_sizes": tuple(batch or ()), "temperatures": tuple(temperature or ())}
     settings = replace(QUICK if quick else Settings(), **given, **{name: some for name, some in lists.items() if some})
-    pair = load_pair(target, draft, **options.given(dtype=dtype, device=device, attention=attention, backend=backend))
+    choice = Choice(is_quick=quick, controllers=controllers, named=tuple(arm or ()))
+    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
+    pair = load_pair(target, draft, useless_draft=useless_draft, **loading)
     with call_bar(notes()) as watch:
-        outcome = compare(pair, shown, settings, is_quick=quick, watch=watch)
+        outcome = compare(pair, shown, settings, choice=choice, watch=watch)
     files = write_outcome(outcome, out)
     files += [] if draw is None else draw(outcome.document["arms"], out)
     report(outcome.document, files)
@@ -134,6 +124,16 @@ def report(document: dict[str, Any], files: Sequence[Path]) -> None:
     for name in ("speedup_over_plain", "speedup_over_assisted", "engine_efficiency", "block_efficiency"):
         value = document[name]
         console.print(f"{name:<24}{'not measured' if value is None else format(value, '.3f')}")
+    if (slowest := document["slowest_adaptive"]) is not None:
+        place = f"{slowest['arm']}, temperature {slowest['temperature']:g}, batch {slowest['batch_size']}"
+        console.print(
+            f"{'slowest_adaptive':<24}{slowest['ratio_to_faster_plain']:.3f} of plain decoding ({place})", markup=False
+        )
+    for record in document["arms"]:
+        if record.get("prepare_s") and (record["batch_size"], record["temperature"]) == _first_cell(document):
+            console.print(
+                f"{record['arm']}: {record['prepare_s']:.1f} s of measuring costs, not counted", style="dim", markup=False
+            )
     if (note := busy_note()) is not None:
         console.print(f"{note}; fewer --threads may help", style="yellow", markup=False)
     console.print("written: " + ", ".join(map(str, files)), soft_wrap=True)
@@ -170,6 +170,15 @@ def _check_positive(**numbers: int | None) -> None:
     for name, number in numbers.items():
         if number is not None and number < 1:
             raise OptionError(f"{name} must be at least 1; got {number}")
+
+
+def _first_cell(document: dict[str, Any]) -> tuple[int, float]:
+    return document["settings"]["batch_sizes"][0], document["settings"]["temperatures"][0]
+
+
+def _prompts(path: Path | None, per_task: int, *, mixed: bool) -> tuple[Prompt, ...]:
+    prompts = read_prompts(path) if path else shipped(per_task=per_task)
+    return interleaved(prompts) if mixed else prompts
 
 
 def _default_prompts(quick: bool) -> int:

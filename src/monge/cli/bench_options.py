@@ -1,0 +1,44 @@
+"""Options of `monge bench decode`: what is measured, and how."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from monge.bench.decode import PROMPTS_PER_TASK
+from monge.bench.runner import Settings
+from monge.cli import options
+
+MEASURING: Final = "Measuring"
+
+
+def _measuring(name: str, help: str, default: object = None) -> Any:  # noqa: ANN401 (typer's own type is private)
+    return options.option(name, help=help, panel=MEASURING, default=default)
+
+
+def _each(values: Sequence[int | float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+Prompts = Annotated[
+    Path | None,
+    _measuring("--prompts", "Text lines, or *.jsonl with `prompt`, `question` or `turns`.", "the shipped prompts"),
+]
+Mixed = Annotated[bool, _measuring("--mixed", "Take prompts of all tasks in turns.")]
+Quick = Annotated[bool, _measuring("--quick", "A few arms, batch 1: within a minute.")]
+Controllers = Annotated[
+    bool, _measuring("--controllers", "Fixed windows and all controllers, in place of drafters, trees and verifiers.")
+]
+NamedArms = Annotated[
+    list[str] | None,
+    _measuring("--arm", "A further arm: `name: tree=chain(8), controller=price, verifier=block`; may be repeated."),
+]
+UselessDraft = Annotated[bool, _measuring("--useless-draft", "Spoil the draft model: nothing that it guesses is right.")]
+MaxNewTokens = Annotated[int | None, _measuring("--max-new-tokens", "Length of every completion.", Settings().max_new_tokens)]
+Repeats = Annotated[int | None, _measuring("--repeats", "Measured passes over the prompts.", Settings().repeats)]
+Batch = Annotated[list[int] | None, _measuring("--batch", "Batch size; may be repeated.", _each(Settings().batch_sizes))]
+Temperature = Annotated[
+    list[float] | None, _measuring("--temperature", "0 is greedy; may be repeated.", _each(Settings().temperatures))
+]
+PerTask = Annotated[int | None, _measuring("--prompts-per-task", "Shipped prompts of each task.", PROMPTS_PER_TASK)]
+Seed = Annotated[int | None, _measuring("--seed", "Seed of the sampled arms.", Settings().seed)]
+TimeLimit = Annotated[float | None, _measuring("--time-limit", "Start no further repeat after so many seconds.", "none")]

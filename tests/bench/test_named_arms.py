@@ -1,0 +1,127 @@
+"""Arms that are written down, controllers in the comparison, and a draft that is worth nothing."""
+
+import pytest
+import torch
+
+from monge.bench.arms import Call, MongeArm, encode, load_pair
+from monge.bench.decode import Choice
+from monge.bench.matrix import NONE
+from monge.bench.named_arms import named_arm, with_named
+from monge.bench.report import arm_record, slowest_adaptive
+from monge.bench.runner import Settings, measure
+from monge.bench.tasks import Prompt, interleaved, shipped
+from monge.control.registry import CONTROLLERS
+from monge.core.errors import OptionError
+
+
+def test_named_arm():
+    arm = named_arm("price, wide: tree=fixed_width((2, 1)), controller=price(max_window=4), draft_temperature=0.5")
+    assert arm.name == "price, wide"
+    expected = {"tree": "fixed_width((2, 1))", "controller": "price(max_window=4)", "draft_temperature": 0.5}
+    assert arm.settings == expected
+    assert "costs" in arm.reads
+    assert named_arm("mine").settings == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (": tree=chain", "has no name; write 'name: part=value"),
+        ("a: tree=", "cannot read arm"),
+        ("a: chain(8)", "cannot read arm"),
+        ("a: tre=chain(8)", "did you mean 'tree'"),
+        ("a: controller=prise", "did you mean 'price'"),
+        ("a: controller=price(max_windw=3)", "did you mean 'max_window'"),
+        ("a: drafter=ngrams", "did you mean 'ngram'"),
+        ("a: verifier=rss", "did you mean 'rrs'"),
+        ("a: draft_top_k=many", "draft_top_k must be a number; got 'many'"),
+        ("a: tree=chain(0)", "depth must be at least 1"),
+    ],
+)
+def test_bad_arms_are_refused(text, message):
+    with pytest.raises(OptionError, match="(?s).*") as refused:
+        named_arm(text)
+    assert message in str(refused.value)
+
+
+def test_two_arms_of_one_name_are_refused():
+    with pytest.raises(OptionError, match="two arms are called 'monge'"):
+        with_named([MongeArm(name="monge")], ["monge: tree=chain(2)"])
+
+
+@pytest.fixture(scope="module")
+def measurements(tiny_pair):
+    settings = Settings(max_new_tokens=8, repeats=2, batch_sizes=(1, 2))
+    prompts = tuple(encode(tiny_pair.tokenizer, text) for text in ("The sea was", "Once"))
+    texts = ("mine: controller=price", "never: controller=price, tree=best_first, verifier=single_draft")
+    arms = with_named([MongeArm(name=NONE, settings={"drafter": "none"})], texts)
+    return measure(tiny_pair, arms, prompts, settings, on_call=lambda name: None)
+
+
+def test_costs_are_measured_once_and_apart(measurements):
+    mine = [measurement for measurement in measurements if measurement.arm.name == "mine"]
+    assert len(mine) == 4
+    assert {measurement.prepare_s for measurement in mine} == {mine[0].prepare_s}
+    assert mine[0].prepare_s > 0
+    arm = mine[0].arm
+    assert isinstance(arm, MongeArm)
+    assert set(arm.kept.memories) == {(0.0, 1), (0.0, 2), (1.0, 1), (1.0, 2)}
+    for measurement in mine:
+        costs = arm.kept.memories[measurement.temperature, measurement.batch_size].costs
+        # Every measured round corrected one table, and those of the warm-up before them: it was not made anew.
+        assert costs is not None
+        assert costs.num_rounds > sum(1 / record.batch_size for record in measurement.records)
+    records = [arm_record(measurement, measurements) for measurement in mine]
+    assert all(record["prepare_s"] > 0 and record["ratio_to_none"]["median"] > 0 for record in records)
+
+
+def test_the_slowest_adaptive_arm_is_named(measurements):
+    slowest = slowest_adaptive(measurements)
+    assert slowest is not None
+    ratios = {
+        (record["arm"], record["temperature"], record["batch_size"]): record["ratio_to_none"]["median"]
+        for record in (arm_record(measurement, measurements) for measurement in measurements)
+        if record["arm"] == "mine"
+    }
+    assert slowest["ratio_to_faster_plain"] == min(ratios.values())
+    assert ratios[slowest["arm"], slowest["temperature"], slowest["batch_size"]] == min(ratios.values())
+    assert slowest_adaptive([measurement for measurement in measurements if measurement.arm.name == NONE]) is None
+
+
+def test_arm_that_cannot_be_prepared_has_no_numbers(measurements):
+    reasons = {measurement.failure for measurement in measurements if measurement.arm.name == "never"}
+    assert len(reasons) == 1
+    assert str(reasons.pop()).startswith("ProposalMismatchError")
+
+
+def test_controllers_choice_holds_every_controller(tiny_pair):
+    names = {arm.name for arm in Choice(controllers=True).arms(tiny_pair)}
+    assert {f"monge {name}" for name in CONTROLLERS if name != "fixed"} < names
+    assert {"monge", "monge none", "monge window 1", "monge window 8"} < names
+
+
+def test_useless_draft_is_useless_and_changes_no_text(tiny_paths):
+    """A draft that is the target itself guesses everything; spoilt, next to nothing."""
+    target = tiny_paths[0]
+    rates, texts = [], []
+    for useless in (False, True):
+        pair = load_pair(target, target, useless_draft=useless)
+        call = Call(prompt_ids=(encode(pair.tokenizer, "The sea was"),), max_new_tokens=24, temperature=0.0, seed=0)
+        output = MongeArm(name="m").decode(pair, call)
+        rates.append(sum(record.num_accepted for record in output.records) / len(output.records))
+        texts.append(output.token_ids)
+        assert ("output shifted" in str(pair.names["draft"])) == useless
+    assert texts[0] == texts[1]
+    assert rates[0] > 2.5
+    assert rates[1] < 0.5
+    with pytest.raises(OptionError, match="needs a draft model"):
+        load_pair(target, useless_draft=True)
+    assert torch.is_grad_enabled()
+
+
+def test_mixed_stream_takes_tasks_in_turns():
+    prompts = interleaved(shipped(per_task=3))
+    assert [prompt.task for prompt in prompts] == ["gsm8k", "humaneval", "prose"] * 3
+    assert set(prompts) == set(shipped(per_task=3))
+    uneven = [Prompt(task=task, text=str(place)) for place, task in enumerate("aaab")]
+    assert [prompt.text for prompt in interleaved(uneven)] == ["0", "3", "1", "2"]
