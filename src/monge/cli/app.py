@@ -9,11 +9,13 @@ from monge.cli.acceptance import acceptance
 from monge.cli.bench import bench
 from monge.cli.bench_acceptance import bench_acceptance
 from monge.cli.bench_control import bench_control
+from monge.cli.bench_heads import heads
 from monge.cli.demo import demo
 from monge.cli.generate import generate
 from monge.cli.listing import list_parts
 from monge.cli.log import log
 from monge.cli.replay import replay
+from monge.cli.train import train
 from monge.cli.tune import tune
 
 app = typer.Typer(
@@ -29,10 +31,12 @@ app.command("demo")(demo)
 app.command("acceptance")(acceptance)
 bench.command("acceptance")(bench_acceptance)
 bench.command("control")(bench_control)
+bench.command("heads")(heads)
 app.command("log")(log)
 app.command("replay")(replay)
 app.command("tune")(tune)
 app.add_typer(bench, name="bench")
+app.add_typer(train, name="train")
 
 
 def _print_version(wanted: bool) -> bool:

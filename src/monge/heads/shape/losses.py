@@ -61,7 +61,7 @@ def head_loss(
         true = windows.true[:, index]
         with torch.no_grad():
             target = ends.unembed(true).float()
-        logits = head.cooled(index + 1, ends.unembed(state.to(true.dtype))).float()
+        logits = head.cooled(index + 1, ends.unembed(state)).float()
         kl, tv = law_losses(target, logits)
         loss = kl + weights.tv * tv
         if weights.cosine > 0:

@@ -16,8 +16,8 @@ class Ends:
     """The two ends of the target's network, with gradients where the caller's states have them.
 
     Args:
-        embed: Token ids to embeddings.
-        unembed: Last hidden states to logits.
+        embed: Token ids to embeddings, in any float type.
+        unembed: Last hidden states, in float32 or wider, to logits.
     """
 
     embed: Callable[[Tensor], Tensor]
@@ -105,10 +105,10 @@ def windows_at(texts: Texts, which: Int64[Tensor, " nodes"], num_steps: int, end
     steps = first[:, None] + torch.arange(1, num_steps + 1, device=which.device)
     coming = texts.token_ids[row[:, None], steps]
     return Windows(
-        states=texts.states[row, first],
-        tokens=ends.embed(coming),
+        states=_wide(texts.states[row, first]),
+        tokens=_wide(ends.embed(coming)),
         token_ids=texts.token_ids[row[:, None], steps + 1],
-        true=texts.states[row[:, None], steps],
+        true=_wide(texts.states[row[:, None], steps]),
     )
 
 
@@ -146,10 +146,16 @@ def read_texts(
     return Texts(token_ids=rows.to(states[0].device), states=torch.stack(states))
 
 
+def _wide(states: Tensor) -> Tensor:
+    """At least float32: heads compute in it, whatever the target's type."""
+    return states if states.dtype == torch.float64 else states.float()
+
+
 def ends_of(target: FeatureModel) -> Ends:
     """The ends of a target that gives no gradients: enough to calibrate and to measure."""
 
     def embed(token_ids: Tensor) -> Tensor:
         return target.embed(token_ids.flatten().tolist()).unflatten(0, token_ids.shape).clone()
 
-    return Ends(embed=embed, unembed=target.unembed)
+    kind = target.embed((0,)).dtype
+    return Ends(embed=embed, unembed=lambda states: target.unembed(states.to(kind)))

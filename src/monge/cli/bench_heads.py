@@ -1,0 +1,114 @@
+"""`monge bench heads`."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Final
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from monge.api import built_in
+from monge.bench.arms import encode
+from monge.bench.heads import ArmResult, LoopResult, compare_arms, run_loops
+from monge.bench.own_text import TextSettings, write_own_text
+from monge.bench.tasks import read_prompts, shipped
+from monge.cli import options
+from monge.cli.console import notes, quiet_host, reported
+from monge.engine.loading import load_network, load_tokenizer
+from monge.heads.shape.checkpoint import built_in_head
+
+MEASURING: Final = "Measuring"
+OUT: Final = Path("bench-heads")
+
+
+@reported
+def heads(
+    *,
+    head: Annotated[
+        list[Path] | None,
+        options.option("--head", help="Folder of a head; may be repeated.", panel=options.MODELS, default="the built-in one"),
+    ] = None,
+    target: options.Target = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    data: Annotated[
+        Path | None, options.option("--data", help="Prompts that the target continues.", panel=MEASURING, default="the shipped")
+    ] = None,
+    tokens: Annotated[
+        int, options.option("--tokens", help="Tokens that it writes.", panel=MEASURING, default=TextSettings().num_tokens)
+    ] = TextSettings().num_tokens,
+    max_new_tokens: Annotated[
+        int, options.option("--max-new-tokens", help="Length of a decoded completion; 0 for none.", panel=MEASURING, default=64)
+    ] = 64,
+    out: Annotated[Path, options.option("--out", help="Folder of text and result.", panel=options.OUTPUT, default=OUT)] = OUT,
+    as_json: options.Json = False,
+) -> None:
+    """Measure heads on text that the target writes: every alignment against its controls, and the loop.
+
+    The alignments and the temperature are fitted on two thirds of the text and measured on the third; a ridge head is fitted
+    there too. With `--json` the last line of standard output is one JSON object.
+    """
+    quiet_host()
+    torch.set_num_threads(torch.get_num_threads() if threads is None else threads)
+    source = built_in("target") if target is None else target
+    network, tokenizer = load_network(source, **options.given(dtype=dtype, device=device)), load_tokenizer(source)
+    prompts = [encode(tokenizer, prompt.text) for prompt in (shipped() if data is None else read_prompts(data))]
+    folders, settings = head or [built_in_head()], replace(TextSettings(), num_tokens=tokens)
+    arms: list[ArmResult] = []
+    loops: list[LoopResult] = []
+    with _spinner() as say:
+        say("writing rows")
+        rows = write_own_text(network, prompts, settings, out)
+        for folder in folders:
+            arms += compare_arms(network, folder, rows, say)
+            if max_new_tokens > 0:
+                loops += run_loops(
+                    network,
+                    folder,
+                    prompts[:24],
+                    max_new_tokens=max_new_tokens,
+                    temperatures=(0.0, 1.0),
+                    on_loop=say,
+                )
+    document = {"tokens": rows.numel(), "arms": [asdict(one) for one in arms], "loops": [asdict(one) for one in loops]}
+    (out / "result.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    _show(arms, loops)
+    if as_json:
+        print(json.dumps(document))
+
+
+@contextmanager
+def _spinner() -> Iterator[Callable[[str], None]]:
+    """Says what is being done, on a terminal."""
+    console = notes()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("")
+        yield lambda name: progress.update(task, description=name)
+
+
+def _show(arms: list[ArmResult], loops: list[LoopResult]) -> None:
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 110)
+    table = _table("head", "alignment", "block efficiency", "acceptance by step", "strength", "temperature")
+    for arm in arms:
+        efficiency = f"{arm.quality.block_efficiency:.3f}"
+        lists = (arm.quality.acceptance, arm.strengths, arm.temperatures)
+        table.add_row(arm.head, arm.arm, efficiency, *(" ".join(f"{value:.3g}" for value in one) for one in lists))
+    console.print(table)
+    if loops:
+        table = _table("head", "temperature", "tree", "verifier", "block efficiency")
+        for one in loops:
+            table.add_row(one.head, f"{one.temperature:g}", one.tree, one.verifier, f"{one.block_efficiency:.3f}")
+        console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    return Table(*columns, box=SIMPLE_HEAD)

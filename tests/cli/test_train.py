@@ -1,0 +1,108 @@
+"""`monge train shape` on a tiny network: a head comes out, is used, and goes on after an interrupt."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from monge.bench.head_training import HeadSettings, feature_model, make_head
+from monge.bench.heads import ARMS
+from monge.bench.own_text import ROWS, TextSettings, cut_rows, write_own_text
+from monge.core.errors import OptionError, UnsupportedModelError
+from monge.heads.shape.checkpoint import CONFIG, load_head
+from monge.heads.shape.training import STATE, Recipe
+from tests.engine.tiny import network, prompts
+
+TEXT = TextSettings(num_tokens=1920, row_length=24, prompt_length=4, batch_size=32)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+    return write_own_text(network("llama"), prompts((3, 6, 5), seed=1), TEXT, tmp_path_factory.mktemp("text"))
+
+
+def test_own_text_is_kept_and_goes_on(rows: torch.Tensor, tmp_path: Path) -> None:
+    model, texts = network("llama"), prompts((3, 6, 5), seed=1)
+    told: list[int] = []
+
+    def stop_after_two(count: int) -> None:
+        told.append(count)
+        if len(told) == 2:  # the first says what was there
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_own_text(model, texts, TEXT, tmp_path, stop_after_two)
+    told.clear()
+    again = write_own_text(model, texts, TEXT, tmp_path, told.append)
+    assert told[0] == TEXT.batch_size
+    assert torch.equal(again, rows)
+    assert again.shape == (80, 24)
+    assert again[0, :3].tolist() == list(texts[0])
+    assert again[1, :3].tolist() == list(texts[1][-3:])
+    assert len({tuple(row) for row in again.tolist()}) == 80
+    with pytest.raises(OptionError, match="text of other prompts or settings"):
+        write_own_text(model, texts[:1], TEXT, tmp_path)
+    (tmp_path / ROWS).write_bytes(b"rows")
+    with pytest.raises(OptionError, match="remove it to write the text again"):
+        write_own_text(model, texts, TEXT, tmp_path)
+
+
+def test_bad_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no prompts to continue"):
+        write_own_text(network("llama"), [], TEXT, tmp_path)
+    with pytest.raises(OptionError, match="5 tokens do not fill a row of 6"):
+        cut_rows([(1, 2), (3, 4, 5)], 6)
+    assert cut_rows([(1, 2), (3, 4, 5)], 2).tolist() == [[1, 2], [3, 4]]
+    for bad in ({"row_length": 4, "prompt_length": 4}, {"temperature": 0.0}, {"num_tokens": 10}):
+        with pytest.raises(OptionError, match="own text"):
+            TextSettings(**bad)
+
+
+@pytest.mark.parametrize("preset", ["ridge", "paper", "branch"])
+def test_presets_make_heads_that_load(preset: str, rows: torch.Tensor, tmp_path: Path) -> None:
+    recipe = Recipe(steps=20, batch_size=64, evaluate_every=10, learning_rate=0.01)
+    settings = HeadSettings(preset=preset, num_steps=2, width=16, recipe=recipe)
+    outcome = make_head(network("llama"), rows, settings, tmp_path, about={"target": "tiny"})
+    assert outcome.quality is not None
+    assert outcome.quality.block_efficiency > 1.05
+    loaded = load_head(tmp_path)
+    assert loaded.predictor.is_branched == (preset != "paper")
+    loaded.check(feature_model(network("llama")))
+    about = json.loads((tmp_path / CONFIG).read_text())["about"]
+    assert about["target"] == "tiny"
+    assert about["settings"]["preset"] == preset
+    assert (tmp_path / STATE).exists() == (preset != "ridge")
+
+
+def test_what_makes_no_head_is_refused(rows: torch.Tensor, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="unknown preset 'brunch'; did you mean 'branch'"):
+        HeadSettings(preset="brunch")
+    with pytest.raises(OptionError, match="three rows of text or more"):
+        make_head(network("llama"), rows[:2], HeadSettings(), tmp_path)
+    with pytest.raises(UnsupportedModelError, match="shows no hidden states"):
+        feature_model(network("bloom"))
+
+
+def test_the_commands_make_use_and_measure_a_head(run, tiny_paths, tmp_path: Path) -> None:
+    target, out, data = ["--target", tiny_paths[0]], tmp_path / "head", tmp_path / "data.txt"
+    data.write_text("once upon a time\nthe history of mathematics\nwhat is two and two?\n")
+    made = ["--preset", "paper", "--steps", "4", "--batch", "16", "--num-steps", "1", "--alignment", "none"]
+    result = run("train", "shape", *target, "--data", data, "--out", out, "--tokens", 1000, *made)
+    assert result.exit_code == 0, result.output
+    assert "block efficiency" in result.stdout
+    drafter = ["--drafter", f"shape(head={str(out)!r})"]
+    greedy = [*target, "--temperature", "0", "--max-new-tokens", "6"]
+    drafted = run("generate", "once", *greedy, *drafter)
+    assert drafted.exit_code == 0, drafted.output
+    assert "MB beside the target" in drafted.stderr
+    assert drafted.stdout == run("generate", "once", *greedy, "--drafter", "none").stdout
+    bench = ["--tokens", 1800, "--max-new-tokens", 4, "--out", tmp_path / "bench", "--json"]
+    measured = run("bench", "heads", *target, "--data", data, "--head", out, *bench)
+    assert measured.exit_code == 0, measured.output
+    document = json.loads(measured.stdout.splitlines()[-1])
+    assert [arm["arm"] for arm in document["arms"]] == list(ARMS)
+    assert all(loop["block_efficiency"] >= 1.0 for loop in document["loops"])
+    refused = run("train", "shape", *target, "--out", out, "--mixed", "int4")
+    assert refused.exit_code == 2
+    assert "--mixed: 'int4' is none of none, bfloat16, float16" in refused.stderr
