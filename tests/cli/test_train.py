@@ -106,3 +106,13 @@ def test_the_commands_make_use_and_measure_a_head(run, tiny_paths, tmp_path: Pat
     refused = run("train", "shape", *target, "--out", out, "--mixed", "int4")
     assert refused.exit_code == 2
     assert "--mixed: 'int4' is none of none, bfloat16, float16" in refused.stderr
+
+
+def test_the_built_in_head_fits_the_built_in_target_and_no_other(run, tiny_paths) -> None:
+    options = ["generate", "Once", "--temperature", "0", "--max-new-tokens", "12"]
+    drafted = run(*options, "--drafter", "shape")
+    assert drafted.exit_code == 0, drafted.output
+    assert drafted.stdout == run(*options, "--drafter", "none").stdout
+    refused = run(*options, "--drafter", "shape", "--target", tiny_paths[0])
+    assert refused.exit_code == 2
+    assert "this head is for a target of hidden size 256, 12 layers and 4096 tokens" in " ".join(refused.stderr.split())
