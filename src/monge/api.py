@@ -14,7 +14,7 @@ from monge.core.model import SequenceModel
 from monge.core.proposal import Arbitrary, Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDrafter, Capabilities
-from monge.draft.registry import DRAFTERS
+from monge.draft.by_name import drafters_in, make_drafter, options_of
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.chain import Chain
 from monge.draft.tree.children import CHILDREN
@@ -70,7 +70,8 @@ def load(
     Args:
         target: Folder, name or loaded model; `None` for the built-in target.
         draft: Likewise for the draft model; `None` for the built-in one beside the built-in target, and otherwise for none.
-        drafter: `model`, `ngram` or `none`; `None` chooses `model` where there is a draft model and `ngram` otherwise.
+        drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`; `None` chooses `model` where there is a
+            draft model and `ngram` otherwise.
         tree: Tree builder of a drafter that has laws; `None` takes a chain, or another tree where the verifier needs one.
         verifier: Acceptance rule; `None` takes the one for the drafter's candidates: `target_walk` for deterministic ones,
             `single_draft` for one sampled candidate a node, recursive rejection for several.
@@ -143,9 +144,9 @@ def make_parts(
     if drafter is None:
         drafter = "ngram" if draft is None else "model"
     if isinstance(drafter, str):
-        name = drafter.partition("(")[0].strip()
+        names = drafters_in(drafter)
         resources: dict[str, Any] = {"model": draft}
-        if "target" in DRAFTERS.options(name):
+        if any("target" in options_of(name) for name in names):
             resources["target"] = target
         if draft_temperature is not None:
             resources["rules"] = SamplingRules(temperature=draft_temperature)
@@ -153,9 +154,9 @@ def make_parts(
             resources["top_k"] = draft_top_k
         if tree is not None:
             resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
-        elif "tree" in DRAFTERS.options(name):
+        elif any("tree" in options_of(name) for name in names):
             resources["tree"] = _default_tree(rule, target, is_adaptive=bool(controller.reads))
-        drafter = DRAFTERS.parse(drafter, **_wanted(name, resources))
+        drafter = make_drafter(drafter, resources)
     elif any(given is not None for given in (tree, draft, draft_temperature, draft_top_k)):
         raise OptionError("a drafter object brings its own tree, draft model, temperature and top-k; give none beside it")
     parts = Parts(
@@ -186,19 +187,7 @@ def eos_ids_of(network: PreTrainedModel) -> frozenset[int]:
 
 
 def _needs_model(drafter: str | AnyDrafter) -> bool:
-    return isinstance(drafter, str) and "model" in DRAFTERS.options(drafter.partition("(")[0].strip())
-
-
-def _wanted(name: str, resources: dict[str, Any]) -> dict[str, Any]:
-    """The resources that a drafter takes; one that was given and is not taken is refused, never ignored."""
-    known = DRAFTERS.options(name)
-    words = {"model": "draft model (draft=...)", "tree": "tree", "rules": "draft temperature", "top_k": "draft top-k"}
-    for key, value in resources.items():
-        if value is not None and key not in known:
-            raise OptionError(f"drafter {name!r} takes no {words[key]}; leave it out or choose another drafter")
-        if value is None and key in known:
-            raise OptionError(f"drafter {name!r} needs a {words[key]}; give one, or use drafter='ngram'")
-    return {key: value for key, value in resources.items() if value is not None}
+    return isinstance(drafter, str) and any("model" in options_of(name) for name in drafters_in(drafter))
 
 
 def _default_tree(rule: Rule | None, target: SequenceModel, *, is_adaptive: bool) -> TreeBuilder:

@@ -1,6 +1,7 @@
 """The controller interface."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from monge.control.cost_model import CostModel
@@ -45,6 +46,14 @@ class Controller(ABC, Generic[State]):
     @abstractmethod
     def update(self, state: State, record: StepRecord) -> State:
         """State after a round."""
+
+
+class PromptReader(Controller[State]):
+    """A controller that looks at the prompt before the first round."""
+
+    @abstractmethod
+    def read(self, state: State, prompt_ids: Sequence[int]) -> State:
+        """The state of a new request, given its prompt."""
 
 
 AnyController = Controller[Any]

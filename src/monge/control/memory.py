@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monge.control.cost_model import CostModel
+from monge.core.selection import Member
 
 
 @dataclass(slots=True)
@@ -18,7 +19,9 @@ class Memory:
     Args:
         costs: Measured times; `None` where no controller asked for them.
         notes: What a controller keeps across requests.
+        members: The drafters of the decoder's pool, in its order; empty where there is no pool.
     """
 
     costs: CostModel | None = None
     notes: dict[str, Any] = field(default_factory=dict[str, Any])
+    members: tuple[Member, ...] = ()

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from monge.core.context import DraftPlan
+from monge.core.selection import Hindsight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,9 @@ class StepRecord:
         confidences: The draft network's confidence (see `StopRule`) by depth, along the accepted path and on through first
             candidates to a leaf; empty where the plan did not ask for it.
         token_probs: What the network gave to the tokens of that path, likewise.
+        drafter: Which drafter of a pool the round used; `None` without a pool, or where none of them proposed anything.
+        hindsight: What drafters of a pool would have had accepted in earlier rounds, as far as this round's text decided it;
+            all that concerns one round comes together.
     """
 
     plan: DraftPlan
@@ -84,6 +88,8 @@ class StepRecord:
     levels_read: int = 0
     confidences: tuple[float, ...] = ()
     token_probs: tuple[float, ...] = ()
+    drafter: str | None = None
+    hindsight: tuple[Hindsight, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

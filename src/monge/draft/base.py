@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.proposal import Proposal
+from monge.core.selection import Hindsight, Member
 from monge.core.stopping import Evidence
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
@@ -17,11 +18,12 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class Draft(Generic[State]):
-    """One request's tree, the drafter's state after drawing it, and what the plan asked it to note."""
+    """One request's tree, the drafter's state after drawing it, what the plan asked it to note, and who of a pool drew it."""
 
     tree: TokenTree
     state: State
     evidence: Evidence | None = None
+    drafter: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,19 @@ class Drafter(ABC, Generic[State]):
     @abstractmethod
     def close(self, context: Context) -> None:
         """Give back what the drafter keeps for a request."""
+
+
+class DrafterPool(Drafter[State]):
+    """Several drafters; a plan names the one that a round uses."""
+
+    @property
+    @abstractmethod
+    def members(self) -> tuple[Member, ...]:
+        """The drafters, in the pool's order."""
+
+    @abstractmethod
+    def hindsight(self, state: State) -> tuple[Hindsight, ...]:
+        """What the last commit decided about trees that would have been drafted; see `StepRecord.hindsight`."""
 
 
 AnyDrafter = Drafter[Any]

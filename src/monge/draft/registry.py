@@ -8,9 +8,17 @@ from monge.draft.heads import ShapeDrafter
 from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
 from monge.draft.none import NoDrafter
+from monge.draft.pool import PoolDrafter
 from monge.draft.suffix import SuffixDrafter
 
 DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
     "drafter",
-    {"model": ModelDrafter, "shape": ShapeDrafter, "ngram": NgramDrafter, "suffix": SuffixDrafter, "none": NoDrafter},
+    {
+        "model": ModelDrafter,
+        "shape": ShapeDrafter,
+        "ngram": NgramDrafter,
+        "suffix": SuffixDrafter,
+        "pool": PoolDrafter,
+        "none": NoDrafter,
+    },
 )

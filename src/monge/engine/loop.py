@@ -8,6 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from monge.control.base import PromptReader
 from monge.core.context import DraftPlan
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
@@ -38,7 +39,7 @@ def open_sessions(sessions: Sequence[Session], parts: Parts) -> None:
     parts.target.open({session.context.request_id: session.context.token_ids[:-1] for session in sessions})
     states = parts.drafter.open([session.context for session in sessions])
     for session, state in zip(sessions, states, strict=True):
-        session.drafter_state, session.controller_state = state, parts.controller.init(parts.memory)
+        session.drafter_state, session.controller_state = state, _controller_state(session, parts)
     passed = timer.lap()
     for session in sessions:
         session.prefill_s = passed
@@ -76,7 +77,7 @@ def run_round(sessions: Sequence[Session], parts: Parts) -> None:
     )
     _learn_costs(records, times, parts)
     for (session, *_), record in zip(rows, records, strict=True):
-        session.records.append(replace(record, times=times))
+        session.records.append(replace(record, times=times, hindsight=parts.hindsight(session.drafter_state)))
         session.controller_state = parts.controller.update(session.controller_state, session.records[-1])
 
 
@@ -85,6 +86,13 @@ def close_session(session: Session, parts: Parts) -> None:
     parts.target.close(session.context.request_id)
     if session.drafting != "off":
         parts.drafter.close(session.context)
+
+
+def _controller_state(session: Session, parts: Parts) -> Any:
+    state = parts.controller.init(parts.memory)
+    if isinstance(parts.controller, PromptReader):
+        return parts.controller.read(state, session.context.token_ids)
+    return state
 
 
 def _verified(
@@ -118,7 +126,7 @@ def _learn_costs(records: Sequence[StepRecord], times: StageTimes, parts: Parts)
     if costs is not None and records:
         timing = RoundTiming(
             num_nodes=max(record.num_nodes for record in records),
-            depth=max(record.depth for record in records),
+            depth=max(record.depth if parts.runs_network(record.drafter) else 0 for record in records),
             batch_size=records[0].batch_size,
             context_length=max(record.context_length for record in records),
             draft_s=times.draft_s,
@@ -140,6 +148,7 @@ def _commit(session: Session, draft: Draft[Any], plan: DraftPlan, verdict: Verdi
         token_ids=session.commit([*accepted, verdict.next_token]),
         batch_size=batch_size,
         context_length=length,
+        drafter=draft.drafter,
         **_evidence(draft, verdict),
     )
 

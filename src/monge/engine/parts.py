@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from monge.control.base import AnyController, Memory
 from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedModelError, VocabularyMismatchError
 from monge.core.model import SequenceModel
-from monge.draft.base import AnyDrafter
+from monge.core.selection import Hindsight
+from monge.draft.base import AnyDrafter, DrafterPool
 from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
 
 
@@ -38,6 +40,7 @@ class Parts:
     memory: Memory = field(default_factory=Memory)
 
     def __post_init__(self) -> None:
+        self.memory.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()
         can = self.drafter.capabilities
         reason = unsupported_reason(self.rule, can.proposes, can.max_width)
         if reason is not None:
@@ -63,6 +66,16 @@ class Parts:
     def verifier(self) -> Verifier:
         """The whole-tree form of the rule."""
         return as_verifier(self.rule)
+
+    def hindsight(self, drafter_state: Any) -> tuple[Hindsight, ...]:
+        """What a pool of drafters knows by now about earlier rounds of a request; nothing without a pool, or without state."""
+        if isinstance(self.drafter, DrafterPool) and drafter_state is not None:
+            return self.drafter.hindsight(drafter_state)
+        return ()
+
+    def runs_network(self, name: str | None) -> bool:
+        """Whether the drafter of a round is one whose drafting time belongs in the table of costs; without a pool, all are."""
+        return not self.memory.members or any(one.name == name and one.runs_network for one in self.memory.members)
 
     @property
     def forward_s(self) -> float:

@@ -25,6 +25,7 @@ class GenerationStats:
         decode_s: Seconds of the rounds.
         tokens_per_s: `num_tokens / (prefill_s + decode_s)`.
         engine_efficiency: Seconds inside network forwards / seconds of the rounds.
+        drafters: Which drafter of a pool every round used (`None`: none of them had anything to propose); empty without a pool.
     """
 
     num_tokens: int
@@ -41,6 +42,7 @@ class GenerationStats:
     decode_s: float
     tokens_per_s: float
     engine_efficiency: float
+    drafters: tuple[str | None, ...] = ()
 
     @classmethod
     def of(cls, records: Sequence[StepRecord], *, num_tokens: int, prefill_s: float) -> "GenerationStats":
@@ -61,11 +63,17 @@ class GenerationStats:
             decode_s=decode_s,
             tokens_per_s=num_tokens / (prefill_s + decode_s) if records else 0.0,
             engine_efficiency=engine_efficiency(records) if records else 0.0,
+            drafters=_drafters(records),
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
         return asdict(self)
+
+
+def _drafters(records: Sequence[StepRecord]) -> tuple[str | None, ...]:
+    names = tuple(record.drafter for record in records)
+    return names if any(names) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

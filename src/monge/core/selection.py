@@ -1,0 +1,58 @@
+"""What is known about the drafters of a pool: before a request, and about a round once the text has gone on."""
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A drafter of a pool, as a controller sees it.
+
+    Args:
+        name: What a plan calls it.
+        max_depth: Deepest node it may draft.
+        runs_network: Whether drafting costs forwards. The others are asked in every round what they would have proposed.
+    """
+
+    name: str
+    max_depth: int
+    runs_network: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hindsight:
+    """What a drafter would have had accepted in a round, now that the text behind it is known.
+
+    Args:
+        drafter: Its name in the pool.
+        position: Tokens of the text before the round.
+        num_nodes: Nodes that it would have drafted.
+        factors: Along the text that followed, by depth: 1 where the token was proposed, 0 at the first that was not (the last
+            entry then); for one candidate drawn from a law q, `min(1, q(x)/p(x))`.
+    """
+
+    drafter: str
+    position: int
+    num_nodes: int
+    factors: tuple[float, ...]
+
+    @property
+    def expected_tokens(self) -> float:
+        """Tokens that the round would have committed, the correction or bonus token included."""
+        return expected_length(self.factors)
+
+
+def expected_length(factors: tuple[float, ...]) -> float:
+    """One more than the sum of the products `g_1 .. g_k`.
+
+    With `min(1, q(x_j) / p(x_j))` as g_j on a text x drawn from the target, its mean is the expected length of a round of
+    single-draft verification; with factors that are averaged over x_j it is not, where acceptance depends on earlier tokens.
+    """
+    return 1.0 + math.fsum(accumulate(factors, mul))
+
+
+def sampled_factor(draft_prob: float, target_prob: float) -> float:
+    """`min(1, q(x) / p(x))` of a token x of the text, which has `p(x) > 0`."""
+    return min(1.0, draft_prob / target_prob)

@@ -1,0 +1,253 @@
+"""Pools of drafters: routing, caches that follow, would-be trees, exact text, refusals."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from monge.api import make_parts
+from monge.control.base import Controller, Memory
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError, ProposalMismatchError
+from monge.core.verdict import StepRecord
+from monge.draft.by_name import drafters_in
+from monge.draft.ngram import NgramDrafter
+from monge.draft.none import NoDrafter
+from monge.draft.pool import PoolDrafter
+from monge.engine.batch import decode
+from monge.engine.decoder import Decoder
+from monge.testing.decoding import Case, output_law, target_law
+from monge.testing.oracle import law_error
+from monge.testing.tabular import RandomTable, TabularModel
+
+VOCAB = 5
+POOL = "pool('model', 'ngram', 'suffix', 'none')"
+
+
+class Counting(TabularModel):
+    """Counts the tokens that it reads, prompts included."""
+
+    tokens_read = 0
+
+    def open(self, prefixes: Any) -> None:
+        self.tokens_read += sum(len(prefix) for prefix in prefixes.values())
+        super().open(prefixes)
+
+    def extend(self, blocks: Any) -> Any:
+        self.tokens_read += sum(len(block.token_ids) for block in blocks.values())
+        return super().extend(blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted(Controller[int]):
+    """The listed drafters, round after round."""
+
+    names: tuple[str | None, ...]
+
+    def init(self, memory: Memory) -> int:
+        return 0
+
+    def plan(self, state: int, draws: Draws) -> DraftPlan:
+        return DraftPlan(max_depth=3, drafter=self.names[state % len(self.names)])
+
+    def update(self, state: int, record: StepRecord) -> int:
+        return state + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ByAcceptance(Controller[int]):
+    """Goes on to the next drafter after every rejection: which one drafts depends on what was accepted."""
+
+    names: tuple[str, ...]
+
+    reads = frozenset({"accepted"})
+
+    def init(self, memory: Memory) -> int:
+        return 0
+
+    def plan(self, state: int, draws: Draws) -> DraftPlan:
+        return DraftPlan(max_depth=2, drafter=self.names[state % len(self.names)])
+
+    def update(self, state: int, record: StepRecord) -> int:
+        return state + (record.num_accepted < record.depth or record.depth == 0)
+
+
+def pair(vocab: int = VOCAB) -> tuple[TabularModel, Counting]:
+    """A target and its own laws as a draft model, so that drafts are accepted to any depth."""
+    return TabularModel(RandomTable(vocab, 1), vocab), Counting(RandomTable(vocab, 1), vocab)
+
+
+def small() -> tuple[TabularModel, TabularModel]:
+    """Fresh models for every run of an enumeration."""
+    return TabularModel(RandomTable(3, 11), 3), TabularModel(RandomTable(3, 23), 3)
+
+
+@pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((3, 2), 'iid')", "best_first(4, 3, 3, 3)"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_cache_follows_while_drafters_take_turns(tree: str, temperature: float) -> None:
+    target, draft = pair()
+    names = ("model", "ngram", "ngram", "suffix", "none", None, "model")
+    decoder = Decoder(make_parts(target, draft, drafter=POOL, tree=tree, controller=Scripted(names)))
+    sessions = decoder.sessions([[0, 1], [2]], max_new_tokens=60, temperature=temperature, seed=3, ignore_eos=True)
+    for session in decode(sessions, decoder.parts, max_batch_size=2):
+        wanted = names[(len(session.records) - 1) % len(names)]
+        if session.records[-1].plan.max_depth != 0:
+            assert session.records[-1].drafter == (wanted or "model")
+        if session.finish_reason is None:
+            text = session.context.token_ids
+            read = draft.text(session.context.request_id)
+            assert read == text[: len(read)]
+            _, ngram, suffix, _ = session.drafter_state.states
+            assert len(ngram) == 8 * len(text)
+            assert len(suffix) == len(text)
+    deepest = {name: max(r.num_accepted for s in sessions for r in s.records if r.drafter == name) for name in names if name}
+    assert deepest["model"] >= 2
+    assert deepest["none"] == 0
+
+
+def test_a_draft_model_that_is_not_used_reads_nothing() -> None:
+    target, draft = pair()
+    parts = make_parts(target, draft, drafter=POOL, controller=Scripted(("ngram",)))
+    (result,) = Decoder(parts).generate([(0, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0)
+    assert result.error is None
+    assert draft.tokens_read == 0
+    assert result.stats.drafters == ("ngram",) * result.stats.num_rounds
+
+
+def test_one_batch_may_use_several_drafters() -> None:
+    target, draft = pair()
+    parts = make_parts(target, draft, drafter=POOL, controller=ByAcceptance(("ngram", "suffix", "model")))
+    prompts = [(0, 1, 0, 1), (2, 3), (4,)]
+    together = Decoder(parts, max_batch_size=3).generate(prompts, max_new_tokens=24, temperature=1.0, seed=5)
+    alone = Decoder(parts, max_batch_size=1).generate(prompts, max_new_tokens=24, temperature=1.0, seed=5)
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    assert [one.stats.drafters for one in together] == [one.stats.drafters for one in alone]
+    assert len({name for one in together for name in one.stats.drafters}) == 3
+
+
+def test_without_a_name_the_first_that_proposes_drafts() -> None:
+    target, draft = pair()
+    parts = make_parts(target, draft, drafter="pool('ngram(min_ngram=2)', 'model')")
+    (result,) = Decoder(parts).generate([(0, 1, 2, 3, 4, 0, 1)], max_new_tokens=12, temperature=1.0, seed=0)
+    assert result.stats.drafters[0] == "ngram"
+    assert "model" in result.stats.drafters
+    assert all(record.depth > 0 for record in result.records[:-1])
+
+
+@pytest.mark.parametrize(
+    ("names", "tree"),
+    [
+        (("model", "ngram"), "chain(2)"),
+        (("none", "model"), "chain(2)"),
+        (("none", "model"), "fixed_width((2, 1), 'without_replacement')"),
+    ],
+)
+def test_the_law_is_the_targets_while_acceptance_chooses_the_drafter(names: tuple[str, str], tree: str) -> None:
+    case = Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=3)
+    pool = f"pool{names}"
+
+    def parts() -> Any:
+        return make_parts(*small(), drafter=pool, tree=tree, controller=ByAcceptance(names))
+
+    assert law_error(output_law(parts, case), target_law(small()[0], case)) < 1e-12
+
+
+def test_the_law_is_the_targets_where_the_first_that_proposes_drafts() -> None:
+    case = Case(prompt=(0, 1), horizon=2, max_new_tokens=3)
+
+    def parts() -> Any:
+        return make_parts(*small(), drafter="pool('ngram(2)', 'model')", tree="chain(2)")
+
+    assert law_error(output_law(parts, case), target_law(small()[0], case)) < 1e-12
+
+
+def test_hindsight_comes_for_every_round_once_the_text_decides() -> None:
+    """It equals what the drafters would have proposed, held against the finished text; late, never twice, never dropped."""
+    target, draft = pair(3)
+    parts = make_parts(target, draft, drafter=POOL, controller=Scripted(("model", "none")))
+    prompt = (0, 1, 2, 0, 1)
+    (result,) = Decoder(parts).generate([prompt], max_new_tokens=80, temperature=1.0, seed=1)
+    text, ngram = prompt + result.token_ids, NgramDrafter()
+    seen = {entry.position: entry for record in result.records for entry in record.hindsight if entry.drafter == "ngram"}
+    assert sum(entry.drafter == "ngram" for record in result.records for entry in record.hindsight) == len(seen)
+    starts = [record.context_length for record in result.records]
+    assert [start for start in starts if start + ngram.num_draft_tokens < len(text)] == [
+        start for start in starts if start in seen and start + ngram.num_draft_tokens < len(text)
+    ]
+    late = 0
+    for record in result.records:
+        for entry in (one for one in record.hindsight if one.drafter == "ngram"):
+            late += entry.position < record.context_length
+            assert entry.factors == expected_factors(ngram, text, entry.position)
+    assert late > 0
+    assert any(len(entry.factors) > 1 for entry in seen.values())
+
+
+def expected_factors(ngram: NgramDrafter, text: tuple[int, ...], start: int) -> tuple[float, ...]:
+    for size in range(min(ngram.max_ngram, start - 1), 0, -1):
+        ending = text[start - size : start]
+        for place in range(start - size - 1, -1, -1):
+            if text[place : place + size] == ending:
+                proposed = text[place + size : start][: ngram.num_draft_tokens]
+                factors: list[float] = []
+                for token, real in zip(proposed, text[start:], strict=False):
+                    factors.append(float(token == real))
+                    if token != real:
+                        break
+                return tuple(factors)
+    return ()
+
+
+def test_capabilities_are_the_union() -> None:
+    target, draft = pair()
+    can = make_parts(target, draft, drafter="pool('ngram', 'model')", tree="fixed_width((3, 2), 'iid')").drafter.capabilities
+    assert can.max_width == 3
+    assert can.max_depth == 8
+    assert can.needs_trees
+    assert {kind.__name__ for kind in can.proposes} == {"Iid", "Deterministic"}
+
+
+def test_the_verifier_must_be_exact_for_all() -> None:
+    with pytest.raises(ProposalMismatchError, match="legal here"):
+        make_parts(*pair(), drafter="pool('model', 'suffix')", tree="chain(2)", verifier="single_draft")
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        ("pool('ngram')", {}, "at least two"),
+        ("pool", {}, "at least two"),
+        ("pool('ngram', 'ngram')", {}, "different"),
+        ("pool('ngram', 3)", {}, "at least two"),
+        ("pool('ngram', 'pool(1)')", {}, "cannot be in a pool"),
+        ("pool('ngram', 'sufix')", {}, "did you mean 'suffix'"),
+        ("pool('ngram', 'suffix')", {"tree": "chain(2)"}, "takes no tree"),
+        ("pool('ngram', 'model')", {}, "needs a draft model"),
+    ],
+)
+def test_bad_pools_are_refused(text: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make_parts(pair()[0], drafter=text, **settings)
+
+
+def test_objects_are_checked_too() -> None:
+    with pytest.raises(OptionError, match="at least two"):
+        PoolDrafter(drafters={"ngram": NgramDrafter()})
+    pool = PoolDrafter(drafters={"ngram": NgramDrafter(), "none": NoDrafter()})
+    with pytest.raises(OptionError, match="is a pool itself"):
+        PoolDrafter(drafters={"ngram": NgramDrafter(), "more": pool})
+
+
+def test_equal_names_are_told_apart_by_their_settings() -> None:
+    text = "pool('ngram(max_ngram=2)', 'ngram(max_ngram=5)', 'none')"
+    assert len(drafters_in(text)) == 3
+    members = make_parts(pair()[0], drafter=text).memory.members
+    assert [one.name for one in members] == ["ngram(max_ngram=2)", "ngram(max_ngram=5)", "none"]
+
+
+def test_an_unknown_drafter_in_a_plan_costs_the_speculation_and_says_so() -> None:
+    parts = make_parts(pair()[0], drafter="pool('ngram', 'none')", controller=Scripted(("engram",)))
+    with pytest.warns(UserWarning, match="did you mean 'ngram'"):
+        (result,) = Decoder(parts).generate([(0, 1)], max_new_tokens=4, temperature=1.0, seed=0)
+    assert len(result.token_ids) == 4
