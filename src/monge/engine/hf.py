@@ -246,7 +246,10 @@ def tree_obstacle(model: PreTrainedModel) -> str | None:
 def output_logits(model: PreTrainedModel, states: Tensor) -> Tensor:
     """What the network makes of last hidden states: its output layer, with the scale and the cap that some families add."""
     config = model.config.get_text_config()
-    logits = model.get_output_embeddings()(states)
+    output_layer = model.get_output_embeddings()
+    if output_layer is None:
+        raise UnsupportedModelError(f"{type(model).__name__} has no output layer, so its hidden states give no logits")
+    logits = output_layer(states)
     logits = logits * float(getattr(config, "logit_scale", None) or 1.0)
     logits = logits / float(getattr(config, "logits_scaling", None) or 1.0)
     cap = getattr(config, "final_logit_softcapping", None)

@@ -1,7 +1,6 @@
 """List-level coupling: target and drafter run the same race of clocks, and the text depends on the seed alone."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -49,7 +48,7 @@ class Gumbel(Verifier):
     num_drafts: int = 1
 
     accepts = frozenset[type[Proposal]](TargetWalk.accepts)
-    is_enumerable: ClassVar[bool] = False
+    is_enumerable = False
 
     def __post_init__(self) -> None:
         if self.num_drafts < 1:
