@@ -10,7 +10,7 @@ from monge.bench.named_arms import named_arm, with_named
 from monge.bench.report import arm_record, slowest_adaptive
 from monge.bench.runner import Settings, measure
 from monge.bench.tasks import Prompt, interleaved, shipped
-from monge.control.registry import CONTROLLERS
+from monge.control.windows import WINDOWS
 from monge.core.errors import OptionError
 
 
@@ -96,7 +96,7 @@ def test_arm_that_cannot_be_prepared_has_no_numbers(measurements):
 
 def test_controllers_choice_holds_every_controller(tiny_pair):
     names = {arm.name for arm in Choice(controllers=True).arms(tiny_pair)}
-    assert {f"monge {name}" for name in CONTROLLERS if name != "fixed"} < names
+    assert {f"monge {name}" for name in WINDOWS if name != "fixed"} < names
     assert {"monge", "monge none", "monge window 1", "monge window 8"} < names
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from monge.api import make_parts
 from monge.control.base import Controller, CostModel, Memory
-from monge.control.registry import CONTROLLERS
+from monge.control.windows import WINDOWS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.proposal import Iid, WithoutReplacement
@@ -71,14 +71,14 @@ def error(case: Case, **settings: Any) -> float:
     return law_error(output_law(lambda: parts(**settings), case), target_law(models()[0], case))
 
 
-@pytest.mark.parametrize("text", [text for name in CONTROLLERS for text in SETTINGS.get(name, (name,))])
+@pytest.mark.parametrize("text", [text for name in WINDOWS for text in SETTINGS.get(name, (name,))])
 def test_every_controller(text: str) -> None:
     """Over two rounds at least, the second planned from what the first accepted."""
     assert error(Case(horizon=2, max_new_tokens=3), controller=text, tree="chain(2)") < 1e-12
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [text for name in CONTROLLERS for text in SETTINGS.get(name, (name,))])
+@pytest.mark.parametrize("text", [text for name in WINDOWS for text in SETTINGS.get(name, (name,))])
 @pytest.mark.parametrize("tree", ["chain(2)", "best_first(3, 2, 2, 2)"])
 def test_every_controller_over_more_rounds(text: str, tree: str) -> None:
     assert error(Case(horizon=3, max_new_tokens=3), controller=text, tree=tree) < 1e-12

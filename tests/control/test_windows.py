@@ -10,8 +10,8 @@ from monge.control.base import Memory
 from monge.control.cached_fsm import CachedFsm
 from monge.control.confidence_threshold import ConfidenceThreshold, best_threshold
 from monge.control.fsm import Fsm
-from monge.control.registry import CONTROLLERS
 from monge.control.transformers_heuristic import TransformersHeuristic
+from monge.control.windows import WINDOWS
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
 from tests.control.scripts import chain_round, memory_of, windows
@@ -94,10 +94,10 @@ def test_threshold_zero_never_stops() -> None:
     assert state.threshold == 0.0
 
 
-@pytest.mark.parametrize("name", CONTROLLERS)
+@pytest.mark.parametrize("name", WINDOWS)
 def test_states_are_values(name: str) -> None:
     """Planning twice plans the same: state goes in and comes back, and nothing else moves."""
-    controller = CONTROLLERS.make(name)
+    controller = WINDOWS.make(name)
     state = controller.init(memory_of())
     for accepted in (2, 0, 1, 3, 0, 0):
         plan = controller.plan(state, TapeDraws([0.999] * 10))
@@ -106,10 +106,10 @@ def test_states_are_values(name: str) -> None:
         state = controller.update(state, chain_round(window, min(accepted, window), plan=plan))
 
 
-@pytest.mark.parametrize("name", [name for name in CONTROLLERS if "costs" in CONTROLLERS[name].reads])
+@pytest.mark.parametrize("name", [name for name in WINDOWS if "costs" in WINDOWS[name].reads])
 def test_costs_are_asked_for(name: str) -> None:
     with pytest.raises(OptionError, match=f"'{name}' needs costs"):
-        CONTROLLERS.make(name).init(Memory())
+        WINDOWS.make(name).init(Memory())
 
 
 @pytest.mark.parametrize(
@@ -132,4 +132,4 @@ def test_costs_are_asked_for(name: str) -> None:
 )
 def test_impossible_settings(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        CONTROLLERS.parse(text)
+        WINDOWS.parse(text)

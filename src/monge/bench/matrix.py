@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from monge.bench.arms import Arm, Call, HostArm, MongeArm, Pair, TokenIds, synchronize
 from monge.bench.statistics import Summary
-from monge.control.registry import CONTROLLERS
+from monge.control.windows import WINDOWS as WINDOW_CONTROLLERS
 from monge.core.proposal import Deterministic
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
@@ -66,7 +66,9 @@ def controller_arms(pair: Pair) -> list[Arm]:
     arms: list[Arm] = [first, plain]
     if pair.draft is not None:
         arms += [MongeArm(name=f"monge window {depth}", settings={"tree": f"chain({depth})"}) for depth in WINDOWS]
-    return arms + [MongeArm(name=f"monge {name}", settings={"controller": name}) for name in CONTROLLERS if name != "fixed"]
+    return arms + [
+        MongeArm(name=f"monge {name}", settings={"controller": name}) for name in WINDOW_CONTROLLERS if name != "fixed"
+    ]
 
 
 def legal_pairs(trees: Sequence[str]) -> Iterator[tuple[str, str]]:

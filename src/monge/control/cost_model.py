@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any, Final
 
 from monge.core.errors import OptionError
@@ -92,6 +93,12 @@ class CostModel:
         """Seconds of a round whose plan has some depth; 0 is plain decoding."""
         verify = self.verify_s(self.nodes_at(depth), batch_size, context_length)
         return verify + (self.draft_s(depth, batch_size) if depth else 0.0)
+
+    def without_drafting(self) -> "CostModel":
+        """The same table, later corrections included, for chains whose drafting costs nothing."""
+        free = copy(self)
+        free._draft, free.nodes = {1: {0: 0.0}}, ()
+        return free
 
     def observe(self, timing: RoundTiming) -> None:
         """Correct the table by one measured round; times that are no positive numbers are ignored."""

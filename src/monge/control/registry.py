@@ -3,26 +3,11 @@
 from typing import Final
 
 from monge.control.base import AnyController
-from monge.control.cached_fsm import CachedFsm
-from monge.control.confidence_threshold import ConfidenceThreshold
-from monge.control.fixed import Fixed
-from monge.control.fsm import Fsm
-from monge.control.on_the_fly import OnTheFly
-from monge.control.price import Price
-from monge.control.q_learning import QLearning
-from monge.control.transformers_heuristic import TransformersHeuristic
+from monge.control.hedge import Hedge
+from monge.control.linear_selection import LinearSelection
+from monge.control.windows import WINDOWS
 from monge.core.registry import Registry
 
 CONTROLLERS: Final[Registry[AnyController]] = Registry(
-    "controller",
-    {
-        "fixed": Fixed,
-        "price": Price,
-        "on_the_fly": OnTheFly,
-        "fsm": Fsm,
-        "cached_fsm": CachedFsm,
-        "q_learning": QLearning,
-        "transformers_heuristic": TransformersHeuristic,
-        "confidence_threshold": ConfidenceThreshold,
-    },
+    "controller", {**WINDOWS, "hedge": Hedge, "linear_selection": LinearSelection}
 )

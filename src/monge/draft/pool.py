@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Final
 
 from monge.core.context import Context, DraftPlan
@@ -208,7 +209,8 @@ def _outcome(place: int, context: Context, state: PoolState, verdict: Verdict) -
 
 
 def _followed(context: Context, state: PoolState, states: tuple[Any, ...]) -> PoolState:
-    """The state after the commit: earlier would-be trees have been walked on, those that are decided handed over in order."""
+    """The state after the commit: earlier would-be trees have been walked on, decided ones handed over in order."""
     walked = [one.after(context.token_ids) for one in state.watched]
-    decided = tuple(entry for one in walked if one.is_decided for entry in one.hindsight())
-    return PoolState(states, watched=tuple(one for one in walked if not one.is_decided), hindsight=decided)
+    decided = list(takewhile(lambda one: one.is_decided, walked))
+    hindsight = tuple(entry for one in decided for entry in one.hindsight())
+    return PoolState(states, watched=tuple(walked[len(decided) :]), hindsight=hindsight)

@@ -1,0 +1,204 @@
+"""Which drafter of a pool drafts, by what each would have gained in the rounds so far."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from monge.control.ada_hedge import AdaHedge
+from monge.control.arms import Arms
+from monge.control.base import AnyController, Controller, Memory, check_share
+from monge.control.windows import WINDOWS
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.selection import Hindsight
+from monge.core.verdict import StepRecord
+
+_RATE_KEEP = 0.95
+"""Weight that a round keeps with every later one in the running speed, the price of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Mean tokens and seconds of the rounds that an alternative drafted, old rounds counting less."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    weight: float = 0.0
+
+    def update(self, tokens: float, seconds: float, keep: float) -> "Average":
+        """The mean with one more round."""
+        weight = keep * self.weight + 1.0
+        return Average(self.tokens + (tokens - self.tokens) / weight, self.seconds + (seconds - self.seconds) / weight, weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A round whose text has not decided yet what other drafters would have gained.
+
+    Args:
+        position: Tokens of the text before it.
+        chosen: The drafter that was used.
+        prob: The probability with which it was chosen.
+        price: Price of a second when it was planned.
+        tokens: Tokens that it verified.
+        seconds: Predicted seconds that it took.
+    """
+
+    position: int
+    chosen: int
+    prob: float
+    price: float
+    tokens: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeState:
+    """State of one request.
+
+    Args:
+        arms: The drafters.
+        weights: Their weights.
+        inner: States of their window controllers.
+        averages: What each gained where it drafted.
+        awaited: Rounds that are not settled, in order.
+        tokens: Tokens of the last rounds, the latest counting most.
+        seconds: Their predicted seconds.
+    """
+
+    arms: Arms
+    weights: AdaHedge
+    inner: tuple[Any, ...]
+    averages: tuple[Average, ...]
+    awaited: tuple[Awaited, ...] = ()
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hedge(Controller[HedgeState]):
+    """Choose the drafter of each round with weights that follow what every drafter would have gained.
+
+    The gain of a round is its tokens less the price of its predicted seconds, with the running speed as the price (and at least
+    that of plain decoding): the drafter of largest gain is the one of most tokens per second, whatever its acceptance.
+    *Full information* about drafters that run no network: what they would have had accepted in every round is read off the
+    text, as soon as that has decided, in the rounds' order. *Bandit feedback* about drafters with a network: only rounds that
+    they drafted count, as `m + (gain - m) / P` with their average gain m so far and the probability P of choosing them, and
+    as m where another drafted; that is without bias. `explore` keeps P away from zero. Each drafter has a window controller
+    of its own.
+
+    Args:
+        inner: The controller that plans how much the chosen drafter drafts.
+        explore: Share of the rounds that is spread over the drafters with a network, if there are any.
+        keep: Weight that a round keeps with every later one; 1 never forgets, and then AdaHedge's bound on the regret holds.
+
+    Reference:
+        HedgeSpec, arXiv 2510.20064; the weights: de Rooij et al., JMLR 15, 2014. Price and bandit feedback are our design.
+    """
+
+    inner: str = "on_the_fly"
+    explore: float | int = 0.05
+    keep: float | int = 0.98
+
+    reads = frozenset({"accepted", "tokens", "confidence", "costs", "notes"})
+
+    def __post_init__(self) -> None:
+        check_share("hedge", explore=self.explore, keep=self.keep)
+        if self.keep == 0.0:
+            raise OptionError("hedge: keep must be larger than 0; got 0")
+        self.windows()
+
+    def init(self, memory: Memory) -> HedgeState:
+        arms, windows = Arms.of(memory, "hedge"), self.windows()
+        count = len(arms.members)
+        return HedgeState(
+            arms, AdaHedge((0.0,) * count), tuple(windows.init(own) for own in arms.memories), (Average(),) * count
+        )
+
+    def plan(self, state: HedgeState, draws: Draws) -> DraftPlan:
+        possible = [(arm, prob) for arm, prob in enumerate(self.probs(state)) if prob > 0.0]
+        left = 1.0
+        for arm, prob in possible[:-1]:
+            if draws.bernoulli(min(1.0, prob / left)):
+                return self.plan_of(state, arm, draws)
+            left -= prob
+        return self.plan_of(state, possible[-1][0], draws)
+
+    def update(self, state: HedgeState, record: StepRecord) -> HedgeState:
+        return self.learn(state, record, self.probs(state))
+
+    def windows(self) -> AnyController:
+        """The window controller."""
+        return WINDOWS.parse(self.inner)
+
+    def probs(self, state: HedgeState) -> tuple[float, ...]:
+        """The probability of every drafter in the coming round."""
+        networks = sum(member.runs_network for member in state.arms.members)
+        share = self.explore if networks else 0.0
+        return tuple(
+            (1.0 - share) * weight + (share / networks if member.runs_network else 0.0)
+            for weight, member in zip(state.weights.weights, state.arms.members, strict=True)
+        )
+
+    def plan_of(self, state: HedgeState, arm: int, draws: Draws) -> DraftPlan:
+        """The plan of a drafter's window controller, for that drafter."""
+        return replace(self.windows().plan(state.inner[arm], draws), drafter=state.arms.names[arm])
+
+    def learn(self, state: HedgeState, record: StepRecord, probs: Sequence[float]) -> HedgeState:
+        """The state after a round whose drafter was chosen with these probabilities."""
+        if record.drafter not in state.arms.names:
+            return state  # the drafter has failed, and the request is decoded plainly
+        state.arms.follow()
+        chosen = state.arms.names.index(record.drafter)
+        seconds = state.arms.seconds(chosen, record.num_nodes, max(record.depth, record.levels_read), record.context_length)
+        tokens = record.num_accepted + 1.0
+        inner = list(state.inner)
+        inner[chosen] = self.windows().update(inner[chosen], record)
+        plain = state.arms.seconds(chosen, 0, 0, record.context_length)
+        price = max(state.tokens / state.seconds if state.seconds else 0.0, 1.0 / plain)
+        waiting = Awaited(record.context_length, chosen, probs[chosen], price, tokens, seconds)
+        state = replace(
+            state,
+            inner=tuple(inner),
+            awaited=(*state.awaited, waiting),
+            tokens=_RATE_KEEP * state.tokens + tokens,
+            seconds=_RATE_KEEP * state.seconds + seconds,
+        )
+        return self._settled(state, record.hindsight)
+
+    def _settled(self, state: HedgeState, entries: Sequence[Hindsight]) -> HedgeState:
+        """The state after the rounds that are decided by now."""
+        by_position: dict[int, dict[str, Hindsight]] = {}
+        for entry in entries:
+            by_position.setdefault(entry.position, {})[entry.drafter] = entry
+        waits = any(not member.runs_network for member in state.arms.members)
+        for one in state.awaited:
+            if not waits or one.position in by_position:
+                gains = self._gains(state, one, by_position.get(one.position, {}))
+                averages = list(state.averages)
+                averages[one.chosen] = averages[one.chosen].update(one.tokens, one.seconds, float(self.keep))
+                state = replace(
+                    state,
+                    weights=state.weights.update([-gain for gain in gains], self.keep),
+                    averages=tuple(averages),
+                    awaited=tuple(other for other in state.awaited if other is not one),
+                )
+        return state
+
+    def _gains(self, state: HedgeState, one: Awaited, seen: dict[str, Hindsight]) -> list[float]:
+        """What every drafter gained in a round, or an estimate of it without bias."""
+        # Price and averages are those before the round, so that the estimate is right on average given the past.
+        gains: list[float] = []
+        for arm, member in enumerate(state.arms.members):
+            if member.name in seen:
+                entry = seen[member.name]
+                seconds = state.arms.seconds(arm, entry.num_nodes, 0, one.position)
+                gains.append(entry.expected_tokens - one.price * seconds)
+                continue
+            average = state.averages[arm]
+            gain = average.tokens - one.price * average.seconds
+            if one.chosen == arm:
+                gain += (one.tokens - one.price * one.seconds - gain) / one.prob
+            gains.append(gain)
+        return gains

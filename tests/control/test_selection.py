@@ -1,0 +1,309 @@
+"""Choosing between drafters: weights, price, delayed and partial feedback, the linear model, and the law of the text."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+
+from monge.api import make_parts
+from monge.control.ada_hedge import AdaHedge
+from monge.control.base import CostModel, Memory
+from monge.control.hedge import Hedge, HedgeState
+from monge.control.linear_selection import LinearSelection, prompt_features
+from monge.control.ridge import Ridge
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws, TapeDraws
+from monge.core.errors import OptionError
+from monge.core.model import NodeBlock
+from monge.core.selection import Hindsight, Member, expected_length, sampled_factor
+from monge.engine.decoder import Decoder
+from monge.testing.decoding import Case, output_law, target_law
+from monge.testing.oracle import exact_law, law_error
+from monge.testing.tabular import RandomTable, TabularModel
+from tests.control.scripts import chain_round
+
+LOOKUP = Member(name="ngram", max_depth=4, runs_network=False)
+NOTHING = Member(name="none", max_depth=0, runs_network=False)
+SMALL = Member(name="small", max_depth=4, runs_network=True)
+LARGE = Member(name="large", max_depth=4, runs_network=True)
+SELECTORS = ("hedge(inner='fixed', keep=0.5, explore=0.4)", "linear_selection(inner='fixed', opening=1, keep=0.5, explore=0.4)")
+
+
+def memory_of(*members: Member, draft: float = 0.2) -> Memory:
+    return Memory(CostModel.linear(plain=1.0, node=0.1, draft=draft), members=members)
+
+
+def seen(drafter: str, position: int, *factors: float, num_nodes: int = 4) -> Hindsight:
+    return Hindsight(drafter=drafter, position=position, num_nodes=num_nodes, factors=factors)
+
+
+def round_of(drafter: str, position: int, accepted: int, window: int, *hindsight: Hindsight) -> Any:
+    plan = DraftPlan(max_depth=window, drafter=drafter)
+    return chain_round(window, accepted, plan=plan, drafter=drafter, context_length=position, hindsight=hindsight)
+
+
+# Weights.
+
+
+@pytest.mark.parametrize("pattern", ["one is best", "alternating", "the best changes"])
+def test_regret_stays_below_the_bound(pattern: str) -> None:
+    """Synthetic drafters with losses in [0, 1]: de Rooij et al., Theorem 8, with V <= T / 4."""
+    rounds, weights, spent = 400, AdaHedge((0.0, 0.0, 0.0)), 0.0
+    sums = [0.0, 0.0, 0.0]
+    for number in range(rounds):
+        losses = {
+            "one is best": (0.5, 0.4 + 0.2 * (number % 2), 0.9),
+            "alternating": (float(number % 2), float((number + 1) % 2), 0.5),
+            "the best changes": (float(number >= 200), float(number < 200), 0.6),
+        }[pattern]
+        spent += math.fsum(weight * loss for weight, loss in zip(weights.weights, losses, strict=True))
+        sums = [total + loss for total, loss in zip(sums, losses, strict=True)]
+        weights = weights.update(losses)
+        assert math.isclose(sum(weights.weights), 1.0)
+    bound = math.sqrt(rounds * math.log(3)) + 4 / 3 * math.log(3) + 2
+    assert spent - min(sums) <= bound
+    assert bound < 0.1 * rounds + 5  # the bound says something
+
+
+def test_forgetting_follows_a_change() -> None:
+    weights = AdaHedge((0.0, 0.0))
+    for number in range(300):
+        weights = weights.update((1.0, 0.0) if number < 200 else (0.0, 1.0), 0.95)
+    assert weights.weights[0] > 0.9
+
+
+# Estimates.
+
+
+def test_the_factor_is_unbiased_on_the_text_and_averaged_factors_are_not() -> None:
+    """Length of a round of single-draft verification, against the mean of `expected_length` over texts of the target."""
+    target, draft = TabularModel(RandomTable(3, 5), 3), TabularModel(RandomTable(3, 8), 3)
+    texts = [(), *((token,) for token in range(3))]
+    p, q = ({text: law_at(model, text) for text in texts} for model in (target, draft))
+    overlaps = {text: sum(map(min, p[text], q[text])) for text in p}
+    true = 1.0 + sum(min(p[()][x], q[()][x]) * (1.0 + overlaps[x,]) for x in range(3))
+    estimated = averaged = 0.0
+    for x, y in itertools.product(range(3), repeat=2):
+        weight = p[()][x] * p[x,][y]
+        factors = (sampled_factor(q[()][x], p[()][x]), sampled_factor(q[x,][y], p[x,][y]))
+        estimated += weight * expected_length(factors)
+        averaged += weight * expected_length((overlaps[()], overlaps[x,]))
+    assert abs(estimated - true) < 1e-12
+    assert abs(averaged - true) > 1e-3
+
+
+def law_at(model: TabularModel, text: tuple[int, ...]) -> list[float]:
+    fresh = TabularModel(model.table, model.vocab_size)
+    fresh.open({0: text})
+    return fresh.extend({0: NodeBlock.chain((0,))})[0][0].softmax(-1).tolist()
+
+
+def test_bandit_feedback_is_unbiased() -> None:
+    """Over the drafter's choice and the outcome, the estimate of every drafter's gain has the true mean, not its average."""
+    hedge = Hedge(inner="fixed", explore=0.3)
+    state = hedge.init(memory_of(SMALL, LARGE))
+    for number, (name, accepted) in enumerate([("small", 1), ("large", 3), ("small", 0)]):
+        state = hedge.update(state, round_of(name, 10 + number, accepted, 4))
+    price, chance = state.tokens / state.seconds, {"small": 0.3, "large": 0.8}
+
+    def gains(draws: Draws) -> tuple[float, ...]:
+        name = str(hedge.plan(state, draws).drafter)
+        accepted = 4 if draws.bernoulli(chance[name]) else 1
+        after = hedge.update(state, round_of(name, 50, accepted, 4))
+        return tuple(hedge.keep * old - new for new, old in zip(after.weights.losses, state.weights.losses, strict=True))
+
+    law = exact_law(gains)
+    for arm, name in enumerate(("small", "large")):
+        true = 5.0 * chance[name] + 2.0 * (1.0 - chance[name]) - max(price, 1.0) * (1.4 + 0.8)
+        assert sum(weight * outcome[arm] for outcome, weight in law.items()) == pytest.approx(true, abs=1e-12)
+        average = state.averages[arm]
+        assert abs(average.tokens - max(price, 1.0) * average.seconds - true) > 0.1
+
+
+# Choice.
+
+
+def settle(hedge: Hedge, state: HedgeState, rounds: int, chosen: str, accepted: int, factors: tuple[float, ...]) -> HedgeState:
+    for number in range(rounds):
+        position = 10 + 5 * number
+        found = (seen("ngram", position, *factors, num_nodes=len(factors)), seen("none", position, num_nodes=0))
+        state = hedge.update(state, round_of(chosen, position, accepted, 4, *found))
+    return state
+
+
+def test_full_information_finds_a_drafter_that_was_never_used() -> None:
+    hedge = Hedge(inner="fixed", explore=0.0)
+    state = settle(hedge, hedge.init(memory_of(NOTHING, LOOKUP)), 12, "none", 0, (1.0, 1.0, 1.0, 1.0))
+    assert hedge.probs(state)[1] > 0.9
+
+
+def test_a_lookup_that_finds_nothing_costs_nothing_and_one_that_errs_is_left() -> None:
+    hedge = Hedge(inner="fixed", explore=0.0)
+    start = hedge.init(memory_of(NOTHING, LOOKUP))
+    assert hedge.probs(settle(hedge, start, 12, "none", 0, ()))[1] == pytest.approx(0.5)
+    wrong = [seen("ngram", 10, 0.0), seen("none", 10, num_nodes=0)]
+    for number in range(12):
+        start = hedge.update(start, round_of("none", 10 + number, 0, 0, *wrong))
+        wrong = [seen("ngram", 11 + number, 0.0), seen("none", 11 + number, num_nodes=0)]
+    assert hedge.probs(start)[1] < 0.1
+
+
+@pytest.mark.parametrize("count", ["every token", "accepted tokens"])
+def test_seconds_decide_where_the_published_inequality_errs(count: str) -> None:
+    """Window 4, small (draft .3, acceptance .3), large (draft .4, acceptance .5): the large one is faster, by either count.
+
+    `dn > L dc / drho` would refuse it; predicted seconds per token do not.
+    """
+    gamma, plans = 4, {"small": (0.3, 0.3), "large": (0.4, 0.5)}
+
+    def seconds(cost: float, rho: float) -> float:
+        tokens = sum(rho**k for k in range(gamma + 1))
+        if count == "accepted tokens":  # the paper's: L tokens take L / (gamma rho + 1) rounds and L / rho drafts
+            return 1.0 / (gamma * rho + 1.0) + cost / rho
+        return (1.0 + cost * gamma) / tokens
+
+    times = {name: seconds(*plan) for name, plan in plans.items()}
+    assert times["large"] < times["small"]
+    (c_small, rho_small), (c_large, rho_large) = plans.values()
+    rounds_saved = 1.0 / (gamma * rho_small + 1.0) - 1.0 / (gamma * rho_large + 1.0)
+    assert not rounds_saved > (c_large - c_small) / (rho_large - rho_small)
+    assert rounds_saved > c_large / rho_large - c_small / rho_small
+
+
+def test_a_drafter_that_accepts_more_and_takes_longer_is_left() -> None:
+    hedge = Hedge(inner="fixed", explore=0.1)
+    dear = memory_of(SMALL, NOTHING, draft=2.0)
+    cheap = memory_of(SMALL, NOTHING, draft=0.05)
+    probs = []
+    for memory in (dear, cheap):
+        state = hedge.init(memory)
+        for number in range(40):
+            chosen = "small" if number % 4 == 0 else "none"
+            found = seen("none", 10 + number, num_nodes=0)
+            state = hedge.update(
+                state, round_of(chosen, 10 + number, 2 if chosen == "small" else 0, 4 if chosen == "small" else 0, found)
+            )
+        probs.append(hedge.probs(state)[0])
+    assert probs[0] < 0.2
+    assert probs[1] > 0.8
+
+
+def test_late_feedback_is_settled_in_order_and_not_dropped() -> None:
+    hedge = Hedge(inner="fixed", explore=0.0)
+    state = hedge.init(memory_of(NOTHING, LOOKUP))
+    for position in (10, 11, 12):
+        state = hedge.update(state, round_of("none", position, 0, 0))
+    assert [one.position for one in state.awaited] == [10, 11, 12]
+    assert state.weights == AdaHedge((0.0, 0.0))
+    late = [seen(name, position, *((1.0,) if name == "ngram" else ())) for position in (10, 11) for name in ("ngram", "none")]
+    state = hedge.update(state, round_of("none", 13, 0, 0, *late))
+    assert [one.position for one in state.awaited] == [12, 13]
+    assert state.weights.losses[1] < state.weights.losses[0]
+
+
+def test_a_request_whose_drafter_failed_goes_on() -> None:
+    hedge = Hedge(inner="fixed")
+    state = hedge.init(memory_of(NOTHING, LOOKUP))
+    assert hedge.update(state, chain_round(0, 0, context_length=10)) == state
+
+
+# The linear model.
+
+
+def test_recursive_ridge_equals_the_solution_of_the_normal_equations() -> None:
+    import torch
+
+    examples = [((1.0, 0.5 * k, float(k % 3)), 0.3 * k - 1.0, 1.0 + k % 2) for k in range(12)]
+    ridge = Ridge.empty(3, 2.0)
+    for features, value, weight in examples:
+        ridge = ridge.update(features, value, weight)
+    x = torch.tensor([one[0] for one in examples], dtype=torch.float64)
+    y, w = (torch.tensor([one[place] for one in examples], dtype=torch.float64) for place in (1, 2))
+    matrix = 2.0 * torch.eye(3, dtype=torch.float64) + x.T @ (w[:, None] * x)
+    assert ridge.coefficients == pytest.approx(torch.linalg.solve(matrix, x.T @ (w * y)).tolist())
+    at = torch.tensor((1.0, 2.0, 0.0), dtype=torch.float64)
+    assert ridge.width((1.0, 2.0, 0.0)) == pytest.approx(float((at @ matrix.inverse() @ at).sqrt()))
+
+
+def test_features_of_prompts() -> None:
+    assert prompt_features((7,)) == (1.0, math.log(2) / 8, 0.0, 0.0)
+    assert prompt_features((1, 2, 1, 2, 1, 2))[2] == pytest.approx(3 / 5)
+    assert prompt_features((1, 2, 1, 2, 1, 2))[3] == pytest.approx(1 / 3)
+
+
+def test_the_prompt_chooses_who_begins() -> None:
+    """Lookups that worked on repetitive prompts, and failed on others, begin on repetitive prompts only."""
+    memory, selection = memory_of(LOOKUP, SMALL), LinearSelection(inner="fixed", bonus=0.0, opening=4)
+    repetitive, free = (1, 2, 3, 4) * 8, tuple(range(32))
+    for number in range(60):
+        prompt, works = ((repetitive, True), (free, False))[number % 2]
+        state = selection.read(selection.init(memory), prompt)
+        for step in range(8):
+            found = seen("ngram", 40 + step, *((1.0,) * 4 if works else (0.0,)))
+            name = str(selection.plan(state, TapeDraws([0.5, 0.5])).drafter)
+            accepted = 2 if name == "small" else 4 * works
+            state = selection.update(state, round_of(name, 40 + step, accepted, 4, found))
+    begins = [selection.read(selection.init(memory), prompt).choice for prompt in (repetitive, free)]
+    assert begins == [0, 1]
+    state = selection.read(selection.init(memory), repetitive)
+    assert selection.plan(state, TapeDraws([])).drafter == "ngram"  # certain: the opening draws nothing
+    for step in range(4):
+        state = selection.update(state, round_of("ngram", 40 + step, 0, 4, seen("ngram", 40 + step, 0.0)))
+    assert state.opening_left == 0
+    assert 0.0 < selection.hedge().probs(state.hedge)[1] < 1.0
+
+
+# In the loop.
+
+
+@pytest.mark.parametrize("controller", SELECTORS)
+@pytest.mark.parametrize("pool", ["pool('model', 'ngram')", "pool('none', 'model')"])
+def test_the_law_is_the_targets(controller: str, pool: str) -> None:
+    """All draws enumerated, those of the selection too, over rounds whose drafter depends on what was accepted."""
+    case = Case(prompt=(0, 1, 0), horizon=3, max_new_tokens=3)
+
+    def parts() -> Any:
+        models = TabularModel(RandomTable(2, 11), 2), TabularModel(RandomTable(2, 23), 2)
+        costs = CostModel.linear(plain=1.0, node=0.1, draft=0.2)
+        return make_parts(*models, drafter=pool, tree="chain(1)", controller=controller, costs=costs)
+
+    assert law_error(output_law(parts, case), target_law(TabularModel(RandomTable(2, 11), 2), case)) < 1e-12
+
+
+@pytest.mark.parametrize("controller", ["hedge", "linear_selection"])
+def test_by_name_with_measured_choice(controller: str) -> None:
+    """A draft model that equals the target and costs next to nothing takes over; the text stays that of plain decoding."""
+    target, draft = TabularModel(RandomTable(5, 1), 5), TabularModel(RandomTable(5, 1), 5)
+    costs = CostModel.linear(plain=1.0, node=0.01, draft=0.01)
+    parts = make_parts(target, draft, drafter="pool('none', 'ngram', 'model')", controller=controller, costs=costs)
+    results = Decoder(parts, max_batch_size=2).generate([(0, 1), (3,)], max_new_tokens=150, temperature=0.0, seed=2)
+    plain = make_parts(TabularModel(RandomTable(5, 1), 5), drafter="none")
+    assert [one.token_ids for one in results] == [
+        one.token_ids for one in Decoder(plain).generate([(0, 1), (3,)], max_new_tokens=150, temperature=0.0, seed=2)
+    ]
+    assert all(name is not None for one in results for name in one.stats.drafters)
+    assert max(one.stats.block_efficiency for one in results) > 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hedge(explore=1.5)", "explore must lie"),
+        ("hedge(keep=0)", "larger than 0"),
+        ("hedge(inner='hedge')", "unknown controller 'hedge'"),
+        ("hedge(inner='fsm(fist=1)')", "did you mean 'first'"),
+        ("linear_selection(opening=0)", "opening >= 1"),
+        ("linear_selection(ridge=0)", "ridge > 0"),
+    ],
+)
+def test_bad_settings_are_refused(text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make_parts(TabularModel(RandomTable(5, 1), 5), drafter="pool('ngram', 'none')", controller=text)
+
+
+def test_there_must_be_something_to_choose_from() -> None:
+    costs = CostModel.linear(plain=1.0, node=0.1, draft=0.2)
+    parts = make_parts(TabularModel(RandomTable(5, 1), 5), drafter="ngram", controller="hedge", costs=costs)
+    with pytest.raises(OptionError, match="chooses between drafters"):
+        Decoder(parts).generate([(0,)], max_new_tokens=2, temperature=0.0, seed=0)
