@@ -119,8 +119,6 @@ def acceptance(name: str, target: Law, proposal: Proposal) -> Acceptance:
         proposal: Candidates for which it is exact.
     """
     rule = VERIFIERS.make(name)
-    if isinstance(proposal, SharedClocks) and rule.is_enumerable:
-        proposal = Iid(proposal.law, proposal.width)  # what the races are to a rule that has no part in them
     if rule.is_enumerable and num_tuples(proposal) * target.sparse().probs.numel() <= MAX_ENUMERATED:
         try:
             masses = accepted_masses(rule, target, proposal)
@@ -137,6 +135,8 @@ def acceptance(name: str, target: Law, proposal: Proposal) -> Acceptance:
 
 def accepted_masses(rule: Rule, target: Law, proposal: Proposal) -> dict[int, float]:
     """P(the rule accepts this candidate) for every token, by enumeration of draws and decisions."""
+    if isinstance(proposal, SharedClocks):
+        proposal = Iid(proposal.law, proposal.width)  # what the races are to a rule that has no part in them
 
     def accepted(draws: Draws) -> int:
         offers = proposal.draw(draws)
@@ -156,7 +156,7 @@ def num_tuples(proposal: Proposal) -> float:
     match proposal:
         case Deterministic():
             count = 1.0
-        case Iid() | Mixed():
+        case Iid() | Mixed() | SharedClocks():
             count = float(proposal.law.sparse().probs.numel()) ** proposal.width
         case WithoutReplacement():
             support = proposal.law.sparse().probs.numel()
