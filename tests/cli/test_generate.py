@@ -93,6 +93,29 @@ def test_verbose_says_what_runs_on_standard_error(generate, expected):
     assert "engine efficiency" in result.stderr
 
 
+def test_trace(generate, tmp_path, expected):
+    numbers, plot = tmp_path / "rounds.json", tmp_path / "rounds.png"
+    arguments = ["--max-new-tokens", 12, "--controller", "price", "--costs", tmp_path, "--trace", numbers, "--trace", plot]
+    result = generate(PROMPT, *arguments, "--verbose")
+    assert result.stdout == expected.text + "\n"
+    (completion,) = json.loads(numbers.read_text())["completions"]
+    assert sum(entry["tokens"] for entry in completion["rounds"]) == 12
+    assert {"window", "depth", "nodes", "accepted", "price", "survival"} <= set(completion["rounds"][0])
+    assert sum(completion["stats"]["acceptance_histogram"]) == len(completion["rounds"])
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "rounds by drafted depth " in result.stderr
+    assert "last price of a second " in result.stderr
+
+
+def test_trace_that_cannot_be_plotted_is_refused_before_decoding(generate, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "monge.bench.trace_plot", raising=False)
+    result = generate(PROMPT, "--trace", tmp_path / "rounds.png")
+    assert result.exit_code == 2
+    assert "plots need matplotlib: pip install 'monge[bench]'" in result.stderr
+    assert result.stdout == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -107,6 +130,8 @@ def test_verbose_says_what_runs_on_standard_error(generate, expected):
         (["--batch-size", "0"], "max_batch_size must be at least 1"),
         (["--file", "nowhere.txt"], "not both"),
         (["--stop", ""], "a stop string is empty"),
+        (["--trace", "rounds.txt"], "the name must end in .json or .png"),
+        (["--trace", "nowhere/rounds.json"], "there is no folder"),
         (["--drafter", "ngram", "--tree", "chain"], "drafter 'ngram' takes no"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

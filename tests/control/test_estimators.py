@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from monge.bench.control_simulation import World, speed
 from monge.control.base import CostModel, Memory
-from monge.control.calibration import Calibration, calibration_error, sequential_temperatures, sigmoid
+from monge.control.calibration import Calibration, sequential_temperatures, sigmoid
 from monge.control.on_the_fly import OnTheFly, best_window, censored_acceptance
 from monge.control.price import Price
 from monge.control.q_learning import QLearning
 from monge.control.survival import DepthCounts, expected_tokens
 from monge.core.draws import TorchDraws
+from monge.core.reliability import calibration_error
 from monge.core.stopping import StopRule, logit
 from tests.control.scripts import chain_round, memory_of
 

@@ -1,13 +1,16 @@
 """Decoding for the command line: text as it comes, and what there is of it when somebody presses Ctrl-C."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from monge.core.verdict import StepRecord
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
 from monge.engine.result import GenerationStats
 from monge.engine.session import Session
+from monge.engine.trace import rounds_of
 
 INTERRUPTED = "interrupted"
 
@@ -23,6 +26,7 @@ class Completion:
     seed: int
     stats: GenerationStats
     error: str | None
+    records: tuple[StepRecord, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -34,6 +38,7 @@ class Completion:
             "seed": self.seed,
             "error": self.error,
             "stats": self.stats.as_dict(),
+            "rounds": rounds_of(self.records),
         }
 
     def summary(self) -> str:
@@ -59,6 +64,27 @@ class Completion:
             f"draft utilisation {stats.draft_utilisation:.2f}"
         )
 
+    def plan_split(self) -> str:
+        """One line: how deep the rounds drafted, what they accepted, the last price, and whether forecasts came true."""
+        depths = Counter(record.depth for record in self.records)
+        parts = [
+            "rounds by drafted depth " + _counts(sorted(depths.items())),
+            "by accepted tokens " + _counts(enumerate(self.stats.acceptance_histogram)),
+        ]
+        prices = [record.plan.price for record in self.records if record.plan.price is not None]
+        if prices:
+            parts.append(f"last price of a second {prices[-1]:.1f} tokens")
+        if (survival := self.stats.survival) is not None:
+            parts.append(
+                f"survival forecasts off by {survival.calibration_error:.3f} over {survival.num_forecasts} tokens, "
+                f"Brier score {survival.brier:.3f}"
+            )
+        return "; ".join(parts)
+
+
+def _counts(counts: Iterable[tuple[int, int]]) -> str:
+    return " ".join(f"{value}:{count}" for value, count in counts) or "none"
+
 
 def decode_until_interrupted(decoder: Decoder, sessions: Sequence[Session], on_round: Callable[[Session], None]) -> bool:
     """Decode all sessions; false if Ctrl-C ended it early. What was committed by then stays in the sessions."""
@@ -82,4 +108,5 @@ def completion_of(session: Session, prompt: str) -> Completion:
         seed=session.request.seed,
         stats=GenerationStats.of(session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s),
         error=None if session.error is None else str(session.error),
+        records=tuple(session.records),
     )

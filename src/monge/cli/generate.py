@@ -16,6 +16,7 @@ from monge.cli import options
 from monge.cli.completion import INTERRUPTED, Completion, completion_of, decode_until_interrupted
 from monge.cli.console import notes, output, quiet_host, reported, say_error
 from monge.cli.live import LiveText
+from monge.cli.trace import check_trace, write_trace
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder, piece_of
 from monge.engine.session import Session
@@ -48,6 +49,7 @@ def generate(
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
     batch_size: options.BatchSize = None,
+    trace: options.Trace = None,
     as_json: options.Json = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -62,10 +64,11 @@ def generate(
         monge generate "Question: What is 7 times 8?" --temperature 0.8 --seed 1 --stop "Question:"
         monge generate --file prompts.jsonl --batch-size 8 --json > completions.jsonl
         cat letter.txt | monge generate --drafter ngram --max-new-tokens 40
+        monge generate "Once" --controller price --trace rounds.png --trace rounds.json
         monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier single_draft
     """
     quiet_host()
-    prompts = _prompts(prompt, file)
+    prompts, writers = _prompts(prompt, file), {path: check_trace(path) for path in trace or ()}
     parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs)
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size)
     decoder = load(target, draft, draft_temperature=draft_temperature, draft_top_k=draft_top_k, **parts, **loading)
@@ -75,6 +78,13 @@ def generate(
     if verbose:
         say_parts(decoder)
     complete = _show(decoder, sessions, prompts, as_json=as_json, verbose=verbose)
+    for path, writer in writers.items():
+        write_trace(path, writer, list(map(completion_of, sessions, prompts)))
+    _leave(sessions, complete=complete)
+
+
+def _leave(sessions: Sequence[Session], *, complete: bool) -> None:
+    """Say what went wrong, if anything did, and end with its status."""
     for number, session in enumerate(sessions, start=1):
         if session.error is not None:
             say_error(f"prompt {number}: {session.error}")
@@ -127,7 +137,8 @@ def _show(decoder: Decoder, sessions: Sequence[Session], prompts: Sequence[str],
         complete = _stream_plain(decoder, sessions[0])
     if verbose:
         for session, prompt in zip(sessions, prompts, strict=True):
-            notes().print(completion_of(session, prompt).time_split(), style="dim")
+            completion = completion_of(session, prompt)
+            notes().print(f"{completion.time_split()}\n{completion.plan_split()}", style="dim", soft_wrap=True)
     return complete
 
 

@@ -129,5 +129,14 @@ BatchSize = Annotated[
 ]
 Threads = Annotated[int | None, option("--threads", help="Threads of torch.", panel=RUNNING, default="torch's own")]
 File = Annotated[Path | None, option("--file", help="Prompts: plain text lines, or *.jsonl with `prompt`.", panel=RUNNING)]
+Trace = Annotated[
+    list[Path] | None,
+    option(
+        "--trace",
+        help="Write windows, prices and accepted tokens round by round: *.json, or *.png for a plot; may be repeated.",
+        panel=OUTPUT,
+        default="nothing",
+    ),
+]
 Json = Annotated[bool, option("--json", help="Machine-readable output on stdout.", panel=OUTPUT)]
 Verbose = Annotated[bool, option("--verbose", "-v", help="Say what runs and where the time goes.", panel=OUTPUT)]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from monge.core.reliability import calibration_error
 from monge.core.stopping import logit
 
 Round = tuple[tuple[float, ...], int]
@@ -14,7 +15,6 @@ _KEEP: Final = 0.998  # weight that a round's evidence keeps with every later ro
 _NUM_ROUNDS: Final = 96  # rounds that the temperatures are fitted to
 _REFIT: Final = 128  # rounds between two fits
 _TEMPERATURES: Final = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
-_NUM_BINS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +112,6 @@ def sequential_temperatures(rounds: Sequence[Round], grid: Sequence[float] = _TE
         for index, value in zip(rows, survival(best), strict=True):
             reach[index] = value
     return tuple(chosen)
-
-
-def calibration_error(probs: Sequence[float], labels: Sequence[bool], num_bins: int = _NUM_BINS) -> float:
-    """Expected calibration error: mean |sum of probabilities - number of events| over bins of equal width."""
-    gaps = [0.0] * num_bins
-    for prob, label in zip(probs, labels, strict=True):
-        gaps[min(int(prob * num_bins), num_bins - 1)] += prob - label
-    return sum(map(abs, gaps)) / len(probs) if probs else 0.0
 
 
 def sigmoid(score: float) -> float:

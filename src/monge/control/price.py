@@ -136,9 +136,14 @@ class Price(Controller[Request]):
         if state.off_left > 0 or (state.rounds_on + 1) % _BASELINE == 0:
             return PLAIN
         outlook, calibration = state.outlook or self.outlook(state), _pooled(state.memory).calibration
-        if calibration.num_rounds == 0 or state.trial_left > 0 or state.rounds_on % _EXPLORE == _EXPLORE - 1:
-            return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)))
-        return DraftPlan(max_depth=self.max_window, stop=self._stop(state, outlook, calibration))
+        if calibration.num_rounds == 0:
+            return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)), price=outlook.price)
+        stop = self._stop(state, outlook, calibration)
+        if state.trial_left > 0 or state.rounds_on % _EXPLORE == _EXPLORE - 1:
+            # Prices of nothing stop nothing; the forecasts stay in the record.
+            stop = replace(stop, draw_prices=(0.0,), read_prices=())
+            return DraftPlan(max_depth=outlook.window, stop=stop, price=outlook.price)
+        return DraftPlan(max_depth=self.max_window, stop=stop, price=outlook.price)
 
     def update(self, state: Request, record: StepRecord) -> Request:
         context = record.context_length + len(record.token_ids)

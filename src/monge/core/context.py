@@ -42,12 +42,14 @@ class DraftPlan:
         max_nodes: Drafted nodes, the root not counted; `None` leaves it to the builder.
         stop: When to end earlier, for drafters that know how sure their network is; the others ignore it.
         drafter: Which drafter of a pool drafts; `None` leaves it to the pool. A drafter that is no pool ignores it.
+        price: Tokens that a second is worth to the controller, if it knows; for the record only.
     """
 
     max_depth: int | None = None
     max_nodes: int | None = None
     stop: StopRule | None = None
     drafter: str | None = None
+    price: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("max_depth", self.max_depth), ("max_nodes", self.max_nodes)):

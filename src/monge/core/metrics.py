@@ -35,6 +35,15 @@ def acceptance_by_depth(records: Sequence[StepRecord]) -> tuple[float, ...]:
     return tuple(rates)
 
 
+def acceptance_histogram(records: Sequence[StepRecord]) -> tuple[int, ...]:
+    """Rounds that accepted 0, 1, .. draft tokens."""
+    _need(records)
+    counts = [0] * (1 + max(record.num_accepted for record in records))
+    for record in records:
+        counts[record.num_accepted] += 1
+    return tuple(counts)
+
+
 def engine_efficiency(records: Sequence[StepRecord]) -> float:
     """Seconds inside network forwards / wall seconds of the rounds (1 = the loop itself costs nothing).
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from monge.core.metrics import acceptance_by_depth, block_efficiency, draft_utilisation, engine_efficiency
+from monge.core.metrics import acceptance_by_depth, acceptance_histogram, block_efficiency, draft_utilisation, engine_efficiency
+from monge.core.reliability import Reliability, reliability
 from monge.core.verdict import StepRecord
 from monge.engine.session import FinishReason, Session
 
@@ -26,6 +27,8 @@ class GenerationStats:
         tokens_per_s: `num_tokens / (prefill_s + decode_s)`.
         engine_efficiency: Seconds inside network forwards / seconds of the rounds.
         drafters: Which drafter of a pool every round used (`None`: none of them had anything to propose); empty without a pool.
+        acceptance_histogram: Rounds that accepted 0, 1, .. draft tokens.
+        survival: How the controller's forecasts came true; `None` where it made none.
     """
 
     num_tokens: int
@@ -43,6 +46,8 @@ class GenerationStats:
     tokens_per_s: float
     engine_efficiency: float
     drafters: tuple[str | None, ...] = ()
+    acceptance_histogram: tuple[int, ...] = ()
+    survival: Reliability | None = None
 
     @classmethod
     def of(cls, records: Sequence[StepRecord], *, num_tokens: int, prefill_s: float) -> "GenerationStats":
@@ -64,6 +69,8 @@ class GenerationStats:
             tokens_per_s=num_tokens / (prefill_s + decode_s) if records else 0.0,
             engine_efficiency=engine_efficiency(records) if records else 0.0,
             drafters=_drafters(records),
+            acceptance_histogram=acceptance_histogram(records) if records else (),
+            survival=reliability(records),
         )
 
     def as_dict(self) -> dict[str, Any]:
