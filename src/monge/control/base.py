@@ -43,6 +43,14 @@ class Controller(ABC, Generic[State]):
     def plan(self, state: State, draws: Draws) -> DraftPlan:
         """Limits of the coming round."""
 
+    def plan_many(self, states: Sequence[State], draws: Sequence[Draws]) -> Sequence[DraftPlan]:
+        """Plans of all requests that share the coming round: those of `plan`, one by one, unless they share a budget.
+
+        Request i draws from `draws[i]` only. A plan may depend on the neighbours' finished rounds, never on what anybody draws
+        in this one.
+        """
+        return [self.plan(state, own) for state, own in zip(states, draws, strict=True)]
+
     @abstractmethod
     def update(self, state: State, record: StepRecord) -> State:
         """State after a round."""

@@ -10,6 +10,7 @@ from monge.control.fsm import Fsm
 from monge.control.on_the_fly import OnTheFly
 from monge.control.price import Price
 from monge.control.q_learning import QLearning
+from monge.control.survival_budget import SurvivalBudget
 from monge.control.transformers_heuristic import TransformersHeuristic
 from monge.core.registry import Registry
 
@@ -24,5 +25,6 @@ WINDOWS: Final[Registry[AnyController]] = Registry(
         "q_learning": QLearning,
         "transformers_heuristic": TransformersHeuristic,
         "confidence_threshold": ConfidenceThreshold,
+        "survival_budget": SurvivalBudget,
     },
 )

@@ -51,7 +51,10 @@ def run_round(sessions: Sequence[Session], parts: Parts) -> None:
     contexts = [session.context for session in sessions]
     for session in sessions:
         session.begin_round()
-    plans = [session.limit(parts.controller.plan(session.controller_state, session.draws)) for session in sessions]
+    planned = parts.controller.plan_many(
+        [session.controller_state for session in sessions], [session.draws for session in sessions]
+    )
+    plans = [session.limit(plan) for session, plan in zip(sessions, planned, strict=True)]
     drafts = propose(sessions, plans, parts)
     draft_s = timer.lap()
     logits = parts.target.extend(

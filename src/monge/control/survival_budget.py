@@ -1,0 +1,133 @@
+"""One budget of drafted tokens for the whole batch, given to those that are most likely to be accepted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
+
+from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
+from monge.control.budget import Speed, best_count, depths_of, first_stop
+from monge.control.survival import DepthCounts
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError, unknown_name
+from monge.core.verdict import StepRecord
+
+_NAME = "survival_budget"
+_REQUEST_KEEP = 0.9  # weight that a round keeps with every later one, in a request's acceptance
+_POOLED_KEEP = 0.99
+_LAG = 2  # rounds by which the survivals that set a stale budget are older than those that are ranked
+_BARRIERS = ("stale", "first_stop")
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetState:
+    """State of one request.
+
+    Args:
+        memory: What the decoder's requests share.
+        counts: Acceptance by depth in this request.
+        survivals: Estimated survival by depth after each of the last rounds, the latest last.
+        context_length: Tokens of the text so far, once a round has said so.
+        idle_rounds: Rounds since one that drafted.
+    """
+
+    memory: Memory
+    survivals: tuple[tuple[float, ...], ...]
+    counts: DepthCounts = DepthCounts()
+    context_length: int | None = None
+    idle_rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivalBudget(Controller[BudgetState]):
+    """Share one budget of drafted tokens over the batch, most probable tokens first.
+
+    The slots (request, depth) of the whole batch are ranked by survival: the product of the request's acceptance by depth, from
+    its finished rounds and those of others. A number of them is admitted for which expected tokens per second are largest,
+    the seconds of a round coming from the table of costs as if its slots were spread evenly over the requests.
+
+    * `stale`: that number is searched with the survivals of two rounds ago, then the best slots of now are admitted.
+    * `first_stop`: slots of now are admitted until the first that does not raise tokens per second; too early where costs jump.
+
+    A request's plan depends on its neighbours: every text keeps its law, but not its draws, so equal seeds do not give equal
+    texts in a crowd.
+
+    Args:
+        barrier: `stale` or `first_stop`, see above.
+        max_window: Deepest slot of a request; at most the tree builder's own depth has an effect.
+        max_slots: Most slots of the batch; `None` for no limit but throughput.
+        probe_rounds: Rounds without a draft after which a request drafts one token whatever the budget, to learn.
+
+    Reference:
+        DSpark, arXiv 2607.05147, algorithm 1 and appendix A.
+    """
+
+    barrier: str = "stale"
+    max_window: int = 8
+    max_slots: int | None = None
+    probe_rounds: int = 32
+
+    reads = frozenset({"accepted", "costs", "notes"})
+
+    def __post_init__(self) -> None:
+        check_windows(_NAME, lowest=1, highest=self.max_window)
+        if self.barrier not in _BARRIERS:
+            raise unknown_name(f"{_NAME} barrier", self.barrier, _BARRIERS)
+        if self.probe_rounds < 1 or (self.max_slots is not None and self.max_slots < 1):
+            raise OptionError(
+                f"{_NAME}: need probe_rounds >= 1 and max_slots >= 1 or None; got {self.probe_rounds}, {self.max_slots}"
+            )
+
+    def init(self, memory: Memory) -> BudgetState:
+        costs_of(memory, _NAME)
+        return BudgetState(memory, (self._survival(DepthCounts(), memory),))
+
+    def plan(self, state: BudgetState, draws: Draws) -> DraftPlan:
+        return self.plan_many([state], [draws])[0]
+
+    def plan_many(self, states: Sequence[BudgetState], draws: Sequence[Draws]) -> list[DraftPlan]:
+        now, speed = [state.survivals[-1] for state in states], _speed(states)
+        if self.barrier == "stale":
+            count = best_count([state.survivals[0] for state in states], speed)
+        else:
+            count = first_stop(now, speed)
+        depths = depths_of(now, count if self.max_slots is None else min(count, self.max_slots))
+        probes = [state.idle_rounds >= self.probe_rounds for state in states]
+        return [
+            DraftPlan(max_depth=max(depth, int(probe))) if depth or probe else PLAIN
+            for depth, probe in zip(depths, probes, strict=True)
+        ]
+
+    def update(self, state: BudgetState, record: StepRecord) -> BudgetState:
+        counts = state.counts
+        if record.examined:
+            pooled: DepthCounts = state.memory.notes.get(_NAME, DepthCounts())
+            state.memory.notes[_NAME] = pooled.update(record, _POOLED_KEEP)
+            counts = counts.update(record, _REQUEST_KEEP)
+        return replace(
+            state,
+            survivals=(*state.survivals, self._survival(counts, state.memory))[-_LAG - 1 :],
+            counts=counts,
+            context_length=record.context_length + len(record.token_ids),
+            idle_rounds=0 if record.depth else state.idle_rounds + 1,
+        )
+
+    def _survival(self, counts: DepthCounts, memory: Memory) -> tuple[float, ...]:
+        pooled: DepthCounts = memory.notes.get(_NAME, DepthCounts())
+        return tuple(accumulate(counts.acceptance(self.max_window, pooled.acceptance(self.max_window)), mul))
+
+
+def _speed(states: Sequence[BudgetState]) -> Speed:
+    """Rounds per second of this batch by its tokens to verify; a fraction of a level costs that fraction."""
+    costs, num_rows = costs_of(states[0].memory, _NAME), len(states)
+    context = max((state.context_length for state in states if state.context_length is not None), default=None)
+
+    def speed(num_tokens: int) -> float:
+        depth, beyond = divmod(num_tokens - num_rows, num_rows)
+        seconds = costs.round_s(depth, num_rows, context)
+        if beyond:
+            seconds += beyond / num_rows * (costs.round_s(depth + 1, num_rows, context) - seconds)
+        return 1.0 / seconds
+
+    return speed
