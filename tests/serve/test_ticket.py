@@ -1,0 +1,96 @@
+"""Events reach their reader, in order, in a thread or in a coroutine."""
+
+import asyncio
+import threading
+
+import pytest
+
+from monge.serve.jobs import Event, Speculation, Summary, Timings
+from monge.serve.ticket import Ticket
+
+SUMMARY = Summary(num_prompt_tokens=1, num_generated_tokens=3, seed=0, speculation=Speculation(), timings=Timings())
+EVENTS = [
+    Event(text="a", token_ids=(5, 6), num_accepted=1),
+    Event(text="", token_ids=()),
+    Event(text="b", token_ids=(7,), finish_reason="length", summary=SUMMARY),
+]
+
+
+def fed(pause_s=0.0):
+    cancelled = threading.Event()
+    ticket = Ticket(0, cancelled.set)
+
+    def feed():
+        for event in EVENTS:
+            cancelled.wait(pause_s)
+            ticket.put(event)
+
+    threading.Thread(target=feed).start()
+    return ticket, cancelled
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.02])
+def test_a_thread_reads_events_in_order(pause_s):
+    ticket, _ = fed(pause_s)
+    assert list(ticket) == EVENTS
+    assert list(ticket) == []
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.02])
+def test_a_coroutine_reads_events_in_order(pause_s):
+    async def read():
+        ticket, _ = fed(pause_s)
+        return [event async for event in ticket]
+
+    assert asyncio.run(read()) == EVENTS
+
+
+def test_events_add_up_to_a_completion():
+    ticket, _ = fed()
+    whole = ticket.completion(timeout_s=10)
+    assert (whole.text, whole.token_ids, whole.finish_reason) == ("ab", (5, 6, 7), "length")
+    assert whole.summary is SUMMARY
+    assert asyncio.run(fed(0.01)[0].completion_async()).token_ids == (5, 6, 7)
+
+
+def test_waiting_in_vain_says_so():
+    ticket = Ticket(7, lambda: None)
+    with pytest.raises(TimeoutError, match="job 7: nothing came"):
+        ticket.completion(timeout_s=0.01)
+
+
+def test_a_reader_that_gave_up_loses_nothing():
+    async def read():
+        ticket = Ticket(0, lambda: None)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(anext(ticket), 0.01)
+        for event in EVENTS:
+            ticket.put(event)
+        return [event async for event in ticket]
+
+    assert asyncio.run(read()) == EVENTS
+
+
+def test_events_after_the_readers_loop_ended_are_kept():
+    ticket = Ticket(0, lambda: None)
+
+    async def start():
+        reading = asyncio.ensure_future(anext(ticket))
+        await asyncio.sleep(0)
+        reading.cancel()
+
+    asyncio.run(start())
+    for event in EVENTS:
+        ticket.put(event)
+    assert list(ticket) == EVENTS
+
+
+def test_speculation_has_the_invariants_of_its_histogram():
+    told = Speculation(
+        num_rounds=9, num_drafts=7, num_draft_tokens=11, num_accepted_tokens=5, acceptance_histogram=(2, 5, 0, 0)
+    )
+    assert told.max_depth == 3
+    assert told.accepted_by_position == (5, 0, 0)
+    assert told.mean_acceptance_length == pytest.approx(1 + 5 / 7)
+    assert told.draft_acceptance_rate == pytest.approx(5 / 11)
+    assert (Speculation().mean_acceptance_length, Speculation().draft_acceptance_rate) == (1.0, 0.0)
