@@ -10,12 +10,14 @@ from monge.api import make_parts
 from monge.control.ada_hedge import AdaHedge
 from monge.control.base import CostModel, Memory
 from monge.control.hedge import Hedge, HedgeState
-from monge.control.linear_selection import LinearSelection, prompt_features
+from monge.control.linear_selection import LinearSelection
+from monge.control.prompt_features import FEATURES
 from monge.control.ridge import Ridge
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError
 from monge.core.model import NodeBlock
+from monge.core.prompt import PromptProfile
 from monge.core.selection import Hindsight, Member, expected_length, sampled_factor
 from monge.engine.decoder import Decoder
 from monge.testing.decoding import Case, output_law, target_law
@@ -27,7 +29,11 @@ LOOKUP = Member(name="ngram", max_depth=4, runs_network=False)
 NOTHING = Member(name="none", max_depth=0, runs_network=False)
 SMALL = Member(name="small", max_depth=4, runs_network=True)
 LARGE = Member(name="large", max_depth=4, runs_network=True)
-SELECTORS = ("hedge(inner='fixed', keep=0.5, explore=0.4)", "linear_selection(inner='fixed', opening=1, keep=0.5, explore=0.4)")
+SELECTORS = (
+    "hedge(inner='fixed', keep=0.5, explore=0.4)",
+    "linear_selection(inner='fixed', opening=1, keep=0.5, explore=0.4)",
+    "linear_selection(features=('surprisal', 'entropy'), inner='fixed', opening=1)",
+)
 
 
 def memory_of(*members: Member, draft: float = 0.2) -> Memory:
@@ -227,9 +233,17 @@ def test_recursive_ridge_equals_the_solution_of_the_normal_equations() -> None:
 
 
 def test_features_of_prompts() -> None:
-    assert prompt_features((7,)) == (1.0, math.log(2) / 8, 0.0, 0.0)
-    assert prompt_features((1, 2, 1, 2, 1, 2))[2] == pytest.approx(3 / 5)
-    assert prompt_features((1, 2, 1, 2, 1, 2))[3] == pytest.approx(1 / 3)
+    def features(**known: Any) -> dict[str, float]:
+        return {name: feature(PromptProfile(**known)) for name, feature in FEATURES.items()}
+
+    nothing = dict.fromkeys(FEATURES, 0.0)
+    assert features(token_ids=(7,)) == nothing | {"length": math.log(2) / 8}
+    repeated = features(token_ids=(1, 2, 1, 2, 1, 2))
+    assert repeated["repeated_pairs"] == pytest.approx(3 / 5)
+    assert repeated["repeated_quadruples"] == pytest.approx(1 / 3)
+    told = features(token_ids=(7,), text="x = f(10) # é", surprisal=4.0, entropy=math.inf)
+    assert (told["surprisal"], told["entropy"]) == (0.5, 2.0)
+    assert (told["digits"], told["code"], told["foreign"]) == pytest.approx((2 / 13, 4 / 13, 1 / 13))
 
 
 def test_the_prompt_chooses_who_begins() -> None:
@@ -238,15 +252,15 @@ def test_the_prompt_chooses_who_begins() -> None:
     repetitive, free = (1, 2, 3, 4) * 8, tuple(range(32))
     for number in range(60):
         prompt, works = ((repetitive, True), (free, False))[number % 2]
-        state = selection.read(selection.init(memory), prompt)
+        state = selection.read(selection.init(memory), PromptProfile(token_ids=prompt))
         for step in range(8):
             found = seen("ngram", 40 + step, *((1.0,) * 4 if works else (0.0,)))
             name = str(selection.plan(state, TapeDraws([0.5, 0.5])).drafter)
             accepted = 2 if name == "small" else 4 * works
             state = selection.update(state, round_of(name, 40 + step, accepted, 4, found))
-    begins = [selection.read(selection.init(memory), prompt).choice for prompt in (repetitive, free)]
+    begins = [selection.read(selection.init(memory), PromptProfile(token_ids=prompt)).choice for prompt in (repetitive, free)]
     assert begins == [0, 1]
-    state = selection.read(selection.init(memory), repetitive)
+    state = selection.read(selection.init(memory), PromptProfile(token_ids=repetitive))
     assert selection.plan(state, TapeDraws([])).drafter == "ngram"  # certain: the opening draws nothing
     for step in range(4):
         state = selection.update(state, round_of("ngram", 40 + step, 0, 4, seen("ngram", 40 + step, 0.0)))
@@ -294,6 +308,8 @@ def test_by_name_with_measured_choice(controller: str) -> None:
         ("hedge(inner='hedge')", "unknown controller 'hedge'"),
         ("hedge(inner='fsm(fist=1)')", "did you mean 'first'"),
         ("linear_selection(opening=0)", "opening >= 1"),
+        ("linear_selection(features=('lenght',))", "did you mean 'length'"),
+        ("linear_selection(features=('digits', 'digits'))", "listed twice"),
         ("linear_selection(ridge=0)", "ridge > 0"),
     ],
 )

@@ -1,11 +1,15 @@
 """Expectations by dynamic programming, and replays by drawing, agree with the real loop's exact law."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from monge.api import make_parts
 from monge.control.base import CostModel
 from monge.core.metrics import block_efficiency
+from monge.replay.compare import Settings, compare
+from monge.replay.configuration import Configuration
 from monge.replay.play import hindsight, look, nodes_by_depth, play
 from monge.replay.run import replay_text
 from monge.replay.survey import fixed_window
@@ -77,12 +81,42 @@ def test_a_controller_sees_costs_and_predicted_rounds_only():
     assert max(idle) == 0
 
 
+POOL = "pool('ngram', 'model')"
+
+
+@pytest.mark.parametrize("controller", ["hedge", "linear_selection"])
+def test_in_a_pool_only_the_draft_model_takes_time_to_draft(controller):
+    target, draft = models(3)
+    log = logged(target, TEXT * 4)
+    parts = make_parts(target, draft, drafter=POOL, tree="chain(2)", controller=controller, costs=COSTS)
+    records = [record for one in play(parts, log, COSTS, repeats=8) for record in one.records]
+    assert {record.drafter for record in records if record.depth} == {"ngram", "model"}
+    for record in records:
+        drafting = 0.2 * record.depth if record.drafter == "model" else 0.0
+        assert record.times.total_s == pytest.approx(1.0 + 0.05 * record.num_nodes + drafting)
+
+
+def test_a_pool_is_replayed_by_name():
+    target, draft = models(3)
+    log = replace(logged(target, TEXT * 4), costs={name: COSTS.as_dict() for name in ("ngram", "model", "none")})
+    document = compare(
+        [
+            Configuration(drafter=POOL, tree="chain(2)", controller="hedge"),
+            Configuration(drafter="pool('suffix', 'model')", tree="chain(2)", controller="hedge"),
+        ],
+        log,
+        draft,
+        Settings(repeats=2),
+    )
+    (found,), (refused,) = document["replayed"], document["refused"]
+    assert found["tokens_per_s"]["mean"] > 0.0
+    assert "no measured times of drafter 'suffix'" in refused["reason"]
+
+
 def test_block_efficiency_of_an_accepting_pair():
     """A draft that equals the target is always accepted."""
     target, _ = models(3)
     log = logged(target, TEXT)
-    from monge.api import make_parts
-
     parts = make_parts(target, models(3)[0], tree="chain(2)")
     (played,) = play(parts, log)
     assert block_efficiency(played.records) == len(TEXT) / 2

@@ -9,6 +9,7 @@ from monge.control.memory import Memory
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
+from monge.core.prompt import PromptProfile
 from monge.core.verdict import StepRecord
 
 State = TypeVar("State")
@@ -59,8 +60,13 @@ class Controller(ABC, Generic[State]):
 class PromptReader(Controller[State]):
     """A controller that looks at the prompt before the first round."""
 
+    @property
+    def reads_prompt_laws(self) -> bool:
+        """Whether it wants to know how surprising the target finds the prompt."""
+        return False
+
     @abstractmethod
-    def read(self, state: State, prompt_ids: Sequence[int]) -> State:
+    def read(self, state: State, prompt: PromptProfile) -> State:
         """The state of a new request, given its prompt."""
 
 

@@ -8,15 +8,16 @@ from typing import Final
 from monge.control.arms import Arms
 from monge.control.base import Memory, PromptReader
 from monge.control.hedge import Hedge, HedgeState
+from monge.control.prompt_features import FEATURES, OF_LAWS
 from monge.control.ridge import Ridge
 from monge.control.survival import expected_tokens
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
-from monge.core.errors import OptionError
+from monge.core.errors import OptionError, unknown_name
+from monge.core.prompt import PromptProfile
 from monge.core.stopping import logit
 from monge.core.verdict import StepRecord
 
-_NUM_FEATURES: Final = 4
 _FIRST_LOGIT: Final = 0.5
 """Where nothing is known: an acceptance of 0.62."""
 _STRETCH: Final = 8
@@ -39,7 +40,7 @@ class LinearState:
     Args:
         memory: What the decoder's requests share.
         hedge: State of the later selection, which learns from the first round on.
-        features: Of the prompt.
+        features: Of the prompt, a constant first.
         choice: The drafter that the model chose.
         opening_left: Rounds that it still drafts.
         tallies: By drafter.
@@ -57,12 +58,14 @@ class LinearState:
 class LinearSelection(PromptReader[LinearState]):
     """Begin with the drafter that is predicted fastest for this prompt, then choose as `hedge` does.
 
-    Of every drafter, a ridge regression predicts the logit of its acceptance from the prompt: a constant, the logarithm of its
-    length, the share of tokens that end a repeated pair, the share that end a repeated quadruple. `bonus` standard widths are
-    added, so that what is unknown is tried. The drafter whose best window has the largest predicted tokens per second begins.
-    Every few rounds of a request give the regression one example, handed on to later requests; nothing is profiled beforehand.
+    Of every drafter, a ridge regression predicts the logit of its acceptance from a constant and features of the prompt.
+    `bonus` standard widths are added, so that what is unknown is tried. The drafter whose best window has the largest
+    predicted tokens per second begins. Every few rounds of a request give the regression one example, handed on to later
+    requests; nothing is profiled beforehand.
 
     Args:
+        features: Names of features, see `monge.control.prompt_features`. `surprisal` and `entropy` cost a forward of 32 nodes a
+            request.
         inner: See `hedge`.
         opening: Rounds that the chosen drafter drafts before the selection by gains takes over.
         bonus: Widths added to a predicted logit.
@@ -75,6 +78,7 @@ class LinearSelection(PromptReader[LinearState]):
         arXiv 1003.0146. Link, features, recursion and hand-over are our design.
     """
 
+    features: tuple[str, ...] = ("length", "repeated_pairs", "repeated_quadruples")
     inner: str = "on_the_fly"
     opening: int = 4
     bonus: float | int = 0.5
@@ -89,15 +93,24 @@ class LinearSelection(PromptReader[LinearState]):
             raise OptionError(
                 f"linear_selection: need opening >= 1, bonus >= 0 and ridge > 0; got {self.opening}, {self.bonus}, {self.ridge}"
             )
+        for name in self.features:
+            if name not in FEATURES:
+                raise unknown_name("linear_selection feature", name, FEATURES)
+        if len(set(self.features)) < len(self.features):
+            raise OptionError(f"linear_selection: a feature is listed twice: {', '.join(self.features)}; list each once")
         self.hedge()
+
+    @property
+    def reads_prompt_laws(self) -> bool:
+        return not OF_LAWS.isdisjoint(self.features)
 
     def init(self, memory: Memory) -> LinearState:
         hedge = self.hedge().init(memory)
         return LinearState(memory, hedge, tallies=(Tally(),) * len(hedge.arms.members))
 
-    def read(self, state: LinearState, prompt_ids: Sequence[int]) -> LinearState:
-        features = prompt_features(prompt_ids)
-        speeds = self.speeds(state, features, len(prompt_ids))
+    def read(self, state: LinearState, prompt: PromptProfile) -> LinearState:
+        features = (1.0, *(FEATURES[name](prompt) for name in self.features))
+        speeds = self.speeds(state, features, len(prompt.token_ids))
         choice = max(range(len(speeds)), key=speeds.__getitem__)
         return replace(state, features=features, choice=choice, opening_left=self.opening)
 
@@ -130,7 +143,7 @@ class LinearSelection(PromptReader[LinearState]):
         return tuple(speeds)
 
     def _known(self, state: LinearState) -> tuple[Ridge, ...]:
-        empty = Ridge.empty(_NUM_FEATURES, float(self.ridge), _FIRST_LOGIT)
+        empty = Ridge.empty(len(self.features) + 1, float(self.ridge), _FIRST_LOGIT)
         return state.memory.notes.get("linear_selection", (empty,) * len(state.hedge.arms.members))
 
     def _taught(self, state: LinearState, arm: int, tally: Tally) -> Tally:
@@ -143,17 +156,6 @@ class LinearSelection(PromptReader[LinearState]):
         known[arm] = known[arm].update(state.features, logit(share), weight=(tally.accepted + tally.rejected) / _STRETCH)
         state.memory.notes["linear_selection"] = tuple(known)
         return Tally()
-
-
-def prompt_features(token_ids: Sequence[int]) -> tuple[float, ...]:
-    """Features of a prompt, from its tokens alone: 1, log length / 8, shares of repeated pairs and quadruples."""
-    return 1.0, math.log1p(len(token_ids)) / 8.0, _repeated(token_ids, 2), _repeated(token_ids, 4)
-
-
-def _repeated(token_ids: Sequence[int], size: int) -> float:
-    """Share of the runs of `size` tokens that occurred before; 0 where there is none."""
-    runs = [tuple(token_ids[start : start + size]) for start in range(len(token_ids) - size + 1)]
-    return (len(runs) - len(set(runs))) / len(runs) if runs else 0.0
 
 
 def _tallied(tally: Tally, arms: Arms, arm: int, record: StepRecord) -> Tally:

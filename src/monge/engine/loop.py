@@ -12,10 +12,12 @@ from monge.control.base import PromptReader
 from monge.core.context import DraftPlan
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
+from monge.core.prompt import PromptProfile
 from monge.core.verdict import RoundTiming, StageTimes, StepRecord, Verdict
 from monge.draft.base import Draft
 from monge.engine.drafting import observe, propose
 from monge.engine.parts import Parts
+from monge.engine.prompts import open_profiled
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session
 from monge.verify.base import ScoredTree
@@ -36,10 +38,13 @@ class _Timer:
 def open_sessions(sessions: Sequence[Session], parts: Parts) -> None:
     """Read the prompts of new requests; all but the last token, which is the root of the first tree."""
     timer = _Timer(time.perf_counter())
-    parts.target.open({session.context.request_id: session.context.token_ids[:-1] for session in sessions})
+    prompts, controller = _open_target(sessions, parts), parts.controller
     states = parts.drafter.open([session.context for session in sessions])
     for session, state in zip(sessions, states, strict=True):
-        session.drafter_state, session.controller_state = state, _controller_state(session, parts)
+        session.drafter_state, session.controller_state = state, controller.init(parts.memory)
+    if isinstance(controller, PromptReader):
+        for session, prompt in zip(sessions, prompts, strict=True):
+            session.controller_state = controller.read(session.controller_state, prompt)
     passed = timer.lap()
     for session in sessions:
         session.prefill_s = passed
@@ -91,11 +96,16 @@ def close_session(session: Session, parts: Parts) -> None:
         parts.drafter.close(session.context)
 
 
-def _controller_state(session: Session, parts: Parts) -> Any:
-    state = parts.controller.init(parts.memory)
-    if isinstance(parts.controller, PromptReader):
-        return parts.controller.read(state, session.context.token_ids)
-    return state
+def _open_target(sessions: Sequence[Session], parts: Parts) -> list[PromptProfile]:
+    """Read all but the last token of every prompt; their profiles, for a controller that asks."""
+    ids, controller = [session.context.request_id for session in sessions], parts.controller
+    is_reader = isinstance(controller, PromptReader)
+    prompts = [session.prompt for session in sessions] if is_reader else []
+    if is_reader and controller.reads_prompt_laws:
+        profiles = open_profiled(parts.target, dict(zip(ids, prompts, strict=True)))
+        return [profiles[number] for number in ids]
+    parts.target.open({number: session.context.token_ids[:-1] for number, session in zip(ids, sessions, strict=True)})
+    return prompts
 
 
 def _verified(

@@ -9,6 +9,7 @@ from monge.core.clocks import ClockDraws, RequestDraws
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import ContextLengthError, MongeError, OptionError
+from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
 from monge.engine.sampling import Processor
@@ -38,6 +39,7 @@ class Request:
         processors: Prefix-dependent logits processors.
         stop_check: Asked after every token, in order.
         draws: Source of randomness; made of the seed where absent.
+        profile: What is known of the prompt already, for controllers that look at it.
     """
 
     prompt_ids: tuple[int, ...]
@@ -49,6 +51,7 @@ class Request:
     processors: tuple[Processor, ...] = ()
     stop_check: StopCheck | None = None
     draws: Draws | None = None
+    profile: PromptProfile | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -71,7 +74,7 @@ class Session:
     def __init__(self, request: Request, request_id: int, tokenizer: Tokenizer | None = None) -> None:
         if request.stop and tokenizer is None:
             raise OptionError("stop strings need a tokenizer; give one, or use eos_ids")
-        self.request = request
+        self.request, self._tokenizer = request, tokenizer
         self.draws = request.draws or RequestDraws(request.seed)
         self.context = Context(
             request_id=request_id,
@@ -87,6 +90,15 @@ class Session:
         self.finish_reason: FinishReason | None = None
         self.error: MongeError | None = None
         self.prefill_s = 0.0
+
+    @property
+    def prompt(self) -> PromptProfile:
+        """The prompt, decoded."""
+        if self.request.profile is not None:
+            return self.request.profile
+        ids, tokenizer = self.request.prompt_ids, self._tokenizer
+        text = None if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True)
+        return PromptProfile(token_ids=ids, text=text)
 
     @property
     def completion_ids(self) -> tuple[int, ...]:

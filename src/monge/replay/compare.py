@@ -65,8 +65,8 @@ def replay(
     if key not in known:
         known[key] = look(parts, log, depth=depth, seed=settings.seed, on_text=on_text)
     positions = known[key]
-    name = configuration.drafter_name(draft)
-    costs = costs_for(log, name, nodes_by_depth(positions)) if log.costs else PLAIN
+    names = configuration.drafter_names(draft)
+    costs = costs_for(log, names, nodes_by_depth(positions)) if log.costs else PLAIN
     played = play(parts, log, costs, repeats=settings.repeats, seed=settings.seed, on_text=on_text)
     seen = hindsight(positions, costs, depth)
     found = summary(configuration, log, played, seen, is_timed=bool(log.costs), seed=settings.seed)

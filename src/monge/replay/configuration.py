@@ -9,6 +9,7 @@ from typing import Any
 from monge.api import make_parts
 from monge.control.base import CostModel
 from monge.core.model import SequenceModel
+from monge.draft.by_name import drafters_in
 from monge.engine.parts import Parts
 
 MODEL = "model"
@@ -66,13 +67,17 @@ class Configuration:
         Raises:
             MongeError: If they do not fit together.
         """
-        return make_parts(target, draft if self.drafter_name(draft) == MODEL else None, costs=costs, **self.settings)
+        return make_parts(target, draft if MODEL in self.drafter_names(draft) else None, costs=costs, **self.settings)
 
-    def drafter_name(self, draft: SequenceModel | None) -> str:
-        """Name of the drafter, the default's where none was chosen."""
+    def drafter_names(self, draft: SequenceModel | None) -> tuple[str, ...]:
+        """Names of the drafter, or of those in a pool; the default's where none was chosen.
+
+        Raises:
+            OptionError: If a pool cannot be read.
+        """
         if self.drafter is None:
-            return "ngram" if draft is None else MODEL
-        return self.drafter.partition("(")[0].strip()
+            return ("ngram",) if draft is None else (MODEL,)
+        return tuple(text.partition("(")[0].strip() for text in drafters_in(self.drafter))
 
 
 def grid(**choices: Sequence[Any] | None) -> Iterator[Configuration]:

@@ -6,31 +6,41 @@ from typing import Any
 
 from monge.control.base import CostModel
 from monge.core.verdict import StageTimes, StepRecord
+from monge.replay.configuration import MODEL
 from monge.replay.errors import UnavailableError
 from monge.replay.log import LawLog
 
 
-def costs_for(log: LawLog, drafter: str, nodes: Sequence[int]) -> CostModel:
+def costs_for(log: LawLog, drafters: Sequence[str], nodes: Sequence[int]) -> CostModel:
     """The cost table of a drafter, for trees with so many nodes by depth; it does not learn: replay has no clock.
 
+    Of a pool it is the table of its draft model: what the other drafters need is part of every round.
+
     Raises:
-        UnavailableError: If the log has no times of this drafter.
+        UnavailableError: If the log has no times of a drafter.
     """
-    table: Mapping[str, Any] | None = log.costs.get(drafter)
-    if table is None:
-        known = ", ".join(sorted(log.costs)) or "none"
-        raise UnavailableError(
-            f"replay: the log has no measured times of drafter {drafter!r} (it has: {known}); log again with this draft model "
-            "and without --no-costs, or give times as a CostModel"
-        )
+    for drafter in drafters:
+        if drafter not in log.costs:
+            known = ", ".join(sorted(log.costs)) or "none"
+            raise UnavailableError(
+                f"replay: the log has no measured times of drafter {drafter!r} (it has: {known}); log again with this draft "
+                "model and without --no-costs, or give times as a CostModel"
+            )
+    table: Mapping[str, Any] = log.costs[MODEL if MODEL in drafters else drafters[0]]
     model = CostModel.from_dict({**table, "nodes": list(nodes)})
     model.learns = False
     return model
 
 
-def predicted(record: StepRecord, costs: CostModel) -> StepRecord:
-    """The record with predicted instead of measured times."""
-    drafting = costs.draft_s(record.depth) if record.depth else 0.0
+def predicted(record: StepRecord, costs: CostModel, *, runs_network: bool) -> StepRecord:
+    """The record with predicted instead of measured times.
+
+    Args:
+        record: A round.
+        costs: The table.
+        runs_network: Whether the table's time of drafting is that of the drafter which this round used.
+    """
+    drafting = costs.draft_s(record.depth) if record.depth and runs_network else 0.0
     rest = costs.verify_s(record.num_nodes, 1, record.context_length)
     times = StageTimes(draft_s=drafting, score_s=rest, total_s=drafting + rest, forward_s=drafting + rest)
     return replace(record, times=times)

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from monge.core.errors import MongeError, OptionError
+from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
 from monge.replay.errors import LogFileError
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
@@ -40,7 +41,9 @@ def write_log(log: LawLog, path: Path) -> Path:
             "model": asdict(log.model),
             "rules": asdict(log.rules),
             "top": log.top,
-            "texts": [{"tag": text.tag, "max_new_tokens": text.max_new_tokens} for text in log.texts],
+            "texts": [
+                {"tag": text.tag, "max_new_tokens": text.max_new_tokens, "profile": _profile_fields(text)} for text in log.texts
+            ],
             "costs": log.costs,
             "about": log.about,
         }
@@ -130,9 +133,10 @@ def _text(
     expected = (len(token_ids), header["top"] if compact else header["model"]["vocab_size"])
     if tuple(probs.shape) != expected:
         raise LogFileError(f"{path}: field 'probs/{number}': got shape {tuple(probs.shape)}, expected {expected}; {_AGAIN}")
+    prompt_ids, profile = tuple(tensors[f"prompt/{number}"].tolist()), entry.get("profile")
     return LoggedText(
         tag=entry["tag"],
-        prompt_ids=tuple(tensors[f"prompt/{number}"].tolist()),
+        prompt_ids=prompt_ids,
         token_ids=tuple(token_ids),
         max_new_tokens=entry["max_new_tokens"],
         masses=Masses(
@@ -141,7 +145,13 @@ def _text(
             own=tensors[f"own/{number}"] if compact else None,
         ),
         vocab_size=header["model"]["vocab_size"],
+        profile=None if profile is None else PromptProfile(token_ids=prompt_ids, **profile),
     )
+
+
+def _profile_fields(text: LoggedText) -> dict[str, Any] | None:
+    profile = text.profile
+    return profile and {"text": profile.text, "surprisal": profile.surprisal, "entropy": profile.entropy}
 
 
 def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:

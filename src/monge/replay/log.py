@@ -10,6 +10,7 @@ from torch import Tensor
 
 from monge.core.errors import OptionError
 from monge.core.law import SparseLaw
+from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
 from monge.replay.errors import ForeignLogError
 from monge.replay.known import Known
@@ -66,6 +67,7 @@ class LoggedText:
         max_new_tokens: Limit of the request: near it, drafts are cut short.
         masses: The target's laws, one for each token of `token_ids`.
         vocab_size: Of the target.
+        profile: Text of the prompt, and how surprising the target found it; `None` in logs that do not say.
     """
 
     tag: str
@@ -74,6 +76,7 @@ class LoggedText:
     max_new_tokens: int
     masses: Masses
     vocab_size: int
+    profile: PromptProfile | None = None
     all_ids: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:

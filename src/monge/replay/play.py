@@ -126,7 +126,7 @@ def play(
         fresh = replace(parts, memory=Memory(costs))
         for number, text in enumerate(log.texts):
             records = replay_text(fresh, log, text, seeded(seed, "replay", repeat, number))
-            timed = tuple(predicted(record, costs) for record in records)
+            timed = tuple(predicted(record, costs, runs_network=fresh.runs_network(record.drafter)) for record in records)
             passes.append(Played(text=number, repeat=repeat, records=timed))
             if on_text is not None:
                 on_text()

@@ -12,8 +12,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from monge.core.errors import OptionError
 from monge.core.law import SparseLaw
 from monge.core.model import NodeBlock, SequenceModel
+from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.decoder import Decoder
+from monge.engine.prompts import open_profiled
 from monge.engine.result import GenerationResult
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
 
@@ -63,16 +65,17 @@ def record_log(
                 seed=seed + len(texts),
                 ignore_eos=ignore_eos,
             )
-            prompt_ids = decoder.requests([prompt], seed=0)[0].prompt_ids
-            token_ids, masses = _logged(target, prompt_ids, result, rules, top)
+            (session,) = decoder.sessions([prompt], max_new_tokens=max_new_tokens, seed=0)
+            token_ids, masses, profile = _logged(target, session.prompt, result, rules, top)
             texts.append(
                 LoggedText(
                     tag=tag,
-                    prompt_ids=prompt_ids,
+                    prompt_ids=profile.token_ids,
                     token_ids=token_ids,
                     max_new_tokens=max_new_tokens,
                     masses=masses,
                     vocab_size=target.vocab_size,
+                    profile=profile,
                 )
             )
             if on_text is not None:
@@ -98,30 +101,30 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _logged(
-    target: SequenceModel, prompt_ids: tuple[int, ...], result: GenerationResult, rules: SamplingRules, top: int | None
-) -> tuple[tuple[int, ...], Masses]:
-    """The text that is kept, and its laws."""
+    target: SequenceModel, prompt: PromptProfile, result: GenerationResult, rules: SamplingRules, top: int | None
+) -> tuple[tuple[int, ...], Masses, PromptProfile]:
+    """The text that is kept, its laws, and what the target said of the prompt."""
     if result.error is not None:
         raise OptionError(f"a text cannot be logged: {result.error}")
-    probs = _read(target, prompt_ids, result.token_ids, rules)
+    probs, prompt = _read(target, prompt, result.token_ids, rules)
     token_ids = _possible(probs, result.token_ids)
     masses = Masses(probs=probs[: len(token_ids)])
-    return token_ids, masses if top is None else masses.compact(top, token_ids)
+    return token_ids, masses if top is None else masses.compact(top, token_ids), prompt
 
 
 def _read(
-    target: SequenceModel, prompt_ids: tuple[int, ...], token_ids: tuple[int, ...], rules: SamplingRules
-) -> Float64[Tensor, "seq vocab"]:
+    target: SequenceModel, prompt: PromptProfile, token_ids: tuple[int, ...], rules: SamplingRules
+) -> tuple[Float64[Tensor, "seq vocab"], PromptProfile]:
     """The law of every token of a text, read in one pass."""
-    target.open({-1: prompt_ids[:-1]})
-    inputs, rows = (prompt_ids[-1], *token_ids[:-1]), list[Tensor]()
+    prompt = open_profiled(target, {-1: prompt})[-1]
+    inputs, rows = (prompt.token_ids[-1], *token_ids[:-1]), list[Tensor]()
     for start in range(0, len(inputs), _PART):
         part = inputs[start : start + _PART]
         logits = target.extend({-1: NodeBlock.chain(part)})[-1]
         rows += [_dense(law_from_logits(row, rules).sparse(), target.vocab_size) for row in logits]
         target.commit({-1: range(len(part))})
     target.close(-1)
-    return torch.stack(rows)
+    return torch.stack(rows), prompt
 
 
 def _possible(probs: Float64[Tensor, "seq vocab"], token_ids: tuple[int, ...]) -> tuple[int, ...]:

@@ -3,7 +3,9 @@
 import warnings
 from dataclasses import replace
 
+from monge.control.base import PromptReader
 from monge.core.draws import Draws
+from monge.core.prompt import PromptProfile
 from monge.core.verdict import StepRecord
 from monge.engine.loop import close_session, open_sessions, run_round
 from monge.engine.parts import Parts
@@ -63,6 +65,12 @@ def open_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tupl
         parts.rule, parts.drafter.capabilities, is_compact=log.top is not None, reads_confidence=reads_confidence
     )
     guide = TextDraws(text, given, draws)
+    reader = parts.controller
+    if text.profile is None and isinstance(reader, PromptReader) and reader.reads_prompt_laws:
+        raise UnavailableError(
+            "replay: the controller asks how surprising the target finds a prompt, and the log does not say; make the log "
+            "again with `monge log`, or leave out the features 'surprisal' and 'entropy'"
+        )
     total = len(text.all_ids)
     request = Request(
         prompt_ids=text.prompt_ids,
@@ -71,5 +79,6 @@ def open_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tupl
         seed=0,
         stop_check=lambda token_ids: len(token_ids) >= total,
         draws=guide,
+        profile=text.profile or PromptProfile(token_ids=text.prompt_ids),
     )
     return Session(request, 0), guide
