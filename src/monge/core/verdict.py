@@ -16,12 +16,15 @@ class Verdict:
         next_token: The token after the path: every round commits `len(path) + 1` tokens.
         next_kind: `correction` after a rejection, `bonus` where nothing was left to reject.
         examined: For every node that was stood on and had candidates, in order, how many distinct candidates it offered.
+        successors: For every node of the tree the target's most probable next tokens, most probable first, by its logits alone.
+            A verifier leaves them out; the loop adds as many as the drafter asks for, once the round is committed.
     """
 
     path: tuple[int, ...]
     next_token: int
     next_kind: Literal["correction", "bonus"]
     examined: tuple[int, ...] = ()
+    successors: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_accepted(self) -> int:

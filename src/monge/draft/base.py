@@ -38,6 +38,8 @@ class Capabilities:
         max_length: Longest context that it can draft for, in tokens; `None` for unbounded.
         num_parameters: Numbers that it holds beside the networks, as a head does.
         num_bytes: Memory that they take.
+        num_successors: How many of the target's most probable next tokens it wants to be told at every node of a finished
+            round; see `Verdict.successors`.
     """
 
     proposes: frozenset[type[Proposal]]
@@ -47,6 +49,7 @@ class Capabilities:
     max_length: int | None = None
     num_parameters: int = 0
     num_bytes: int = 0
+    num_successors: int = 0
 
 
 class Drafter(ABC, Generic[State]):
@@ -75,7 +78,10 @@ class Drafter(ABC, Generic[State]):
     def observe(
         self, contexts: Sequence[Context], drafts: Sequence[Draft[State]], verdicts: Sequence[Verdict]
     ) -> Sequence[State]:
-        """States after the verdicts; `contexts` hold the committed tokens already."""
+        """States after the verdicts; `contexts` hold the committed tokens already.
+
+        In a pool, a draft's tree may be another drafter's; its state is always this drafter's own.
+        """
 
     @abstractmethod
     def close(self, context: Context) -> None:

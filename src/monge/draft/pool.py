@@ -13,12 +13,15 @@ from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool
 from monge.draft.hindsight import Followed, Watched
+from monge.draft.jacobi import JacobiDrafter
+from monge.draft.lookahead import LookaheadDrafter
 from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
 from monge.draft.none import NoDrafter
 from monge.draft.suffix import SuffixDrafter
+from monge.draft.token_recycling import TokenRecyclingDrafter
 
-_LOOKUPS: Final = (NgramDrafter, SuffixDrafter, NoDrafter)
+_LOOKUPS: Final = (NgramDrafter, SuffixDrafter, TokenRecyclingDrafter, LookaheadDrafter, JacobiDrafter, NoDrafter)
 """Drafters that run no network: what they would have proposed is looked up in every round that names a drafter."""
 
 
@@ -85,6 +88,7 @@ class PoolDrafter(DrafterPool[PoolState]):
             max_length=min(lengths, default=None),
             num_parameters=sum(can.num_parameters for can in every),
             num_bytes=sum(can.num_bytes for can in every),
+            num_successors=max(can.num_successors for can in every),
         )
 
     @property
@@ -156,9 +160,10 @@ class PoolDrafter(DrafterPool[PoolState]):
                 or (place in self._opened[context.request_id] and not isinstance(drafter, ModelDrafter))
             ]
             if told:
-                outcomes = [_outcome(place, contexts[row], drafts[row].state, verdicts[row]) for row in told]
                 new = drafter.observe(
-                    [contexts[row] for row in told], [draft for draft, _ in outcomes], [verdict for _, verdict in outcomes]
+                    [contexts[row] for row in told],
+                    [_own(place, drafts[row]) for row in told],
+                    [verdicts[row] for row in told],
                 )
                 for row, state in zip(told, new, strict=True):
                     states[row][place] = state
@@ -200,12 +205,10 @@ def _may_draft(plan: DraftPlan) -> bool:
     return plan.depth(1) > 0 and plan.nodes(1) > 0
 
 
-def _outcome(place: int, context: Context, state: PoolState, verdict: Verdict) -> tuple[Draft[Any], Verdict]:
-    """A drafter's own draft and the verdict on it, or an empty draft where another one was used."""
-    if state.chosen == place and state.draft is not None:
-        return state.draft, verdict
-    last = context.token_ids[-1]
-    return Draft(GrowingTree(last).finish(), state.states[place]), Verdict(path=(), next_token=last, next_kind="bonus")
+def _own(place: int, draft: Draft[PoolState]) -> Draft[Any]:
+    """A drafter's own draft; where another one was used, its state with the tree of that one."""
+    state = draft.state
+    return state.draft if state.chosen == place and state.draft is not None else Draft(draft.tree, state.states[place])
 
 
 def _followed(context: Context, state: PoolState, states: tuple[Any, ...]) -> PoolState:

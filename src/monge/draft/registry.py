@@ -5,11 +5,14 @@ from typing import Final
 from monge.core.registry import Registry
 from monge.draft.base import AnyDrafter
 from monge.draft.heads import ShapeDrafter
+from monge.draft.jacobi import JacobiDrafter
+from monge.draft.lookahead import LookaheadDrafter
 from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
 from monge.draft.none import NoDrafter
 from monge.draft.pool import PoolDrafter
 from monge.draft.suffix import SuffixDrafter
+from monge.draft.token_recycling import TokenRecyclingDrafter
 
 DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
     "drafter",
@@ -18,6 +21,9 @@ DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
         "shape": ShapeDrafter,
         "ngram": NgramDrafter,
         "suffix": SuffixDrafter,
+        "token_recycling": TokenRecyclingDrafter,
+        "lookahead": LookaheadDrafter,
+        "jacobi": JacobiDrafter,
         "pool": PoolDrafter,
         "none": NoDrafter,
     },

@@ -1,12 +1,17 @@
 """Asking the drafter for trees, and going on without it where it fails."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
+
+from jaxtyping import Float
+from torch import Tensor
 
 from monge.core.context import DraftPlan
 from monge.core.errors import MongeError
 from monge.core.tree import GrowingTree
+from monge.core.verdict import Verdict
 from monge.draft.base import Draft
 from monge.engine.parts import Parts
 from monge.engine.session import Session
@@ -43,14 +48,33 @@ def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Part
     return [drafts.get(row) or nothing(session) for row, session in enumerate(sessions)]
 
 
-def observe(rows: Sequence[tuple[Session, Draft[Any], Any]], parts: Parts) -> None:
-    """Tell the drafter what became of its drafts; sessions without it are left out."""
+def observe(
+    rows: Sequence[tuple[Session, Draft[Any], Verdict]], logits: Mapping[int, Float[Tensor, "nodes vocab"]], parts: Parts
+) -> None:
+    """Tell the drafter what became of its drafts; sessions without it are left out.
+
+    Args:
+        rows: Sessions, committed already, with their drafts and verdicts.
+        logits: The target's logits at every node of the finished round, by request; of these a drafter learns the ranking that
+            its capabilities ask for.
+        parts: The parts.
+    """
     told = [row for row in rows if row[0].drafting != "off"]
     if told:
         sessions, drafts, verdicts = zip(*told, strict=True)
+        count = parts.drafter.capabilities.num_successors
+        if count:
+            verdicts = [
+                replace(verdict, successors=_successors(logits[session.context.request_id], count))
+                for session, verdict in zip(sessions, verdicts, strict=True)
+            ]
         states = parts.drafter.observe([session.context for session in sessions], drafts, verdicts)
         for session, state in zip(sessions, states, strict=True):
             session.drafter_state = state
+
+
+def _successors(logits: Float[Tensor, "nodes vocab"], count: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, logits.topk(min(count, logits.shape[-1])).indices.tolist()))
 
 
 def nothing(session: Session) -> Draft[Any]:

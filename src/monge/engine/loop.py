@@ -73,7 +73,7 @@ def run_round(sessions: Sequence[Session], parts: Parts) -> None:
     verify_s = timer.lap()
     parts.target.commit({session.context.request_id: (0, *verdict.path) for session, _, _, verdict in rows})
     records = [_commit(session, draft, plan, verdict, len(sessions)) for session, draft, plan, verdict in rows]
-    observe([(session, draft, verdict) for session, draft, _, verdict in rows], parts)
+    observe([(session, draft, verdict) for session, draft, _, verdict in rows], logits, parts)
     commit_s, total_s = timer.lap(), timer.last - start
     times = StageTimes(
         draft_s=draft_s,

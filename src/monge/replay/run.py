@@ -60,6 +60,11 @@ def play_round(session: Session, guide: TextDraws, parts: Parts) -> None:
 
 def open_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tuple[Session, TextDraws]:
     """A session that follows a text, and the draws that lead it."""
+    if parts.drafter.capabilities.num_successors:
+        raise UnavailableError(
+            f"replay: {type(parts.drafter).__name__} learns what the target says at every node that it drafts; a log has that "
+            "along its texts only; decode with it instead (monge bench decode)"
+        )
     reads_confidence = "confidence" in parts.controller.reads
     given = given_token(
         parts.rule, parts.drafter.capabilities, is_compact=log.top is not None, reads_confidence=reads_confidence

@@ -1,0 +1,143 @@
+"""Token recycling: propose what the target ranked highest after the same token, last time it was asked."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.proposal import Deterministic
+from monge.core.tree import GrowingTree, TokenTree
+from monge.core.verdict import Verdict
+from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.tree.sequoia_shape import Shape, best_shape, check_acceptance
+
+
+class SuccessorTable:
+    """For every token that was seen, what is expected to follow it, most probable first.
+
+    Args:
+        width: Most successors of a token.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._rows: dict[int, tuple[int, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, token: int) -> tuple[int, ...]:
+        """The successors of a token; none where it was never seen."""
+        return self._rows.get(token, ())
+
+    def rank(self, token: int, successors: Sequence[int]) -> None:
+        """Replace a row."""
+        self._rows[token] = tuple(successors[: self._width])
+
+    def read(self, text: Sequence[int]) -> None:
+        """Put what followed in a text in front, the latest first."""
+        for token, follower in zip(text, text[1:], strict=False):
+            others = [other for other in self[token] if other != follower]
+            self.rank(token, (follower, *others))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecyclingDrafter(Drafter[SuccessorTable]):
+    """A tree of the tokens that the target ranked highest in earlier rounds, each after its parent's token.
+
+    A table holds for every token its last known successors. Before the first round they are what followed it in the prompt.
+    After a round the target's ranking at every node of the tree, rejected ones included, replaces the row of the node's token;
+    along the text last, so that it prevails. The tree's shape is the one of most expected tokens for given chances of the
+    first, second, .. successor. Candidates are a function of finished rounds (`Deterministic`).
+
+    Args:
+        num_nodes: Most drafted nodes.
+        depth: Deepest node.
+        acceptance: Chance that the first, second, .. successor is the accepted one; its length is the table's width.
+        keep: Whether requests share one table. What one request wrote then shows in how fast others are decoded, though never
+            in their text.
+
+    Raises:
+        OptionError: If a size is too small, or the chances are no chances.
+
+    Reference:
+        Token Recycling (Luo et al., arXiv 2408.08696); the tree's shape is computed (Sequoia, arXiv 2402.12374) instead of
+        tuned by hand, and the prompt's own successions fill the table first.
+    """
+
+    num_nodes: int = 24
+    depth: int = 6
+    acceptance: tuple[float | int, ...] = (0.5, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)
+    keep: bool = False
+    _shared: SuccessorTable = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("num_nodes", "depth"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"token_recycling: {name} must be at least 1; got {getattr(self, name)}")
+        check_acceptance("token_recycling", self.acceptance)
+        object.__setattr__(self, "_shared", SuccessorTable(len(self.acceptance)))
+
+    @property
+    def capabilities(self) -> Capabilities:
+        shape = self._shape(self.num_nodes, self.depth)
+        return Capabilities(
+            proposes=frozenset({Deterministic}),
+            max_width=shape.width,
+            max_depth=shape.depth,
+            needs_trees=shape.width > 1,
+            num_successors=len(self.acceptance),
+        )
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[SuccessorTable]:
+        tables = [self._shared if self.keep else SuccessorTable(len(self.acceptance)) for _ in contexts]
+        for context, table in zip(contexts, tables, strict=True):
+            table.read(context.token_ids)
+        return tables
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[SuccessorTable],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[SuccessorTable]]:
+        drafts: list[Draft[SuccessorTable]] = []
+        for context, table, plan, row_draws in zip(contexts, states, plans, draws, strict=True):
+            shape = self._shape(plan.nodes(self.num_nodes), plan.depth(self.depth))
+            drafts.append(Draft(_tree(context.token_ids[-1], shape, table, row_draws), table))
+        return drafts
+
+    def observe(
+        self, contexts: Sequence[Context], drafts: Sequence[Draft[SuccessorTable]], verdicts: Sequence[Verdict]
+    ) -> Sequence[SuccessorTable]:
+        for draft, verdict in zip(drafts, verdicts, strict=True):
+            for node in _text_last(draft.tree, verdict):
+                draft.state.rank(draft.tree.token_ids[node], verdict.successors[node])
+        return [draft.state for draft in drafts]
+
+    def close(self, context: Context) -> None:
+        return None
+
+    def _shape(self, num_nodes: int, depth: int) -> Shape:
+        return best_shape(num_nodes, depth, tuple(float(chance) for chance in self.acceptance))
+
+
+def _tree(root: int, shape: Shape, table: SuccessorTable, draws: Draws) -> TokenTree:
+    tree, level = GrowingTree(root), [(0, shape)]
+    while level:
+        below: list[tuple[int, Shape]] = []
+        for node, own in level:
+            tokens = table[tree.token_ids[node]][: len(own.children)]
+            if tokens:
+                grown = tree.grow(node, Deterministic(tokens), draws)
+                below.extend(zip(grown, own.children, strict=False))  # a short row leaves the last subtrees out
+        level = below
+    return tree.finish()
+
+
+def _text_last(tree: TokenTree, verdict: Verdict) -> Iterator[int]:
+    text = (0, *verdict.path)
+    yield from (node for node in range(tree.num_nodes) if node not in text)
+    yield from text

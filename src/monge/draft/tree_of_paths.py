@@ -1,0 +1,51 @@
+"""Paths merged where they begin alike, as one tree of deterministic candidates."""
+
+from collections.abc import Iterable, Sequence
+
+from monge.core.draws import Draws
+from monge.core.proposal import Deterministic
+from monge.core.tree import GrowingTree, TokenTree
+
+Path = tuple[int, ...]
+
+
+def tree_of_paths(root: int, paths: Iterable[Sequence[int]], *, num_nodes: int, depth: int, draws: Draws) -> TokenTree:
+    """A tree whose nodes are the paths' tokens; equal beginnings share their nodes.
+
+    Args:
+        root: The last committed token.
+        paths: Tokens from the root's child downwards, in order of preference: they take nodes one after another, whole.
+        num_nodes: Most drafted nodes; what no longer fits is cut off.
+        depth: Deepest node.
+        draws: Source of randomness, of which deterministic candidates ask nothing.
+    """
+    children: dict[Path, dict[int, None]] = {}
+    room = num_nodes
+    for path in paths:
+        above: Path = ()
+        for token in path[:depth]:
+            known = children.setdefault(above, {})
+            if token not in known:
+                if room == 0:
+                    break
+                room -= 1
+                known[token] = None
+            above = (*above, token)
+    tree = GrowingTree(root)
+    node_of: dict[Path, int] = {(): 0}
+    for above, tokens in children.items():  # parents first: a path's nodes are listed from the root downwards
+        if tokens:
+            grown = tree.grow(node_of[above], Deterministic(tuple(tokens)), draws)
+            node_of |= {(*above, token): node for token, node in zip(tokens, grown, strict=True)}
+    return tree.finish()
+
+
+def node_at(tree: TokenTree, path: Sequence[int]) -> int | None:
+    """The node that these tokens lead to from the root, or `None` where the tree does not have it."""
+    node = 0
+    for token in path:
+        children = {tree.token_ids[child]: child for child in tree.offers[node]}
+        if token not in children:
+            return None
+        node = children[token]
+    return node
