@@ -162,7 +162,7 @@ class TestTokenRecycling:
         verdict = Verdict(path=(inner,), next_token=5, next_kind="correction", successors=successors)
         (state,) = drafter.observe([context([1, 2, 1, 1, 1, 5])], [draft], [verdict])
         assert state[1] == (7 + inner, 50)  # token 1 stands at the root and at both depths: its accepted node is heard last
-        rejected = next(node for node in range(1, draft.tree.num_nodes) if draft.tree.token_ids[node] == 2)
+        rejected = max(node for node in range(1, draft.tree.num_nodes) if draft.tree.token_ids[node] == 2)
         assert state[2] == (7 + rejected, 50)
 
     def test_the_tree_has_the_best_shape_and_fits_the_plan(self) -> None:
@@ -211,7 +211,7 @@ class TestJacobi:
             best = [max(range(6), key=lambda t, i=i: target.table(start + chain[:i])[t]) for i in range(len(chain) + 1)]
             num_accepted = next((i for i, guess in enumerate(chain) if guess != best[i]), len(chain))
             assert record.num_accepted == num_accepted
-            guesses = tuple(best[num_accepted + 2 :])
+            guesses = tuple(best[num_accepted + 1 :])
             assert session.drafter_state == guesses
         assert max(record.num_accepted for record in session.records) > 0
 
@@ -266,7 +266,7 @@ class TestLookahead:
         draft = drafted(drafter, state, [1, 2, 3, 1, 2])
         verdict = Verdict(path=(), next_token=4, next_kind="correction", successors=((0,),) * draft.tree.num_nodes)
         (after,) = drafter.observe([context([1, 2, 3, 1, 2, 4])], [draft], [verdict])
-        assert after.pool.after(1, 9) == [(2, 4), (2, 3)]
+        assert after.pool.after(1, 9) == [(2, 4), (2, 0), (2, 3)]  # the text last, after the window
 
     def test_pools_forget_the_oldest(self) -> None:
         pool = NgramPool(2)
