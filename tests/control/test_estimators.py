@@ -187,7 +187,7 @@ def test_price_rests_doubles_and_returns() -> None:
 def test_price_is_never_much_slower_than_plain_decoding() -> None:
     useless = World(regimes=(0.02,), noise=0.0, draft=0.3, node=0.1)
     for confident in (True, False):
-        assert speed(Price(), useless, 600, draws(), confident=confident) > 0.97
+        assert speed(Price(), useless, useless.rounds(600, draws()), draws(), confident=confident) > 0.97
 
 
 def best_fixed(world: World) -> float:
@@ -202,13 +202,13 @@ def best_fixed(world: World) -> float:
 @pytest.mark.parametrize("acceptance", [0.5, 0.9])
 def test_price_on_steady_streams(acceptance: float) -> None:
     world = World(regimes=(acceptance,), noise=0.0)
-    assert speed(Price(max_window=16), world, 800, draws()) > 0.95 * best_fixed(world)
+    assert speed(Price(max_window=16), world, world.rounds(800, draws()), draws()) > 0.95 * best_fixed(world)
 
 
 def test_price_on_changing_streams() -> None:
     """The four regimes; `monge bench control` runs it for longer."""
     world = World()
-    assert speed(Price(max_window=16), world, 2000, draws()) > 1.15 * best_fixed(world)
+    assert speed(Price(max_window=16), world, world.rounds(2000, draws()), draws()) > 1.15 * best_fixed(world)
 
 
 def test_q_learning_does_not_settle_on_one_token() -> None:

@@ -1,10 +1,11 @@
 """Controllers on a simulated chain drafter: what their rules are worth, without networks, clocks or machines.
 
-A round's acceptance is drawn from regimes that last; every position deviates a little. The drafter's confidence is that
-acceptance itself. Times are those of a linear cost table in units of a plain forward. The controllers are the real ones.
+A round's acceptance is drawn from regimes that last; every position deviates a little. All controllers meet the same rounds and
+the same coins, so their speeds are compared in pairs. The drafter's confidence is that acceptance itself. Times are those of a
+linear cost table in units of a plain forward. The controllers are the real ones.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Final
@@ -19,6 +20,24 @@ from monge.core.verdict import StepRecord
 MAX_WINDOW: Final = 16
 MAX_FIXED: Final = 12
 _LOWEST, _HIGHEST = 0.02, 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What awaits a draft.
+
+    Args:
+        acceptance: Chance by depth that a token is accepted.
+        coins: Uniform numbers that decide.
+    """
+
+    acceptance: tuple[float, ...]
+    coins: tuple[float, ...]
+
+    def num_accepted(self, depth: int) -> int:
+        """Accepted tokens of a chain so deep."""
+        decided = zip(self.coins[:depth], self.acceptance[:depth], strict=True)
+        return next((place for place, (coin, chance) in enumerate(decided) if coin >= chance), depth)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,47 +62,61 @@ class World:
         """The cost table of this world."""
         return CostModel.linear(plain=1.0, node=self.node, draft=self.draft)
 
-    def rounds(self, count: int, draws: Draws) -> Iterator[tuple[float, ...]]:
-        """Acceptance by depth, round after round."""
+    def rounds(self, count: int, draws: Draws) -> Iterator[Round]:
+        """Round after round."""
         normal, regime = NormalDist(), self.regimes[0]
         for _ in range(count):
             if draws.bernoulli(self.switch_prob):
                 regime = self.regimes[int(draws.uniform() * len(self.regimes))]
             deviations = (self.noise * normal.inv_cdf(max(draws.uniform(), 1e-12)) for _ in range(MAX_WINDOW))
-            yield tuple(min(_HIGHEST, max(_LOWEST, regime + deviation)) for deviation in deviations)
+            chances = tuple(min(_HIGHEST, max(_LOWEST, regime + deviation)) for deviation in deviations)
+            yield Round(chances, tuple(draws.uniform() for _ in range(MAX_WINDOW)))
 
 
 WORLDS: Final[Mapping[str, World]] = {
     "light load": World(),
     "verification ten times dearer": World(node=0.2),
+    "useless draft three quarters of the time": World(regimes=(0.02, 0.02, 0.02, 0.8), switch_prob=0.02),
 }
-_ON_THE_FLY: Final = "on_the_fly(history={h}, prior=(0.0007, 0.0003), probe_prob=0.2, max_window=16)"
+_ON_THE_FLY: Final = "on_the_fly(history={h}, prior=(0.0007, 0.0003), probe_prob={probe}, max_window=16)"
 ARMS: Final[Mapping[str, str]] = {
-    **{f"on_the_fly, last {h} rounds": _ON_THE_FLY.format(h=h) for h in (4, 16, 64)},
+    **{f"on_the_fly, last {h} rounds": _ON_THE_FLY.format(h=h, probe=0.2) for h in (4, 16, 64)},
     "fsm": "fsm(max_window=16)",
     "q_learning": "q_learning",
     "transformers_heuristic": "transformers_heuristic",
     "price without confidence": "price(max_window=16)",
     "price": "price(max_window=16)",
 }
+ABLATIONS: Final[Mapping[str, str]] = {
+    **{f"on_the_fly, last {h} rounds": _ON_THE_FLY.format(h=h, probe=0.2) for h in (1, 2, 4, 8, 16, 32, 64, 128)},
+    **{
+        f"on_the_fly, last 8 rounds, probes with chance {probe}": _ON_THE_FLY.format(h=8, probe=probe)
+        for probe in (0.0, 0.02, 0.05, 0.1, 0.4)
+    },
+    **{
+        f"price, rests of {first} to {last} tokens": f"price(max_window=16, first_off={first}, last_off={last})"
+        for first, last in ((8, 64), (32, 1024), (256, 4096))
+    },
+}
+"""One setting changed at a time: the history's length, how often a controller that is off looks again."""
 
 
-def speed(controller: AnyController, world: World, num_rounds: int, draws: Draws, *, confident: bool = True) -> float:
+def speed(controller: AnyController, world: World, rounds: Iterable[Round], draws: Draws, *, confident: bool = True) -> float:
     """Tokens per plain forward's time of a controller in a world.
 
     Args:
         controller: The controller.
-        world: The world.
-        num_rounds: Rounds simulated, as one request.
-        draws: Source of randomness.
+        world: What rounds cost.
+        rounds: Its rounds, as one request.
+        draws: The controller's own source of randomness.
         confident: Whether the drafter tells its confidence.
     """
     costs = world.costs()
     memory = Memory(costs)
     state = controller.init(memory)
     tokens, seconds, length = 0, 0.0, 0
-    for acceptance in world.rounds(num_rounds, draws):
-        record = _round(controller.plan(state, draws), acceptance, (draws, length, confident))
+    for one in rounds:
+        record = _record(controller.plan(state, draws), one, length, confident=confident)
         state = controller.update(state, record)
         tokens += len(record.token_ids)
         length += len(record.token_ids)
@@ -92,32 +125,33 @@ def speed(controller: AnyController, world: World, num_rounds: int, draws: Draws
     return tokens / seconds
 
 
-def compare_controllers(num_rounds: int, make_draws: Callable[[], Draws]) -> list[dict[str, Any]]:
+def compare_controllers(
+    num_rounds: int, make_draws: Callable[[int], Draws], arms: Mapping[str, str] = ARMS
+) -> list[dict[str, Any]]:
     """Speeds of the best fixed window, found by trying all, and of the controllers, in every world.
 
     Args:
         num_rounds: Rounds of every arm.
-        make_draws: Makes the source of randomness; every arm gets the same.
+        make_draws: Makes a source of randomness of some number: 0 for the worlds, 1 for the controllers, the same for each.
+        arms: Controllers by name.
     """
     rows: list[dict[str, Any]] = []
     for name, world in WORLDS.items():
-        fixed = {window: speed(Fixed(max_depth=window), world, num_rounds, make_draws()) for window in range(MAX_FIXED + 1)}
+        rounds = list(world.rounds(num_rounds, make_draws(0)))
+        fixed = {window: speed(Fixed(max_depth=window), world, rounds, make_draws(1)) for window in range(MAX_FIXED + 1)}
         best = max(fixed, key=fixed.__getitem__)
         rows.append({"world": name, "controller": f"fixed, window {best} (the best)", "speed": fixed[best], "ratio": 1.0})
-        for arm, text in ARMS.items():
-            reached = speed(CONTROLLERS.parse(text), world, num_rounds, make_draws(), confident="without confidence" not in arm)
+        for arm, text in arms.items():
+            reached = speed(CONTROLLERS.parse(text), world, rounds, make_draws(1), confident="without confidence" not in arm)
             rows.append({"world": name, "controller": arm, "speed": reached, "ratio": reached / fixed[best]})
     return rows
 
 
-def _round(plan: DraftPlan, acceptance: Sequence[float], setting: tuple[Draws, int, bool]) -> StepRecord:
-    """One round of a chain drafter under a plan, and of a target that accepts with these probabilities."""
-    draws, length, confident = setting
+def _record(plan: DraftPlan, one: Round, length: int, *, confident: bool) -> StepRecord:
+    """One round of a chain drafter under a plan."""
     limit = min(plan.depth(MAX_WINDOW), MAX_WINDOW)
-    depth, levels_read = _drafted(plan, acceptance, limit) if confident and plan.stop else (limit, 0)
-    accepted = 0
-    while accepted < depth and draws.bernoulli(acceptance[accepted]):
-        accepted += 1
+    depth, levels_read = _drafted(plan, one.acceptance, limit) if confident and plan.stop else (limit, 0)
+    accepted = one.num_accepted(depth)
     return StepRecord(
         plan=plan,
         num_nodes=depth,
@@ -128,7 +162,7 @@ def _round(plan: DraftPlan, acceptance: Sequence[float], setting: tuple[Draws, i
         token_ids=(0,) * (accepted + 1),
         context_length=length,
         levels_read=levels_read,
-        confidences=tuple(acceptance[:depth]) if levels_read else (),
+        confidences=one.acceptance[:depth] if levels_read else (),
     )
 
 

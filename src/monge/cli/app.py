@@ -7,6 +7,7 @@ import typer
 from monge.bench.provenance import versions
 from monge.cli.acceptance import acceptance
 from monge.cli.bench import bench
+from monge.cli.bench_ablations import bench_ablations
 from monge.cli.bench_acceptance import bench_acceptance
 from monge.cli.bench_control import bench_control
 from monge.cli.bench_heads import heads
@@ -30,6 +31,7 @@ app.command("list")(list_parts)
 app.command("demo")(demo)
 app.command("acceptance")(acceptance)
 bench.command("acceptance")(bench_acceptance)
+bench.command("ablations")(bench_ablations)
 bench.command("control")(bench_control)
 bench.command("heads")(heads)
 app.command("log")(log)

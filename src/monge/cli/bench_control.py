@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from monge.bench.control_simulation import WORLDS, compare_controllers
+from monge.bench.control_simulation import ABLATIONS, ARMS, WORLDS, compare_controllers
 from monge.cli import options
 from monge.cli.console import reported
 from monge.core.draws import TorchDraws
@@ -27,6 +27,9 @@ def bench_control(
     seed: Annotated[
         int | None, options.option("--seed", help="Seed of every controller's rounds.", panel=SIMULATION, default=0)
     ] = None,
+    ablations: Annotated[
+        bool, options.option("--ablations", help="One setting at a time instead of all controllers.", panel=SIMULATION)
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Compare controllers on simulated streams, without networks: tokens per plain forward's time.
@@ -38,11 +41,13 @@ def bench_control(
     **Example**
 
         monge bench control --rounds 4000
+        monge bench control --rounds 4000 --ablations
     """
     count = ROUNDS if rounds is None else rounds
     if count < 1:
         raise OptionError(f"rounds must be at least 1; got {count}")
-    rows = compare_controllers(count, lambda: TorchDraws(torch.Generator().manual_seed(seed or 0)))
+    arms = ABLATIONS if ablations else ARMS
+    rows = compare_controllers(count, lambda number: TorchDraws(torch.Generator().manual_seed(2 * (seed or 0) + number)), arms)
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 110)
     for world in WORLDS:
         table = Table("controller", "tokens per forward's time", "against the best fixed window", title=world)
