@@ -20,6 +20,7 @@ from monge.draft.tree.chain import Chain
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.fixed_width import FixedWidth
 from monge.draft.tree.registry import TREES
+from monge.engine.backends import Backend
 from monge.engine.costs import with_costs
 from monge.engine.decoder import Decoder
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
@@ -58,7 +59,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
     attention: str | None = None,
-    backend: str = "eager",
+    backend: str | Backend = "eager",
     max_batch_size: int = 8,
     trust_remote_code: bool = False,
 ) -> Decoder:
@@ -86,7 +87,9 @@ def load(
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Where to put the models.
         attention: `eager`, `sdpa` or `flex_attention`.
-        backend: `eager` runs the networks as `transformers` does; `compiled` compiles their steps for this machine, once.
+        backend: `eager` runs the networks as `transformers` does; `compiled` compiles their steps for this machine, once;
+            `openvino` exports them for the OpenVINO runtime, once; `openvino(weights='int8')` with weights of fewer bits, whose
+            law is that of the network so rounded. An object of `monge.engine.backends` does too.
         max_batch_size: Requests decoded together.
         trust_remote_code: Run code that comes with a checkpoint.
 

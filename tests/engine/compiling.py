@@ -11,7 +11,7 @@ from monge.engine.compiled_store import FOLDER_VARIABLE
 
 
 @contextmanager
-def shared_programs(tmp_path_factory: pytest.TempPathFactory):
+def shared_programs(tmp_path_factory: pytest.TempPathFactory, make=None):
     """A folder of programs that all test processes of this run share, and one compiler at a time."""
     base = tmp_path_factory.getbasetemp()
     root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -23,7 +23,7 @@ def shared_programs(tmp_path_factory: pytest.TempPathFactory):
         def compiled(network):
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                return compile_step(network, lambda _: None)
+                return compile_step(network, lambda _: None) if make is None else make(network)
             finally:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 

@@ -17,6 +17,7 @@ from monge.engine.compiled_export import Step
 from monge.engine.compiled_store import FOLDER_VARIABLE, cache_folder
 from monge.engine.hf import HfTreeModel
 from monge.engine.loading import as_draft_model, as_sequence_model
+from monge.engine.step_check import step_spec
 from tests.engine.compiling import shared_programs
 from tests.engine.tiny import network, perturbed, prompts
 from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greedy
@@ -153,7 +154,7 @@ class TestStoredPrograms:
             built.append(key)
             for path, content in kept.items():
                 path.write_bytes(content)
-            return backend.find_program(key)[0]
+            return backend.find_program(key, ".pt2")[0]
 
         monkeypatch.setattr(backend, "_build", build)
         assert isinstance(compile_step(target(), told.append), CompiledStep)
@@ -163,7 +164,7 @@ class TestStoredPrograms:
         assert "compiling LlamaForCausalLM" in told[1]
 
     def test_another_architecture_has_another_name(self, compiled):
-        spec = backend._spec(target())
+        spec = step_spec(target())
         wider = network("llama", "sdpa", intermediate_size=56)
         assert backend.program_key(target(), spec) == backend.program_key(perturbed(target()), spec)
         assert backend.program_key(target(), spec) != backend.program_key(wider, spec)
@@ -187,7 +188,7 @@ def falls_back(model, reason):
 @pytest.mark.parametrize(("dtype", "is_transposed"), [(torch.float32, True), (torch.bfloat16, False)])
 def test_only_types_with_a_kernel_for_it_are_laid_out_anew(dtype, is_transposed):
     model = copy.deepcopy(target()).to(dtype)
-    weight = Step(model, backend._spec(model)).tensors()["_network.lm_head.weight"]
+    weight = Step(model, step_spec(model)).tensors()["_network.lm_head.weight"]
     assert (weight.stride(0) == 1) is is_transposed
     assert torch.equal(weight, model.lm_head.weight)
 
@@ -197,7 +198,7 @@ class TestFallback:
         with pytest.raises(OptionError, match="unknown backend 'compile'; did you mean 'compiled'"):
             monge.load(target(), backend="compile")
         with pytest.raises(OptionError, match="unknown backend"):
-            as_draft_model(target(), as_sequence_model(target()), backend="openvino")
+            as_draft_model(target(), as_sequence_model(target()), backend="onnx")
 
     def test_positions_from_token_order(self):
         falls_back(network("bloom"), "Bloom.*only networks that read trees are compiled")

@@ -56,7 +56,12 @@ Attention = Annotated[
 ]
 Backend = Annotated[
     str | None,
-    option("--backend", help="How they run: eager or compiled.", panel=MODELS, default=default_of(load, "backend")),
+    option(
+        "--backend",
+        help="How they run: eager, compiled, openvino, or \"openvino(weights='int8')\".",
+        panel=MODELS,
+        default=default_of(load, "backend"),
+    ),
 ]
 
 Drafter = Annotated[

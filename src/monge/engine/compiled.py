@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
-from monge.core.model import NodeBlock
 from monge.engine.cache import TreeCache
 from monge.engine.compiled_export import Step, export_step
 from monge.engine.compiled_store import StoredProgram, find_program, program_key, scratch_folder, store_program
-from monge.engine.hf import HfTreeModel, tree_obstacle
+from monge.engine.hf import tree_obstacle
 from monge.engine.step import Notify, StepSpec
+from monge.engine.step_check import largest_difference, step_spec
 
 _AGREEMENT: Final = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 """Largest difference to the network's own logits, as a share of the largest logit. Rounding stays well below; a lost mask or a
@@ -40,6 +40,8 @@ class CompiledStep:
         path: The compiled package.
         tensors: Weights and constants by name.
     """
+
+    name = "compiled"
 
     def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
         program: Any = torch._inductor.aoti_load_package(str(path))
@@ -72,7 +74,7 @@ def compile_step(network: PreTrainedModel, notify: Notify) -> CompiledStep:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer's and the compiler's own, about themselves
             compiled = _load_or_build(network, name, notify)
-            difference, bound = _difference(network, compiled), _AGREEMENT[network.dtype]
+            difference, bound = largest_difference(network, compiled), _AGREEMENT[network.dtype]
     except _FAILURES as error:
         text = str(error).strip().splitlines() or [""]
         raise BackendError(f"{name} cannot be compiled: {type(error).__name__}: {text[0][:300]}") from error
@@ -109,10 +111,10 @@ def _compiler_obstacle() -> str | None:
 
 
 def _load_or_build(network: PreTrainedModel, name: str, notify: Notify) -> CompiledStep:
-    spec = _spec(network)
+    spec = step_spec(network)
     step = Step(network, spec)
     key = program_key(network, spec)
-    stored, damage = find_program(key)
+    stored, damage = find_program(key, ".pt2")
     if damage is not None:
         notify(f"the stored program of {name} cannot be used: {damage}")
     if network.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
@@ -131,29 +133,3 @@ def _build(step: Step, spec: StepSpec, key: str) -> StoredProgram:
         known = step.tensors()
         made = {name: tensor for name, tensor in program.constants.items() if name not in known and isinstance(tensor, Tensor)}
         return store_program(key, package, made)
-
-
-def _spec(network: PreTrainedModel) -> StepSpec:
-    model = HfTreeModel(network)
-    model.open({0: (0, 0)})
-    return model.step_spec()
-
-
-def _difference(network: PreTrainedModel, step: CompiledStep) -> float:
-    """Largest difference of any logit between the step and the network, as a share of the largest logit."""
-    first = NodeBlock((5, 6, 7, 8), (-1, 0, 0, 1))
-    rounds = (
-        {0: first, 1: NodeBlock((9, 4), (-1, -1))},
-        {1: NodeBlock((3,), (1,))},
-        {2: NodeBlock.chain((5, 6, 7))},
-    )
-    worst = 0.0
-    models = HfTreeModel(network), HfTreeModel(network, step)
-    for model in models:
-        model.open({0: (1, 2, 3), 1: (4, 3, 2, 1, 0, 5, 6, 7), 2: (8, 9)})
-    for blocks in rounds:
-        ours, theirs = (model.extend(blocks) for model in reversed(models))
-        for sequence, expected in theirs.items():
-            scale = expected.abs().max().clamp(min=torch.finfo(expected.dtype).tiny)
-            worst = max(worst, float((ours[sequence] - expected).abs().max() / scale))
-    return worst

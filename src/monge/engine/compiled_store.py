@@ -25,7 +25,7 @@ class StoredProgram:
     """Where a program lies.
 
     Attributes:
-        path: The compiled package.
+        path: The compiled package, or the graph.
         constants: Tensors that the trace made, by name; weights are not stored.
     """
 
@@ -41,10 +41,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "monge"
 
 
-def program_key(network: PreTrainedModel, spec: StepSpec) -> str:
+def program_key(network: PreTrainedModel, spec: StepSpec, *versions: str) -> str:
     """Name of the program of a network: equal for equal architectures and different wherever the machine code could be.
 
     Values of weights do not count, since a program gets them when it is loaded.
+
+    Args:
+        network: The network.
+        spec: Inputs of its step.
+        *versions: What else made the program.
     """
     tensors = [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in network.state_dict().items()]
     parts = (
@@ -58,13 +63,14 @@ def program_key(network: PreTrainedModel, spec: StepSpec) -> str:
         str(network.config.get_text_config()._attn_implementation),
         spec,
         tensors,
+        *versions,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def find_program(key: str) -> tuple[StoredProgram | None, str | None]:
+def find_program(key: str, suffix: str) -> tuple[StoredProgram | None, str | None]:
     """The stored program, or `None` and, where there are files that cannot be used, what is wrong with them."""
-    path, notes = _files(key)
+    path, notes = _files(key, suffix)
     if not (path.exists() and notes.exists()):
         return None, None
     try:
@@ -79,7 +85,7 @@ def find_program(key: str) -> tuple[StoredProgram | None, str | None]:
 
 def store_program(key: str, package: Path, constants: Mapping[str, Tensor]) -> StoredProgram:
     """Keep a package and the constants of its trace. A run that is interrupted leaves nothing that looks complete."""
-    path, notes = _files(key)
+    path, notes = _files(key, package.suffix)
     digest = hashlib.sha256(package.read_bytes()).hexdigest()
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         written = Path(scratch) / notes.name
@@ -96,9 +102,9 @@ def scratch_folder() -> Path:
     return folder
 
 
-def _files(key: str) -> tuple[Path, Path]:
+def _files(key: str, suffix: str) -> tuple[Path, Path]:
     folder = cache_folder() / "programs"
-    return folder / f"{key}.pt2", folder / f"{key}.constants"
+    return folder / f"{key}{suffix}", folder / f"{key}.constants"
 
 
 def _machine() -> str:

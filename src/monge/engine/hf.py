@@ -69,7 +69,7 @@ class HfTreeModel:
 
     def __repr__(self) -> str:
         size = sum(weight.numel() for weight in self._model.parameters()) / 1e6
-        how = self._attention if self._step is None else f"{self._attention}, compiled"
+        how = self._attention if self._step is None else f"{self._attention}, {self._step.name}"
         return f"HfTreeModel({type(self._model).__name__}, {size:.1f}M parameters, {self._dtype}, {how})"
 
     @property

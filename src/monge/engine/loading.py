@@ -1,23 +1,15 @@
 """Models and tokenizers from names, folders or objects."""
 
-import logging
-import warnings
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from monge.core.errors import BackendError, ModelLoadError, UnsupportedModelError, VocabularyMismatchError, unknown_name
+from monge.core.errors import ModelLoadError, UnsupportedModelError, VocabularyMismatchError
 from monge.core.model import SequenceModel
-from monge.engine.hf import HfTreeModel, tree_obstacle
-from monge.engine.hf_chain import HfChainModel
+from monge.engine.backends import BACKENDS, Backend
 from monge.engine.vocabulary import ResizedVocabulary
-
-BACKENDS: Final = ("eager", "compiled")
-"""Ways of running a network: by `transformers` as it is, or its steps over few tokens as compiled programs."""
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 def load_network(
@@ -72,26 +64,19 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> An
         raise ModelLoadError(f"cannot load a tokenizer from {str(source)!r}: {type(error).__name__}: {error}") from error
 
 
-def as_sequence_model(network: PreTrainedModel, *, backend: str = "eager") -> SequenceModel:
+def as_sequence_model(network: PreTrainedModel, *, backend: str | Backend = "eager") -> SequenceModel:
     """The network behind the interface of the loop: trees where it can read them, chains otherwise.
 
     Args:
         network: A causal language model in evaluation mode.
-        backend: How it runs, one of `BACKENDS`. What cannot be compiled here runs eagerly, with a warning that says why.
+        backend: How it runs, one of `BACKENDS`. What it cannot run here runs eagerly, with a warning that says why.
 
     Raises:
         OptionError: If there is no such backend.
+        BackendError: If it is not installed, or cannot run this network with the weights that were asked for.
     """
-    if backend not in BACKENDS:
-        raise unknown_name("backend", backend, BACKENDS)
-    if backend == "compiled":
-        from monge.engine.compiled import compile_step  # the compiler is slow to import
-
-        try:
-            return HfTreeModel(network, compile_step(network, _LOG.info))
-        except BackendError as error:
-            warnings.warn(f"backend 'compiled' is not used, the network runs eagerly: {error}", stacklevel=2)
-    return HfTreeModel(network) if tree_obstacle(network) is None else HfChainModel(network)
+    chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
+    return chosen.sequence_model(network)
 
 
 def as_draft_model(
@@ -100,7 +85,7 @@ def as_draft_model(
     *,
     tokenizer: Any = None,
     target_tokenizer: Any = None,
-    backend: str = "eager",
+    backend: str | Backend = "eager",
 ) -> SequenceModel:
     """The draft model, in the target's vocabulary.
 

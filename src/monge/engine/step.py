@@ -32,7 +32,13 @@ class StepSpec:
 
 @runtime_checkable
 class NodeStep(Protocol):
-    """Reads a few nodes of every row, once a first forward of the network has laid out the cache."""
+    """Reads a few nodes of every row, once a first forward of the network has laid out the cache.
+
+    Attributes:
+        name: What runs, for tables of results.
+    """
+
+    name: str
 
     def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> Tensor:
         """Logits of every node, `[batch, nodes, vocab]`; keys and values go where the cache was told to place them.

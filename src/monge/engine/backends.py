@@ -1,0 +1,90 @@
+"""Ways of running a network: by `transformers` as it is, or its steps over few nodes by something faster."""
+
+import logging
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Final
+
+from transformers import PreTrainedModel
+
+from monge.core.errors import BackendError, OptionError
+from monge.core.model import SequenceModel
+from monge.core.registry import Registry
+from monge.engine.hf import HfTreeModel, tree_obstacle
+from monge.engine.hf_chain import HfChainModel
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Backend(ABC):
+    """What runs a network."""
+
+    @abstractmethod
+    def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
+        """The network behind the interface of the loop: trees where it can read them, chains otherwise.
+
+        Args:
+            network: A causal language model in evaluation mode.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Eager(Backend):
+    """The network as `transformers` runs it, on any device."""
+
+    def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
+        return HfTreeModel(network) if tree_obstacle(network) is None else HfChainModel(network)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled(Backend):
+    """Steps compiled to machine code, once for this machine. What cannot be compiled runs eagerly, with a warning."""
+
+    def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
+        from monge.engine.compiled import compile_step  # the compiler is slow to import
+
+        try:
+            return HfTreeModel(network, compile_step(network, _LOG.info))
+        except BackendError as error:
+            return _eager_after_all("compiled", network, error)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVino(Backend):
+    """Steps run by OpenVINO, exported once. What it cannot run is run eagerly, with a warning, if the law is the same.
+
+    Args:
+        weights: How weights of linear maps are held. `same`: as the network has them. `bf16`, `int8`: rounded to bfloat16, or
+            to 8-bit integers with one scale a row; the law is then that of the network with the rounded weights, and prompts
+            are read by that network too.
+    """
+
+    weights: str = "same"
+
+    def __post_init__(self) -> None:
+        from monge.engine.openvino_weights import WEIGHTS
+
+        if self.weights not in WEIGHTS:
+            raise OptionError(f"backend openvino: weights must be one of {', '.join(WEIGHTS)}; got {self.weights!r}")
+
+    def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
+        from monge.engine.openvino import openvino_step, require_openvino
+        from monge.engine.openvino_weights import with_weights
+
+        require_openvino()
+        try:
+            held = with_weights(network, self.weights)
+            return HfTreeModel(held, openvino_step(held, self.weights, _LOG.info))
+        except BackendError as error:
+            if self.weights != "same":
+                raise
+            return _eager_after_all("openvino", network, error)
+
+
+BACKENDS: Final[Registry[Backend]] = Registry("backend", {"eager": Eager, "compiled": Compiled, "openvino": OpenVino})
+
+
+def _eager_after_all(name: str, network: PreTrainedModel, error: BackendError) -> SequenceModel:
+    warnings.warn(f"backend {name!r} is not used, the network runs eagerly: {error}", stacklevel=5)
+    return Eager().sequence_model(network)

@@ -1,0 +1,215 @@
+"""The OpenVINO backend: a network's step over tree nodes by the OpenVINO runtime."""
+
+import importlib.util
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from monge.core.errors import BackendError
+from monge.engine.cache import TreeCache
+from monge.engine.compiled_store import find_program, program_key, scratch_folder, store_program
+from monge.engine.hf import tree_obstacle
+from monge.engine.openvino_export import export_graph, weights
+from monge.engine.openvino_weights import constant, linear_weights
+from monge.engine.step import Notify, StepSpec
+from monge.engine.step_check import largest_difference, step_spec
+
+_FORMAT: Final = "openvino graph 1"  # raised whenever the traced graph, its inputs or the file change
+_AGREEMENT: Final = {"f32": 1e-4, "bf16": 0.1}
+"""Largest difference to the network's own logits, as a share of the largest logit, by type of arithmetic."""
+_FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, OSError, ImportError)
+_COLUMNS: Final = 64  # past columns come in steps: a new shape costs the runtime as much as a step of a small network
+_HIDDEN: Final = float(np.finfo(np.float32).min)
+
+
+class OpenVinoStep:
+    """A step run by OpenVINO, a `NodeStep`. The cache is read where it lies; new keys and values are copied into it.
+
+    Args:
+        graph: An `openvino.Model` with its weights.
+        spec: Shape of its inputs.
+        name: What runs, for tables of results.
+        precision: Type of its arithmetic.
+    """
+
+    def __init__(self, graph: Any, spec: StepSpec, name: str, precision: str) -> None:
+        import openvino
+
+        self.name = name
+        options = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "INFERENCE_PRECISION_HINT": precision,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # only weights have fewer bits; otherwise there were no law to compare with
+        }
+        self._host: Any = openvino
+        self._request = openvino.Core().compile_model(graph, "CPU", options).create_infer_request()
+        self._num_masks = len(spec.kinds)
+        self._num_slabs = len(set(spec.cache_shapes))
+        self._bound: tuple[int, ...] = ()
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> Tensor:
+        starts = cache.starts
+        past = -(-max(starts) // _COLUMNS) * _COLUMNS
+        self._bind(cache.kept(), past)
+        inputs = (token_ids.numpy(), positions.numpy(), *(_additive(mask, starts, past) for mask in masks))
+        for index, array in enumerate(inputs):
+            self._request.set_input_tensor(index, self._host.Tensor(array, shared_memory=True))
+        self._request.infer(share_outputs=True)
+        logits, *new = (self._request.get_output_tensor(index).data for index in range(1 + self._num_slabs))
+        cache.write([torch.from_numpy(block) for block in new])
+        return torch.from_numpy(logits.copy())  # the runtime writes the next logits to the same place
+
+    def _bind(self, kept: Sequence[Tensor], past: int) -> None:
+        """Show the runtime the first columns of keys and values, unless it sees them already."""
+        place = (kept[0].data_ptr(), *kept[0].shape, past)
+        if place == self._bound:
+            return
+        for index, tensor in enumerate(kept, start=2 + self._num_masks):
+            whole = self._host.Tensor(tensor.numpy(), shared_memory=True)
+            rows, heads, _, size = tensor.shape
+            window = self._host.Tensor(whole, self._host.Coordinate([0] * 4), self._host.Coordinate([rows, heads, past, size]))
+            self._request.set_input_tensor(index, window)
+        self._bound = place
+
+
+def openvino_step(network: PreTrainedModel, weights_kind: str, notify: Notify) -> OpenVinoStep:
+    """A network's step in OpenVINO, exported, or loaded where that was done before; either way checked against the network.
+
+    Args:
+        network: A network in evaluation mode whose weights are of the kind, see `openvino_weights.with_weights`.
+        weights_kind: How weights of linear maps are held, one of `openvino_weights.WEIGHTS`.
+        notify: Told what takes long.
+
+    Raises:
+        BackendError: If the network cannot run here; the message says why.
+    """
+    if (reason := obstacle(network)) is not None:
+        raise BackendError(reason)
+    name = type(network).__name__
+    precision = "bf16" if weights_kind == "bf16" and _has_bfloat16() else "f32"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the tracer's and the converter's own, about themselves
+            spec = step_spec(network)
+            graph = _load_or_export(network, spec, name, notify)
+            _set_weights(graph, network, weights_kind)
+            title = "openvino" if weights_kind == "same" else f"openvino, {weights_kind} weights"
+            step = OpenVinoStep(graph, spec, title, precision)
+            difference, bound = largest_difference(network, step), _AGREEMENT[precision]
+    except _FAILURES as error:
+        text = str(error).strip().splitlines() or [""]
+        raise BackendError(f"{name} cannot run in OpenVINO: {type(error).__name__}: {' '.join(text)[:300]}") from error
+    if not difference <= bound:
+        raise BackendError(
+            f"{name}, run by OpenVINO, has other logits than the network: {difference:.2g} of the largest, not {bound:.2g}"
+        )
+    return step
+
+
+def obstacle(network: PreTrainedModel) -> str | None:
+    """Why a network cannot run in OpenVINO, where that is known before trying."""
+    if (reason := tree_obstacle(network)) is not None:
+        return f"{reason}; OpenVINO runs networks that read trees, backend='eager' runs all"
+    name, attention = type(network).__name__, str(network.config.get_text_config()._attn_implementation)
+    if network.device.type != "cpu":
+        return f"{name} is on {network.device}, and OpenVINO runs on the CPU here"
+    if network.dtype != torch.float32:
+        return (
+            f"{name} has weights of type {network.dtype}, and OpenVINO takes float32 here: load it with dtype='float32'; "
+            "openvino(weights='bf16') then holds the same numbers in half the room where the processor can"
+        )
+    if attention not in {"eager", "sdpa"}:
+        return f"{name} runs attention {attention!r}; OpenVINO takes eager and sdpa"
+    return None
+
+
+def require_openvino() -> None:
+    """Check that the runtime is installed.
+
+    Raises:
+        BackendError: If it is not; the message names the extra.
+    """
+    if importlib.util.find_spec("openvino") is None:
+        raise BackendError("backend 'openvino' needs the package openvino: pip install 'monge[openvino]'")
+
+
+def openvino_version() -> str:
+    """Version of the runtime."""
+    import openvino
+
+    return str(openvino.get_version())
+
+
+def _load_or_export(network: PreTrainedModel, spec: StepSpec, name: str, notify: Notify) -> Any:
+    version = openvino_version()
+    key = program_key(network, spec, _FORMAT, version)
+    stored, damage = find_program(key, ".zip")
+    if damage is not None:
+        notify(f"the stored graph of {name} cannot be used: {damage}")
+    if stored is not None:
+        return _read(stored.path)
+    notify(f"exporting {name} for OpenVINO {version}, once for this model and these versions; it can take a minute")
+    graph = export_graph(network, spec)
+    try:
+        with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
+            store_program(key, _packed(graph, Path(scratch)), {})
+    except (OSError, RuntimeError) as error:
+        notify(f"the graph of {name} cannot be kept, the next start exports again: {error}")
+    return graph
+
+
+def _packed(graph: Any, folder: Path) -> Path:
+    import openvino
+
+    package, xml, numbers = folder / "graph.zip", folder / "graph.xml", folder / "graph.bin"
+    openvino.serialize(graph, xml, numbers)
+    with zipfile.ZipFile(package, "w", compression=zipfile.ZIP_DEFLATED) as archive:
+        for file in (xml, numbers):
+            archive.write(file, file.name)
+    return package
+
+
+def _read(path: Path) -> Any:
+    import openvino
+
+    with zipfile.ZipFile(path) as archive:
+        text, numbers = archive.read("graph.xml"), archive.read("graph.bin")
+    return openvino.Core().read_model(text, openvino.Tensor(np.frombuffer(numbers, dtype=np.uint8).copy()))
+
+
+def _set_weights(graph: Any, network: PreTrainedModel, kind: str) -> None:
+    """Put the network's weights in the place of the graph's last inputs."""
+    named, linear = weights(network), linear_weights(network)
+    tensors = network.state_dict(keep_vars=True)
+    for parameter, (name, tensor) in zip(graph.get_parameters()[-len(named) :], named.items(), strict=True):
+        node = constant(tensor, kind if id(tensors[name]) in linear else "same")
+        parameter.output(0).replace(node.output(0))
+        graph.remove_parameter(parameter)
+    graph.validate_nodes_and_infer_types()
+
+
+def _additive(mask: Tensor, starts: Sequence[int], past: int) -> np.ndarray:
+    """A mask over columns of the cache as one over the past and the nodes: 0 where seen, `[batch, 1, nodes, past + nodes]`."""
+    seen = mask.numpy()
+    added = np.where(seen, np.float32(0), np.float32(_HIDDEN)) if seen.dtype == np.bool_ else seen
+    batch, _, nodes, _ = added.shape
+    shown = np.full((batch, 1, nodes, past + nodes), _HIDDEN, dtype=np.float32)
+    for row, start in enumerate(starts):
+        shown[row, :, :, :start] = added[row, :, :, :start]
+        shown[row, :, :, past:] = added[row, :, :, start : start + nodes]
+    return shown
+
+
+def _has_bfloat16() -> bool:
+    import openvino
+
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

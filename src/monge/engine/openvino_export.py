@@ -1,0 +1,162 @@
+"""A network's step over tree nodes as an OpenVINO graph: what the `openvino` backend runs."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+from torch.fx.experimental import _config
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from monge.engine.step import StepSpec
+
+_ATTENTION: Final = "monge_openvino"
+_tracing: Any = _config  # its `patch` is installed at run time, out of sight of type checkers
+
+
+class Graph(torch.nn.Module):
+    """The forward of a network over nodes, with the cache, and its own weights, as inputs.
+
+    Args:
+        network: The network; it is left as it is.
+        spec: Shape of the inputs.
+    """
+
+    def __init__(self, network: PreTrainedModel, spec: StepSpec) -> None:
+        super().__init__()
+        shared = [*network.parameters(), *network.buffers()]
+        self._network = copy.deepcopy(network, {id(tensor): tensor for tensor in shared})
+        config = self._network.config.get_text_config()
+        if str(config._attn_implementation) == "sdpa":
+            AttentionInterface.register(_ATTENTION, _attention)
+            self._network.set_attn_implementation(_ATTENTION)
+        self._kinds = spec.kinds
+        self._names = tuple(weights(network))
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        masks: Sequence[Tensor],
+        kept: Sequence[Tensor],
+        values: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """Logits of every node; then, for every shape of keys and values, the new ones, `[tensors, batch, heads, nodes, size]`.
+
+        Args:
+            token_ids: Tokens, `[batch, nodes]`.
+            positions: Their positions.
+            masks: For every kind of layer, 0 where a node sees a column and very negative where it does not,
+                `[batch, 1, nodes, past + nodes]`.
+            kept: Past keys and values of every layer, `[batch, heads, past, size]`.
+            values: The weights, as `weights` lists them.
+        """
+        layers = [_PastLayer(keys, vals, masks[0].shape[-1]) for keys, vals in zip(kept[::2], kept[1::2], strict=True)]
+        inputs = {
+            "input_ids": token_ids,
+            "position_ids": positions,
+            "attention_mask": masks[0] if len(masks) == 1 else dict(zip(self._kinds, masks, strict=True)),
+            "past_key_values": Cache(layers=list(layers)),
+            "use_cache": True,
+        }
+        named = dict(zip(self._names, values, strict=True))
+        logits = torch.func.functional_call(self._network, named, (), inputs).logits
+        new: dict[tuple[int, int], list[Tensor]] = {}
+        for layer in layers:
+            for tensor in layer.new():
+                new.setdefault((int(tensor.shape[1]), int(tensor.shape[3])), []).append(tensor)
+        return logits, *(torch.stack(tensors) for tensors in new.values())
+
+
+def weights(network: PreTrainedModel) -> Mapping[str, Tensor]:
+    """Weights by name; shared ones once."""
+    named: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            named[name] = tensor.detach()
+    return named
+
+
+def export_graph(network: PreTrainedModel, spec: StepSpec) -> Any:
+    """The graph as an `openvino.Model` without weights: rows, nodes and past stay variable, weights are its last inputs."""
+    import openvino
+
+    batch, nodes, past = 2, 3, 16  # all different, so that no two of them are taken for one
+    ids = torch.zeros(batch, nodes, dtype=torch.int64)
+    masks = [torch.zeros(batch, 1, nodes, past + nodes) for _ in spec.kinds]
+    kept = [torch.zeros(batch, heads, past, size) for heads, size in spec.cache_shapes]
+    named = weights(network)
+    varies = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
+    shapes = (
+        varies,
+        varies,
+        [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC} for _ in masks],
+        [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for _ in kept],
+        [None for _ in named],
+    )
+    # Size-oblivious: otherwise a size of one would be a graph of its own.
+    with torch.no_grad(), _tracing.patch(backed_size_oblivious=True):
+        arguments = (ids, ids.clone(), masks, kept, list(named.values()))
+        program = torch.export.export(Graph(network, spec).eval(), arguments, dynamic_shapes=shapes, strict=False)
+        model = openvino.convert_model(program)
+    count = 2 + len(masks) + len(kept) + len(named)
+    if len(model.inputs) != count:
+        raise ValueError(f"the converted graph has {len(model.inputs)} inputs, not {count}")
+    return model
+
+
+class _PastLayer(CacheLayerMixin):
+    """One layer's past keys and values during a trace, and the new ones."""
+
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, width: Any) -> None:
+        super().__init__()
+        self.keys, self.values, self.is_initialized = keys, values, True
+        self._width = width
+        self._new: tuple[Tensor, ...] = ()
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise NotImplementedError("the cache is made before the trace")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None
+        self._new = (key_states, value_states)
+        return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
+
+    def new(self) -> tuple[Tensor, ...]:
+        """Keys and values of the nodes."""
+        return self._new
+
+    def get_mask_sizes(self, query_length: int) -> Any:
+        return self._width, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    *,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The host's `sdpa` without its copies of keys and values: heads that share keys are further queries of one head."""
+    batch, heads, nodes, size = query.shape
+    shared = key.shape[1]
+    queries = query.reshape(batch, shared, heads // shared * nodes, size)
+    mask = attention_mask.repeat(1, 1, heads // shared, 1)
+    attended = torch.nn.functional.scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=scaling)
+    return attended.reshape(batch, heads, nodes, value.shape[-1]).transpose(1, 2).contiguous(), None

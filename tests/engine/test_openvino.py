@@ -1,0 +1,251 @@
+"""The OpenVINO backend: the network's logits, or those of the network with rounded weights; and nothing else in silence."""
+
+import importlib.util
+import shutil
+from functools import partial
+
+import pytest
+import torch
+
+import monge
+from monge.core.errors import BackendError, OptionError
+from monge.core.model import NodeBlock
+from monge.engine import openvino as backend
+from monge.engine.backends import BACKENDS, OpenVino
+from monge.engine.compiled_store import FOLDER_VARIABLE, cache_folder
+from monge.engine.hf import HfTreeModel
+from monge.engine.loading import as_sequence_model
+from monge.engine.openvino import OpenVinoStep, openvino_step
+from monge.engine.openvino_weights import linear_weights, with_weights
+from monge.engine.step_check import step_spec
+from tests.engine.compiling import shared_programs
+from tests.engine.tiny import network, perturbed, prompts
+from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greedy
+
+HAS_OPENVINO = importlib.util.find_spec("openvino") is not None
+needs_openvino = pytest.mark.skipif(not HAS_OPENVINO, reason="openvino is not installed: pip install 'monge[openvino]'")
+LARGEST_DIFFERENCE = 5e-5
+"""Allowed between float32 forwards in another order of summation; as for the eager backend."""
+
+
+def target():
+    return network("llama", "sdpa")  # heads share keys, so this is the grouped attention as well
+
+
+def silent(_):
+    pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    """Stored graphs, shared by the test processes of a run; that of the target is made once."""
+    with shared_programs(tmp_path_factory, partial(openvino_step, weights_kind="same", notify=silent)) as made:
+        if HAS_OPENVINO:
+            made(target())
+        yield cache_folder() / "programs"
+
+
+@pytest.fixture
+def graph(folder):
+    """A fresh graph of the target."""
+    key = backend.program_key(target(), step_spec(target()), backend._FORMAT, backend.openvino_version())
+    stored, _ = backend.find_program(key, ".zip")
+    return backend._read(stored.path)
+
+
+def no_exporting(*_):
+    raise AssertionError("nothing was to be exported here")
+
+
+@needs_openvino
+class TestSteps:
+    @pytest.mark.parametrize("kind", ["same", "int8", "bf16"])
+    def test_node_logits(self, kind):
+        held = with_weights(target(), kind)
+        growth = RandomGrowth(held, prompts((9, 4, 6), seed=1), seed=2, step=openvino_step(held, kind, silent))
+        differences = [growth.round(compare=True) for _ in range(8)]
+        assert growth.non_prefix_commits > 8, "the rounds were to move columns of the cache"
+        assert max(differences) < LARGEST_DIFFERENCE, differences
+
+    @pytest.mark.parametrize("num_nodes", [1, 5, 64, 65])
+    @pytest.mark.parametrize("num_rows", [1, 3])
+    def test_sizes(self, num_nodes, num_rows):
+        models = HfTreeModel(target()), HfTreeModel(target(), openvino_step(target(), "same", silent))
+        texts = dict(enumerate(prompts((300, 1, 20)[:num_rows], seed=3)))
+        blocks = {row: NodeBlock.chain(prompts((num_nodes,), seed=row)[0]) for row in texts}
+        eager, ours = ({} for _ in models)
+        for model, logits in zip(models, (eager, ours), strict=True):
+            model.open(texts)
+            for _ in range(2):  # the second block reads what the first one wrote
+                logits.update(model.extend(blocks))
+                model.commit({row: range(num_nodes) for row in texts})
+        for row, expected in eager.items():
+            torch.testing.assert_close(ours[row], expected, atol=LARGEST_DIFFERENCE, rtol=0)
+
+    def test_logits_of_one_step_survive_the_next(self):
+        model = HfTreeModel(target(), openvino_step(target(), "same", silent))
+        model.open({0: (5, 6)})
+        first = model.extend({0: NodeBlock.chain((7,))})[0]
+        kept = first.clone()
+        model.extend({0: NodeBlock.chain((9,))})
+        assert torch.equal(first, kept)
+
+    def test_a_step_right_after_an_empty_prompt(self):
+        models = [HfTreeModel(target()), HfTreeModel(target(), openvino_step(target(), "same", silent))]
+        logits = []
+        for model in models:
+            model.open({0: (5,)})
+            model.commit({0: ()})
+            logits.append(model.extend({0: NodeBlock.chain((7, 8))})[0])
+        torch.testing.assert_close(*logits, atol=LARGEST_DIFFERENCE, rtol=0)
+
+    def test_the_network_is_left_alone(self):
+        before = {name: (weight.data_ptr(), weight.stride()) for name, weight in target().state_dict().items()}
+        attention = target().config._attn_implementation
+        openvino_step(with_weights(target(), "int8"), "int8", silent)
+        assert {name: (weight.data_ptr(), weight.stride()) for name, weight in target().state_dict().items()} == before
+        assert target().config._attn_implementation == attention
+
+
+class TestWeights:
+    def test_int8_rows_are_multiples_of_their_scale(self):
+        rounded = with_weights(target(), "int8")
+        for before, after in zip(linear_weights(target()).values(), linear_weights(rounded).values(), strict=True):
+            scale = before.abs().amax(dim=1, keepdim=True) / 127
+            codes = after / scale
+            torch.testing.assert_close(codes, codes.round(), atol=1e-3, rtol=0)
+            assert (after - before).abs().le(scale * 0.501).all()
+            assert not torch.equal(after, before)
+
+    def test_bf16_is_what_torch_rounds_to(self):
+        rounded = with_weights(target(), "bf16")
+        assert torch.equal(rounded.lm_head.weight, target().lm_head.weight.bfloat16().float())
+        assert rounded.model.norm.weight is target().model.norm.weight
+
+    def test_tied_weights_stay_tied(self):
+        tied = network("llama", "sdpa", tie_word_embeddings=True)
+        rounded = with_weights(tied, "int8")
+        assert rounded.lm_head.weight is rounded.model.embed_tokens.weight
+        assert not torch.equal(rounded.lm_head.weight, tied.lm_head.weight)
+
+    def test_a_network_without_linear_maps(self):
+        with pytest.raises(BackendError, match="GPT2LMHeadModel holds .*% of its parameters in linear maps"):
+            with_weights(network("gpt2"), "int8")
+
+
+@needs_openvino
+class TestTexts:
+    @pytest.mark.parametrize("tree", ["chain(4)", "best_first"])
+    def test_greedy_is_that_of_transformers(self, tree):
+        decoder = monge.load(target(), perturbed(target()), tree=tree, backend="openvino")
+        assert repr(decoder.parts.target).endswith("sdpa, openvino)")
+        texts = prompts((9, 4, 7), seed=5)
+        for prompt, result in zip(texts, decoder.generate(texts, max_new_tokens=40, ignore_eos=True), strict=True):
+            assert_same_tokens(target(), prompt, result.token_ids, plain_greedy(target(), prompt, 40))
+            assert 1.05 < result.stats.block_efficiency < 5
+
+    def test_verdicts_are_those_of_the_eager_backend(self):
+        texts = prompts((9, 4), seed=6)
+        records = []
+        for name in ("eager", "openvino"):
+            decoder = monge.load(target(), perturbed(target()), backend=name)
+            results = decoder.generate(texts, max_new_tokens=40, temperature=1.0, seed=3)
+            records.append([(record.num_accepted, record.token_ids) for result in results for record in result.records])
+        assert records[0] == records[1]
+
+    def test_int8_decodes_the_rounded_network_and_says_so(self):
+        decoder = monge.load(target(), perturbed(target()), backend="openvino(weights='int8')")
+        assert repr(decoder.parts.target).endswith("sdpa, openvino, int8 weights)")
+        rounded = with_weights(target(), "int8")
+        texts = prompts((9, 4), seed=5)
+        for prompt, result in zip(texts, decoder.generate(texts, max_new_tokens=40, ignore_eos=True), strict=True):
+            assert_same_tokens(rounded, prompt, result.token_ids, plain_greedy(rounded, prompt, 40))
+
+
+@needs_openvino
+class TestStoredGraphs:
+    def test_are_found_again_whatever_the_weights(self, monkeypatch):
+        openvino_step(target(), "same", silent)
+        monkeypatch.setattr(backend, "export_graph", no_exporting)
+        openvino_step(target(), "same", no_exporting)
+        other = perturbed(target())
+        growth = RandomGrowth(other, prompts((5,), seed=1), seed=2, step=openvino_step(other, "same", no_exporting))
+        assert max(growth.round(compare=True) for _ in range(3)) < LARGEST_DIFFERENCE
+
+    @pytest.mark.parametrize("suffix", [".zip", ".constants"])
+    def test_damaged_ones_are_made_again(self, folder, monkeypatch, tmp_path, graph, suffix):
+        monkeypatch.setattr(backend, "export_graph", lambda *_: graph)
+        shutil.copytree(folder, tmp_path / "programs")
+        monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+        for path in (tmp_path / "programs").glob(f"*{suffix}"):
+            path.write_bytes(path.read_bytes()[:100])
+        told = []
+        openvino_step(target(), "same", told.append)
+        assert "cannot be used" in told[0]
+        assert "exporting LlamaForCausalLM for OpenVINO" in told[1]
+        monkeypatch.setattr(backend, "export_graph", no_exporting)
+        openvino_step(target(), "same", no_exporting)
+
+    def test_another_version_has_another_graph(self, monkeypatch):
+        import openvino
+
+        openvino_step(target(), "same", silent)
+        monkeypatch.setattr(openvino, "get_version", lambda: "another")
+        monkeypatch.setattr(backend, "export_graph", no_exporting)
+        with pytest.raises(BackendError, match="nothing was to be exported"):
+            openvino_step(target(), "same", silent)
+
+    @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("could not write")])
+    def test_no_room_leaves_nothing_behind(self, monkeypatch, tmp_path, graph, error):
+        import openvino
+
+        monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+        monkeypatch.setattr(backend, "export_graph", lambda *_: graph)
+        told = []
+
+        def half(model, xml, numbers):
+            xml.write_text("half of it")
+            raise error
+
+        monkeypatch.setattr(openvino, "serialize", half)
+        step = openvino_step(target(), "same", told.append)
+        assert isinstance(step, OpenVinoStep)
+        assert "cannot be kept, the next start exports again" in told[-1]
+        assert not list((tmp_path / "programs").iterdir())
+
+    def test_a_step_with_other_logits_is_refused(self, monkeypatch):
+        run = OpenVinoStep.__call__
+        monkeypatch.setattr(OpenVinoStep, "__call__", lambda *inputs: run(*inputs) * 1.01)
+        with pytest.raises(BackendError, match="has other logits than the network: .* of the largest, not 0.0001"):
+            openvino_step(target(), "same", silent)
+
+
+class TestRefusals:
+    def test_not_installed(self, monkeypatch):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+        with pytest.raises(BackendError, match=r"needs the package openvino: pip install 'monge\[openvino\]'"):
+            as_sequence_model(target(), backend="openvino")
+
+    def test_unknown_weights(self):
+        with pytest.raises(OptionError, match="weights must be one of same, bf16, int8; got 'int4'"):
+            BACKENDS.parse("openvino(weights='int4')")
+        with pytest.raises(OptionError, match="unknown option of backend 'openvino': 'weight'; did you mean 'weights'"):
+            BACKENDS.parse("openvino(weight='int8')")
+
+    @needs_openvino
+    def test_networks_that_read_no_trees_run_eagerly(self):
+        with pytest.warns(UserWarning, match="backend 'openvino' is not used, .* OpenVINO runs networks that read trees"):
+            model = as_sequence_model(network("bloom"), backend="openvino")
+        model.open({0: (5, 6)})
+        assert model.extend({0: NodeBlock.chain((7,))})[0].shape == (1, model.vocab_size)
+
+    @needs_openvino
+    def test_another_law_is_no_way_out(self):
+        with pytest.raises(BackendError, match="OpenVINO runs networks that read trees"):
+            as_sequence_model(network("bloom"), backend=OpenVino(weights="int8"))
+
+    @needs_openvino
+    def test_other_types(self):
+        half = perturbed(target(), 0.01).bfloat16()
+        with pytest.warns(UserWarning, match="takes float32 here: load it with dtype='float32'"):
+            as_sequence_model(half, backend="openvino")
