@@ -1,0 +1,105 @@
+"""Logits processors that look at the text: penalties on tokens that are there already, and a bias on chosen tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from monge.core.errors import OptionError
+from monge.engine.sampling import Processor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogitBias:
+    """Adds a number to the logits of chosen tokens.
+
+    Args:
+        bias: What is added, by token id.
+        vocab_size: Number of tokens.
+
+    Raises:
+        OptionError: If a token is not in the vocabulary.
+    """
+
+    bias: Mapping[int, float | int]
+    vocab_size: int
+    _row: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        wrong = [token for token in self.bias if not 0 <= token < self.vocab_size]
+        if wrong:
+            raise OptionError(f"logit_bias: token ids must lie in 0..{self.vocab_size - 1}; got {wrong[0]}")
+        row = torch.zeros(self.vocab_size)
+        row[list(self.bias)] = torch.tensor([float(value) for value in self.bias.values()])
+        object.__setattr__(self, "_row", row)
+
+    def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores + self._row.to(scores.device)
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionPenalty:
+    """Divides positive logits of tokens that the prompt or the completion holds by `penalty`, and multiplies negative ones.
+
+    Source: Keskar et al., arXiv 1909.05858, section 4.1, in the form that `transformers` and vLLM give it.
+
+    Args:
+        penalty: Above 1 discourages repetition; 1 does nothing.
+    """
+
+    penalty: float | int
+
+    def __post_init__(self) -> None:
+        if not self.penalty > 0:
+            raise OptionError(f"repetition_penalty must be positive (1 = none); got {self.penalty}")
+
+    def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
+        seen = scores.gather(1, token_ids)
+        return scores.scatter(1, token_ids, torch.where(seen > 0, seen / self.penalty, seen * self.penalty))
+
+
+@dataclass(frozen=True, slots=True)
+class CountPenalty:
+    """Subtracts `presence` once, and `frequency` once for each time, from the logits of tokens that the completion holds.
+
+    Source: the OpenAI API's `presence_penalty` and `frequency_penalty`; like there, the prompt does not count.
+
+    Args:
+        num_prompt_tokens: Tokens at the start of the text that do not count.
+        presence: Taken off once.
+        frequency: Taken off for every occurrence.
+    """
+
+    num_prompt_tokens: int
+    presence: float | int = 0.0
+    frequency: float | int = 0.0
+
+    def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
+        written = token_ids[:, self.num_prompt_tokens :]
+        counts = torch.zeros_like(scores).scatter_add(1, written, torch.ones_like(written, dtype=scores.dtype))
+        return scores - self.frequency * counts - self.presence * (counts > 0).to(scores.dtype)
+
+
+def text_processors(
+    num_prompt_tokens: int,
+    vocab_size: int,
+    *,
+    logit_bias: Mapping[int, float | int] | None = None,
+    repetition_penalty: float | int = 1.0,
+    presence_penalty: float | int = 0.0,
+    frequency_penalty: float | int = 0.0,
+) -> tuple[Processor, ...]:
+    """Processors in the order of vLLM: bias, repetition, then frequency and presence; neutral ones are left out.
+
+    Raises:
+        OptionError: If a value cannot be honoured.
+    """
+    made: list[Processor] = []
+    if logit_bias:
+        made.append(LogitBias(logit_bias, vocab_size))
+    if repetition_penalty != 1:
+        made.append(RepetitionPenalty(repetition_penalty))
+    if presence_penalty != 0 or frequency_penalty != 0:
+        made.append(CountPenalty(num_prompt_tokens, presence_penalty, frequency_penalty))
+    return tuple(made)
