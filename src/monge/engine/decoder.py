@@ -118,7 +118,7 @@ class Decoder:
         first_seed = secrets.randbits(63) if seed is None else seed
         return [
             Request(
-                prompt_ids=self._encode(prompt),
+                prompt_ids=self.encode(prompt),
                 max_new_tokens=max_new_tokens,
                 rules=rules,
                 seed=row_seed(first_seed, row),
@@ -130,7 +130,12 @@ class Decoder:
             for row, prompt in enumerate(prompts)
         ]
 
-    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Token ids of a prompt.
+
+        Raises:
+            OptionError: If it is text and there is no tokenizer, or an id is not in the target's vocabulary.
+        """
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise OptionError("this decoder has no tokenizer: give token ids, or load with tokenizer=...")

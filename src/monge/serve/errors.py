@@ -1,0 +1,135 @@
+"""Errors in the shape that clients of the OpenAI API read."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi.responses import JSONResponse
+
+from monge.core.errors import ContextLengthError, MongeError, OptionError
+from monge.serve.jobs import QueueFullError, SchedulerClosedError
+from monge.serve.schemas import FIELD_NAMES
+
+RETRY_AFTER_S: Final = 1
+"""What a client is told to wait when the queue is full."""
+
+_CODES: Final = {"json_invalid": "invalid_json", "extra_forbidden": "unknown_parameter"}
+_MOST_SHOWN: Final = 5
+_LONGEST_NAME: Final = 60
+_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    499: "cancelled",
+    500: "server_error",
+    503: "server_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: HTTP status.
+        message: What is wrong and what to do; shown to the client.
+        param: The field that is at fault.
+        code: A word for programs.
+        headers: Further headers of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object."""
+        kind = _TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The whole answer."""
+        return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
+
+
+def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that cannot be honoured: 400."""
+    return ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code=code)
+
+
+def of_monge(error: MongeError) -> ApiError | None:
+    """The answer to an error of the library that a request caused; `None` where the request is not at fault.
+
+    Errors that speak of the request become 400, those of the queue 429 and 503.
+    """
+    if isinstance(error, QueueFullError):
+        again = {"retry-after": str(RETRY_AFTER_S)}
+        return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), code="queue_full", headers=again)
+    if isinstance(error, SchedulerClosedError):
+        return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down", code="shutting_down")
+    if isinstance(error, ContextLengthError):
+        return refused(str(error), code="context_length_exceeded")
+    return refused(str(error)) if isinstance(error, OptionError) else None
+
+
+def internal(error_id: str) -> ApiError:
+    """An error of ours; the log has the rest under this id."""
+    message = f"internal error {error_id}; the server's log says more under this name"
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="internal_error")
+
+
+def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The answer to a body that does not fit the schema: every field at fault by name, values never repeated.
+
+    Args:
+        errors: Errors of pydantic, at least one.
+    """
+    said: list[str] = []
+    for error in errors:
+        text = _sentence(error)
+        if text not in said:
+            said.append(text)
+    more = f"; and {len(said) - _MOST_SHOWN} more" if len(said) > _MOST_SHOWN else ""
+    codes = [_CODES[error["type"]] for error in errors if error["type"] in _CODES]
+    return refused("; ".join(said[:_MOST_SHOWN]) + more, _where(errors[0]) or None, codes[0] if codes else None)
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    where, kind = _where(error), str(error["type"])
+    if kind == "json_invalid":
+        reason = error.get("ctx", {}).get("error", "it cannot be parsed")
+        return f"the body is not JSON: {reason} at position {error['loc'][-1]}"
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(str(error["loc"][-1]), FIELD_NAMES, n=1)
+        return f"unknown field {_clipped(where)!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    if kind == "missing":
+        return f"{where}: required" if where else "the body is empty; send a JSON object with content-type application/json"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if not where and kind.startswith(("model_attributes", "dict", "model")):
+        message = "the body must be a JSON object, sent with content-type application/json"
+    return f"{where}: {message}" if where else message
+
+
+def _where(error: Mapping[str, Any]) -> str:
+    """The field, as a client would write it: `messages.0.content`; without the names of the branches of a union."""
+    if error["type"] == "json_invalid":
+        return ""
+    parts = [part for part in error["loc"] if part != "body"]
+    if error["type"] == "extra_forbidden":
+        return ".".join(map(str, [part for part in parts[:-1] if isinstance(part, int) or part in FIELD_NAMES] + parts[-1:]))
+    return ".".join(str(part) for part in parts if isinstance(part, int) or part in FIELD_NAMES)
+
+
+def _clipped(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else name[:_LONGEST_NAME] + "..."

@@ -1,0 +1,186 @@
+"""What is measured, for Prometheus: vLLM's names where vLLM has one, `monge:` elsewhere."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from monge.serve.jobs import JobFinish, Measure, Snapshot
+
+_LABELS: Final = ("engine", "model_name")
+_ENGINE: Final = "0"
+_REASONS: Final[Mapping[JobFinish, str]] = {
+    "eos": "stop",
+    "stop": "stop",
+    "length": "length",
+    "cancelled": "abort",
+    "deadline": "abort",
+    "error": "error",
+}
+
+_FIRST_TOKEN: Final = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+_BETWEEN: Final = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
+_WHOLE: Final = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_ROUND: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_TOKENS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+_HISTOGRAMS: Final[Mapping[Measure, tuple[str, str, tuple[float, ...]]]] = {
+    "first_token_s": ("vllm:time_to_first_token_seconds", "From submission to the first token.", _FIRST_TOKEN),
+    "inter_token_s": ("vllm:inter_token_latency_seconds", "Between two rounds of a request.", _BETWEEN),
+    "time_per_output_token_s": (
+        "vllm:request_time_per_output_token_seconds",
+        "Decoding time per token after the first, one value a request.",
+        _BETWEEN,
+    ),
+    "total_s": ("vllm:e2e_request_latency_seconds", "From submission to the end.", _WHOLE),
+    "queue_s": ("vllm:request_queue_time_seconds", "Waiting for room.", _WHOLE),
+    "inference_s": ("vllm:request_inference_time_seconds", "Prefill and decoding.", _WHOLE),
+    "prefill_s": ("vllm:request_prefill_time_seconds", "Reading the prompt.", _WHOLE),
+    "decode_s": ("vllm:request_decode_time_seconds", "From the first token to the last.", _WHOLE),
+    "round_tokens": ("vllm:iteration_tokens_total", "Prompt tokens read and tokens committed, per round.", _ROUND),
+    "prompt_tokens": ("vllm:request_prompt_tokens", "Prompt tokens of a request.", _TOKENS),
+    "generated_tokens": ("vllm:request_generation_tokens", "Generated tokens of a request.", _TOKENS),
+}
+
+
+class ServerMetrics:
+    """All metrics of one server, in a registry of its own.
+
+    Args:
+        model_name: Label of the metrics; without blanks.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self._registry = CollectorRegistry()
+        labels = {"engine": _ENGINE, "model_name": model_name}
+        self._histograms = {
+            measure: Histogram(name, text, _LABELS, buckets=buckets, registry=self._registry).labels(**labels)
+            for measure, (name, text, buckets) in _HISTOGRAMS.items()
+        }
+        self._requests = Counter(
+            "monge:http_requests",
+            "Answers, by endpoint, status and error code.",
+            ("endpoint", "status", "code"),
+            registry=self._registry,
+        )
+        self._model_name = model_name
+
+    def observe(self, measure: Measure, value: float | int) -> None:
+        """One observation; the scheduler's sink."""
+        self._histograms[measure].observe(value)
+
+    def count_answer(self, endpoint: str, status: int, code: str) -> None:
+        """One HTTP answer."""
+        self._requests.labels(endpoint, str(status), code).inc()
+
+    def watch(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Read counters and gauges from a scheduler whenever metrics are asked for."""
+        self._registry.register(_SchedulerState(snapshot, (_ENGINE, self._model_name)))
+
+    def text(self) -> bytes:
+        """The exposition."""
+        return generate_latest(self._registry)
+
+
+class _SchedulerState(Collector):
+    """Counters and gauges of a scheduler, taken in one moment so that they agree with each other."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot], labels: tuple[str, str]) -> None:
+        self._snapshot, self._labels = snapshot, labels
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._snapshot()
+        spec = now.speculation
+        yield self._counter("vllm:spec_decode_num_drafts", "Rounds with candidates.", spec.num_drafts)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Candidates verified.", spec.num_draft_tokens)
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Candidates accepted.", spec.num_accepted_tokens)
+        yield self._by_position(spec.accepted_by_position)
+        yield self._counter("vllm:prompt_tokens", "Prompt tokens read.", now.num_prompt_tokens)
+        yield self._counter("vllm:generation_tokens", "Tokens generated.", now.num_generated_tokens)
+        yield self._finished(now.finished)
+        yield self._counter("vllm:num_preemptions", "Requests put off after they were started.", now.num_preemptions)
+        yield self._counter("vllm:prefix_cache_queries", "Tokens looked up; there is no prefix cache.", 0)
+        yield self._counter("vllm:prefix_cache_hits", "Tokens found; there is no prefix cache.", 0)
+        yield self._gauge("vllm:num_requests_running", "Requests being read or decoded.", now.num_running + now.num_prefilling)
+        yield self._gauge("vllm:num_requests_waiting", "Requests in the queue.", now.num_waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the cache that is reserved, 1 for all.", _share(now))
+        yield self._counter("monge:target_rounds", "Rounds of all requests: target forwards after the prompt.", spec.num_rounds)
+        yield self._gauge("monge:num_requests_prefilling", "Requests whose prompt is being read.", now.num_prefilling)
+        yield self._gauge("monge:kv_reserved_tokens", "Tokens reserved in the cache.", now.kv_used_tokens)
+        yield self._gauge("monge:kv_budget_tokens", "Tokens that may be reserved.", now.kv_budget_tokens)
+
+    def _counter(self, name: str, text: str, value: int) -> Metric:
+        family = CounterMetricFamily(name, text, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float | int) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _by_position(self, accepted: tuple[int, ...]) -> Metric:
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        family = CounterMetricFamily(name, "Drafts that accepted a candidate at this depth.", labels=(*_LABELS, "position"))
+        for position, count in enumerate(accepted):
+            family.add_metric((*self._labels, str(position)), count)
+        return family
+
+    def _finished(self, finished: Mapping[JobFinish, int]) -> Metric:
+        family = CounterMetricFamily("vllm:request_success", "Requests that ended.", labels=(*_LABELS, "finished_reason"))
+        for word in dict.fromkeys(_REASONS.values()):
+            count = sum(finished.get(reason, 0) for reason, name in _REASONS.items() if name == word)
+            family.add_metric((*self._labels, word), count)
+        return family
+
+
+def _share(now: Snapshot) -> float:
+    return now.kv_used_tokens / now.kv_budget_tokens if now.kv_budget_tokens else 0.0

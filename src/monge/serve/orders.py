@@ -1,0 +1,209 @@
+"""From a request to the jobs that fulfil it."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from monge.core.errors import ContextLengthError, OptionError
+from monge.core.sampling_rules import SamplingRules
+from monge.engine.decoder import Decoder
+from monge.engine.penalties import text_processors
+from monge.engine.session import row_seed
+from monge.serve.chat import ChatFormat
+from monge.serve.errors import refused
+from monge.serve.jobs import Job
+from monge.serve.schemas import ChatRequest, CompletionRequest, SamplingRequest
+from monge.serve.settings import ServerSettings
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""Of a completion, as in the OpenAI API; a chat answer may fill the context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A request, understood.
+
+    Args:
+        kind: Which endpoint.
+        order_id: Names the request towards the client.
+        created: Seconds since the epoch.
+        jobs: One per choice: all choices of the first prompt, then those of the second, ...
+        num_prompts: Prompts.
+        seed: Reproduces the whole request; choice i has `row_seed(seed, i)`.
+        echoes: Per choice, the prompt's text, where it is to be repeated before the completion; empty where not.
+        is_stream: Whether the answer is a stream.
+        has_usage: Whether a stream ends with usage.
+        has_running_usage: Whether every chunk has it.
+        hides_completion: Whether nothing of the completion is shown: a prompt is scored by way of one token more.
+    """
+
+    kind: Literal["chat", "completion"]
+    order_id: str
+    created: int
+    jobs: tuple[Job, ...]
+    num_prompts: int
+    seed: int
+    echoes: tuple[str, ...] = ()
+    is_stream: bool = False
+    has_usage: bool = False
+    has_running_usage: bool = False
+    hides_completion: bool = False
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        step = len(self.jobs) // self.num_prompts
+        return sum(len(job.prompt_ids) for job in self.jobs[::step])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderDesk:
+    """Makes orders of requests.
+
+    Args:
+        decoder: Knows tokenizer, vocabulary and end-of-text tokens.
+        settings: Limits.
+        chat: How conversations are written.
+        max_job_tokens: Most tokens, prompt and completion, for which there can be room.
+    """
+
+    decoder: Decoder
+    settings: ServerSettings
+    chat: ChatFormat
+    max_job_tokens: int
+
+    def of_completion(self, request: CompletionRequest) -> Order:
+        """Order of a completion.
+
+        Raises:
+            ApiError, MongeError: If it cannot be honoured.
+        """
+        prompts = [self.decoder.encode(prompt) for prompt in request.prompt]
+        wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        limits = [max(1, wanted)] * len(prompts)
+        texts = [self._text(prompt) for prompt in request.prompt] if request.echo else []
+        return self._order(
+            request,
+            "completion",
+            prompts,
+            limits,
+            texts=texts,
+            logprobs=request.logprobs,
+            hides_completion=wanted == 0,
+        )
+
+    def of_chat(self, request: ChatRequest) -> Order:
+        """Order of an answer.
+
+        Raises:
+            ApiError, MongeError: If it cannot be honoured.
+        """
+        prompt = self.chat.encode(request.messages)
+        room = self.max_job_tokens - len(prompt)
+        if room < 1:
+            raise ContextLengthError(
+                f"the conversation has {len(prompt)} tokens; with an answer it may have {self.max_job_tokens}; shorten it"
+            )
+        wanted = request.max_completion_tokens or request.max_tokens or room
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+        return self._order(request, "chat", [prompt], [wanted], texts=[], logprobs=logprobs, hides_completion=False)
+
+    def _order(
+        self,
+        request: SamplingRequest,
+        kind: Literal["chat", "completion"],
+        prompts: Sequence[tuple[int, ...]],
+        limits: Sequence[int],
+        *,
+        texts: Sequence[str],
+        logprobs: int | None,
+        hides_completion: bool,
+    ) -> Order:
+        each = request.n or 1
+        if len(prompts) * each > self.settings.max_choices:
+            raise refused(
+                f"this server makes at most {self.settings.max_choices} completions for a request; asked for: n={each} for "
+                f"{len(prompts)} prompt(s)",
+                "n",
+            )
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        rows = [(prompt, limit) for prompt, limit in zip(prompts, limits, strict=True) for _ in range(each)]
+        scores_prompt = bool(texts) and logprobs is not None
+        stream = request.stream_options
+        return Order(
+            kind=kind,
+            order_id=("chatcmpl-" if kind == "chat" else "cmpl-") + secrets.token_hex(16),
+            created=int(time.time()),
+            jobs=tuple(
+                self._job(request, prompt, limit, row_seed(seed, row), logprobs=logprobs, scores_prompt=scores_prompt)
+                for row, (prompt, limit) in enumerate(rows)
+            ),
+            num_prompts=len(prompts),
+            seed=seed,
+            echoes=tuple(text for text in texts for _ in range(each)),
+            is_stream=bool(request.stream),
+            has_usage=stream is not None and bool(stream.include_usage),
+            has_running_usage=stream is not None and bool(stream.continuous_usage_stats),
+            hides_completion=hides_completion,
+        )
+
+    def _job(
+        self,
+        request: SamplingRequest,
+        prompt: tuple[int, ...],
+        limit: int,
+        seed: int,
+        *,
+        logprobs: int | None,
+        scores_prompt: bool,
+    ) -> Job:
+        if not prompt:
+            raise refused("the prompt has no tokens; give at least one, for example the tokenizer's bos token", "prompt")
+        if len(prompt) + limit > self.max_job_tokens:
+            raise ContextLengthError(
+                f"prompt of {len(prompt)} tokens + max_tokens={limit} exceeds {self.max_job_tokens}, the most that a request "
+                "may have here; shorten the prompt or ask for fewer tokens"
+            )
+        return Job(
+            prompt_ids=prompt,
+            max_new_tokens=limit,
+            rules=_rules(request),
+            seed=seed,
+            stop=request.stop,
+            eos_ids=frozenset() if request.ignore_eos else self.decoder.eos_ids,
+            processors=text_processors(
+                len(prompt),
+                self.decoder.parts.target.vocab_size,
+                logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
+                repetition_penalty=_given(request.repetition_penalty, 1.0),
+                presence_penalty=_given(request.presence_penalty, 0.0),
+                frequency_penalty=_given(request.frequency_penalty, 0.0),
+            ),
+            logprobs=logprobs,
+            prompt_logprobs=logprobs if scores_prompt else None,
+            logprobs_of=self.settings.logprobs_of,
+            speculative=request.speculation is not False,
+            deadline_s=self.settings.request_timeout_s,
+        )
+
+    def _text(self, prompt: str | tuple[int, ...]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        if self.decoder.tokenizer is None:
+            raise OptionError("echo: this server has no tokenizer, so token ids have no text")
+        return self.decoder.tokenizer.decode(prompt, skip_special_tokens=True)
+
+
+def _rules(request: SamplingRequest) -> SamplingRules:
+    return SamplingRules(
+        temperature=_given(request.temperature, 1.0),
+        top_k=request.top_k if request.top_k is not None and request.top_k > 0 else None,
+        top_p=_given(request.top_p, 1.0),
+        min_p=_given(request.min_p, 0.0),
+    )
+
+
+def _given(value: float | None, absent: float) -> float:
+    return absent if value is None else value

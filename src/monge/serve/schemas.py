@@ -1,0 +1,265 @@
+"""What clients may send: every field is honoured, or neutral, or refused with its reason; unknown fields are refused."""
+
+import json
+from typing import Annotated, Any, Final, Literal, TypeGuard
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+MAX_CHOICES: Final = 128
+MAX_STOPS: Final = 16
+MAX_STOP_LENGTH: Final = 1000
+MAX_LOGPROBS: Final = 20
+MAX_LABEL: Final = 512
+MAX_BIASES: Final = 1024
+MAX_TOKEN_ID: Final = (1 << 31) - 1
+MAX_SEED: Final = (1 << 63) - 1
+
+_ID = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
+_TEXT = {"type": "string"}
+
+
+def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's own `Field`)
+    """A field that is accepted where it asks for nothing, and refused otherwise.
+
+    Args:
+        why: What cannot be done.
+        values: Values that ask for nothing, beside null.
+    """
+    return Field(
+        default=None, description=f"Refused unless it asks for nothing: {why}.", json_schema_extra={"enum": [None, *values]}
+    )
+
+
+def label() -> Any:  # noqa: ANN401
+    """A name that clients give to their requests: accepted, and nothing is done with it."""
+    return Field(default=None, max_length=MAX_LABEL, description="A label; it changes nothing.")
+
+
+class _Strict(BaseModel):
+    """No unknown fields, no conversions ("1" is no number), no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @field_validator("*")
+    @classmethod
+    def _asks_for_nothing(cls, value: object, info: Any) -> object:  # noqa: ANN401 (pydantic's own type cannot be checked)
+        field = cls.model_fields[str(info.field_name)]
+        allowed: Any = field.json_schema_extra and field.json_schema_extra["enum"]  # pyright: ignore[reportIndexIssue]
+        if allowed and not any(_same(value, one) for one in allowed):
+            why = str(field.description).partition(": ")[2].removesuffix(".")
+            raise ValueError(f"{why}; leave it out or send {' or '.join(map(json.dumps, allowed))}")
+        return value
+
+
+def _same(value: object, other: object) -> bool:
+    # In Python 1 equals True; in JSON it does not.
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Whether a value is a string that has a UTF-8 form; JSON can spell halves of surrogate pairs, which have none."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _prompt(value: object) -> tuple[str | tuple[int, ...], ...]:
+    """One prompt or several, each text or token ids, as several."""
+    if _is_text(value):
+        return (value,)
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be text, a list of token ids, or a non-empty list of either")
+    if all(isinstance(item, int) for item in value):
+        return (_token_ids(value),)
+    if len(value) > MAX_CHOICES:
+        raise ValueError(f"at most {MAX_CHOICES} prompts in a request; got {len(value)}")
+    if all(map(_is_text, value)):
+        return tuple(value)
+    if all(isinstance(item, list) and item for item in value):
+        return tuple(map(_token_ids, value))
+    raise ValueError("must hold texts only, or non-empty lists of token ids only")
+
+
+def _token_ids(value: list[Any]) -> tuple[int, ...]:
+    if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_TOKEN_ID for item in value):
+        raise ValueError("token ids must be integers from 0 on")
+    return tuple(value)
+
+
+def _stop(value: object) -> tuple[str, ...]:
+    """No stop string, one or several, as several."""
+    several: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(map(_is_text, several)):
+        raise ValueError("must be text or a list of texts")
+    if len(several) > MAX_STOPS:
+        raise ValueError(f"at most {MAX_STOPS} stop strings; got {len(several)}")
+    if not all(0 < len(item) <= MAX_STOP_LENGTH for item in several):
+        raise ValueError(f"a stop string has 1 to {MAX_STOP_LENGTH} characters")
+    return tuple(several)
+
+
+def _bias(value: dict[str, float]) -> dict[str, float]:
+    if not all(key.isascii() and key.isdigit() and len(key) <= len(str(MAX_TOKEN_ID)) for key in value):
+        raise ValueError("keys must be token ids")
+    if not all(-100 <= bias <= 100 for bias in value.values()):
+        raise ValueError("a bias lies in -100..100")
+    return value
+
+
+_LIST_OF_IDS = {"type": "array", "items": _ID, "minItems": 1}
+_PROMPT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        _TEXT,
+        _LIST_OF_IDS,
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
+        {"type": "array", "items": _LIST_OF_IDS, "minItems": 1, "maxItems": MAX_CHOICES},
+    ]
+}
+_STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
+_STOP_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"type": "null"}, _STOP_TEXT, {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOPS}]
+}
+
+Prompts = Annotated[Any, AfterValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
+Stops = Annotated[Any, AfterValidator(_stop), WithJsonSchema(_STOP_SCHEMA)]
+Biases = Annotated[dict[str, float], AfterValidator(_bias), Field(max_length=MAX_BIASES)]
+NumTokens = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+
+
+class StreamOptions(_Strict):
+    """What a stream carries beside the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Any = neutral("chunks are not padded", False)
+
+
+class SamplingRequest(_Strict):
+    """What both endpoints take."""
+
+    model: str | None = Field(default=None, description="The served model; it may be left out.")
+    temperature: float | None = Field(default=None, ge=0, description="0 decodes greedily; absent means 1.")
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=MAX_TOKEN_ID, description="-1 and 0 keep all tokens.")
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    logit_bias: Biases | None = None
+    seed: int | None = Field(default=None, ge=-MAX_SEED - 1, le=MAX_SEED, description="Drawn, and returned, where absent.")
+    stop: Stops = Field(default=(), description="Texts before which the completion ends.")
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    ignore_eos: bool | None = None
+    speculation: bool | None = Field(default=None, description="Whether to draft for this request; absent means yes.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = label()
+    best_of: Any = neutral("completions are not ranked against each other", 1)
+    use_beam_search: Any = neutral("beams are not searched", False)
+    length_penalty: Any = neutral("beams are not searched", 1.0)
+    min_tokens: Any = neutral("the end of the text cannot be held off", 0)
+    stop_token_ids: Any = neutral("stops are texts; use `stop`", [])
+    include_stop_str_in_output: Any = neutral("text ends before a stop string", False)
+    skip_special_tokens: Any = neutral("special tokens are not written out", True)
+    spaces_between_special_tokens: Any = neutral("special tokens are not written out", True)
+    truncate_prompt_tokens: Any = neutral("prompts are not cut")
+    prompt_logprobs: Any = neutral("use `echo` with `logprobs` on /v1/completions")
+    response_format: Any = neutral("there is no grammar that would be exact under speculation", {"type": "text"})
+    priority: Any = neutral("requests are served in their order", 0)
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> "SamplingRequest":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only with stream=true")
+        return self
+
+
+class CompletionRequest(SamplingRequest):
+    """Body of `POST /v1/completions`."""
+
+    prompt: Prompts = Field(description="Text or token ids, or a list of either.")
+    max_tokens: NumTokens | None = Field(default=None, description="Absent means 16.")
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = Field(default=None, description="Put the prompt before the completion.")
+    suffix: Any = neutral("text cannot be written before a given end", "")
+    add_special_tokens: Any = neutral("the tokenizer's own rule holds", True)
+
+
+class TextPart(_Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict):
+    """A turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: Any = neutral("participants have no names")
+    tool_calls: Any = neutral("tools are not called", [])
+    function_call: Any = neutral("functions are not called")
+    refusal: Any = neutral("there are no refusals")
+    annotations: Any = neutral("there are no annotations", [])
+    audio: Any = neutral("messages are text")
+    type: Any = neutral("messages are text", "text")
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatRequest(SamplingRequest):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID)] | None = Field(default=None, description="The older name.")
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    safety_identifier: str | None = label()
+    prompt_cache_key: str | None = label()
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(
+        default=None, description="Labels; they change nothing."
+    )
+    tools: Any = neutral("tools are not called", [])
+    tool_choice: Any = neutral("tools are not called", "none", "auto")
+    parallel_tool_calls: Any = neutral("tools are not called", True, False)
+    functions: Any = neutral("functions are not called", [])
+    function_call: Any = neutral("functions are not called", "none", "auto")
+    modalities: Any = neutral("answers are text", ["text"])
+    audio: Any = neutral("answers are text")
+    prediction: Any = neutral("drafts come from the server's drafter")
+    reasoning_effort: Any = neutral("there is no switch for reasoning")
+    verbosity: Any = neutral("there is no switch for verbosity")
+    service_tier: Any = neutral("there is one tier", "auto", "default")
+    store: Any = neutral("nothing is stored", False)
+    web_search_options: Any = neutral("nothing is searched")
+    chat_template: Any = neutral("templates come from the server, never from a request")
+    chat_template_kwargs: Any = neutral("the template takes no settings from requests", {})
+    add_generation_prompt: Any = neutral("the answer is always the assistant's", True)
+    continue_final_message: Any = neutral("the answer is a message of its own", False)
+    add_special_tokens: Any = neutral("the template writes them", False)
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only with logprobs=true")
+        if None not in {self.max_tokens, self.max_completion_tokens} and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("max_tokens and max_completion_tokens differ; send one of them")
+        return self
+
+
+FIELD_NAMES: Final = frozenset().union(
+    *(one.model_fields for one in (CompletionRequest, ChatRequest, StreamOptions, Message, TextPart))
+)
+"""Names of all fields at any depth: other words in the place of an error name branches of a union."""

@@ -1,0 +1,138 @@
+"""What stands between the network and the application: keys, sizes, time, and a count of every answer."""
+
+import asyncio
+import hmac
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from monge.serve.errors import ApiError
+
+_OPEN: Final = frozenset({"/health", "/metrics", "/version"})
+"""Paths for machines that watch; all others need a key where there are keys, unknown ones included."""
+
+_HEADER_BYTES: Final = 4096
+
+
+class CountedAnswers:
+    """Tells every answer's endpoint, status and error code.
+
+    Args:
+        app: What answers.
+        count: Told `(endpoint, status, code)`.
+        endpoints: Known paths; all others count as `other`, so that clients cannot invent label values.
+    """
+
+    def __init__(self, app: ASGIApp, count: Callable[[str, int, str], None], endpoints: Sequence[str]) -> None:
+        self._app, self._count, self._endpoints = app, count, frozenset(endpoints)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        endpoint = scope["path"] if scope["path"] in self._endpoints else "other"
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._count(endpoint, int(message["status"]), str(scope.get("state", {}).get("error_code") or "none"))
+            await send(message)
+
+        await self._app(scope, receive, counted)
+
+
+class ApiKeyGate:
+    """Refuses requests that bring none of the keys, in a time that does not depend on how much of one they guessed.
+
+    Args:
+        app: What answers.
+        keys: The keys; none lets everything pass.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app, self._keys = app, tuple(key.encode() for key in keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        if scope["type"] != "http" or not self._keys or scope["path"] in _OPEN or self._brings_key(scope):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            HTTPStatus.UNAUTHORIZED,
+            "this server needs an API key; send the header `Authorization: Bearer KEY`",
+            code="invalid_api_key",
+            headers={"www-authenticate": "Bearer"},
+        )
+        await _refuse(error, scope, receive, send)
+
+    def _brings_key(self, scope: Scope) -> bool:
+        sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = sent[:_HEADER_BYTES].partition(b" ")
+        found = False
+        for known in self._keys:  # all of them, so that the time says nothing
+            found |= hmac.compare_digest(key.strip(), known)
+        return found and scheme.lower() == b"bearer"
+
+
+class BoundedBodies:
+    """Reads a body whole before anything else sees it: refused where it is too large, or arrives too slowly.
+
+    Args:
+        app: What answers.
+        max_bytes: Largest body.
+        timeout_s: Seconds in which it must have arrived.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float | int) -> None:
+        self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        if scope["type"] != "http" or scope["method"] not in {"POST", "PUT", "PATCH"}:
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await asyncio.wait_for(self._read(scope, receive), self._timeout_s)
+        except TimeoutError:
+            error = ApiError(HTTPStatus.REQUEST_TIMEOUT, f"the body took longer than {self._timeout_s:g} s", code="slow_body")
+            await _refuse(error, scope, receive, send)
+            return
+        except ApiError as error:
+            await _refuse(error, scope, receive, send)
+            return
+        if body is None:
+            return
+        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replayed() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        await self._app(scope, replayed, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The body; `None` where the client left."""
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        if declared.isdigit() and int(declared[:20]) > self._max_bytes:
+            raise self._too_large()
+        parts, size = list[bytes](), 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._max_bytes:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _too_large(self) -> ApiError:
+        text = f"the body is larger than {self._max_bytes} bytes, this server's limit"
+        return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, code="request_too_large", headers={"connection": "close"})
+
+
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    scope.setdefault("state", {})["error_code"] = error.code
+    await error.response()(scope, receive, send)

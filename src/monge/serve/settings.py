@@ -1,0 +1,50 @@
+"""How a server behaves towards its clients."""
+
+import math
+from dataclasses import dataclass
+
+from monge.core.errors import OptionError
+from monge.engine.logprobs import LogprobSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """What an operator decides.
+
+    Args:
+        model_name: Name under which the target is served; it is a label of metrics too.
+        api_keys: Keys of which a request must bring one, except to `/health`, `/version` and `/metrics`; none for no keys.
+        max_request_bytes: Largest body.
+        max_choices: Most completions of one request: prompts times `n`.
+        body_timeout_s: Seconds in which a body must have arrived.
+        request_timeout_s: Seconds after which a request is ended; `None` for no limit.
+        logprobs_of: What `logprobs` reports: `raw`, the target's own law at temperature 1, or `processed`, the law that tokens
+            are drawn from. Those of a prompt are always raw.
+
+    Raises:
+        OptionError: If a value cannot be.
+    """
+
+    model_name: str
+    api_keys: tuple[str, ...] = ()
+    max_request_bytes: int = 4 * 1024 * 1024
+    max_choices: int = 32
+    body_timeout_s: float | int = 30
+    request_timeout_s: float | int | None = 600
+    logprobs_of: LogprobSource = "raw"
+
+    def __post_init__(self) -> None:
+        if not self.model_name or any(character.isspace() or not character.isprintable() for character in self.model_name):
+            raise OptionError(
+                f"the served model's name must be one word, since clients split metrics at blanks; got {self.model_name!r}"
+            )
+        if not all(key.isascii() and key.isprintable() and key.strip() == key != "" for key in self.api_keys):
+            raise OptionError("an API key must be printable ASCII, without blanks at its ends, and not empty")
+        if self.logprobs_of not in {"raw", "processed"}:
+            raise OptionError(f"logprobs_of must be 'raw' or 'processed'; got {self.logprobs_of!r}")
+        numbers = {
+            name: getattr(self, name) for name in ("max_request_bytes", "max_choices", "body_timeout_s", "request_timeout_s")
+        }
+        for name, value in numbers.items():
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise OptionError(f"{name} must be positive; got {value}")

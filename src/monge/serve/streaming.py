@@ -1,0 +1,68 @@
+"""Answers as server-sent events."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+from monge.serve.answers import Answers
+from monge.serve.errors import ApiError
+from monge.serve.jobs import Event, Summary
+from monge.serve.ticket import Ticket
+
+DONE: Final = "data: [DONE]\n\n"
+
+
+async def stream(answers: Answers, tickets: Sequence[Ticket]) -> AsyncIterator[str]:
+    """Chunks as they come, of all choices in turn, then usage if it was asked for, then the end.
+
+    An error after the first chunk has no status left to be told with: it is an event with an `error` object, then the end.
+    However the stream ends, its jobs do too.
+    """
+    started, summaries, num_generated = set[int](), dict[int, Summary](), 0
+    order = answers.order
+    try:
+        for chunk in answers.opening():
+            yield _event(chunk)
+        async with aclosing(_merged(tickets)) as events:
+            async for index, event in events:
+                chunk = answers.chunk(index, event, is_first=index not in started)
+                started.add(index)
+                num_generated += len(event.token_ids)
+                if event.summary is not None:
+                    summaries[index] = event.summary
+                if chunk is not None:
+                    running = {"usage": answers.usage_of(num_generated)} if order.has_running_usage else {}
+                    yield _event(chunk | running)
+        if order.has_usage:
+            yield _event(answers.last([summaries[index] for index in sorted(summaries)]))
+    except ApiError as error:
+        yield _event(error.body())
+    finally:
+        for ticket in tickets:
+            ticket.cancel()
+    yield DONE
+
+
+async def _merged(tickets: Sequence[Ticket]) -> AsyncGenerator[tuple[int, Event]]:
+    """Events of several jobs, each with its place, in the order in which they come."""
+    arrived = asyncio.Queue[tuple[int, Event] | None]()
+
+    async def forward(index: int, ticket: Ticket) -> None:
+        async for event in ticket:
+            arrived.put_nowait((index, event))
+        arrived.put_nowait(None)
+
+    tasks = [asyncio.create_task(forward(index, ticket)) for index, ticket in enumerate(tickets)]
+    try:
+        for _ in tasks:
+            while (item := await arrived.get()) is not None:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _event(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, ensure_ascii=False, allow_nan=False, separators=(',', ':'))}\n\n"
