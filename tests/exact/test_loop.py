@@ -88,7 +88,15 @@ LOOPS = [
 
 def test_every_registered_part_is_enumerated() -> None:
     assert set(SHAPES) == set(TREES)
-    elsewhere = {"shape", "pool", "token_recycling", "lookahead", "jacobi"}  # tests/heads and tests/draft
+    elsewhere = {
+        "shape",
+        "pool",
+        "token_recycling",
+        "lookahead",
+        "jacobi",
+        "layer_skip",
+        "cascade",
+    }  # tests/heads and tests/draft
     assert {"model", "ngram", "suffix", "none"} == set(DRAFTERS) - elsewhere
     assert {verifier for _, verifier in MODEL_COMBINATIONS} == set(ENUMERABLE)
     assert set(VERIFIERS) - set(ENUMERABLE) == {"optimal", "layer", "gumbel"}  # see tests/verify; some with settings below

@@ -20,6 +20,7 @@ from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.core.verdict import StepRecord
+from monge.draft.by_name import drafters_in, options_of
 from monge.engine.decoder import Decoder
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
 from monge.engine.parts import Parts
@@ -232,7 +233,8 @@ class MongeArm(Arm):
         )
 
     def _parts(self, pair: Pair, **costs: Any) -> Parts:
-        draft = pair.draft_model if self.settings.get("drafter", "model").partition("(")[0] == "model" else None
+        drafters = drafters_in(self.settings.get("drafter", "model"))
+        draft = pair.draft_model if any("model" in options_of(name) for name in drafters) else None
         return make_parts(pair.target_model, draft, **self.settings, **costs)
 
 

@@ -118,3 +118,27 @@ class FeatureModel(SequenceModel, Protocol):
     def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
         """The network's embeddings of tokens."""
         ...
+
+
+@runtime_checkable
+class LayeredModel(SequenceModel, Protocol):
+    """A network of layers, some of which can be left out."""
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        ...
+
+    def shortened(self, layers: Sequence[int]) -> SequenceModel:
+        """A model of the same weights that runs only these layers and keeps a cache of its own.
+
+        The seconds of its forwards count as this model's.
+
+        Args:
+            layers: Indices from 0, increasing.
+
+        Raises:
+            OptionError: If they are not such indices.
+            UnsupportedModelError: If none of this network's layers can be left out.
+        """
+        ...

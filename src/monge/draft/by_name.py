@@ -1,4 +1,4 @@
-"""Drafters from what a user wrote: one name, or a pool of several, with the resources that they need."""
+"""Drafters from what a user wrote: one name, or several in a pool or a cascade, with the resources that they need."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -6,33 +6,29 @@ from typing import Any, Final
 
 from monge.core.errors import OptionError
 from monge.draft.base import AnyDrafter
-from monge.draft.pool import PoolDrafter
 from monge.draft.registry import DRAFTERS
 
+_SEVERAL: Final = ("pool", "cascade")
+"""Drafters that are made of others."""
 _WORDS: Final = {"model": "draft model (draft=...)", "tree": "tree", "rules": "draft temperature", "top_k": "draft top-k"}
 
 
 def drafters_in(text: str) -> tuple[str, ...]:
-    """The drafters that a text names, with their settings: those of a pool, or the one.
+    """The drafters that a text names, with their settings: those of a pool or a cascade, or the one.
 
     Raises:
-        OptionError: If a pool's list cannot be read, has fewer than two entries, or the same one twice.
+        OptionError: If a list cannot be read, has fewer than two entries, or the same one twice.
     """
-    if _name(text) != "pool":
+    name = _name(text)
+    if name not in _SEVERAL:
         return (text,)
-    try:
-        call = ast.parse(text.strip(), mode="eval").body
-        listed = [ast.literal_eval(value) for value in call.args] if isinstance(call, ast.Call) and not call.keywords else []
-    except (SyntaxError, ValueError):
-        listed = []
-    if len(listed) < 2 or not all(isinstance(one, str) for one in listed) or len(set(listed)) < len(listed):
-        raise OptionError(
-            f"cannot read drafter {text!r}; a pool lists at least two different drafters, as in pool('ngram', 'model') or "
-            "pool('ngram(max_ngram=5)', 'suffix', 'none')"
-        )
+    listed, settings = _listed(text)
+    are_names = all(isinstance(one, str) for one in listed) and "drafters" not in settings
+    if len(listed) < 2 or not are_names or len(set(listed)) < len(listed):
+        raise _unreadable(text)
     for one in listed:
-        if _name(one) == "pool":
-            raise OptionError(f"drafter {text!r}: a pool cannot be in a pool; list its drafters instead")
+        if _name(one) in _SEVERAL:
+            raise OptionError(f"drafter {text!r}: a {_name(one)} cannot be in a {name}; list its drafters instead")
     return tuple(listed)
 
 
@@ -42,7 +38,7 @@ def options_of(text: str) -> Mapping[str, Any]:
 
 
 def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
-    """Build a drafter, or a pool of them.
+    """Build a drafter, or several together.
 
     Args:
         text: What the user wrote.
@@ -56,7 +52,31 @@ def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
         if value is not None and not any(key in options_of(one) for one in texts):
             raise OptionError(f"drafter {text!r} takes no {_WORDS[key]}; leave it out or choose another drafter")
     made = [DRAFTERS.parse(one, **_wanted(one, resources)) for one in texts]
-    return made[0] if _name(text) != "pool" else PoolDrafter(drafters=dict(zip(_labels(texts), made, strict=True)))
+    if _name(text) not in _SEVERAL:
+        return made[0]
+    _, settings = _listed(text)
+    return DRAFTERS.make(_name(text), drafters=dict(zip(_labels(texts), made, strict=True)), **settings)
+
+
+def _listed(text: str) -> tuple[list[Any], dict[str, Any]]:
+    """What stands between the brackets: drafters, and settings of the whole."""
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(call, ast.Call):
+            return [], {}
+        settings = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+        listed = [ast.literal_eval(value) for value in call.args]
+    except (SyntaxError, ValueError) as error:
+        raise _unreadable(text) from error
+    return listed, settings
+
+
+def _unreadable(text: str) -> OptionError:
+    name = _name(text)
+    return OptionError(
+        f"cannot read drafter {text!r}; a {name} lists at least two different drafters, as in {name}('ngram', 'model') or "
+        f"{name}('ngram(max_ngram=5)', 'suffix', 'none')"
+    )
 
 
 def _wanted(text: str, resources: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool
 from monge.draft.hindsight import Followed, Watched
 from monge.draft.jacobi import JacobiDrafter
+from monge.draft.layer_skip import LayerSkipDrafter
 from monge.draft.lookahead import LookaheadDrafter
 from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
@@ -21,8 +22,10 @@ from monge.draft.none import NoDrafter
 from monge.draft.suffix import SuffixDrafter
 from monge.draft.token_recycling import TokenRecyclingDrafter
 
-_LOOKUPS: Final = (NgramDrafter, SuffixDrafter, TokenRecyclingDrafter, LookaheadDrafter, JacobiDrafter, NoDrafter)
+LOOKUPS: Final = (NgramDrafter, SuffixDrafter, TokenRecyclingDrafter, LookaheadDrafter, JacobiDrafter, NoDrafter)
 """Drafters that run no network: what they would have proposed is looked up in every round that names a drafter."""
+_NETWORKS: Final = (ModelDrafter, LayerSkipDrafter)
+"""Drafters with a cache of their own, which stays where it is while they are not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class PoolDrafter(DrafterPool[PoolState]):
     @property
     def members(self) -> tuple[Member, ...]:
         return tuple(
-            Member(name=name, max_depth=drafter.capabilities.max_depth, runs_network=not isinstance(drafter, _LOOKUPS))
+            Member(name=name, max_depth=drafter.capabilities.max_depth, runs_network=not isinstance(drafter, LOOKUPS))
             for name, drafter in self.drafters.items()
         )
 
@@ -106,7 +109,7 @@ class PoolDrafter(DrafterPool[PoolState]):
         for context in contexts:
             self._opened[context.request_id] = set()
         for place, drafter in enumerate(self.drafters.values()):
-            if not isinstance(drafter, ModelDrafter):
+            if not isinstance(drafter, _NETWORKS):
                 self._open(place, contexts, states)
         return [PoolState(tuple(states[context.request_id])) for context in contexts]
 
@@ -157,7 +160,7 @@ class PoolDrafter(DrafterPool[PoolState]):
                 row
                 for row, (context, draft) in enumerate(zip(contexts, drafts, strict=True))
                 if draft.state.chosen == place
-                or (place in self._opened[context.request_id] and not isinstance(drafter, ModelDrafter))
+                or (place in self._opened[context.request_id] and not isinstance(drafter, _NETWORKS))
             ]
             if told:
                 new = drafter.observe(
@@ -194,7 +197,7 @@ class PoolDrafter(DrafterPool[PoolState]):
         """What the drafters without a network would propose, each within its own limits."""
         trees: list[Followed] = []
         for (name, drafter), state in zip(self.drafters.items(), states, strict=True):
-            if isinstance(drafter, _LOOKUPS):
+            if isinstance(drafter, LOOKUPS):
                 # An empty tape: deterministic candidates draw nothing, and the request's own draws stay untouched.
                 (draft,) = drafter.draft([context], [state], [DraftPlan()], [TapeDraws(())])
                 trees.append(Followed(name, draft.tree))

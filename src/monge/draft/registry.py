@@ -4,8 +4,10 @@ from typing import Final
 
 from monge.core.registry import Registry
 from monge.draft.base import AnyDrafter
+from monge.draft.cascade import CascadeDrafter
 from monge.draft.heads import ShapeDrafter
 from monge.draft.jacobi import JacobiDrafter
+from monge.draft.layer_skip import LayerSkipDrafter
 from monge.draft.lookahead import LookaheadDrafter
 from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
@@ -19,11 +21,13 @@ DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
     {
         "model": ModelDrafter,
         "shape": ShapeDrafter,
+        "layer_skip": LayerSkipDrafter,
         "ngram": NgramDrafter,
         "suffix": SuffixDrafter,
         "token_recycling": TokenRecyclingDrafter,
         "lookahead": LookaheadDrafter,
         "jacobi": JacobiDrafter,
+        "cascade": CascadeDrafter,
         "pool": PoolDrafter,
         "none": NoDrafter,
     },

@@ -15,7 +15,8 @@ from monge.core.errors import MongeError, UnsupportedModelError
 from monge.core.model import NodeBlock
 from monge.engine.cache import TreeCache
 from monge.engine.features import FeatureLog
-from monge.engine.masks import UncommittedNodes, forward_inputs, within_window
+from monge.engine.masks import UncommittedNodes, block_mask, forward_inputs, within_window
+from monge.engine.shortened import shortened
 from monge.engine.step import NodeStep, StepSpec
 
 _PREFILL: Final = 1024  # tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt
@@ -32,7 +33,7 @@ class _Row:
 
 
 class HfTreeModel:
-    """Reads trees for many sequences in one forward; a `FeatureModel`.
+    """Reads trees for many sequences in one forward; a `FeatureModel` and a `LayeredModel`.
 
     Every node gets its own position (committed length + depth) and sees the committed text, its ancestors and itself. Layers
     with a sliding window keep all columns and apply the window in the mask, so trees and rollback are exact there too.
@@ -62,6 +63,7 @@ class HfTreeModel:
         self._rows: list[_Row] = []
         self._row_of: dict[int, int] = {}
         self._forward_s = 0.0
+        self._shortened: list[HfTreeModel] = []
         self._features: FeatureLog | None = None
         self.hidden_size, self.num_layers = int(config.hidden_size), int(config.num_hidden_layers)
         self.vocab_size = int(config.vocab_size)
@@ -75,7 +77,7 @@ class HfTreeModel:
     @property
     def forward_s(self) -> float:
         """Seconds spent inside the network's own forward."""
-        return self._forward_s
+        return self._forward_s + sum(model.forward_s for model in self._shortened)
 
     @property
     def cache_bytes(self) -> int:
@@ -140,6 +142,11 @@ class HfTreeModel:
     def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
         with torch.inference_mode():
             return self._model.get_input_embeddings()(torch.tensor(list(token_ids), device=self._device))
+
+    def shortened(self, layers: Sequence[int]) -> "HfTreeModel":
+        """A model that runs only these layers; see `LayeredModel`."""
+        self._shortened.append(HfTreeModel(shortened(self._model, layers)))
+        return self._shortened[-1]
 
     def step_spec(self) -> StepSpec:
         """What a step has to read in this network's place; known once a sequence was opened."""
@@ -222,7 +229,7 @@ class HfTreeModel:
             hidden = torch.finfo(self._dtype).min
             return torch.where(seen, torch.zeros((), dtype=self._dtype, device=self._device), hidden)
         if self._attention == "flex_attention":
-            return _block_mask(seen)
+            return block_mask(seen)
         return seen
 
 
@@ -285,13 +292,3 @@ def _layer_windows(config: Any) -> dict[str, int | None]:
     if not kinds:
         kinds = ["full_attention" if window is None else "sliding_attention"]
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(kinds))}
-
-
-def _block_mask(seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    batch, _, num_nodes, num_columns = seen.shape
-    # The mask is captured data: a new tree changes numbers, not code.
-    return create_block_mask(
-        lambda row, head, query, key: seen[row, 0, query, key], batch, None, num_nodes, num_columns, device=seen.device
-    )

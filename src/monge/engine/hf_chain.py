@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from monge.core.errors import MongeError
 from monge.core.model import NodeBlock
 from monge.engine.hf import context_length, is_stateful, tree_obstacle
+from monge.engine.shortened import shortened
 
 _PREFILL: Final = 1024
 
@@ -26,7 +27,7 @@ class _Row:
 
 
 class HfChainModel:
-    """Reads chains, one sequence per forward, each with its own cache; a `SequenceModel`.
+    """Reads chains, one sequence per forward, each with its own cache; a `LayeredModel`.
 
     For networks that cannot read trees: ALiBi models, whose positions are the order of the tokens, roll back by dropping the
     end of their cache; models with recurrent state cannot roll back at all and are decoded plainly.
@@ -45,6 +46,8 @@ class HfChainModel:
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._rows: dict[int, _Row] = {}
         self._forward_s = 0.0
+        self._shortened: list[HfChainModel] = []
+        self.num_layers = int(config.num_hidden_layers)
         self.vocab_size = int(config.vocab_size)
         self.max_length = context_length(config)
         self.no_tree_reason = tree_obstacle(model)
@@ -53,7 +56,7 @@ class HfChainModel:
     @property
     def forward_s(self) -> float:
         """Seconds spent inside the network's own forward."""
-        return self._forward_s
+        return self._forward_s + sum(model.forward_s for model in self._shortened)
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         stateful = self.no_draft_reason is not None
@@ -93,6 +96,11 @@ class HfChainModel:
 
     def close(self, sequence: int) -> None:
         del self._rows[sequence]
+
+    def shortened(self, layers: Sequence[int]) -> "HfChainModel":
+        """A model that runs only these layers; see `LayeredModel`."""
+        self._shortened.append(HfChainModel(shortened(self._model, layers)))
+        return self._shortened[-1]
 
     def _read(self, row: _Row, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:
         first = row.length + row.num_uncommitted

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -128,3 +128,14 @@ def within_window(
         columns[row, length : length + len(uncommitted)] = torch.tensor(uncommitted.depths, dtype=torch.int64) + length
     inside = positions[:, :, None] - columns[:, None, :] < window
     return visible & inside
+
+
+def block_mask(seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
+    """The mask in the form that flex attention takes."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    batch, _, num_nodes, num_columns = seen.shape
+    # The mask is captured data: a new tree changes numbers, not code.
+    return create_block_mask(
+        lambda row, head, query, key: seen[row, 0, query, key], batch, None, num_nodes, num_columns, device=seen.device
+    )

@@ -70,10 +70,10 @@ class Configuration:
         return make_parts(target, draft if MODEL in self.drafter_names(draft) else None, costs=costs, **self.settings)
 
     def drafter_names(self, draft: SequenceModel | None) -> tuple[str, ...]:
-        """Names of the drafter, or of those in a pool; the default's where none was chosen.
+        """Names of the drafter, or of those that it is made of; the default's where none was chosen.
 
         Raises:
-            OptionError: If a pool cannot be read.
+            OptionError: If they cannot be read.
         """
         if self.drafter is None:
             return ("ngram",) if draft is None else (MODEL,)
