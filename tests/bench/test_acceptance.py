@@ -1,6 +1,7 @@
 """Closed forms against enumeration, trees against trees, and the whole measurement on a tiny pair."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -16,14 +17,22 @@ from monge.bench.acceptance_plots import write_plots
 from monge.bench.acceptance_table import table_of
 from monge.bench.acceptance_tree import bound, expected_accepted, random_tree, tree_report
 from monge.bench.decode import Watch
+from monge.bench.expected_tokens import expected_tokens
 from monge.bench.statistics import Resamples
 from monge.bench.tasks import Prompt
+from monge.core.context import Context, DraftPlan
 from monge.core.errors import OptionError
 from monge.core.law import DenseLaw
 from monge.core.proposal import WithoutReplacement
+from monge.core.sampling_rules import SamplingRules
+from monge.draft.model import ModelDrafter
+from monge.draft.tree.registry import TREES
+from monge.testing.oracle import exact_law
+from monge.testing.tabular import RandomTable, TabularModel
 from monge.transport.bounds import layer_bound
 from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve_tree
+from monge.verify.base import as_verifier
 from monge.verify.registry import VERIFIERS
 
 EXACT = 1e-12
@@ -160,3 +169,49 @@ def test_equal_seeds_log_equal_laws(tiny_pair):
 def test_temperature_zero_is_refused(tiny_pair):
     with pytest.raises(OptionError, match="needs temperatures above 0"):
         log_laws(tiny_pair, [(1, 2)], 0.0, LOG)
+
+
+SHAPES = {
+    "draws": ("fixed_width((1, 2), 'iid')", ("rrs", "k_seq", "naive_tree", "layer(inner='rrs')", "traversal")),
+    "wide": ("fixed_width((2,), 'iid')", ("k_seq", "naive_tree", "optimal(given='candidates')")),
+    "distinct": ("fixed_width((1, 2), 'without_replacement')", ("rrs_without_replacement", "layer")),
+    "walked": ("fixed_width((2, 1), 'top')", ("target_walk", "greedy", "layer")),
+    "with one draw": ("fixed_width((2, 1), 'greedy_plus_one')", ("greedy", "rrs")),
+    "chain": ("chain(2)", ("single_draft", "block", "layer")),
+}
+
+
+@pytest.mark.parametrize(("tree", "rules"), SHAPES.values(), ids=SHAPES)
+def test_expected_tokens_have_the_mean_of_the_decisions(tree, rules):
+    """Over all trees and all coins: what is expected of a tree is right on average, whatever is thrown."""
+    vocab = 3
+    target, draft = TabularModel(RandomTable(vocab, 5), vocab), TabularModel(RandomTable(vocab, 6), vocab)
+    context = Context(request_id=0, token_ids=(0, 1), num_prompt_tokens=2, rules=SamplingRules())
+
+    def drawn(draws):
+        drafter = ModelDrafter(model=draft, tree=TREES.parse(tree))
+        (state,) = drafter.open([context])
+        (found,) = drafter.draft([context], [state], [DraftPlan()], [draws])
+        drafter.close(context)
+        paths = [(0, *found.tree.path_tokens(node)) for node in range(found.tree.num_nodes)]
+        laws = [DenseLaw(torch.tensor(target.table((0, 1, *path[1:])), dtype=torch.float64)) for path in paths]
+        return found.tree, laws
+
+    def mean(law):
+        return math.fsum(value * prob for value, prob in law.items())
+
+    for name in rules:
+        rule = VERIFIERS.parse(name)
+        thrown = exact_law(lambda draws, rule=rule: as_verifier(rule).verify(*drawn(draws), draws).num_accepted)
+        expected = exact_law(lambda draws, rule=rule: expected_tokens(rule, *drawn(draws), draws, decisions=1))
+        assert mean(expected) == pytest.approx(mean(thrown), abs=1e-12)
+
+
+def test_rounds_are_compared_with_rejection_and_with_one_draft(document):
+    for record in document["rounds"] + document["paths"]:
+        if record["rule"] in {"rrs", "rrs_without_replacement"} and record["over_rejection"]["mean"] != 1.0:
+            # Where both are exact, recursive rejection with replacement is the one that is compared with.
+            assert record["rule"] == "rrs_without_replacement"
+        if record["tree"] == "paths(num_paths=1, depth=2)" and record["rule"] == "single_draft":
+            assert record["over_one_draft"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+    assert any(record["over_one_draft"] for record in document["paths"] if record["width"] == 2)

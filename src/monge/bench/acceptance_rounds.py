@@ -1,7 +1,7 @@
 """Block efficiency of trees and verifiers: rounds of the real networks from the same prefixes for all.
 
-Every shape draws one tree at every root, the target reads it, and then all rules that are exact for it decide on this tree,
-each several times. Networks run once a tree, whatever the number of rules, and rules are compared on equal trees.
+Every shape draws one tree at every root, the target reads it, and then all rules that are exact for it are asked what they
+expect of this tree. Networks run once a tree, whatever the number of rules, and rules are compared on equal trees.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,23 +9,26 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
+from jaxtyping import Int64
 
 from monge.bench.acceptance_log import LawLog, LogSettings, Root, draft_rules_of, seeded
 from monge.bench.acceptance_shapes import Shape
 from monge.bench.arms import Pair
+from monge.bench.expected_tokens import expected_tokens
 from monge.bench.statistics import Resamples
 from monge.core.context import Context, DraftPlan
-from monge.core.law import LawSequence
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import TokenTree
 from monge.draft.model import ModelDrafter
 from monge.engine.sampling import NodeLaws
-from monge.verify.base import as_verifier, unsupported_reason
+from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
-from monge.verify.target_walk import TargetWalk
 
 BATCH: Final = 8
+SINGLE: Final = "single_draft"
+REJECTIONS: Final = ("rrs", "rrs_without_replacement")
+"""Recursive rejection: the rule that engines use, with and without replacement."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,13 +57,15 @@ def round_records(
         log: Its roots are where the rounds start.
         shapes: Trees.
         settings: Those of the log: the draft law is truncated in the same way.
-        verifications: Decisions of every rule on every tree.
+        verifications: Decisions on every tree of a rule that has no flows.
         resamples: For the intervals.
         on_shape: Told the shape before every batch.
 
     Returns:
         Records with `temperature`, the shape's `family`, `children`, `budget` and `tree`, `num_nodes` (mean), `depth`, `rule`,
-        `num_rounds`, and `block_efficiency` (accepted tokens + 1) as mean, low and high.
+        `num_rounds`, and with mean, low and high: `block_efficiency` (accepted tokens + 1), `over_rejection` (that over the one
+        of recursive rejection on the same trees), `over_one_draft` (over single-draft verification of one chain of the same
+        depth from the same prefixes); `None` where there is no such rule or chain.
     """
     tallies = [_Tally() for _ in shapes]
     for start in range(0, len(log.roots), BATCH):
@@ -81,7 +86,27 @@ def round_records(
             _decide(pair, shape, contexts, trees, roots=roots, tally=tally, verifications=verifications, seed=settings.seed)
         for context in contexts:
             pair.target_model.close(context.request_id)
-    return [record for shape, tally in zip(shapes, tallies, strict=True) for record in _records(log, shape, tally, resamples)]
+    records = [
+        record for shape, tally in zip(shapes, tallies, strict=True) for record in _records(log, shape, tally, resamples)
+    ]
+    _compare_with_one_draft(records, shapes, tallies, resamples)
+    return records
+
+
+def _compare_with_one_draft(
+    records: Sequence[dict[str, Any]], shapes: Sequence[Shape], tallies: Sequence[_Tally], resamples: Resamples
+) -> None:
+    """Add `over_one_draft` where a single path of the same depth was drafted too: SpecTr's comparison."""
+    by_name = {shape.name: tally for shape, tally in zip(shapes, tallies, strict=True)}
+    single = {
+        shape.builder.limits.max_depth: tally.accepted[SINGLE]
+        for shape, tally in zip(shapes, tallies, strict=True)
+        if shape.builder.limits.max_width == 1 and SINGLE in tally.accepted
+    }
+    for record in records:
+        tally = by_name[record["tree"]]
+        texts = np.array(tally.texts, dtype=np.int64)
+        record["over_one_draft"] = _over(tally.accepted[record["rule"]], single.get(record["depth"]), texts, resamples)
 
 
 def num_batches(log_roots: int) -> int:
@@ -120,7 +145,8 @@ def _decide(
         tally.num_nodes.append(tree.num_nodes - 1)
         for name in legal_rules(shape):
             draws_name = (seed, "verify", name, shape.name, context.rules.temperature, root.token_ids)
-            tally.accepted.setdefault(name, []).append(_accepted(name, tree, laws, verifications, draws_name))
+            accepted = expected_tokens(VERIFIERS.make(name), tree, laws, seeded(*draws_name), decisions=verifications)
+            tally.accepted.setdefault(name, []).append(accepted)
     pair.target_model.commit({context.request_id: () for context in contexts})
 
 
@@ -130,24 +156,9 @@ def legal_rules(shape: Shape) -> list[str]:
     return [name for name in VERIFIERS if unsupported_reason(VERIFIERS.make(name), limits.proposes, limits.max_width) is None]
 
 
-def _accepted(name: str, tree: TokenTree, laws: LawSequence, verifications: int, seed: tuple[object, ...]) -> float:
-    rule = VERIFIERS.make(name)
-    if isinstance(rule, TargetWalk):
-        return _walked(tree, laws)
-    verifier, draws = as_verifier(rule), seeded(*seed)
-    return sum(verifier.verify(tree, laws, draws).num_accepted for _ in range(verifications)) / verifications
-
-
-def _walked(tree: TokenTree, laws: LawSequence) -> float:
-    """E[accepted tokens] of the target walk: the target mass of all paths of the tree."""
-    reached = [1.0] + [0.0] * (tree.num_nodes - 1)
-    for node in range(1, tree.num_nodes):
-        reached[node] = reached[tree.parents[node]] * laws[tree.parents[node]].prob(tree.token_ids[node])
-    return sum(reached) - 1.0
-
-
 def _records(log: LawLog, shape: Shape, tally: _Tally, resamples: Resamples) -> list[dict[str, Any]]:
     texts = np.array(tally.texts, dtype=np.int64)
+    rejection = next((name for name in REJECTIONS if name in tally.accepted), None)
     return [
         {
             "temperature": log.temperature,
@@ -161,6 +172,16 @@ def _records(log: LawLog, shape: Shape, tally: _Tally, resamples: Resamples) -> 
             "rule": name,
             "num_rounds": len(accepted),
             "block_efficiency": asdict(resamples.estimate(1.0 + np.array(accepted), texts)),
+            "over_rejection": _over(accepted, tally.accepted.get(rejection or ""), texts, resamples),
         }
         for name, accepted in tally.accepted.items()
     ]
+
+
+def _over(
+    accepted: list[float], others: list[float] | None, texts: Int64[np.ndarray, " rounds"], resamples: Resamples
+) -> dict[str, float] | None:
+    """Tokens a round over those of another rule or shape, at the same roots."""
+    if others is None:
+        return None
+    return asdict(resamples.ratio(1.0 + np.array(accepted), 1.0 + np.array(others), texts))

@@ -81,13 +81,21 @@ class Resamples:
 
         A resample that holds none of the clusters with values is left out.
         """
+        return self.ratio(values, np.ones(values.size), clusters)
+
+    def ratio(
+        self,
+        values: Float64[np.ndarray, " values"],
+        others: Float64[np.ndarray, " values"],
+        clusters: Int64[np.ndarray, " values"],
+    ) -> Estimate:
+        """Sum of values over the sum of others that were measured in the same clusters, with its percentile interval."""
         if values.size == 0:
             raise MongeError("statistics: nothing was measured, so there is nothing to estimate")
-        num_clusters = self.choices.shape[1]
-        sums = np.bincount(clusters, weights=values, minlength=num_clusters)[self.choices].sum(axis=1)
-        counts = np.bincount(clusters, minlength=num_clusters)[self.choices].sum(axis=1)
-        low, high = np.percentile(sums[counts > 0] / counts[counts > 0], [2.5, 97.5])
-        return Estimate(mean=float(values.mean()), low=float(low), high=float(high))
+        sizes = [np.bincount(clusters, weights=part, minlength=self.choices.shape[1]) for part in (values, others)]
+        top, bottom = (size[self.choices].sum(axis=1) for size in sizes)
+        low, high = np.percentile(top[bottom > 0] / bottom[bottom > 0], [2.5, 97.5])
+        return Estimate(mean=float(values.sum() / others.sum()), low=float(low), high=float(high))
 
 
 def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, ...]:

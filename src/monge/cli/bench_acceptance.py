@@ -32,6 +32,7 @@ from monge.core.errors import OptionError
 OUT: Final = Path("bench-acceptance")
 PANEL: Final = "Measuring"
 BEST_ROWS: Final = 12
+PUBLISHED: Final = ("k_seq", "rrs", "multipath_block", "traversal", "layer")
 
 
 def _each(values: Sequence[float | int]) -> str:
@@ -118,10 +119,13 @@ def report(document: dict[str, Any], files: Sequence[Path]) -> None:
     for temperature in document["settings"]["temperatures"]:
         console.print(node_table(document, temperature))
         console.print()
-        for part, title in (("rounds", "best shapes and rules"), ("paths", "independent paths")):
+        for part, title, table in (
+            ("rounds", "best shapes and rules", round_table),
+            ("paths", "independent paths", path_table),
+        ):
             records = [record for record in document[part] if record["temperature"] == temperature]
             if records:
-                console.print(round_table(records, f"T = {temperature:g}: {title}"))
+                console.print(table(records, f"T = {temperature:g}: {title}"))
                 console.print()
     console.print("written: " + ", ".join(map(str, files)), soft_wrap=True)
 
@@ -142,11 +146,29 @@ def node_table(document: dict[str, Any], temperature: float) -> Table:
 
 def round_table(records: Sequence[dict[str, Any]], title: str) -> Table:
     """The shapes and rules with most tokens per target forward."""
-    table = _table(f"{title}, tokens per target forward [95%]", ["tree", "nodes", "rule", "block efficiency"])
+    columns = ["tree", "nodes", "rule", "block efficiency", "over rejection", "over one draft"]
+    table = _table(f"{title}, tokens per target forward [95%]", columns)
     best = sorted(records, key=lambda record: -record["block_efficiency"]["mean"])[:BEST_ROWS]
     for record in best:
-        name, nodes = record["tree"], f"{record['num_nodes']:.1f}"
-        table.add_row(name, nodes, record["rule"], _interval(record["block_efficiency"]))
+        measured = (record[name] for name in ("block_efficiency", "over_rejection", "over_one_draft"))
+        cells = ("" if estimate is None else _interval(estimate) for estimate in measured)
+        table.add_row(record["tree"], f"{record['num_nodes']:.1f}", record["rule"], *cells)
+    return table
+
+
+def path_table(records: Sequence[dict[str, Any]], title: str) -> Table:
+    """SpecTr's table: for every number and length of paths, the best of all rules, and the published ones."""
+    columns = ["tree", "best rule", "block efficiency", "over one draft", *PUBLISHED]
+    table = _table(f"{title}, tokens per target forward, and over one draft of that length [95%]", columns)
+    for tree in dict.fromkeys(record["tree"] for record in records):
+        rules = {record["rule"]: record for record in records if record["tree"] == tree}
+        best = max(rules.values(), key=lambda record: record["block_efficiency"]["mean"])
+        gains = [
+            "" if rule not in rules or rules[rule]["over_one_draft"] is None else f"{rules[rule]['over_one_draft']['mean']:.3f}"
+            for rule in PUBLISHED
+        ]
+        gain = "" if best["over_one_draft"] is None else _interval(best["over_one_draft"])
+        table.add_row(tree, best["rule"], _interval(best["block_efficiency"]), gain, *gains)
     return table
 
 

@@ -6,6 +6,7 @@ p = target law, q = draft law, s = scale in (0, 1].
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float64, Int64
@@ -73,7 +74,12 @@ class FlowRule(NodeRule):
 
     A scaled target is the rule run on the law (s p, 1 - s) with one more symbol that is never drafted; that symbol and every
     token that is not a candidate read "nothing accepted".
+
+    Attributes:
+        counts_hits: Whether `accept_probs` of its flows hold candidates that the rule emits as its correction token, too.
     """
+
+    counts_hits: ClassVar[bool] = False
 
     @abstractmethod
     def flow(self, problem: NodeProblem) -> Flow | Emission:

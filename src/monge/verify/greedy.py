@@ -32,6 +32,7 @@ class Greedy(FlowRule):
         kind `greedy_plus_one` draws them). It equals SpecHub (Sun et al., arXiv 2411.05289) at K = 2.
     """
 
+    counts_hits = True
     accepts = frozenset[type[Proposal]]({Mixed, Deterministic})
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:

@@ -120,7 +120,7 @@ class Layer(Verifier):
                     problems[row] = passes[row].problems()
                 except NonFiniteLogitsError as error:
                     outcomes[row] = error
-            flows = iter(self._flows([problem for part in problems.values() for problem in part]))
+            flows = iter(self.flows([problem for part in problems.values() for problem in part]))
             for row, part in problems.items():
                 passes[row].descend([next(flows) for _ in part])
         for row, layers in passes.items():
@@ -131,8 +131,11 @@ class Layer(Verifier):
                     outcomes[row] = error
         return [outcomes[row] for row in range(len(scored))]
 
-    def _flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow | Emission]:
-        """One call of every rule that is needed, in the order of the table: a request's draws do not depend on the others."""
+    def flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow | Emission]:
+        """The flows of one layer.
+
+        One call of every rule that is needed, in the order of the table: a request's draws do not depend on the others.
+        """
         if self.inner is not None:
             return self._rules[0].flows(problems)
         flows: dict[int, Flow | Emission] = {}

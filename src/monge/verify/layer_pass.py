@@ -60,6 +60,8 @@ class LayerPass:
         self._weights = {0: 1.0}  # of the layer's nodes, without those of weight zero
         self._kept: list[list[Kept]] = [[]]  # by layer
         self._free: list[float] = [0.0]  # f, by layer
+        self.expected_accepted = 0.0
+        """Sum of all weights below the root so far, whose mean is E[tau] once all layers have theirs."""
 
     @property
     def is_open(self) -> bool:
@@ -98,6 +100,7 @@ class LayerPass:
                 mass = max(0.0, self._weights[node] - part * float(flow.masses.sum()))
                 self._kept[-1].append(Kept(node=node, mass=mass, scale=scale, flow=flow))
         self._weights = below
+        self.expected_accepted += sum(below.values())
         self._kept.append(from_above)
         self._free.append(max(0.0, 1.0 - sum(below.values()) - sum(kept.mass for kept in from_above)))
 

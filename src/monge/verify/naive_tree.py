@@ -30,6 +30,7 @@ class NaiveTree(FlowRule):
         et al., arXiv 2211.17192.
     """
 
+    counts_hits = True
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
