@@ -132,10 +132,7 @@ class Layer(Verifier):
         return [outcomes[row] for row in range(len(scored))]
 
     def flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow | Emission]:
-        """The flows of one layer.
-
-        One call of every rule that is needed, in the order of the table: a request's draws do not depend on the others.
-        """
+        """The flows of one layer, one call a rule, in the table's order: a request's draws do not depend on the others."""
         if self.inner is not None:
             return self._rules[0].flows(problems)
         flows: dict[int, Flow | Emission] = {}
