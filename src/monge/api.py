@@ -14,7 +14,7 @@ from monge.core.model import SequenceModel
 from monge.core.proposal import Arbitrary, Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDrafter, Capabilities
-from monge.draft.by_name import drafters_in, make_drafter, options_of
+from monge.draft.by_name import drafter_of, drafters_in, make_drafter, options_of
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.chain import Chain
 from monge.draft.tree.children import CHILDREN
@@ -70,9 +70,10 @@ def load(
 
     Args:
         target: Folder, name or loaded model; `None` for the built-in target.
-        draft: Likewise for the draft model; `None` for the built-in one beside the built-in target, and otherwise for none.
+        draft: Likewise for the draft model, or the folder of a head for the target, whose format is recognised; `None` for the
+            built-in draft model beside the built-in target, and otherwise for none.
         drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`; `None` chooses `model` where there is a
-            draft model and `ngram` otherwise.
+            draft model, `head` or `shape` where there is a head, and `ngram` otherwise.
         tree: Tree builder of a drafter that has laws; `None` takes a chain, or another tree where the verifier needs one.
         verifier: Acceptance rule; `None` takes the one for the drafter's candidates: `target_walk` for deterministic ones,
             `single_draft` for one sampled candidate a node, recursive rejection for several.
@@ -104,18 +105,15 @@ def load(
     if tokenizer is None and not isinstance(target, PreTrainedModel):
         tokenizer = load_tokenizer(target, trust_remote_code=trust_remote_code)
     target_model = as_sequence_model(network, backend=backend)
-    draft_model = None
+    draft_model, head = None, None
+    if isinstance(draft, str | Path) and (found := drafter_of(draft, target)) is not None:
+        drafter, head, draft = drafter or found, draft, None
     if draft is not None:
-        draft_tokenizer = None
-        if not isinstance(draft, PreTrainedModel):
-            draft_tokenizer = load_tokenizer(draft, trust_remote_code=trust_remote_code)
-        draft_network = load_network(draft, **loading)
-        draft_model = as_draft_model(
-            draft_network, target_model, tokenizer=draft_tokenizer, target_tokenizer=tokenizer, backend=backend
-        )
+        draft_model = _load_draft(draft, target_model, tokenizer, backend, loading)
     parts = make_parts(
         target_model,
         draft_model,
+        head=head,
         drafter=drafter,
         tree=tree,
         verifier=verifier,
@@ -132,6 +130,7 @@ def make_parts(
     target: SequenceModel,
     draft: SequenceModel | None = None,
     *,
+    head: str | Path | None = None,
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
@@ -141,7 +140,7 @@ def make_parts(
     costs: str | Path | CostModel | None = None,
     max_batch_size: int = 1,
 ) -> Parts:
-    """Parts from names or objects; arguments as for `load`, with models that are loaded already."""
+    """Parts from names or objects; arguments as for `load`, with models that are loaded already and the folder of a head."""
     rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
     controller = CONTROLLERS.parse(controller) if isinstance(controller, str) else controller
     if drafter is None:
@@ -149,6 +148,8 @@ def make_parts(
     if isinstance(drafter, str):
         names = drafters_in(drafter)
         resources: dict[str, Any] = {"model": draft}
+        if head is not None:
+            resources["head"] = head
         if any("target" in options_of(name) for name in names):
             resources["target"] = target
         if draft_temperature is not None:
@@ -160,7 +161,7 @@ def make_parts(
         elif any("tree" in options_of(name) for name in names):
             resources["tree"] = _default_tree(rule, target, is_adaptive=bool(controller.reads))
         drafter = make_drafter(drafter, resources)
-    elif any(given is not None for given in (tree, draft, draft_temperature, draft_top_k)):
+    elif any(given is not None for given in (tree, draft, head, draft_temperature, draft_top_k)):
         raise OptionError("a drafter object brings its own tree, draft model, temperature and top-k; give none beside it")
     parts = Parts(
         target=target,
@@ -187,6 +188,16 @@ def eos_ids_of(network: PreTrainedModel) -> frozenset[int]:
     if ids is None:
         return frozenset()
     return frozenset(ids) if isinstance(ids, list | tuple) else frozenset({int(ids)})
+
+
+def _load_draft(
+    draft: Source, target: SequenceModel, target_tokenizer: Tokenizer | None, backend: str | Backend, loading: dict[str, Any]
+) -> SequenceModel:
+    tokenizer = None
+    if not isinstance(draft, PreTrainedModel):
+        tokenizer = load_tokenizer(draft, trust_remote_code=loading["trust_remote_code"])
+    network = load_network(draft, **loading)
+    return as_draft_model(network, target, tokenizer=tokenizer, target_tokenizer=target_tokenizer, backend=backend)
 
 
 def _needs_model(drafter: str | AnyDrafter) -> bool:

@@ -107,7 +107,8 @@ def say_memory(decoder: Decoder) -> None:
     can = decoder.parts.drafter.capabilities
     if can.num_parameters > 0:
         text = f"drafter: {can.num_parameters / 1e6:.2f}M parameters, {can.num_bytes / 1e6:.1f} MB beside the target"
-        notes().print(text, markup=False)
+        kept = f", and {can.bytes_per_token / 1e3:.1f} kB per token of text" if can.bytes_per_token > 0 else ""
+        notes().print(text + kept, markup=False)
 
 
 def _prompts(prompt: str | None, file: Path | None) -> list[str]:

@@ -40,7 +40,7 @@ Draft = Annotated[
     str | None,
     option(
         "--draft",
-        help="Draft model with the target's tokenizer.",
+        help="Draft model with the target's tokenizer, or the folder of a head for the target.",
         panel=MODELS,
         default="the built-in draft, or none beside a --target",
     ),

@@ -40,6 +40,8 @@ class Capabilities:
         num_bytes: Memory that they take.
         num_successors: How many of the target's most probable next tokens it wants to be told at every node of a finished
             round; see `Verdict.successors`.
+        bytes_per_token: Memory that it takes for every token of a text, beside the networks' caches.
+        reads_states: Whether it takes the target's hidden states, which one drafter at a time can.
     """
 
     proposes: frozenset[type[Proposal]]
@@ -50,6 +52,8 @@ class Capabilities:
     num_parameters: int = 0
     num_bytes: int = 0
     num_successors: int = 0
+    bytes_per_token: int = 0
+    reads_states: bool = False
 
 
 class Drafter(ABC, Generic[State]):

@@ -2,15 +2,26 @@
 
 import ast
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from monge.core.errors import OptionError
 from monge.draft.base import AnyDrafter
 from monge.draft.registry import DRAFTERS
+from monge.heads.readers.files import CONFIG, Checkpoint
+from monge.heads.readers.mtp import is_alone
+from monge.heads.readers.registry import format_of
+from monge.heads.shape.checkpoint import is_shape
 
 _SEVERAL: Final = ("pool", "cascade")
 """Drafters that are made of others."""
-_WORDS: Final = {"model": "draft model (draft=...)", "tree": "tree", "rules": "draft temperature", "top_k": "draft top-k"}
+_WORDS: Final = {
+    "head": "head (draft=...)",
+    "model": "draft model (draft=...)",
+    "tree": "tree",
+    "rules": "draft temperature",
+    "top_k": "draft top-k",
+}
 
 
 def drafters_in(text: str) -> tuple[str, ...]:
@@ -35,6 +46,29 @@ def drafters_in(text: str) -> tuple[str, ...]:
 def options_of(text: str) -> Mapping[str, Any]:
     """The settings of a named drafter and their defaults."""
     return DRAFTERS.options(_name(text))
+
+
+def drafter_of(draft: str | Path, target: object) -> str | None:
+    """The drafter for a folder that holds a head instead of a model; `None` for anything else.
+
+    Args:
+        draft: What the user gave as the draft.
+        target: What the user gave as the target. Its own folder may hold a prediction module beside it; a folder of another
+            model with such a module is that model.
+
+    Raises:
+        ModelLoadError: If the folder cannot be read.
+    """
+    path = Path(draft).expanduser()
+    if not path.exists() or (path.is_dir() and not (path / CONFIG).is_file()):
+        return None
+    checkpoint = Checkpoint(path)
+    if is_shape(checkpoint.config):
+        return "shape"
+    found = format_of(checkpoint)
+    if found is None or (found.name == "mtp" and not is_alone(checkpoint) and not _is_same(path, target)):
+        return None
+    return "head"
 
 
 def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
@@ -85,6 +119,10 @@ def _wanted(text: str, resources: Mapping[str, Any]) -> dict[str, Any]:
         if value is None and key in known:
             raise OptionError(f"drafter {text!r} needs a {_WORDS[key]}; give one, or use drafter='ngram'")
     return {key: value for key, value in resources.items() if value is not None and key in known}
+
+
+def _is_same(path: Path, target: object) -> bool:
+    return isinstance(target, str | Path) and Path(target).expanduser().exists() and path.samefile(Path(target).expanduser())
 
 
 def _labels(texts: Sequence[str]) -> list[str]:

@@ -88,6 +88,7 @@ class ShapeDrafter(Drafter[LastState]):
             needs_trees=limits.max_width > 1,
             num_parameters=self._head.num_parameters,
             num_bytes=self._head.num_bytes,
+            reads_states=True,
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[LastState]:

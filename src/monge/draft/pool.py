@@ -62,7 +62,7 @@ class PoolDrafter(DrafterPool[PoolState]):
         drafters: Names, which plans use, and drafters; at least two.
 
     Raises:
-        OptionError: If there are fewer than two, two have one name, or one is a pool itself.
+        OptionError: If there are fewer than two, two have one name, one is a pool itself, or two take hidden states.
     """
 
     drafters: Mapping[str, AnyDrafter]
@@ -76,6 +76,9 @@ class PoolDrafter(DrafterPool[PoolState]):
         nested = [name for name, drafter in self.drafters.items() if isinstance(drafter, DrafterPool)]
         if nested:
             raise OptionError(f"pool: drafter {nested[0]!r} is a pool itself; list its drafters instead")
+        readers = [name for name, drafter in self.drafters.items() if drafter.capabilities.reads_states]
+        if len(readers) > 1:
+            raise OptionError(f"pool: {' and '.join(readers)} both take the target's hidden states, which one of them can")
         object.__setattr__(self, "_opened", {})
 
     @property
@@ -92,6 +95,8 @@ class PoolDrafter(DrafterPool[PoolState]):
             num_parameters=sum(can.num_parameters for can in every),
             num_bytes=sum(can.num_bytes for can in every),
             num_successors=max(can.num_successors for can in every),
+            bytes_per_token=sum(can.bytes_per_token for can in every),
+            reads_states=any(can.reads_states for can in every),
         )
 
     @property

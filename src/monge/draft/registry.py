@@ -5,6 +5,7 @@ from typing import Final
 from monge.core.registry import Registry
 from monge.draft.base import AnyDrafter
 from monge.draft.cascade import CascadeDrafter
+from monge.draft.head import HeadDrafter
 from monge.draft.heads import ShapeDrafter
 from monge.draft.jacobi import JacobiDrafter
 from monge.draft.layer_skip import LayerSkipDrafter
@@ -22,6 +23,7 @@ DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
         "model": ModelDrafter,
         "shape": ShapeDrafter,
         "layer_skip": LayerSkipDrafter,
+        "head": HeadDrafter,
         "ngram": NgramDrafter,
         "suffix": SuffixDrafter,
         "token_recycling": TokenRecyclingDrafter,

@@ -1,6 +1,7 @@
 """Heads on disk: `config.json` for the settings, `head.safetensors` for the numbers."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -43,6 +44,11 @@ def save_head(head: ShapeHead, folder: Path, *, dtype: torch.dtype | None = None
     # Weights first: a folder with a config is complete.
     save_file(tensors, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def is_shape(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is that of such a head."""
+    return config.get("format") == FORMAT
 
 
 def built_in_head() -> Path:

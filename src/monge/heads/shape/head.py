@@ -1,7 +1,6 @@
 """A whole head: predictor, alignment of every step, temperature of every step, and the target it belongs to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -16,25 +15,12 @@ from monge.heads.shape.alignment.registry import ALIGNMENTS
 from monge.heads.shape.gated import GatedPredictor
 from monge.heads.shape.predictor import StepPredictor
 from monge.heads.shape.ridge import RidgePredictor
+from monge.heads.target import TargetSizes
 
 _PROBES: Final = 16
 """Tokens whose embeddings tell one target from another."""
 _SAME: Final = 0.99
 """Smallest cosine of two targets' probes that are taken for one: rounding to bfloat16 or a light fine-tuning stays above."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetSizes:
-    """What a head knows of its target by number."""
-
-    hidden_size: int
-    num_layers: int
-    vocab_size: int
-
-    @classmethod
-    def of(cls, target: FeatureModel) -> "TargetSizes":
-        """The sizes of a network."""
-        return cls(hidden_size=target.hidden_size, num_layers=target.num_layers, vocab_size=target.vocab_size)
 
 
 class StepAlignment(nn.Module):

@@ -1,0 +1,106 @@
+"""Block drafters at work: one pass for all depths, then a cheap look at the token before."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from monge.core.model import NodeBlock
+from monge.draft.head_run import HeadRun, Pairs, TargetEnds
+from monge.heads.readers.base import BlockHead, BlockPath
+from monge.heads.readers.reading import Reading
+
+
+@dataclass(slots=True)
+class _Text:
+    reading: Reading
+    rows: Tensor | None = None
+    logits: Tensor | None = None
+    root: Tensor | None = None
+    depths: list[int] = field(default_factory=list)
+    memories: list[Tensor] = field(default_factory=list)
+
+
+class BlockRun(HeadRun):
+    """Runs a `BlockHead`.
+
+    The target's states at committed tokens are the context, at their positions; the last committed token, whose state is not
+    known yet, is the block's anchor at the next position, and masks follow it.
+
+    Args:
+        head: The head.
+        ends: The target's ends.
+    """
+
+    def __init__(self, head: BlockHead, ends: TargetEnds) -> None:
+        self._head, self._ends = head, ends
+        self._texts: dict[int, _Text] = {}
+
+    def open(self, request: int) -> None:
+        self._texts[request] = _Text(Reading(self._head.num_kept))
+
+    def close(self, request: int) -> None:
+        self._texts.pop(request, None)
+
+    def knows(self, request: int) -> bool:
+        return len(self._texts[request].reading) > 0
+
+    def read(self, pairs: Mapping[int, Pairs]) -> None:
+        segments = [self._texts[request].reading.read(one.positions) for request, one in pairs.items()]
+        self._head.read(torch.cat([one.features for one in pairs.values()]), segments)
+
+    def begin(self, roots: Mapping[int, int]) -> Mapping[int, Float[Tensor, "one vocab"]]:
+        head, size = self._head, self._head.block_size
+        chain = NodeBlock.chain((0,) * size)
+        segments = [self._texts[request].reading.extend(chain) for request in roots]
+        tokens = [token for root in roots.values() for token in (root, *[head.mask_token] * (size - 1))]
+        own = head.embed(self._ends.ids(tokens))
+        states = head.predict(self._ends.embed(tokens) if own is None else own, segments)
+        first = 0 if head.is_shifted else 1
+        useful = states.unflatten(0, (len(roots), size))[:, first:]
+        logits = head.logits(useful.flatten(0, 1), self._ends.unembed).unflatten(0, useful.shape[:2])
+        for request, rows, scores in zip(roots, useful, logits, strict=True):
+            text = self._texts[request]
+            text.rows, text.logits, text.root = rows, scores, rows.new_zeros(1, head.memory)
+        return self._follow({request: ([root], [0], [-1]) for request, root in roots.items()}, keep=False)
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+        asked: dict[int, tuple[Sequence[int], list[int], Sequence[int]]] = {}
+        for request, block in blocks.items():
+            depths = self._texts[request].depths
+            for parent in block.parents:
+                depths.append(1 if parent < 0 else depths[parent] + 1)
+            asked[request] = (block.token_ids, depths[len(depths) - len(block.parents) :], block.parents)
+        return self._follow(asked, keep=True)
+
+    def end(self, requests: Sequence[int]) -> None:
+        for request in requests:
+            text = self._texts[request]
+            text.reading.drop()
+            text.depths.clear()
+            text.memories.clear()
+            text.rows = text.logits = text.root = None
+
+    def _follow(
+        self, asked: Mapping[int, tuple[Sequence[int], Sequence[int], Sequence[int]]], *, keep: bool
+    ) -> Mapping[int, Tensor]:
+        """Logits after nodes, given their tokens, depths and parents; the root keeps its memory where nodes have none above."""
+        rows, scores, memories, counts = [], [], [], []
+        for request, (tokens, depths, parents) in asked.items():
+            text = self._texts[request]
+            assert text.rows is not None and text.logits is not None and text.root is not None
+            rows.append(text.rows[list(depths)])
+            scores.append(text.logits[list(depths)])
+            memories.extend(text.root if parent < 0 else text.memories[parent] for parent in parents)
+            counts.append(len(tokens))
+        tokens = self._ends.ids([token for own, _, _ in asked.values() for token in own])
+        path = BlockPath(token_ids=tokens, states=torch.cat(rows), memory=torch.cat(memories))
+        logits, after = self._head.follow(path, torch.cat(scores))
+        for request, part in zip(asked, after.split(counts), strict=True):
+            if keep:
+                self._texts[request].memories.extend(part.split(1))
+            else:
+                self._texts[request].root = part
+        return dict(zip(asked, logits.split(counts), strict=True))

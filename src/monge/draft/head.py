@@ -1,0 +1,176 @@
+"""A published head as a drafter."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.model import FeatureModel, SequenceModel
+from monge.core.proposal import Deterministic
+from monge.core.sampling_rules import SamplingRules
+from monge.core.verdict import Verdict
+from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.block_run import BlockRun
+from monge.draft.eagle import ChainRun
+from monge.draft.growth import Growth
+from monge.draft.head_run import HeadRun, Pairs, TargetEnds
+from monge.draft.medusa import StepRun
+from monge.draft.tree.base import TreeBuilder
+from monge.heads.readers.base import BlockHead, ChainHead, PublishedHead, StepHead
+from monge.heads.readers.registry import load_head
+from monge.heads.target import TargetSizes
+
+Unread = tuple[Pairs, ...]
+"""State of one request: what the target has read and the head has not."""
+
+_PART: Final = 1024
+"""Most tokens of a text that one forward of the head reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadDrafter(Drafter[Unread]):
+    """Draft with a head that was published for the target: Medusa, Hydra, EAGLE, DFlash or a prediction module.
+
+    The format is recognised from the folder; see `monge.heads.readers`. The target's own passes leave hidden states of the
+    committed text behind, which the head reads together with the tokens after them; then the tree grows level by level under
+    the head's laws. What it makes of its own predictions is forgotten at the end of the round. A request whose states
+    are not known yet (a prompt of one token) drafts nothing in its first round.
+
+    Args:
+        head: The head, its folder, or the file of its tensors.
+        target: The target, which must show its hidden states; it is asked to keep those that the head reads.
+        tree: Shape of the tree and how children are drawn.
+        rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the most probable tokens draw
+            nothing and only rank, so they are built from the law at temperature 1.
+        top_k: Draft from so many of the head's most probable tokens only, renormalised; the declared law is the truncated one.
+
+    Raises:
+        OptionError: If no head is given, the target shows no hidden states, or the head is for another one.
+        ModelLoadError: If the head cannot be read.
+
+    Reference:
+        As for the families, in `monge.heads.readers`.
+    """
+
+    head: PublishedHead | str | Path | None = None
+    target: SequenceModel
+    tree: TreeBuilder
+    rules: SamplingRules | None = None
+    top_k: int | None = None
+    _model: FeatureModel = field(init=False, repr=False, compare=False)
+    _head: PublishedHead = field(init=False, repr=False, compare=False)
+    _run: HeadRun = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.head is None:
+            raise OptionError("drafter 'head' needs a head: give its folder as the draft, or write head('folder')")
+        if not isinstance(self.target, FeatureModel):
+            raise OptionError(
+                f"drafter 'head' needs a target that shows its hidden states; {type(self.target).__name__} does not; use "
+                "drafter='model' or 'ngram'"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise OptionError(f"draft top_k must be at least 1, or None for the whole draft law; got {self.top_k}")
+        head = self.head if isinstance(self.head, PublishedHead) else load_head(self.head)
+        head.check(TargetSizes.of(self.target))
+        ends = TargetEnds(self.target)
+        head = head.to(device=ends.device, dtype=ends.dtype).eval()
+        self.target.watch(head.layers(self.target.num_layers))
+        for name, value in (("_model", self.target), ("_head", head), ("_run", run_of(head, ends))):
+            object.__setattr__(self, name, value)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        limits, most = self.tree.limits, self._head.max_depth
+        return Capabilities(
+            proposes=limits.proposes,
+            max_width=limits.max_width,
+            max_depth=limits.max_depth if most is None else min(limits.max_depth, most),
+            needs_trees=limits.max_width > 1,
+            num_parameters=self._head.num_parameters,
+            num_bytes=self._head.num_bytes,
+            bytes_per_token=self._head.bytes_per_token,
+            reads_states=True,
+        )
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[Unread]:
+        for context in contexts:
+            self._run.open(context.request_id)
+        return [self._fresh(context) for context in contexts]
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[Unread],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[Unread]]:
+        rows = [self._growth(context, plan, row_draws) for context, plan, row_draws in zip(contexts, plans, draws, strict=True)]
+        unread = {row.request_id: state for row, state in zip(rows, states, strict=True) if row.may_draft}
+        with torch.inference_mode():
+            self._read(unread)
+            self._grow([row for row in rows if row.may_draft and self._run.knows(row.request_id)])
+        return [
+            Draft(row.finish(), () if row.may_draft else state, row.watch and row.watch.evidence)
+            for row, state in zip(rows, states, strict=True)
+        ]
+
+    def observe(
+        self, contexts: Sequence[Context], drafts: Sequence[Draft[Unread]], verdicts: Sequence[Verdict]
+    ) -> Sequence[Unread]:
+        return [(*draft.state, *self._fresh(context)) for context, draft in zip(contexts, drafts, strict=True)]
+
+    def close(self, context: Context) -> None:
+        self._run.close(context.request_id)
+
+    def _fresh(self, context: Context) -> Unread:
+        """What the target has read since the last question: the end of the text but for its last token."""
+        features: Tensor | None = self._model.features(context.request_id)
+        if features is None:
+            return ()
+        end = len(context.token_ids) - 1
+        positions = range(end - len(features), end)
+        return (Pairs(features, context.token_ids[positions.start + 1 :], positions),)
+
+    def _growth(self, context: Context, plan: DraftPlan, draws: Draws) -> Growth:
+        only_ranks = self.tree.limits.proposes == {Deterministic}
+        rules = self.rules or (SamplingRules() if only_ranks else context.rules)
+        rules = rules if self.top_k is None else rules.within_top(self.top_k)
+        name = f"{self._head.family} head"
+        return Growth(context=context, plan=plan, draws=draws, builder=self.tree, rules=rules, network=name)
+
+    def _read(self, unread: dict[int, Unread]) -> None:
+        parts = {request: [part for pairs in state for part in pairs.split(_PART)] for request, state in unread.items()}
+        while parts := {request: waiting for request, waiting in parts.items() if waiting}:
+            self._run.read({request: waiting.pop(0) for request, waiting in parts.items()})
+
+    def _grow(self, rows: Sequence[Growth]) -> None:
+        if not rows:
+            return
+        logits = self._run.begin({row.request_id: row.context.token_ids[-1] for row in rows})
+        active, depth = list(rows), 1
+        while True:
+            for row in active:
+                row.grow(logits[row.request_id])
+            active = [row for row in active if row.frontier]
+            if not active or depth == self._head.max_depth:
+                break
+            logits = self._run.extend({row.request_id: row.next_block() for row in active})
+            depth += 1
+        self._run.end([row.request_id for row in rows])
+
+
+def run_of(head: PublishedHead, ends: TargetEnds) -> HeadRun:
+    """What runs a head of this kind."""
+    if isinstance(head, StepHead):
+        return StepRun(head, ends)
+    if isinstance(head, ChainHead):
+        return ChainRun(head, ends)
+    assert isinstance(head, BlockHead), f"{type(head).__name__} is of no known kind"
+    return BlockRun(head, ends)

@@ -1,0 +1,1 @@
+"""Heads that others have published, read from the files in which they are published."""

@@ -1,0 +1,300 @@
+"""What a published head is, whichever family it comes from."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional
+
+from monge.core.errors import ModelLoadError, OptionError
+from monge.heads.readers.attention import GroupedAttention, LatentAttention
+from monge.heads.readers.layers import Nodes, Projection
+from monge.heads.readers.reading import Segment
+from monge.heads.readers.tensors import Tensors
+from monge.heads.target import TargetSizes
+
+Unembed = Callable[[Tensor], Tensor]
+"""Last hidden states of the target to its logits."""
+
+
+class PublishedHead(nn.Module, ABC):
+    """A head in memory: what it reads of its target, and for which targets it is.
+
+    Args:
+        hidden_size: Width of the target's hidden states.
+        vocab_size: Tokens of the target; `None` where the file does not say.
+        num_layers: Layers of the target; `None` where the file does not say.
+    """
+
+    family: ClassVar[str]
+
+    def __init__(self, hidden_size: int, vocab_size: int | None, num_layers: int | None = None) -> None:
+        super().__init__()
+        self.target_hidden, self.target_vocab, self.target_layers = hidden_size, vocab_size, num_layers
+
+    @property
+    def max_depth(self) -> int | None:
+        """Deepest token that it drafts; `None` where it goes on for ever."""
+        return None
+
+    @abstractmethod
+    def layers(self, num_layers: int) -> tuple[int, ...]:
+        """Hidden states that it reads, numbered as `FeatureModel` does.
+
+        Raises:
+            OptionError: If a target of so many layers does not have them.
+        """
+
+    def check(self, sizes: TargetSizes) -> None:
+        """Refuse another target.
+
+        Raises:
+            OptionError: If its hidden size, vocabulary or layers are others.
+        """
+        known = (self.target_hidden, self.target_vocab, self.target_layers)
+        found = (sizes.hidden_size, sizes.vocab_size, sizes.num_layers)
+        if any(wanted not in (None, has) for wanted, has in zip(known, found, strict=True)):
+            words = [f"{value} {what}" for value, what in zip(known, ("wide", "tokens", "layers"), strict=True) if value]
+            raise OptionError(
+                f"head: this {self.family} head is for a target with states {', '.join(words)}; the target's are {found[0]} "
+                f"wide, {found[1]} tokens, {found[2]} layers; use the head that was published for this target"
+            )
+        outside = [layer for layer in self.layers(sizes.num_layers) if not 0 <= layer <= sizes.num_layers]
+        if outside:
+            raise OptionError(
+                f"head: this {self.family} head reads hidden states {list(self.layers(sizes.num_layers))}; the target has 0 to "
+                f"{sizes.num_layers}; use the head that was published for this target"
+            )
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that it holds."""
+        return sum(tensor.numel() for tensor in self.state_dict().values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that they take."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory that its keys and values take for every token of a text."""
+        kept = [part for part in self.modules() if isinstance(part, GroupedAttention | LatentAttention)]
+        return sum(part.kept_per_token * part.o_proj.weight.element_size() for part in kept)
+
+
+class StepHead(PublishedHead):
+    """Predicts each of the coming tokens from the target's last state, and perhaps from the tokens drafted before it."""
+
+    @property
+    @abstractmethod
+    def num_steps(self) -> int:
+        """Steps it predicts."""
+
+    @property
+    def max_depth(self) -> int | None:
+        return self.num_steps
+
+    @property
+    @abstractmethod
+    def reads_tokens(self) -> bool:
+        """Whether a step looks at the tokens before it."""
+
+    @property
+    def num_kept(self) -> int:
+        """Layers that keep keys and values."""
+        return 0
+
+    def read(self, states: Nodes, segments: Sequence[Segment]) -> Nodes:
+        """States of committed tokens as the steps read them."""
+        del segments
+        return states
+
+    @abstractmethod
+    def step(self, index: int, values: Nodes, unembed: Unembed) -> Float[Tensor, "nodes vocab"]:
+        """Logits of a step.
+
+        Args:
+            index: From 0, the token after the newest committed one.
+            values: The last state, and behind it the embeddings of the tokens since, where the head reads them.
+            unembed: The target's output layer.
+        """
+
+
+class ChainHead(PublishedHead):
+    """Predicts the next state from a state and the token after it, and goes on from its own prediction."""
+
+    @property
+    @abstractmethod
+    def num_kept(self) -> int:
+        """Layers that keep keys and values."""
+
+    def embed(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes | None:
+        """The head's own embeddings; `None` where it uses the target's."""
+        del token_ids
+        return None
+
+    def fuse(self, features: Nodes) -> Nodes:
+        """The target's watched states as one state."""
+        return features
+
+    @abstractmethod
+    def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
+        """The states after reading a token each."""
+
+    @abstractmethod
+    def logits(self, states: Nodes, unembed: Unembed) -> Float[Tensor, "nodes vocab"]:
+        """What predicted states say about the next token."""
+
+
+class BlockHead(PublishedHead):
+    """Predicts a whole block of coming tokens in one pass: a row of states, of which every depth reads one.
+
+    Args:
+        hidden_size: As for `PublishedHead`.
+        vocab_size: Likewise.
+        num_layers: Likewise.
+        block_size: Rows of a pass.
+        is_shifted: Whether row k is about token k + 1 of the block, the anchor being token 0; otherwise it is about token k,
+            and the anchor's own row about nothing.
+    """
+
+    def __init__(
+        self, hidden_size: int, vocab_size: int | None, num_layers: int | None, *, block_size: int, is_shifted: bool
+    ) -> None:
+        super().__init__(hidden_size, vocab_size, num_layers)
+        self.block_size, self.is_shifted = block_size, is_shifted
+
+    @property
+    def max_depth(self) -> int | None:
+        return self.block_size if self.is_shifted else self.block_size - 1
+
+    @property
+    @abstractmethod
+    def num_kept(self) -> int:
+        """Layers that keep keys and values."""
+
+    @property
+    @abstractmethod
+    def mask_token(self) -> int:
+        """The token that stands for those that are not known yet."""
+
+    @abstractmethod
+    def embed(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes | None:
+        """The head's own embeddings; `None` where it uses the target's."""
+
+    @abstractmethod
+    def read(self, features: Nodes, segments: Sequence[Segment]) -> None:
+        """Keep committed tokens, by the target's states."""
+
+    @property
+    @abstractmethod
+    def memory(self) -> int:
+        """Width of what a path remembers."""
+
+    @abstractmethod
+    def predict(self, embeddings: Nodes, segments: Sequence[Segment]) -> Nodes:
+        """States of all rows of every text's block, from the embeddings of anchor and masks. Nothing is kept."""
+
+    @abstractmethod
+    def logits(self, states: Nodes, unembed: Unembed) -> Nodes:
+        """What rows say on their own about their token, over the tokens that the head can draft."""
+
+    @abstractmethod
+    def follow(self, path: "BlockPath", logits: Nodes) -> tuple[Float[Tensor, "nodes vocab"], Nodes]:
+        """Logits once the token before is known, over the target's tokens, and the path's memory after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPath:
+    """Where nodes of a block stand.
+
+    Args:
+        token_ids: Their tokens, whose successors are asked for.
+        states: Of the rows about these successors.
+        memory: What the head remembers of the paths to them, from the node above; zeros at the anchor.
+    """
+
+    token_ids: Int64[Tensor, " nodes"]
+    states: Nodes
+    memory: Nodes
+
+
+class Embedding(nn.Module):
+    """Embeddings of tokens.
+
+    Args:
+        tensors: Where they are.
+        name: Their name there, without `.weight`.
+        count: Tokens.
+        width: Of an embedding.
+    """
+
+    weight: Tensor
+
+    def __init__(self, tensors: Tensors, name: str, count: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", tensors.take(f"{name}.weight", count, width))
+
+    def forward(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes:
+        return functional.embedding(token_ids.to(self.weight.device), self.weight)
+
+
+class OutputLayer(nn.Module):
+    """A head's own output layer, over the target's tokens or over some of them.
+
+    Args:
+        tensors: Where it is: `lm_head.weight`, and `d2t`, `t2d` for a draft vocabulary.
+        hidden: Width of a state.
+        vocab: Tokens of the target.
+
+    Raises:
+        ModelLoadError: If the draft vocabulary contradicts itself.
+    """
+
+    places: Tensor | None
+
+    def __init__(self, tensors: Tensors, hidden: int, vocab: int) -> None:
+        super().__init__()
+        self.vocab = vocab
+        self.size = tensors.shape("lm_head.weight")[0]
+        self.layer = Projection(tensors, "lm_head", self.size, hidden)
+        self.register_buffer("places", draft_vocabulary(tensors, self.size, vocab))
+
+    def forward(self, states: Nodes) -> Float[Tensor, "nodes vocab"]:
+        return self.widen(self.layer(states))
+
+    def widen(self, logits: Float[Tensor, "nodes some"]) -> Float[Tensor, "nodes vocab"]:
+        """Logits of all of the target's tokens; those that the head cannot draft have none."""
+        if self.places is None:
+            return logits
+        return logits.new_full((len(logits), self.vocab), -torch.inf).index_copy(1, self.places, logits)
+
+
+def draft_vocabulary(tensors: Tensors, size: int, vocab: int) -> Int64[Tensor, " some"] | None:
+    """The target's token of every draft token; `None` where they are the same.
+
+    A file stores offsets: the target's token is `draft + d2t[draft]`.
+
+    Raises:
+        ModelLoadError: If the offsets lead outside the target's vocabulary or twice to one token, or `t2d` says otherwise.
+    """
+    if "d2t" not in tensors:
+        tensors.leave("t2d")
+        if size != vocab:
+            raise ModelLoadError(f"{tensors.where!r}: output layer over {size} of {vocab} tokens, and no d2t says over which")
+        return None
+    places = tensors.take("d2t", size).long() + torch.arange(size)
+    if int(places.min()) < 0 or int(places.max()) >= vocab or len(places.unique()) < size:
+        raise ModelLoadError(
+            f"{tensors.where!r}: d2t maps {size} draft tokens to {len(places.unique())} tokens between {int(places.min())} and "
+            f"{int(places.max())}; expected as many different ones below {vocab}"
+        )
+    marks = tensors.maybe("t2d", vocab)
+    if marks is not None and not torch.equal(marks.bool().nonzero()[:, 0], places.sort().values):
+        raise ModelLoadError(f"{tensors.where!r}: d2t and t2d name different tokens; fetch the file again")
+    return places

@@ -1,0 +1,88 @@
+"""One layer of a transformer, as the heads that have layers use it."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from monge.heads.readers.attention import GroupedAttention, LatentAttention, Shape
+from monge.heads.readers.experts import Experts
+from monge.heads.readers.layers import GatedMlp, Nodes, Norm, activation
+from monge.heads.readers.reading import Segment
+from monge.heads.readers.rotary import Rotary
+from monge.heads.readers.tensors import Settings, Tensors
+
+
+class DecoderLayer(nn.Module):
+    """Attention and a feed-forward network, each behind a norm and beside a residual.
+
+    What the layer has is what the file has: a first norm or none, latent or grouped attention, experts or one network.
+
+    Args:
+        tensors: Where it is.
+        name: Its name there.
+        settings: The configuration.
+        doubled: Whether attention reads embedding and state side by side.
+        centred: Whether norms store their distance from 1.
+        window: Positions that a node sees; `None` for all.
+    """
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        name: str,
+        settings: Settings,
+        *,
+        doubled: bool = False,
+        centred: bool = False,
+        window: int | None = None,
+    ) -> None:
+        super().__init__()
+        hidden, eps = settings.number("hidden_size"), settings.real("rms_norm_eps", 1e-6)
+        has_first = f"{name}.input_layernorm.weight" in tensors and not doubled
+        self.first = Norm(tensors, f"{name}.input_layernorm", hidden, eps, centred=centred) if has_first else None
+        self.second = Norm(tensors, f"{name}.post_attention_layernorm", hidden, eps, centred=centred)
+        part = f"{name}.self_attn"
+        tensors.leave(f"{part}.rotary_emb.")
+        if f"{part}.kv_a_proj_with_mqa.weight" in tensors:
+            self.attention: LatentAttention | GroupedAttention = LatentAttention(tensors, part, settings)
+        else:
+            shape = Shape.of(settings, doubled=doubled)
+            rotary = Rotary(settings.config, shape.head_dim, settings.where)
+            self.attention = GroupedAttention(tensors, part, shape, rotary, window=window, centred=centred)
+        self.mlp = feed_forward(tensors, f"{name}.mlp", settings)
+
+    def forward(self, values: Nodes, segments: Sequence[Segment], layer: int, *, beside: Tensor | None = None) -> Nodes:
+        """The layer's result.
+
+        Args:
+            values: What the residual starts from.
+            segments: Whose nodes these are.
+            layer: Number of the layer's keys and values.
+            beside: What attention reads instead of the normed values, where the two differ.
+        """
+        read = beside if beside is not None else values if self.first is None else self.first(values)
+        values = values + self.attention(read, segments, layer)
+        return values + self.mlp(self.second(values))
+
+
+def feed_forward(tensors: Tensors, name: str, settings: Settings) -> GatedMlp | Experts:
+    """Experts where the file routes, one network otherwise."""
+    if f"{name}.gate.weight" in tensors:
+        return Experts(tensors, name, settings)
+    act = activation(str(settings.config.get("hidden_act", "silu")), settings.where)
+    return GatedMlp(tensors, name, settings.number("hidden_size"), settings.number("intermediate_size"), act=act)
+
+
+def windows(settings: Settings, count: int) -> list[int | None]:
+    """Sliding window, or `None`, of every layer.
+
+    Raises:
+        ModelLoadError: If a kind of layer is unknown, or the kinds do not match the layers.
+    """
+    kinds = settings.config.get("layer_types") or ["full_attention"] * count
+    unknown = sorted({str(kind) for kind in kinds} - {"full_attention", "sliding_attention"})
+    if unknown or len(kinds) != count:
+        raise settings.refuse(
+            f"{count} layers of kinds {sorted(set(map(str, kinds)))}; known: full_attention, sliding_attention"
+        )
+    return [settings.number("sliding_window") if kind == "sliding_attention" else None for kind in kinds]

@@ -1,0 +1,148 @@
+"""Folders of published heads: `config.json`, and tensors in safetensors or in torch's own format."""
+
+import json
+import pickle
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from monge.core.errors import ModelLoadError
+
+CONFIG: Final = "config.json"
+_INDICES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_SAFE: Final = ".safetensors"
+_TORCH: Final = (".bin", ".pt", ".pth")
+_BROKEN: Final = (OSError, RuntimeError, ValueError, EOFError, KeyError, SafetensorError, pickle.UnpicklingError)
+
+
+class Checkpoint:
+    """A folder with a configuration and tensors, which are read when they are asked for.
+
+    Files in torch's format are read as tensors only: a file that would run code is refused.
+
+    Args:
+        path: The folder, or one file of tensors in it.
+
+    Raises:
+        ModelLoadError: If there is no configuration, or it cannot be read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        given = Path(path).expanduser()
+        self.path = given
+        self._folder, self._only = (given.parent, given) if given.is_file() else (given, None)
+        self.config: dict[str, Any] = read_json(self._folder / CONFIG)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor, by name.
+
+        Raises:
+            ModelLoadError: If there are no tensors, or a file is broken.
+        """
+        shapes: dict[str, tuple[int, ...]] = {}
+        for file in self._files:
+            for name, shape in _shapes(file, self._loaded):
+                if name in shapes:
+                    raise ModelLoadError(f"{str(self.path)!r}: tensor {name!r} is in two files; keep one of them")
+                shapes[name] = shape
+                self._file_of[name] = file
+        return shapes
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, on the CPU.
+
+        Raises:
+            ModelLoadError: If it is missing, or its file is broken.
+        """
+        if name not in self.shapes:
+            raise ModelLoadError(f"{str(self.path)!r} has no tensor {name!r}; it has {listed(self.shapes)}")
+        file = self._file_of[name]
+        if file.suffix != _SAFE:
+            return self._loaded[file][name]
+        try:
+            with safe_open(file, framework="pt") as opened:
+                return opened.get_tensor(name)
+        except _BROKEN as error:
+            raise _broken(file, error) from error
+
+    @cached_property
+    def _files(self) -> tuple[Path, ...]:
+        if self._only is not None:
+            return (self._only,)
+        for name in _INDICES:
+            if (self._folder / name).is_file():
+                listed_files = set(read_json(self._folder / name).get("weight_map", {}).values())
+                missing = sorted(one for one in listed_files if not (self._folder / one).is_file())
+                if missing or not listed_files:
+                    raise ModelLoadError(f"{str(self._folder / name)!r} names {missing or 'no files'}; fetch the folder again")
+                return tuple(self._folder / one for one in sorted(listed_files))
+        present = sorted(self._folder.iterdir())
+        for suffixes in ((_SAFE,), _TORCH):
+            found = tuple(file for file in present if file.suffix in suffixes and file.name != "training.pt")
+            if found:
+                return found
+        if any(file.suffix == ".gguf" for file in present):
+            raise ModelLoadError(f"{str(self.path)!r} holds GGUF files, which are not read here; fetch the safetensors version")
+        raise ModelLoadError(f"{str(self.path)!r} holds no tensors (*.safetensors, *.bin or *.pt); fetch the folder again")
+
+    @cached_property
+    def _file_of(self) -> dict[str, Path]:
+        return {}
+
+    @cached_property
+    def _loaded(self) -> dict[Path, dict[str, Tensor]]:
+        return {}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object in a file.
+
+    Raises:
+        ModelLoadError: If there is none.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelLoadError(f"cannot read {str(path)!r}: {type(error).__name__}: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelLoadError(f"{str(path)!r} holds {type(found).__name__}; expected an object of settings")
+    return found
+
+
+def listed(names: Mapping[str, Any] | Iterator[str], most: int = 6) -> str:
+    """A few names and how many there are."""
+    every = sorted(names)
+    shown = ", ".join(every[:most])
+    return shown if len(every) <= most else f"{shown}, ... ({len(every)} in all)"
+
+
+def _shapes(file: Path, loaded: dict[Path, dict[str, Tensor]]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    try:
+        if file.suffix == _SAFE:
+            with safe_open(file, framework="pt") as opened:
+                return iter([(name, tuple(opened.get_slice(name).get_shape())) for name in opened.keys()])  # noqa: SIM118
+        loaded[file] = _load(file)
+    except _BROKEN as error:
+        raise _broken(file, error) from error
+    return iter([(name, tuple(tensor.shape)) for name, tensor in loaded[file].items()])
+
+
+def _load(file: Path) -> dict[str, Tensor]:
+    try:
+        found: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError:
+        found = torch.load(file, map_location="cpu", weights_only=True)  # torch's older format cannot be mapped
+    wrong = [key for key, value in found.items() if not isinstance(value, Tensor)] if isinstance(found, dict) else [found]
+    if wrong:
+        raise ValueError(f"expected tensors by name; got {type(found).__name__} with {str(wrong[0])[:40]!r}")
+    return found
+
+
+def _broken(file: Path, error: Exception) -> ModelLoadError:
+    return ModelLoadError(f"cannot read {str(file)!r}: {type(error).__name__}: {error}; fetch it again")

@@ -1,0 +1,155 @@
+"""Hydra heads: `hydra_lm_head.pt`."""
+
+import re
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from monge.heads.readers.base import ChainHead, StepHead, Unembed
+from monge.heads.readers.decoder import DecoderLayer
+from monge.heads.readers.files import Checkpoint
+from monge.heads.readers.layers import Nodes, Norm, Projection, ResBlocks
+from monge.heads.readers.reading import Segment
+from monge.heads.readers.tensors import Settings, Tensors
+
+_PREFIX: Final = "prefix_embeding_layer"  # spelt so in the published files
+_HEAD_DIM: Final = 128
+
+
+class HydraHead(StepHead):
+    """One small network for every coming token; grounded ones read the tokens before it too.
+
+    With h_t the state after token x_t, head i (from 0) gives the law of x_{t+2+i} from [h_t, e(x_{t+1}), ..., e(x_{t+1+i})], e
+    being the target's embedding. A prefix layer, where there is one, first lets the states look at each other.
+
+    Args:
+        tensors: `hydra_mlp.*`, `hydra_lm_head.*` and perhaps the prefix layer.
+        settings: The configuration.
+
+    Reference:
+        Ankner et al., arXiv 2402.05109.
+    """
+
+    family: ClassVar[str] = "hydra"
+
+    def __init__(self, tensors: Tensors, settings: Settings) -> None:
+        # Dropout between the blocks takes every other number in heads with a prefix layer.
+        has_prefix = settings.config["hydra_head_arch"] == "prefix-mlp"
+        spread, outputs = (2, ".1") if has_prefix else (1, "")
+        blocks = [2 * one + 1 if has_prefix else one for one in range(settings.number("hydra_num_layers"))]
+        vocab, hidden = tensors.shape(f"hydra_lm_head.0{outputs}.weight")
+        super().__init__(hidden, vocab)
+        count = settings.number("hydra_num_heads")
+        self.is_grounded, self.offset = settings.flag("grounded_heads"), settings.number("hidden_state_offset", default=0)
+        self.networks = nn.ModuleList(
+            ResBlocks(
+                tensors,
+                [f"hydra_mlp.{head}.{block}" for block in blocks],
+                hidden,
+                hidden * (head + 2) if self.is_grounded else hidden,
+                narrowing=f"hydra_mlp.{head}.{spread - 1}.res_connection" if self.is_grounded else None,
+            )
+            for head in range(count)
+        )
+        self.outputs = nn.ModuleList(
+            Projection(tensors, f"hydra_lm_head.{one}{outputs}", vocab, hidden) for one in range(count)
+        )
+        self.prefix = DecoderLayer(tensors, f"{_PREFIX}.layers.0", settings) if has_prefix else None
+        eps = settings.real("rms_norm_eps", 1e-6)
+        self.prefix_norm = Norm(tensors, f"{_PREFIX}.norm", hidden, eps) if has_prefix else None
+        tensors.leave(f"{_PREFIX}.embed_tokens.", "input_embed_fn.")
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.outputs)
+
+    @property
+    def reads_tokens(self) -> bool:
+        return self.is_grounded
+
+    @property
+    def num_kept(self) -> int:
+        return 0 if self.prefix is None else 1
+
+    def layers(self, num_layers: int) -> tuple[int, ...]:
+        return (num_layers - self.offset,)
+
+    def read(self, states: Nodes, segments: Sequence[Segment]) -> Nodes:
+        if self.prefix is None or self.prefix_norm is None:
+            return states
+        return self.prefix_norm(self.prefix(states, segments, 0))
+
+    def step(self, index: int, values: Nodes, unembed: Unembed) -> Float[Tensor, "nodes vocab"]:
+        del unembed
+        return self.outputs[index](self.networks[index](values))
+
+
+class HydraChain(ChainHead):
+    """Hydra's `eagle-attn`: one whole layer of the target's kind on [e(x_{t+1}), h_t], read by the target's output layer.
+
+    Args:
+        tensors: `fc.*` and `attn.*`.
+        settings: The configuration.
+
+    Reference:
+        Ankner et al., arXiv 2402.05109; Li et al., EAGLE, arXiv 2401.15077.
+    """
+
+    family: ClassVar[str] = "hydra"
+
+    def __init__(self, tensors: Tensors, settings: Settings) -> None:
+        hidden = settings.number("hidden_size")
+        super().__init__(hidden, None)
+        self.offset = settings.number("hidden_state_offset", default=0)
+        self.fc = Projection(tensors, "fc", hidden, 2 * hidden)
+        self.layer = DecoderLayer(tensors, "attn", settings)
+        tensors.leave("lm_head.", "input_embed_fn.")
+
+    @property
+    def num_kept(self) -> int:
+        return 1
+
+    def layers(self, num_layers: int) -> tuple[int, ...]:
+        return (num_layers - self.offset,)
+
+    def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
+        return self.layer(self.fc(torch.cat([embeddings, states], dim=-1)), segments, 0)
+
+    def logits(self, states: Nodes, unembed: Unembed) -> Float[Tensor, "nodes vocab"]:
+        return unembed(states)
+
+
+def recognises(checkpoint: Checkpoint) -> bool:
+    """Whether this is a Hydra head."""
+    return "hydra_head_arch" in checkpoint.config or any(re.match(r"hydra_(mlp|lm_head)\.", name) for name in checkpoint.shapes)
+
+
+def read(checkpoint: Checkpoint) -> HydraHead | HydraChain:
+    """Read one.
+
+    The configuration names no sizes of the layers that some heads have; those that were published have heads 128 wide, as their
+    targets do. Another width is read from `num_attention_heads` where the configuration has it.
+
+    Raises:
+        ModelLoadError: If its architecture is not read here, or tensors are missing, superfluous or misshapen.
+    """
+    config = {"hydra_head_arch": "mlp", "hydra_num_layers": 1, **checkpoint.config}
+    where, arch = str(checkpoint.path), config["hydra_head_arch"]
+    tensors = Tensors(checkpoint, {name: name for name in checkpoint.shapes})
+    layer = {"mlp": None, "prefix-mlp": f"{_PREFIX}.layers.0", "eagle-attn": "attn"}
+    if arch not in layer:
+        raise Settings(config, where).refuse(
+            f"Hydra heads of architecture {arch!r} are not read here; read are {', '.join(sorted(layer))}"
+        )
+    if layer[arch] is not None:
+        inner, hidden = tensors.shape(f"{layer[arch]}.mlp.gate_proj.weight")
+        config = {"hidden_size": hidden, "intermediate_size": inner, "num_attention_heads": hidden // _HEAD_DIM, **config}
+        width = hidden // max(1, config["num_attention_heads"])
+        config.setdefault("num_key_value_heads", tensors.shape(f"{layer[arch]}.self_attn.k_proj.weight")[0] // max(1, width))
+    settings = Settings(config, where)
+    head: HydraHead | HydraChain = HydraChain(tensors, settings) if arch == "eagle-attn" else HydraHead(tensors, settings)
+    tensors.finish()
+    return head

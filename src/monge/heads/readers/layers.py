@@ -1,0 +1,133 @@
+"""The parts that the networks of published heads are made of."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from monge.core.errors import ModelLoadError
+from monge.heads.readers.tensors import Tensors
+
+Nodes = Float[Tensor, "nodes _"]
+"""One row a node; widths differ from use to use."""
+
+ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "silu": functional.silu,
+    "swish": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_pytorch_tanh": lambda values: functional.gelu(values, approximate="tanh"),
+    "relu": functional.relu,
+}
+
+
+def activation(name: str, where: str) -> Callable[[Tensor], Tensor]:
+    """An activation by its usual name.
+
+    Raises:
+        ModelLoadError: If it is not known here.
+    """
+    if name not in ACTIVATIONS:
+        raise ModelLoadError(f"{where!r}: activation {name!r} is not known here; known: {', '.join(sorted(ACTIVATIONS))}")
+    return ACTIVATIONS[name]
+
+
+class Projection(nn.Module):
+    """A linear map; its bias is there where the file has one.
+
+    Args:
+        tensors: Where it is.
+        name: Its name there, without `.weight`.
+        rows: Width of the result.
+        columns: Width of the argument.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, tensors: Tensors, name: str, rows: int, columns: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", tensors.take(f"{name}.weight", rows, columns))
+        self.register_buffer("bias", tensors.maybe(f"{name}.bias", rows))
+
+    def forward(self, values: Float[Tensor, "*nodes columns"]) -> Float[Tensor, "*nodes rows"]:
+        return functional.linear(values, self.weight, self.bias)
+
+
+class Norm(nn.Module):
+    """RMS normalisation over the last dimension, in float32 or wider.
+
+    Args:
+        tensors: Where its weight is.
+        name: Its name there, without `.weight`.
+        size: Width.
+        eps: Added to the mean square: part of the published networks' definition.
+        centred: Whether the weight is stored as its distance from 1.
+    """
+
+    weight: Tensor
+
+    def __init__(self, tensors: Tensors, name: str, size: int, eps: float, *, centred: bool = False) -> None:
+        super().__init__()
+        self.eps, self.offset = eps, 1.0 if centred else 0.0
+        self.register_buffer("weight", tensors.take(f"{name}.weight", size))
+
+    def forward(self, values: Float[Tensor, "*nodes width"]) -> Float[Tensor, "*nodes width"]:
+        wide = values if values.dtype == torch.float64 else values.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        if self.offset:
+            return (scaled * (self.offset + self.weight.to(scaled.dtype))).to(values.dtype)
+        return self.weight * scaled.to(values.dtype)
+
+
+class GatedMlp(nn.Module):
+    """down(act(gate(x)) * up(x)).
+
+    Args:
+        tensors: Where it is.
+        name: Its name there.
+        hidden: Width of the argument.
+        inner: Width between.
+        act: The activation.
+    """
+
+    def __init__(
+        self, tensors: Tensors, name: str, hidden: int, inner: int, *, act: Callable[[Tensor], Tensor] = functional.silu
+    ) -> None:
+        super().__init__()
+        self.gate, self.up = (Projection(tensors, f"{name}.{part}_proj", inner, hidden) for part in ("gate", "up"))
+        self.down = Projection(tensors, f"{name}.down_proj", hidden, inner)
+        self.act = act
+
+    def forward(self, values: Nodes) -> Nodes:
+        return self.down(self.act(self.gate(values)) * self.up(values))
+
+
+class ResBlocks(nn.Module):
+    """x + act(linear(x)), block after block; a first block that narrows has a linear map in the place of x.
+
+    Args:
+        tensors: Where they are.
+        names: Their names there.
+        hidden: Width of the result.
+        width: Width of the first argument.
+        narrowing: Name of the first block's linear map in the place of x; `None` where there is none.
+    """
+
+    def __init__(
+        self, tensors: Tensors, names: Sequence[str], hidden: int, width: int, *, narrowing: str | None = None
+    ) -> None:
+        super().__init__()
+        widths = [width] + [hidden] * (len(names) - 1)
+        self.linears = nn.ModuleList(
+            Projection(tensors, f"{name}.linear", hidden, columns) for name, columns in zip(names, widths, strict=True)
+        )
+        self.skip = None if narrowing is None else Projection(tensors, narrowing, hidden, width)
+
+    def forward(self, values: Nodes) -> Nodes:
+        for place, linear in enumerate(self.linears):
+            kept = self.skip(values) if place == 0 and self.skip is not None else values
+            values = kept + functional.silu(linear(values))
+        return values

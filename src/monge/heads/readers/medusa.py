@@ -1,0 +1,85 @@
+"""Medusa heads: `medusa_lm_head.pt` or `.safetensors`."""
+
+import re
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from monge.core.errors import ModelLoadError
+from monge.heads.readers.base import StepHead, Unembed
+from monge.heads.readers.files import Checkpoint
+from monge.heads.readers.layers import Nodes, Projection, ResBlocks
+from monge.heads.readers.tensors import Tensors
+
+_KEY: Final = re.compile(r"^(medusa_heads?\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)$")
+
+
+class MedusaHead(StepHead):
+    """Residual blocks and an output layer for every coming token, all on the target's last state.
+
+    With h_t the state after token x_t, head i (from 0) gives the law of x_{t+2+i}: the target itself gives x_{t+1}.
+
+    Args:
+        tensors: `{head}.{block}.linear.{weight,bias}` and `{head}.{number of blocks}.weight`.
+        num_blocks: Residual blocks of every head.
+
+    Reference:
+        Cai et al., arXiv 2401.10774. Their acceptance by typicality changes the text and is not read here.
+    """
+
+    family: ClassVar[str] = "medusa"
+
+    def __init__(self, tensors: Tensors, num_blocks: Sequence[int]) -> None:
+        vocab, hidden = tensors.shape(f"0.{num_blocks[0]}.weight")
+        super().__init__(hidden, vocab)
+        self.blocks = nn.ModuleList(
+            ResBlocks(tensors, [f"{head}.{block}" for block in range(count)], hidden, hidden)
+            for head, count in enumerate(num_blocks)
+        )
+        self.outputs = nn.ModuleList(
+            Projection(tensors, f"{head}.{count}", vocab, hidden) for head, count in enumerate(num_blocks)
+        )
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.outputs)
+
+    @property
+    def reads_tokens(self) -> bool:
+        return False
+
+    def layers(self, num_layers: int) -> tuple[int, ...]:
+        return (num_layers,)
+
+    def step(self, index: int, values: Nodes, unembed: Unembed) -> Float[Tensor, "nodes vocab"]:
+        del unembed
+        return self.outputs[index](self.blocks[index](values))
+
+
+def recognises(checkpoint: Checkpoint) -> bool:
+    """Whether this is a Medusa head: by its tensors, since nothing else in the folder need say so."""
+    return any((found := _KEY.match(name)) and found[4] for name in checkpoint.shapes)
+
+
+def read(checkpoint: Checkpoint) -> MedusaHead:
+    """Read one; how many heads and blocks there are is counted, because published configurations are often wrong about it.
+
+    Raises:
+        ModelLoadError: If heads or tensors are missing, superfluous or misshapen.
+    """
+    found = {name: match for name in checkpoint.shapes if (match := _KEY.match(name))}
+    prefixes = {match[1] or "" for match in found.values()}
+    others = [name for name in checkpoint.shapes if name not in found]
+    if len(prefixes) > 1 or (prefixes == {""} and others):
+        raise ModelLoadError(f"{str(checkpoint.path)!r}: tensors beside the Medusa heads: {sorted(others or prefixes)[:4]}")
+    heads = sorted({int(match[2]) for match in found.values()})
+    if heads != list(range(len(heads))):
+        raise ModelLoadError(f"{str(checkpoint.path)!r}: Medusa heads {heads}; expected 0 to {len(heads) - 1} without gaps")
+    counts = [len({match[3] for match in found.values() if int(match[2]) == head and match[4]}) for head in heads]
+    # Heads that were trained together with their target come in one file with it; a prefix tells them apart.
+    tensors = Tensors(checkpoint, {name.removeprefix(match[1] or ""): name for name, match in found.items()})
+    head = MedusaHead(tensors, counts)
+    tensors.finish()
+    return head

@@ -1,0 +1,67 @@
+"""The format of the `speculators` library: the configuration names the algorithm."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from monge.core.errors import ModelLoadError
+from monge.heads.readers import block, eagle3, mtp
+from monge.heads.readers.base import PublishedHead
+from monge.heads.readers.files import Checkpoint
+from monge.heads.readers.tensors import Settings
+
+TYPE: Final = "speculators_model_type"
+_OUTER: Final = ("transformer_layer_config", "speculators_config", "architectures", "model_type")
+
+
+def recognises(checkpoint: Checkpoint) -> bool:
+    """Whether the configuration is one of the library's."""
+    return TYPE in checkpoint.config
+
+
+def read(checkpoint: Checkpoint) -> PublishedHead:
+    """Read a head of one of the algorithms that are read here.
+
+    Raises:
+        ModelLoadError: If the algorithm is another, the head asks for a verification that changes the text, or settings or
+            tensors are missing, superfluous, misshapen or contradictory.
+    """
+    outer, where = checkpoint.config, str(checkpoint.path)
+    algorithm = str(outer[TYPE])
+    if algorithm not in _READERS:
+        raise ModelLoadError(
+            f"{where!r}: {TYPE} is {algorithm!r}, which is not read here; read are {', '.join(sorted(_READERS))}"
+        )
+    inner = outer.get("transformer_layer_config")
+    if not isinstance(inner, dict):
+        raise ModelLoadError(f"{where!r}: the configuration lacks transformer_layer_config")
+    _check_lossless(outer, where)
+    config = {**inner, **{key: value for key, value in outer.items() if key not in _OUTER}}
+    return _READERS[algorithm](checkpoint, config)
+
+
+def _check_lossless(outer: Mapping[str, Any], where: str) -> None:
+    for method in (outer.get("speculators_config") or {}).get("proposal_methods") or []:
+        tolerance, most = method.get("accept_tolerance", 0.0), method.get("verifier_accept_k", 1)
+        if tolerance > 0 or most > 1:
+            raise ModelLoadError(
+                f"{where!r} asks for accept_tolerance {tolerance} and verifier_accept_k {most}, which change the text; set "
+                "them to 0.0 and 1 in its configuration to use it losslessly"
+            )
+
+
+def _block(checkpoint: Checkpoint, config: dict[str, Any]) -> PublishedHead:
+    settings = Settings(config, str(checkpoint.path))
+    shifted = settings.flag("sample_from_anchor", default=config[TYPE] == "dspark")
+    # This format counts hidden states, so its numbers need no shift.
+    ids = settings.numbers("aux_hidden_state_layer_ids")
+    if ids is None:
+        raise settings.refuse("the configuration lacks aux_hidden_state_layer_ids")
+    return block.read_with(checkpoint, config, ids, is_shifted=shifted, is_speculators=True)
+
+
+_READERS: Final[dict[str, Callable[[Checkpoint, dict[str, Any]], PublishedHead]]] = {
+    "eagle3": eagle3.read_with,
+    "mtp": mtp.read_with,
+    "dflash": _block,
+    "dspark": _block,
+}

@@ -1,0 +1,196 @@
+"""Published heads in the real loop: lossless with every legal pairing, refused with the others, and aligned with the text."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from monge.api import make_parts
+from monge.core.errors import OptionError, ProposalMismatchError
+from monge.core.sampling_rules import SamplingRules
+from monge.draft.head import HeadDrafter
+from monge.draft.tree.registry import TREES
+from monge.engine.decoder import Decoder
+from monge.engine.hf import HfTreeModel
+from monge.engine.parts import Parts
+from monge.heads.readers.base import PublishedHead
+from monge.heads.readers.registry import load_head
+from monge.testing.decoding import Case, output_law, target_law
+from monge.testing.oracle import law_error
+from monge.testing.tabular import RandomTable, TabularModel
+from tests.engine.tiny import VOCAB as WORDS
+from tests.engine.tiny import network, prompts
+from tests.heads.readers.published import KINDS, Published, eagle, medusa
+
+LARGEST_ERROR = 1e-12
+VOCAB = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("heads")
+
+
+@cache
+def head_of(kind: str, folder: Path) -> PublishedHead:
+    return load_head(KINDS[kind](VOCAB, VOCAB).write(folder / kind))
+
+
+def table(seed: int = 3) -> TabularModel:
+    return TabularModel(RandomTable(VOCAB, seed), VOCAB)
+
+
+def parts(kind: str, folder: Path, tree: str, verifier: str | None) -> Parts:
+    target = table()
+    return make_parts(
+        target, drafter=HeadDrafter(target=target, head=head_of(kind, folder), tree=TREES.parse(tree)), verifier=verifier
+    )
+
+
+DEEP = ("hydra", "eagle3", "dspark-rnn")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sampled_chains_are_lossless(kind: str, folder: Path) -> None:
+    """Two rounds; for one of each kind of head also a chain of two that reaches beyond the end."""
+    case = Case(prompt=(0, 1), rules=SamplingRules(temperature=0.7), max_new_tokens=3 if kind in DEEP else 2)
+    found = output_law(lambda: parts(kind, folder, "chain(2)", "single_draft"), case)
+    assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
+
+
+PAIRINGS = [
+    ("eagle3", "best_first(4, 2, 2)", "target_walk", 1),
+    ("dflash2", "best_first(4, 2, 2)", "target_walk", 0.7),
+    ("hydra", "best_first(3, 2, 2)", "target_walk", 0),
+    ("medusa", "fixed_width((2, 1), children='without_replacement')", "rrs_without_replacement", 0.7),
+    ("eagle", "fixed_width((2,), children='iid')", "rrs", 1),
+    ("dspark-rnn", "fixed_width((2, 1), children='without_replacement')", "rrs_without_replacement", 1),
+    ("mtp-deepseek", "fixed_width((2,), children='iid')", "canonical", 0.7),
+    ("speculators-dspark", "fixed_width((2,), children='greedy_plus_one')", "greedy", 1),
+]
+
+
+@pytest.mark.parametrize(("kind", "tree", "verifier", "temperature"), PAIRINGS)
+def test_trees_are_lossless(kind: str, folder: Path, tree: str, verifier: str, temperature: float | int) -> None:
+    case = Case(prompt=(0, 1), rules=SamplingRules(temperature=temperature))
+    found = output_law(lambda: parts(kind, folder, tree, verifier), case)
+    assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
+
+
+def test_lossless_in_a_ragged_batch_beyond_the_end_and_from_a_prompt_of_one_token(folder: Path) -> None:
+    case = Case(prompt=(2,), horizon=2, max_new_tokens=3, neighbours=((0, 1, 2),), slot=1, eos_ids=frozenset({1}))
+    found = output_law(lambda: parts("eagle3", folder, "chain(2)", "single_draft"), case)
+    assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
+
+
+@pytest.mark.parametrize(
+    ("tree", "verifier"),
+    [("best_first(4, 2, 2)", "single_draft"), ("fixed_width((2,), children='without_replacement')", "rrs")],
+)
+def test_biased_pairings_are_refused(folder: Path, tree: str, verifier: str) -> None:
+    with pytest.raises(ProposalMismatchError):
+        parts("eagle3", folder, tree, verifier)
+
+
+def test_a_pool_takes_one_head_only(folder: Path) -> None:
+    target = table()
+    heads = f"pool('ngram', 'head(\"{folder / 'eagle'}\")', 'head(\"{folder / 'medusa'}\")')"
+    for kind in ("eagle", "medusa"):
+        head_of(kind, folder)
+    with pytest.raises(OptionError, match="both take the target's hidden states"):
+        make_parts(target, drafter=heads, tree="chain(2)")
+    make_parts(target, drafter="pool('ngram', 'head')", head=folder / "eagle", tree="chain(2)")
+
+
+def test_a_head_in_a_pool_follows_the_text(folder: Path) -> None:
+    head_of("eagle3", folder)
+    case = Case(prompt=(0, 1), rules=SamplingRules(temperature=0.7))
+
+    def made() -> Parts:
+        return make_parts(
+            table(), drafter="pool('ngram', 'head')", head=folder / "eagle3", tree="chain(1)", verifier="single_draft"
+        )
+
+    assert law_error(output_law(made, case), target_law(table(), case)) < LARGEST_ERROR
+
+
+# Heads with chosen weights, which are right about every token exactly if states, tokens and steps are paired as published.
+
+
+def markov_table(token_ids: tuple[int, ...]) -> list[float]:
+    """The next token is almost surely the one after the last."""
+    return [0.97 if token == (token_ids[-1] + 1) % VOCAB else 0.015 for token in range(VOCAB)]
+
+
+def next_tokens() -> torch.Tensor:
+    """Matrix that takes a token's indicator to the logits of the next."""
+    columns = [torch.tensor(markov_table((token,)), dtype=torch.float64).log() for token in range(VOCAB)]
+    return torch.stack(columns, dim=1)
+
+
+def silent(made: Published) -> Published:
+    """Layers that add nothing to what goes around them."""
+    for name in made.tensors:
+        if name.endswith(("o_proj.weight", "down_proj.weight", "linear.weight", "linear.bias", "fc.bias")):
+            made.tensors[name].zero_()
+    return made
+
+
+def perfect_eagle() -> Published:
+    made = silent(eagle(VOCAB, VOCAB))
+    made.tensors["embed_tokens.weight"] = torch.eye(VOCAB, dtype=torch.float64)
+    made.tensors["fc.weight"] = torch.cat([next_tokens(), torch.zeros(VOCAB, VOCAB, dtype=torch.float64)], dim=1)
+    return made
+
+
+def perfect_medusa() -> Published:
+    """Head i moves the state's largest entry on by i + 1."""
+    made = silent(medusa(VOCAB, VOCAB))
+    for head in range(3):
+        made.tensors[f"{head}.1.weight"] = torch.eye(VOCAB, dtype=torch.float64).roll(head + 1, 0).contiguous()
+    return made
+
+
+def perfect_dspark() -> Published:
+    """A bias that knows what follows every token, on rows that say nothing."""
+    made = silent(KINDS["dspark"](VOCAB, VOCAB))
+    made.config |= {"markov_rank": VOCAB, "mask_token_id": 2}
+    del made.tensors["confidence_head.proj.weight"]
+    made.tensors["norm.weight"].zero_()
+    made.tensors["markov_head.markov_w1.weight"] = torch.eye(VOCAB, dtype=torch.float64)
+    made.tensors["markov_head.markov_w2.weight"] = next_tokens().contiguous()
+    return made
+
+
+@pytest.mark.parametrize(("make", "depth"), [(perfect_eagle, 5), (perfect_medusa, 3), (perfect_dspark, 4)])
+def test_a_head_that_knows_the_text_is_always_accepted(make, depth: int, tmp_path: Path) -> None:
+    target = TabularModel(markov_table, VOCAB)
+    drafter = HeadDrafter(target=target, head=make().write(tmp_path), tree=TREES.parse(f"chain({depth})"))
+    decoder = Decoder(make_parts(target, drafter=drafter), tokenizer=None)
+    (result,) = decoder.generate([(0, 1)], max_new_tokens=4 * (depth + 1), temperature=0.0)
+    assert result.token_ids == tuple((2 + place) % VOCAB for place in range(4 * (depth + 1)))
+    assert [record.num_accepted for record in result.records] == [depth] * 4
+
+
+# A tiny transformer as the target: trees read by its real passes, states taken from them.
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra-prefix", "eagle", "eagle3", "mtp-qwen", "dflash2", "speculators-dspark"])
+def test_greedy_text_of_a_network_stays_what_it_is(kind: str, tmp_path: Path) -> None:
+    target_network = network("llama")
+    hidden = target_network.config.hidden_size
+    made = KINDS[kind](hidden, WORDS)
+    made.config.get("dflash_config", {}).pop("target_layer_ids", None)
+    made.config.pop("num_target_layers", None)
+    if "dflash_config" in made.config:
+        made.config["dflash_config"]["target_layer_ids"] = [-1, 1]
+    drafter = f"head('{made.write(tmp_path)}')"
+    texts = prompts((7, 3), seed=1)
+    plain = Decoder(make_parts(HfTreeModel(target_network), drafter="none"), tokenizer=None)
+    expected = [one.token_ids for one in plain.generate(texts, max_new_tokens=24, temperature=0.0)]
+    for tree in ("chain(3)", "best_first(6, 3, 3)"):
+        parts = make_parts(HfTreeModel(target_network), drafter=drafter, tree=tree)
+        found = Decoder(parts, tokenizer=None).generate(texts, max_new_tokens=24, temperature=0.0)
+        assert [one.token_ids for one in found] == expected
+        assert max(record.num_nodes for record in found[0].records) >= 3
