@@ -15,6 +15,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from monge.api import built_in, make_parts
+from monge.bench.grow import grown, num_parameters, shape_for
 from monge.control.base import CostModel, Memory
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
@@ -46,6 +47,7 @@ def load_pair(
     *,
     backend: str = "eager",
     useless_draft: bool = False,
+    grow: str | None = None,
     **loading: Any,
 ) -> Pair:
     """Load the networks; with no names the built-in pair.
@@ -56,11 +58,15 @@ def load_pair(
         backend: How this library's arms run them; the host's arms always run the networks as they are.
         useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary: it costs what it costs, and
             guesses nothing.
+        grow: Let the target say the same at the cost of so many parameters, as `0.5B`; see `monge.bench.grow`.
         **loading: As for `monge.engine.loading.load_network`.
     """
     if target is None:
         target, draft = str(built_in("target")), str(built_in("draft")) if draft is None else draft
     network, tokenizer = load_network(target, **loading), load_tokenizer(target)
+    if grow is not None:
+        network = grown(network, shape_for(network, num_parameters(grow)))
+        target = f"{target}, grown to {grow}"
     target_model, draft_network, draft_model = as_sequence_model(network, backend=backend), None, None
     if draft is not None:
         draft_network = load_network(draft, **loading)

@@ -10,6 +10,7 @@ from monge.cli.bench import bench
 from monge.cli.bench_ablations import bench_ablations
 from monge.cli.bench_acceptance import bench_acceptance
 from monge.cli.bench_control import bench_control
+from monge.cli.bench_grow import grow
 from monge.cli.bench_heads import heads
 from monge.cli.demo import demo
 from monge.cli.generate import generate
@@ -33,6 +34,7 @@ app.command("acceptance")(acceptance)
 bench.command("acceptance")(bench_acceptance)
 bench.command("ablations")(bench_ablations)
 bench.command("control")(bench_control)
+bench.command("grow")(grow)
 bench.command("heads")(heads)
 app.command("log")(log)
 app.command("replay")(replay)

@@ -60,6 +60,7 @@ def decode(
     controllers: asked.Controllers = False,
     arm: asked.NamedArms = None,
     useless_draft: asked.UselessDraft = False,
+    grow: asked.Grow = None,
     max_new_tokens: asked.MaxNewTokens = None,
     repeats: asked.Repeats = None,
     batch: asked.Batch = None,
@@ -97,7 +98,7 @@ def decode(
     settings = replace(QUICK if quick else Settings(), **given, **{name: some for name, some in lists.items() if some})
     choice = Choice(is_quick=quick, controllers=controllers, named=tuple(arm or ()))
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
-    pair = load_pair(target, draft, useless_draft=useless_draft, **loading)
+    pair = load_pair(target, draft, useless_draft=useless_draft, grow=grow, **loading)
     with call_bar(notes()) as watch:
         outcome = compare(pair, shown, settings, choice=choice, watch=watch)
     files = write_outcome(outcome, out)

@@ -33,6 +33,10 @@ NamedArms = Annotated[
     _measuring("--arm", "A further arm: `name: tree=chain(8), controller=price, verifier=block`; may be repeated."),
 ]
 UselessDraft = Annotated[bool, _measuring("--useless-draft", "Spoil the draft model: nothing that it guesses is right.")]
+Grow = Annotated[
+    str | None,
+    _measuring("--grow", "Let the target say the same at the cost of so many parameters: 0.1B, 0.5B, ...", "as it is"),
+]
 MaxNewTokens = Annotated[int | None, _measuring("--max-new-tokens", "Length of every completion.", Settings().max_new_tokens)]
 Repeats = Annotated[int | None, _measuring("--repeats", "Measured passes over the prompts.", Settings().repeats)]
 Batch = Annotated[list[int] | None, _measuring("--batch", "Batch size; may be repeated.", _each(Settings().batch_sizes))]
