@@ -28,6 +28,19 @@ class Draws(Protocol):
         ...
 
 
+@runtime_checkable
+class RewindableDraws(Draws, Protocol):
+    """Draws that can come again: what makes it possible to repeat a stage without changing its law."""
+
+    def mark(self) -> None:
+        """Remember this place; what was remembered before is forgotten."""
+        ...
+
+    def rewind(self) -> None:
+        """Go back to the mark, to make the same draws again; without one, nothing happens."""
+        ...
+
+
 class _UniformDraws:
     """Turns a stream of uniforms into draws, one uniform per draw, in call order."""
 
@@ -44,6 +57,33 @@ class _UniformDraws:
         return law.quantile(self.uniform())
 
 
+class _Replayable:
+    """A stream of uniforms that can go back to a mark."""
+
+    def __init__(self, uniforms: Iterator[float]) -> None:
+        self._uniforms = uniforms
+        self._since_mark: list[float] | None = None
+        self._place = 0
+
+    def __iter__(self) -> Iterator[float]:
+        return self
+
+    def __next__(self) -> float:
+        if self._since_mark is None:
+            return next(self._uniforms)
+        if self._place == len(self._since_mark):
+            self._since_mark.append(next(self._uniforms))
+        self._place += 1
+        return self._since_mark[self._place - 1]
+
+    def mark(self) -> None:
+        self._since_mark = [] if self._since_mark is None else self._since_mark[self._place :]
+        self._place = 0
+
+    def rewind(self) -> None:
+        self._place = 0
+
+
 class TorchDraws(_UniformDraws):
     """Production draws from one generator that belongs to one request and is shared with nobody.
 
@@ -53,7 +93,14 @@ class TorchDraws(_UniformDraws):
     """
 
     def __init__(self, generator: torch.Generator) -> None:
-        super().__init__(_generated(generator))
+        self._stream = _Replayable(_generated(generator))
+        super().__init__(self._stream)
+
+    def mark(self) -> None:
+        self._stream.mark()
+
+    def rewind(self) -> None:
+        self._stream.rewind()
 
 
 class TapeDraws(_UniformDraws):

@@ -64,6 +64,13 @@ class SequenceModel(Protocol):
         """Start sequences by id; their prefixes (possibly empty) are read and committed."""
         ...
 
+    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        """Read and commit more tokens of open sequences that have no uncommitted nodes: a prompt that comes in pieces.
+
+        A model that cannot take tokens back may need a prompt whole, in the first piece.
+        """
+        ...
+
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         """Read new uncommitted nodes; the next-token logits of every one of them, by sequence."""
         ...

@@ -92,6 +92,14 @@ class Drafter(ABC, Generic[State]):
         """Give back what the drafter keeps for a request."""
 
 
+class PieceReader(Drafter[State]):
+    """A drafter whose network reads prompts: it can be opened on the first part of one and read the rest in pieces."""
+
+    @abstractmethod
+    def read(self, contexts: Sequence[Context]) -> None:
+        """Read what was added to the prompts of open requests, all but the last token of each context."""
+
+
 class DrafterPool(Drafter[State]):
     """Several drafters; a plan names the one that a round uses."""
 

@@ -9,13 +9,13 @@ from monge.core.errors import OptionError
 from monge.core.model import LayeredModel, SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.base import Capabilities, Draft, PieceReader
 from monge.draft.model import ModelDrafter, ReadPaths
 from monge.draft.tree.base import TreeBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSkipDrafter(Drafter[ReadPaths]):
+class LayerSkipDrafter(PieceReader[ReadPaths]):
     """Draft with the target's own layers, some left out, under its own embeddings and output layer.
 
     The shortened network shares every weight with the target and keeps a cache of its own. It drafts as a draft model does, so
@@ -76,6 +76,9 @@ class LayerSkipDrafter(Drafter[ReadPaths]):
 
     def open(self, contexts: Sequence[Context]) -> Sequence[ReadPaths]:
         return self._drafter.open(contexts)
+
+    def read(self, contexts: Sequence[Context]) -> None:
+        self._drafter.read(contexts)
 
     def draft(
         self,

@@ -16,7 +16,7 @@ from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
 from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.base import Capabilities, Draft, PieceReader
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.watch import Watch
 
@@ -29,7 +29,7 @@ on its path. A builder may prune and so renumber the tree; a path stays what it 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDrafter(Drafter[ReadPaths]):
+class ModelDrafter(PieceReader[ReadPaths]):
     """Draft with a smaller language model that shares the target's vocabulary.
 
     The tree grows level by level: one forward of the draft model reads the frontier of every request of the batch, and the tree
@@ -72,6 +72,11 @@ class ModelDrafter(Drafter[ReadPaths]):
         # All but the last token: a round starts by reading what is not read yet, the root at least.
         self.model.open({context.request_id: context.token_ids[:-1] for context in contexts})
         return [()] * len(contexts)
+
+    def read(self, contexts: Sequence[Context]) -> None:
+        ids = [context.request_id for context in contexts]
+        texts = [context.token_ids[:-1] for context in contexts]
+        self.model.append({one: text[self.model.length(one) :] for one, text in zip(ids, texts, strict=True)})
 
     def draft(
         self,

@@ -1,12 +1,87 @@
-"""Many requests over one set of parts: admitted as room allows, decoded together, released when they finish."""
+"""Many requests over one set of parts: they join and leave between rounds, and give back their room when they finish."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from monge.core.errors import OptionError
 from monge.engine.loop import close_session, open_sessions, run_round
 from monge.engine.parts import Parts
+from monge.engine.prefill import Prefills
 from monge.engine.session import Session
+
+
+class Batch:
+    """Requests that share rounds.
+
+    Args:
+        parts: Target, drafter, verifier, controller.
+        prefill_chunk: Prompt tokens that are read between two rounds, in equal shares; `None` reads prompts whole.
+        isolated: Whether a request whose part of a round raises ends alone, with the error; else the error is raised. Draws
+            must then be such that they can come again, as those made of a seed are.
+    """
+
+    def __init__(self, parts: Parts, *, prefill_chunk: int | None = None, isolated: bool = False) -> None:
+        if prefill_chunk is not None and prefill_chunk < 1:
+            raise OptionError(f"prefill_chunk must be at least 1, or None to read prompts whole; got {prefill_chunk}")
+        self._parts, self._prefill_chunk, self._isolated = parts, prefill_chunk, isolated
+        self._active: list[Session] = []
+        self._prefills = Prefills(parts)
+        self.num_prompt_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._active) + len(self._prefills)
+
+    @property
+    def num_prefilling(self) -> int:
+        """Requests whose prompt is being read."""
+        return len(self._prefills)
+
+    def join(self, sessions: Sequence[Session]) -> None:
+        """Take in new requests."""
+        if self._prefill_chunk is not None:
+            for session in sessions:
+                self._prefills.join(session)
+        elif sessions:
+            self._active.extend(sessions)
+            open_sessions(sessions, self._parts)
+            self.num_prompt_tokens += sum(len(session.request.prompt_ids) - 1 for session in sessions)
+
+    def leave(self, session: Session) -> None:
+        """Drop a request between two rounds, finished or not."""
+        if session in self._active:
+            self._active.remove(session)
+            close_session(session, self._parts)
+        else:
+            self._prefills.leave(session)
+
+    def step(self) -> list[Session]:
+        """Read pieces of prompts, then run one round.
+
+        Returns:
+            The requests that took part in the round, and those that failed before it; finished ones have left.
+        """
+        failed = self._read() if self._prefill_chunk is not None and len(self._prefills) else []
+        if self._active:
+            run_round(self._active, self._parts, isolated=self._isolated)
+        served, self._active = self._active, [session for session in self._active if session.finish_reason is None]
+        for session in served:
+            if session.finish_reason is not None:
+                close_session(session, self._parts)
+        return failed + served
+
+    def close(self) -> None:
+        """Drop all requests."""
+        for session in self._active:
+            close_session(session, self._parts)
+        self._active = []
+        self._prefills.close()
+
+    def _read(self) -> list[Session]:
+        assert self._prefill_chunk is not None, "prompts are read in pieces"
+        num_tokens, done = self._prefills.read(self._prefill_chunk)
+        self.num_prompt_tokens += num_tokens
+        self._active.extend(session for session in done if session.error is None)
+        return [session for session in done if session.error is not None]
 
 
 def decode(sessions: Iterable[Session], parts: Parts, *, max_batch_size: int) -> Iterator[Session]:
@@ -17,19 +92,10 @@ def decode(sessions: Iterable[Session], parts: Parts, *, max_batch_size: int) ->
     """
     if max_batch_size < 1:
         raise OptionError(f"max_batch_size must be at least 1; got {max_batch_size}")
-    waiting, active = deque(sessions), list[Session]()
+    waiting, batch = deque(sessions), Batch(parts)
     try:
-        while waiting or active:
-            joining = [waiting.popleft() for _ in range(min(len(waiting), max_batch_size - len(active)))]
-            if joining:
-                active.extend(joining)
-                open_sessions(joining, parts)
-            run_round(active, parts)
-            served, active = active, [session for session in active if session.finish_reason is None]
-            for session in served:
-                if session.finish_reason is not None:
-                    close_session(session, parts)
-            yield from served
+        while waiting or len(batch):
+            batch.join([waiting.popleft() for _ in range(min(len(waiting), max_batch_size - len(batch)))])
+            yield from batch.step()
     finally:
-        for session in active:
-            close_session(session, parts)
+        batch.close()

@@ -78,11 +78,20 @@ class Decoder:
 
     def sessions(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Session]:
         """Sessions for `monge.engine.batch.decode`, checked against the models' contexts."""
-        requests = self.requests(_as_list(prompts), **options)
-        for request in requests:
-            check_length(request, self.parts.target.max_length, "target")
+        return [self.session(request) for request in self.requests(_as_list(prompts), **options)]
+
+    def session(self, request: Request, *, keeps_records: bool = True) -> Session:
+        """A session for one request, checked against the models.
+
+        Raises:
+            OptionError: If the prompt has token ids that the target does not have.
+            ContextLengthError: If prompt and completion do not fit.
+        """
+        _check_tokens(request.prompt_ids, self.parts.target.vocab_size)
+        check_length(request, self.parts.target.max_length, "target")
+        if request.speculative:
             check_length(request, self.parts.drafter.capabilities.max_length, "draft model")
-        return [Session(request, next(self._request_ids), self.tokenizer) for request in requests]
+        return Session(request, next(self._request_ids), self.tokenizer, keeps_records=keeps_records)
 
     def requests(
         self,
@@ -141,9 +150,7 @@ class Decoder:
                 raise OptionError("this decoder has no tokenizer: give token ids, or load with tokenizer=...")
             return tuple(self.tokenizer(prompt)["input_ids"])
         ids = tuple(int(token) for token in prompt)
-        wrong = [token for token in ids if not 0 <= token < self.parts.target.vocab_size]
-        if wrong:
-            raise OptionError(f"prompt: token ids must lie in 0..{self.parts.target.vocab_size - 1}; got {wrong[0]}")
+        _check_tokens(ids, self.parts.target.vocab_size)
         return ids
 
 
@@ -163,6 +170,13 @@ def piece_of(session: Session) -> Piece:
         num_accepted=0 if record is None else min(record.num_accepted, len(record.token_ids)),
         finish_reason=session.finish_reason,
     )
+
+
+def _check_tokens(ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse token ids that have no embedding."""
+    wrong = [token for token in ids if not 0 <= token < vocab_size]
+    if wrong:
+        raise OptionError(f"prompt: token ids must lie in 0..{vocab_size - 1}; got {wrong[0]}")
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from jaxtyping import Float
 from torch import Tensor
 
-from monge.core.context import DraftPlan
+from monge.core.context import Context, DraftPlan
 from monge.core.errors import MongeError
 from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict
@@ -51,7 +51,7 @@ def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Part
 def observe(
     rows: Sequence[tuple[Session, Draft[Any], Verdict]], logits: Mapping[int, Float[Tensor, "nodes vocab"]], parts: Parts
 ) -> None:
-    """Tell the drafter what became of its drafts; sessions without it are left out.
+    """Tell the drafter what became of its drafts; sessions without it are left out. If it raises, see `propose`.
 
     Args:
         rows: Sessions, committed already, with their drafts and verdicts.
@@ -68,13 +68,31 @@ def observe(
                 replace(verdict, successors=_successors(logits[session.context.request_id], count))
                 for session, verdict in zip(sessions, verdicts, strict=True)
             ]
-        states = parts.drafter.observe([session.context for session in sessions], drafts, verdicts)
+        try:
+            states = parts.drafter.observe([session.context for session in sessions], drafts, verdicts)
+        except FAILURES as error:
+            for session in sessions:
+                _recover(session, parts, None if len(sessions) > 1 else error)
+            return
         for session, state in zip(sessions, states, strict=True):
             session.drafter_state = state
 
 
 def _successors(logits: Float[Tensor, "nodes vocab"], count: int) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, logits.topk(min(count, logits.shape[-1])).indices.tolist()))
+
+
+def start(session: Session, parts: Parts, first: Context | None = None) -> None:
+    """Show the drafter a new request, or the first part of its prompt; if it raises, the request is decoded without it."""
+    try:
+        (session.drafter_state,) = parts.drafter.open([first or session.context])
+    except FAILURES as error:
+        give_up(session, parts, error)
+
+
+def give_up(session: Session, parts: Parts, error: Exception) -> None:
+    """Go on without the drafter, whose error costs the request its speculation; a warning says so."""
+    _recover(session, parts, error)
 
 
 def nothing(session: Session) -> Draft[Any]:

@@ -89,8 +89,11 @@ class HfTreeModel:
             assert sequence not in self._row_of, f"sequence {sequence} is open already"
             self._row_of[sequence] = len(self._rows)
             self._rows.append(_Row(sequence))
-        for start in range(0, max(map(len, prefixes.values())), _PREFILL):
-            parts = {seq: tuple(tokens[start : start + _PREFILL]) for seq, tokens in prefixes.items() if len(tokens) > start}
+        self.append(prefixes)
+
+    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        for start in range(0, max(map(len, pieces.values())), _PREFILL):
+            parts = {seq: tuple(tokens[start : start + _PREFILL]) for seq, tokens in pieces.items() if len(tokens) > start}
             self._read({seq: NodeBlock.chain(part) for seq, part in parts.items()}, keep_logits=False)
             self.commit({seq: range(len(part)) for seq, part in parts.items()})
 

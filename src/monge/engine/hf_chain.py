@@ -60,9 +60,14 @@ class HfChainModel:
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         stateful = self.no_draft_reason is not None
-        for sequence, tokens in prefixes.items():
+        for sequence in prefixes:
             # Without a config every layer keeps all it read: one that keeps only its window could not take tokens back.
             self._rows[sequence] = _Row(DynamicCache(config=self._model.config) if stateful else DynamicCache())
+        self.append(prefixes)
+
+    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        stateful = self.no_draft_reason is not None
+        for sequence, tokens in pieces.items():
             # Some recurrent layers (Mamba's) start from nothing whenever they read several tokens: they read the prompt whole.
             size = max(len(tokens), 1) if stateful else _PREFILL
             for start in range(0, len(tokens), size):

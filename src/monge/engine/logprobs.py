@@ -9,9 +9,28 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from monge.core.law import Law
+from monge.core.errors import OptionError
+from monge.core.law import Law, LawSequence
 
 LogprobSource = Literal["processed", "raw"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobOptions:
+    """Which log-probabilities a request wants.
+
+    Args:
+        num_top: So many of the most probable tokens beside the token itself.
+        source: `processed`, the law that the token was drawn from, or `raw`, the target's own at temperature 1, before
+            processors and sampling rules.
+    """
+
+    num_top: int
+    source: LogprobSource = "processed"
+
+    def __post_init__(self) -> None:
+        if self.num_top < 0:
+            raise OptionError(f"logprobs: the number of most probable tokens must be >= 0; got {self.num_top}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +41,7 @@ class TokenLogprob:
         token_id: The token.
         logprob: Its log-probability, natural; -inf where the law gives it nothing.
         rank: 1 for the most probable token, and so on; equals share the better rank.
-        top: The most probable tokens with their log-probabilities, largest first, among equals the lower id; tokens without
-            mass are left out.
+        top: The most probable tokens with their log-probabilities, largest first; tokens without mass are left out.
     """
 
     token_id: int
@@ -32,12 +50,32 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+def along(
+    options: LogprobOptions,
+    laws: LawSequence,
+    logits: Float[Tensor, "nodes vocab"],
+    path: Sequence[int],
+    token_ids: Sequence[int],
+) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities of the tokens that follow a path's nodes, one by one.
+
+    Args:
+        options: What is wanted.
+        laws: The laws that tokens are drawn from, by node.
+        logits: The target's logits, by node.
+        path: Nodes.
+        token_ids: The token after each of them.
+    """
+    if options.source == "raw":
+        return of_logits(logits[list(path)], token_ids, options.num_top)
+    return tuple(of_law(laws[node], token, options.num_top) for node, token in zip(path, token_ids, strict=True))
+
+
 def of_law(law: Law, token_id: int, num_top: int) -> TokenLogprob:
     """Log-probabilities under a law."""
-    sparse = law.sparse()
-    prob = law.prob(token_id)
-    order = torch.sort(sparse.probs, descending=True, stable=True).indices[:num_top]
-    pairs = zip(sparse.token_ids[order].tolist(), sparse.probs[order].log().tolist(), strict=True)
+    sparse, prob = law.sparse(), law.prob(token_id)
+    best = torch.topk(sparse.probs, min(num_top, len(sparse.probs)))
+    pairs = zip(sparse.token_ids[best.indices].tolist(), best.values.log().tolist(), strict=True)
     return TokenLogprob(
         token_id=token_id,
         logprob=math.log(prob) if prob > 0 else -math.inf,
@@ -51,8 +89,8 @@ def of_logits(logits: Float[Tensor, "nodes vocab"], token_ids: Sequence[int], nu
     logprobs = torch.log_softmax(logits.double(), dim=-1)
     own = logprobs[range(len(token_ids)), list(token_ids)]
     ranks = 1 + (logprobs > own[:, None]).sum(dim=-1)
-    values, tokens = torch.sort(logprobs, dim=-1, descending=True, stable=True)
-    best = zip(tokens[:, :num_top].tolist(), values[:, :num_top].tolist(), strict=True)
+    values, tokens = torch.topk(logprobs, min(num_top, logprobs.shape[-1]), dim=-1)
+    best = zip(tokens.tolist(), values.tolist(), strict=True)
     return tuple(
         TokenLogprob(
             token_id=token,

@@ -1,23 +1,21 @@
 """The loop: plan, draft, score, verify, commit, update. Nothing else in the library contains it."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
-
 from monge.control.base import PromptReader
-from monge.core.context import DraftPlan
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
-from monge.core.verdict import RoundTiming, StageTimes, StepRecord, Verdict
-from monge.draft.base import Draft
+from monge.core.verdict import RoundTiming, StageTimes, StepRecord
 from monge.engine.drafting import observe, propose
+from monge.engine.logprobs import along
 from monge.engine.parts import Parts
 from monge.engine.prompts import open_profiled
+from monge.engine.row import Row, each, together
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session
 from monge.verify.base import ScoredTree
@@ -25,68 +23,63 @@ from monge.verify.base import ScoredTree
 
 @dataclass(slots=True)
 class _Timer:
-    """Seconds since the last question."""
+    """Seconds by stage."""
 
-    last: float
+    last: float = field(default_factory=time.perf_counter)
+    stages: dict[str, float] = field(default_factory=dict[str, float])
 
-    def lap(self) -> float:
+    def lap(self, stage: str) -> float:
         now = time.perf_counter()
         passed, self.last = now - self.last, now
+        self.stages[stage] = self.stages.get(stage, 0.0) + passed
         return passed
 
 
 def open_sessions(sessions: Sequence[Session], parts: Parts) -> None:
     """Read the prompts of new requests; all but the last token, which is the root of the first tree."""
-    timer = _Timer(time.perf_counter())
-    prompts, controller = _open_target(sessions, parts), parts.controller
-    states = parts.drafter.open([session.context for session in sessions])
-    for session, state in zip(sessions, states, strict=True):
-        session.drafter_state, session.controller_state = state, controller.init(parts.memory)
-    if isinstance(controller, PromptReader):
-        for session, prompt in zip(sessions, prompts, strict=True):
-            session.controller_state = controller.read(session.controller_state, prompt)
-    passed = timer.lap()
+    timer = _Timer()
+    prompts = _open_target(sessions, parts)
+    drafting = [session for session in sessions if session.drafting != "off"]
+    states = parts.drafter.open([session.context for session in drafting]) if drafting else ()
+    for session, state in zip(drafting, states, strict=True):
+        session.drafter_state = state
+    for session, prompt in zip(sessions, prompts, strict=True):
+        session.controller_state = controller_state(prompt, parts)
+    passed = timer.lap("prefill_s")
     for session in sessions:
         session.prefill_s = passed
 
 
-def run_round(sessions: Sequence[Session], parts: Parts) -> None:
-    """One round for every session; afterwards each has a new record, and perhaps a reason to be finished."""
+def run_round(sessions: Sequence[Session], parts: Parts, *, isolated: bool = False) -> None:
+    """One round for every session; afterwards each has a new record, and perhaps a reason to be finished.
+
+    Args:
+        sessions: Requests that are open and not finished.
+        parts: What they share.
+        isolated: Whether a request for which a stage raises ends alone, with the error; else the error is raised.
+    """
     timer, forward_s = _Timer(start := time.perf_counter()), parts.forward_s
-    contexts = [session.context for session in sessions]
+    rows = [Row(session) for session in sessions]
     for session in sessions:
         session.begin_round()
-    planned = parts.controller.plan_many(
-        [session.controller_state for session in sessions], [session.draws for session in sessions]
-    )
-    plans = [session.limit(plan) for session, plan in zip(sessions, planned, strict=True)]
-    drafts = propose(sessions, plans, parts)
-    draft_s = timer.lap()
-    logits = parts.target.extend(
-        {
-            context.request_id: NodeBlock(draft.tree.token_ids, draft.tree.parents)
-            for context, draft in zip(contexts, drafts, strict=True)
-        }
-    )
-    score_s = timer.lap()
-    rows = _verified(sessions, drafts, plans, logits, parts)
-    verify_s = timer.lap()
-    parts.target.commit({session.context.request_id: (0, *verdict.path) for session, _, _, verdict in rows})
-    records = [_commit(session, draft, plan, verdict, len(sessions)) for session, draft, plan, verdict in rows]
-    observe([(session, draft, verdict) for session, draft, _, verdict in rows], logits, parts)
-    commit_s, total_s = timer.lap(), timer.last - start
-    times = StageTimes(
-        draft_s=draft_s,
-        score_s=score_s,
-        verify_s=verify_s,
-        commit_s=commit_s,
-        total_s=total_s,
-        forward_s=parts.forward_s - forward_s,
-    )
-    _learn_costs(records, times, parts)
-    for (session, *_), record in zip(rows, records, strict=True):
-        session.records.append(replace(record, times=times, hindsight=parts.hindsight(session.drafter_state)))
-        session.controller_state = parts.controller.update(session.controller_state, session.records[-1])
+    rows = _stage(rows, partial(_plan, parts=parts), parts, isolated=isolated)
+    if not rows:
+        return
+    drafts = propose([row.session for row in rows], [row.plan for row in rows], parts)
+    for row, draft in zip(rows, drafts, strict=True):
+        row.draft = draft
+    timer.lap("draft_s")
+    rows = _stage(rows, partial(_decide, parts=parts, timer=timer), parts, isolated=isolated)
+    rows = _accepted(rows)
+    parts.target.commit({row.context.request_id: (0, *row.verdict.path) for row in rows})
+    records: dict[int, StepRecord] = {}
+    rows = _every(rows, partial(_commit, records=records, batch_size=len(sessions)), isolated=isolated)
+    told = [(row.session, row.drafted, row.verdict) for row in rows]
+    observe(told, {row.context.request_id: row.scored for row in rows}, parts)
+    timer.lap("commit_s")
+    times = StageTimes(total_s=timer.last - start, forward_s=parts.forward_s - forward_s, **timer.stages)
+    _learn_costs([records[row.context.request_id] for row in rows], times, parts)
+    _every(rows, partial(_update, records=records, times=times, parts=parts), isolated=isolated)
 
 
 def close_session(session: Session, parts: Parts) -> None:
@@ -96,41 +89,107 @@ def close_session(session: Session, parts: Parts) -> None:
         parts.drafter.close(session.context)
 
 
-def _open_target(sessions: Sequence[Session], parts: Parts) -> list[PromptProfile]:
+def controller_state(prompt: PromptProfile | None, parts: Parts) -> Any:
+    """The controller's state for a new request, whose prompt is looked at if the controller asks."""
+    state = parts.controller.init(parts.memory)
+    if isinstance(parts.controller, PromptReader) and prompt is not None:
+        return parts.controller.read(state, prompt)
+    return state
+
+
+def _open_target(sessions: Sequence[Session], parts: Parts) -> Sequence[PromptProfile | None]:
     """Read all but the last token of every prompt; their profiles, for a controller that asks."""
     ids, controller = [session.context.request_id for session in sessions], parts.controller
     is_reader = isinstance(controller, PromptReader)
-    prompts = [session.prompt for session in sessions] if is_reader else []
     if is_reader and controller.reads_prompt_laws:
-        profiles = open_profiled(parts.target, dict(zip(ids, prompts, strict=True)))
+        profiles = open_profiled(parts.target, {number: one.prompt for number, one in zip(ids, sessions, strict=True)})
         return [profiles[number] for number in ids]
     parts.target.open({number: session.context.token_ids[:-1] for number, session in zip(ids, sessions, strict=True)})
-    return prompts
+    return [session.prompt if is_reader else None for session in sessions]
 
 
-def _verified(
-    sessions: Sequence[Session],
-    drafts: Sequence[Draft[Any]],
-    plans: Sequence[DraftPlan],
-    logits: Mapping[int, Float[Tensor, "nodes vocab"]],
-    parts: Parts,
-) -> list[tuple[Session, Draft[Any], DraftPlan, Verdict]]:
-    """The sessions with a verdict; one whose logits are not finite has failed."""
+def _stage(rows: list[Row], stage: Any, parts: Parts, *, isolated: bool) -> list[Row]:
+    if isolated:
+        return together(rows, stage, parts)
+    stage(rows)
+    return rows
+
+
+def _every(rows: list[Row], work: Any, *, isolated: bool) -> list[Row]:
+    if isolated:
+        return each(rows, work)
+    for row in rows:
+        work(row)
+    return rows
+
+
+def _plan(rows: Sequence[Row], parts: Parts) -> None:
+    """Plans of those that draft; the others have no part in a budget that is shared."""
+    sessions = [row.session for row in rows if row.session.drafting != "off"]
+    states, draws = [session.controller_state for session in sessions], [session.draws for session in sessions]
+    planned = iter(parts.controller.plan_many(states, draws) if sessions else ())
+    for row in rows:
+        if row.session.drafting != "off":
+            row.plan = row.session.limit(next(planned))
+
+
+def _decide(rows: Sequence[Row], parts: Parts, timer: _Timer) -> None:
+    """Score and verify: afterwards every row has its outcome."""
+    trees = [row.drafted.tree for row in rows]
+    logits = parts.target.extend(
+        {row.context.request_id: NodeBlock(tree.token_ids, tree.parents) for row, tree in zip(rows, trees, strict=True)}
+    )
+    timer.lap("score_s")
     scored = [
         ScoredTree(
-            tree=draft.tree,
-            target_laws=NodeLaws(logits[session.context.request_id], draft.tree, session.context, session.request.processors),
-            draws=session.draws,
+            tree=tree,
+            target_laws=NodeLaws(logits[row.context.request_id], tree, row.context, row.session.request.processors),
+            draws=row.session.draws,
         )
-        for session, draft in zip(sessions, drafts, strict=True)
+        for row, tree in zip(rows, trees, strict=True)
     ]
-    rows: list[tuple[Session, Draft[Any], DraftPlan, Verdict]] = []
-    for session, draft, plan, outcome in zip(sessions, drafts, plans, parts.verifier.verify_many(scored), strict=True):
-        if isinstance(outcome, NonFiniteLogitsError):
-            session.fail(outcome)
-        else:
-            rows.append((session, draft, plan, outcome))
-    return rows
+    for row, one, outcome in zip(rows, scored, parts.verifier.verify_many(scored), strict=True):
+        row.outcome, row.logits = outcome, logits[row.context.request_id]
+        wanted = row.session.request.logprobs
+        if wanted is not None and not isinstance(outcome, NonFiniteLogitsError):
+            tokens = [one.tree.token_ids[node] for node in outcome.path] + [outcome.next_token]
+            row.logprobs = along(wanted, one.target_laws, row.scored, (0, *outcome.path), tokens)
+    timer.lap("verify_s")
+
+
+def _accepted(rows: Sequence[Row]) -> list[Row]:
+    """The rows with a verdict; one whose logits are not finite has failed."""
+    for row in rows:
+        if isinstance(row.outcome, NonFiniteLogitsError):
+            row.session.fail(row.outcome)
+    return [row for row in rows if row.session.error is None]
+
+
+def _commit(row: Row, records: dict[int, StepRecord], batch_size: int) -> None:
+    tree, verdict, session = row.drafted.tree, row.verdict, row.session
+    length = len(session.context.token_ids)
+    accepted = [tree.token_ids[node] for node in verdict.path]
+    record = StepRecord(
+        plan=row.plan,
+        num_nodes=tree.num_nodes - 1,
+        depth=max(tree.depths),
+        num_accepted=verdict.num_accepted,
+        examined=verdict.examined,
+        next_kind=verdict.next_kind,
+        token_ids=session.commit([*accepted, verdict.next_token]),
+        batch_size=batch_size,
+        context_length=length,
+        drafter=row.drafted.drafter,
+        **_evidence(row),
+    )
+    session.logprobs = row.logprobs[: len(record.token_ids)]
+    records[row.context.request_id] = record
+
+
+def _update(row: Row, records: dict[int, StepRecord], times: StageTimes, parts: Parts) -> None:
+    session, record = row.session, records[row.context.request_id]
+    session.note(replace(record, times=times, hindsight=parts.hindsight(session.drafter_state)))
+    session.controller_state = parts.controller.update(session.controller_state, session.records[-1])
 
 
 def _learn_costs(records: Sequence[StepRecord], times: StageTimes, parts: Parts) -> None:
@@ -148,34 +207,16 @@ def _learn_costs(records: Sequence[StepRecord], times: StageTimes, parts: Parts)
         costs.observe(timing)
 
 
-def _commit(session: Session, draft: Draft[Any], plan: DraftPlan, verdict: Verdict, batch_size: int) -> StepRecord:
-    tree, length = draft.tree, len(session.context.token_ids)
-    accepted = [tree.token_ids[node] for node in verdict.path]
-    return StepRecord(
-        plan=plan,
-        num_nodes=tree.num_nodes - 1,
-        depth=max(tree.depths),
-        num_accepted=verdict.num_accepted,
-        examined=verdict.examined,
-        next_kind=verdict.next_kind,
-        token_ids=session.commit([*accepted, verdict.next_token]),
-        batch_size=batch_size,
-        context_length=length,
-        drafter=draft.drafter,
-        **_evidence(draft, verdict),
-    )
-
-
-def _evidence(draft: Draft[Any], verdict: Verdict) -> dict[str, Any]:
+def _evidence(row: Row) -> dict[str, Any]:
     """What the drafter noted along the accepted path and on through first candidates."""
-    if draft.evidence is None:
+    noted, tree, path = row.drafted.evidence, row.drafted.tree, list(row.verdict.path)
+    if noted is None:
         return {}
-    tree, path = draft.tree, list(verdict.path)
     while offers := tree.offers[path[-1] if path else 0]:
         path.append(offers[0])
     tokens = [tree.token_ids[node] for node in path]
     return {
-        "levels_read": draft.evidence.levels_read,
-        "confidences": draft.evidence.confidences_along(tokens),
-        "token_probs": draft.evidence.token_probs_along(tokens),
+        "levels_read": noted.levels_read,
+        "confidences": noted.confidences_along(tokens),
+        "token_probs": noted.token_probs_along(tokens),
     }

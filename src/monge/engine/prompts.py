@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Final
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.prompt import PromptProfile
@@ -25,29 +27,31 @@ def open_profiled(target: SequenceModel, prompts: Mapping[int, PromptProfile]) -
     Returns:
         The profiles; without surprisal and entropy where a prompt is a single token, or tokens must be read one at a time.
     """
-    read = {
-        sequence: NodeBlock.chain(prompt.token_ids[-_LAST - 1 : -1])
-        for sequence, prompt in prompts.items()
-        if prompt.surprisal is None and len(prompt.token_ids) > 1 and target.no_draft_reason is None
-    }
+    sizes = {sequence: ending_size(target, prompt) for sequence, prompt in prompts.items()}
     target.open(
-        {
-            sequence: prompt.token_ids[: len(prompt.token_ids) - 1 - (len(read[sequence].token_ids) if sequence in read else 0)]
-            for sequence, prompt in prompts.items()
-        }
+        {sequence: prompt.token_ids[: len(prompt.token_ids) - 1 - sizes[sequence]] for sequence, prompt in prompts.items()}
     )
+    read = {sequence: NodeBlock.chain(prompts[sequence].token_ids[-size - 1 : -1]) for sequence, size in sizes.items() if size}
     found = dict(prompts)
     if read:
         for sequence, logits in target.extend(read).items():
-            following = prompts[sequence].token_ids[-len(read[sequence].token_ids) :]
-            logs = torch.log_softmax(logits.double(), dim=-1)
-            own = logs[torch.arange(len(following)), torch.tensor(following, device=logs.device)]
-            # Tokens of mass zero add nothing to the entropy; one that is read all the same is infinitely surprising.
-            terms = torch.where(logs.isfinite(), logs.exp() * logs, 0.0)
-            found[sequence] = replace(
-                prompts[sequence],
-                surprisal=float(-own.mean()),
-                entropy=float(-terms.sum(dim=-1).mean()),
-            )
+            found[sequence] = profiled(prompts[sequence], logits)
         target.commit({sequence: range(len(block.token_ids)) for sequence, block in read.items()})
     return found
+
+
+def ending_size(target: SequenceModel, prompt: PromptProfile) -> int:
+    """How many tokens before a prompt's last one are read with their laws; 0 if these are known, or cannot be."""
+    if prompt.surprisal is not None or target.no_draft_reason is not None:
+        return 0
+    return min(_LAST, len(prompt.token_ids) - 1)
+
+
+def profiled(prompt: PromptProfile, logits: Float[Tensor, "nodes vocab"]) -> PromptProfile:
+    """The prompt with its surprisal and entropy, from the logits at the tokens before its last one."""
+    following = prompt.token_ids[-len(logits) :]
+    logs = torch.log_softmax(logits.double(), dim=-1)
+    own = logs[torch.arange(len(following)), torch.tensor(following, device=logs.device)]
+    # Tokens of mass zero add nothing to the entropy; one that is read all the same is infinitely surprising.
+    terms = torch.where(logs.isfinite(), logs.exp() * logs, 0.0)
+    return replace(prompt, surprisal=float(-own.mean()), entropy=float(-terms.sum(dim=-1).mean()))

@@ -7,11 +7,12 @@ from typing import Any, Final, Literal
 
 from monge.core.clocks import ClockDraws, RequestDraws
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
+from monge.core.draws import Draws, RewindableDraws
 from monge.core.errors import ContextLengthError, MongeError, OptionError
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
+from monge.engine.logprobs import LogprobOptions, TokenLogprob
 from monge.engine.sampling import Processor
 from monge.engine.text import TextStream, Tokenizer
 
@@ -20,7 +21,8 @@ StopCheck = Callable[[tuple[int, ...]], bool]
 """`token_ids` (prompt and completion) -> whether decoding stops after the last of them."""
 
 Drafting = Literal["together", "alone", "off"]
-"""Drafted for in one call with the others; alone, after that call has failed; not at all, after this one has failed too."""
+"""Drafted for in one call with the others; alone, after that call has failed; not at all, after this one has failed too, or
+because nobody wants it."""
 
 _UNBOUNDED: Final = 1 << 62
 
@@ -40,6 +42,10 @@ class Request:
         stop_check: Asked after every token, in order.
         draws: Source of randomness; made of the seed where absent.
         profile: What is known of the prompt already, for controllers that look at it.
+        speculative: Whether anything is drafted for it; if not, the drafter is not even shown the prompt.
+        logprobs: Log-probabilities wanted with every generated token.
+        prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always those of `raw`, and only
+            where the prompt is read in pieces (see `monge.engine.prefill`).
     """
 
     prompt_ids: tuple[int, ...]
@@ -52,6 +58,9 @@ class Request:
     stop_check: StopCheck | None = None
     draws: Draws | None = None
     profile: PromptProfile | None = None
+    speculative: bool = True
+    logprobs: LogprobOptions | None = None
+    prompt_logprobs: LogprobOptions | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -69,13 +78,18 @@ class Session:
         request: What was asked for.
         request_id: Names the request towards the models' caches.
         tokenizer: Needed for stop strings and for text.
+        keeps_records: Whether all records are kept, or the last one only.
     """
 
-    def __init__(self, request: Request, request_id: int, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self, request: Request, request_id: int, tokenizer: Tokenizer | None = None, *, keeps_records: bool = True
+    ) -> None:
         if request.stop and tokenizer is None:
             raise OptionError("stop strings need a tokenizer; give one, or use eos_ids")
         self.request, self._tokenizer = request, tokenizer
         self.draws = request.draws or RequestDraws(request.seed)
+        self._rewindable = self.draws if isinstance(self.draws, RewindableDraws) else None
+        self._keeps_records = keeps_records
         self.context = Context(
             request_id=request_id,
             token_ids=request.prompt_ids,
@@ -85,10 +99,12 @@ class Session:
         self.text = None if tokenizer is None else TextStream(tokenizer, request.prompt_ids, request.stop)
         self.controller_state: Any = None
         self.drafter_state: Any = None
-        self.drafting: Drafting = "together"
+        self.drafting: Drafting = "together" if request.speculative else "off"
         self.records: list[StepRecord] = []
         self.finish_reason: FinishReason | None = None
-        self.error: MongeError | None = None
+        self.error: Exception | None = None
+        self.logprobs: tuple[TokenLogprob, ...] = ()
+        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self.prefill_s = 0.0
 
     @property
@@ -115,6 +131,27 @@ class Session:
         if isinstance(self.draws, ClockDraws):
             self.draws.move_to(len(self.context.token_ids))
 
+    def mark(self) -> None:
+        """Remember this place of the draws.
+
+        Raises:
+            MongeError: If they cannot come again.
+        """
+        if self._rewindable is None:
+            raise MongeError(f"{type(self.draws).__name__}: these draws cannot be repeated, so errors cannot be isolated")
+        self._rewindable.mark()
+
+    def rewind(self) -> None:
+        """Go back to the marked place."""
+        assert self._rewindable is not None, "a place was marked before"
+        self._rewindable.rewind()
+
+    def note(self, record: StepRecord) -> None:
+        """Keep the record of a round."""
+        if not self._keeps_records:
+            self.records.clear()
+        self.records.append(record)
+
     def limit(self, plan: DraftPlan) -> DraftPlan:
         """The plan, no deeper than tokens are still wanted: a round commits one more than it accepts."""
         room = self.request.max_new_tokens - self.num_generated - 1
@@ -131,7 +168,7 @@ class Session:
         self.context = self.context.append(tuple(kept))
         return tuple(kept)
 
-    def fail(self, error: MongeError) -> None:
+    def fail(self, error: Exception) -> None:
         """End the request alone; its neighbours go on."""
         self.error, self.finish_reason = error, "error"
 

@@ -36,6 +36,9 @@ class ResizedVocabulary:
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         self._model.open(prefixes)
 
+    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        self._model.append(pieces)
+
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         extra = self.vocab_size - self._model.vocab_size
         return {

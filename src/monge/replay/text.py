@@ -145,6 +145,10 @@ class ReplayTarget:
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         self._lengths.update({sequence: len(tokens) for sequence, tokens in prefixes.items()})
 
+    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        for sequence, tokens in pieces.items():
+            self._lengths[sequence] += len(tokens)
+
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         """No logits: one empty row a node."""
         return {sequence: torch.zeros(len(block.token_ids), 0) for sequence, block in blocks.items()}

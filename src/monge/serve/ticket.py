@@ -1,6 +1,7 @@
 """The client's end of a job: events as they come, for threads and for coroutines."""
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -34,7 +35,7 @@ class Ticket:
             waiter, self._waiter = self._waiter, None
         if waiter is not None:
             loop, future = waiter
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the reader's loop has ended, and the reader with it
                 loop.call_soon_threadsafe(_wake, future)
 
     def cancel(self) -> None:

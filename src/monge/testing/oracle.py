@@ -32,6 +32,7 @@ class ExactDraws:
         self._expected = tuple(arity)
         self.weights: list[float] = []
         self.arity: list[int] = []
+        self._place = self._marked = 0
 
     def bernoulli(self, prob: float) -> bool:
         if not 0.0 <= prob <= 1.0:
@@ -46,9 +47,17 @@ class ExactDraws:
     def uniform(self) -> float:
         raise OracleError("uniform: a position in [0, 1] has no branches; prove such a rule pointwise instead")
 
+    def mark(self) -> None:
+        self._marked = self._place
+
+    def rewind(self) -> None:
+        self._place = self._marked
+
     def _choose(self, probs: list[float]) -> int:
         options = [(index, weight) for index, weight in enumerate(probs) if weight > 0]  # mass zero: no branch
-        step = len(self.weights)
+        step, self._place = self._place, self._place + 1
+        if step < len(self.weights):
+            return self._again(step, options)
         if step == len(self._script):
             self._script.append(0)
         elif step < len(self._expected) and len(options) != self._expected[step]:
@@ -60,6 +69,12 @@ class ExactDraws:
         self.weights.append(weight)
         self.arity.append(len(options))
         return index
+
+    def _again(self, step: int, options: list[tuple[int, float]]) -> int:
+        """A choice that was made before a rewind."""
+        if len(options) != self.arity[step] or options[self._script[step]][1] != self.weights[step]:
+            raise OracleError(f"choice {step} is another one after the rewind: the same draws were to be made again")
+        return options[self._script[step]][0]
 
 
 def exact_law(program: Callable[[Draws], Outcome], *, max_runs: int = 200_000) -> dict[Outcome, float]:

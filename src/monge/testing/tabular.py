@@ -79,11 +79,17 @@ class TabularModel:
         self._features: FeatureLog | None = None
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
-        for sequence, tokens in prefixes.items():
+        for sequence in prefixes:
             if sequence in self._committed:
                 raise MongeError(f"tabular model: sequence {sequence} is open already")
             self._committed[sequence] = ()
             self._nodes[sequence] = []
+        self.append(prefixes)
+
+    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        for sequence, tokens in pieces.items():
+            if self._nodes[sequence]:
+                raise MongeError(f"tabular model: sequence {sequence} has uncommitted nodes; commit before reading on")
             if tokens:
                 self._read(sequence, NodeBlock.chain(tokens))
                 self.commit({sequence: range(len(tokens))})

@@ -1,0 +1,199 @@
+"""Prompts read in pieces, between the rounds of requests that are being decoded."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import Final
+
+from jaxtyping import Float
+from torch import Tensor
+
+from monge.control.base import PromptReader
+from monge.core.context import Context
+from monge.core.model import NodeBlock
+from monge.core.prompt import PromptProfile
+from monge.draft.base import PieceReader
+from monge.engine.drafting import FAILURES, give_up, start
+from monge.engine.logprobs import of_logits
+from monge.engine.loop import close_session, controller_state
+from monge.engine.parts import Parts
+from monge.engine.prompts import ending_size, profiled
+from monge.engine.row import attempt
+from monge.engine.session import Session
+
+_SCORED: Final = 64  # tokens of a prompt whose logits are held at a time, where log-probabilities are wanted
+
+
+@dataclass(slots=True, eq=False)
+class _Prompt:
+    """A prompt while it is read: all but the last token, which is the root of the first tree."""
+
+    session: Session
+    profile: PromptProfile | None = None
+    ending: int = 0
+    num_read: int = 0
+    alone: bool = False
+
+    @property
+    def num_left(self) -> int:
+        return len(self.session.request.prompt_ids) - 1 - self.ending - self.num_read
+
+    def piece(self, size: int) -> tuple[int, ...]:
+        return self.session.request.prompt_ids[self.num_read : self.num_read + size]
+
+    def context(self) -> Context:
+        """The text as far as it has been read, and the token after it."""
+        return replace(self.session.context, token_ids=self.session.request.prompt_ids[: self.num_read + 1])
+
+
+class Prefills:
+    """Prompts that are being read.
+
+    Every prompt gets an equal share of the tokens that are read between two rounds, so a long one delays nobody for long. A
+    target whose state cannot be rolled back reads every prompt whole, since some of them start from nothing with every piece.
+    A drafter whose network reads prompts reads the same pieces; others are shown the prompt when the target has read it.
+
+    What reading raises fails its own request, or costs it the drafter.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._prompts: list[_Prompt] = []
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def join(self, session: Session) -> None:
+        """Begin with a prompt."""
+        self._open(session)
+        prompt, controller = _Prompt(session), self._parts.controller
+        if isinstance(controller, PromptReader):
+            prompt.profile = session.prompt
+            prompt.ending = ending_size(self._parts.target, prompt.profile) if controller.reads_prompt_laws else 0
+        self._prompts.append(prompt)
+
+    def leave(self, session: Session) -> None:
+        """Stop reading a request's prompt and give back its room."""
+        self._prompts = [prompt for prompt in self._prompts if prompt.session is not session]
+        self._close(session)
+
+    def close(self) -> None:
+        """Stop reading all of them."""
+        for prompt in list(self._prompts):
+            self.leave(prompt.session)
+
+    def read(self, most: int) -> tuple[int, list[Session]]:
+        """Read up to so many tokens.
+
+        Returns:
+            How many tokens were read, and the requests that need no more: ready for rounds, or failed and closed.
+        """
+        sizes = [prompt.num_left for prompt in self._prompts]
+        if self._parts.target.no_draft_reason is None:
+            sizes = equal_shares(sizes, most)
+        # Prompts of similar share are read in one forward: less than half of it is padding.
+        jobs = [(prompt, size) for prompt, size in zip(self._prompts, sizes, strict=True) if size > 0]
+        jobs.sort(key=lambda job: _kind(*job))
+        for _, group in groupby(jobs, lambda job: _kind(*job)):
+            self._read(list(group))
+        done = [prompt for prompt in self._prompts if prompt.num_left == 0 or prompt.session.error is not None]
+        self._prompts = [prompt for prompt in self._prompts if prompt not in done]
+        for prompt in done:
+            error = prompt.session.error or attempt(partial(self._finish, prompt))
+            if error is not None:
+                prompt.session.fail(error)
+                self._close(prompt.session)
+        return sum(size for _, size in jobs) + sum(prompt.ending for prompt in done), [prompt.session for prompt in done]
+
+    def _read(self, group: Sequence[tuple[_Prompt, int]]) -> None:
+        began = time.perf_counter()
+        error = attempt(lambda: self._read_target(group))
+        for prompt, size in group:
+            if error is None:
+                prompt.num_read += size
+            elif len(group) == 1:
+                prompt.session.fail(error)
+            else:
+                self._restart(prompt)
+        if error is None:
+            self._read_drafter([prompt.session for prompt, _ in group], [prompt.context() for prompt, _ in group])
+        for prompt, _ in group:
+            prompt.session.prefill_s += time.perf_counter() - began
+
+    def _read_target(self, group: Sequence[tuple[_Prompt, int]]) -> None:
+        scored = [(prompt, size) for prompt, size in group if prompt.session.request.prompt_logprobs is not None]
+        plain = {
+            prompt.session.context.request_id: prompt.piece(size) for prompt, size in group if (prompt, size) not in scored
+        }
+        if plain:
+            self._parts.target.append(plain)
+        for prompt, size in scored:
+            self._score(prompt, size)
+
+    def _score(self, prompt: _Prompt, size: int) -> None:
+        """Read a piece with the log-probabilities of the tokens that follow its tokens."""
+        step = size if self._parts.target.no_draft_reason is not None else _SCORED
+        for first in range(prompt.num_read, prompt.num_read + size, step):
+            self._laws(prompt, first, min(step, prompt.num_read + size - first))
+
+    def _laws(self, prompt: _Prompt, first: int, size: int) -> Float[Tensor, "nodes vocab"]:
+        """Read and commit tokens of a prompt; the logits after each of them, noted if the request wants to know."""
+        session, target = prompt.session, self._parts.target
+        text, request_id = session.request.prompt_ids, session.context.request_id
+        logits = target.extend({request_id: NodeBlock.chain(text[first : first + size])})[request_id]
+        target.commit({request_id: range(size)})
+        wanted = session.request.prompt_logprobs
+        if wanted is not None:
+            session.prompt_logprobs += of_logits(logits, text[first + 1 : first + 1 + size], wanted.num_top)
+        return logits
+
+    def _read_drafter(self, sessions: Sequence[Session], contexts: Sequence[Context]) -> None:
+        drafter = self._parts.drafter
+        drafting = [row for row, session in enumerate(sessions) if session.drafting != "off"]
+        if isinstance(drafter, PieceReader) and drafting:
+            try:
+                drafter.read([contexts[row] for row in drafting])
+            except FAILURES as error:
+                for row in drafting:
+                    give_up(sessions[row], self._parts, error)
+
+    def _finish(self, prompt: _Prompt) -> None:
+        session, profile = prompt.session, prompt.profile
+        if prompt.ending and profile is not None:
+            profile = profiled(profile, self._laws(prompt, prompt.num_read, prompt.ending))
+        session.controller_state = controller_state(profile, self._parts)
+        if session.drafting != "off" and not isinstance(self._parts.drafter, PieceReader):
+            start(session, self._parts)
+
+    def _restart(self, prompt: _Prompt) -> None:
+        """Begin again, apart from the others: somebody's piece in their common forward raised."""
+        self._close(prompt.session)
+        prompt.num_read, prompt.alone, prompt.session.prompt_logprobs = 0, True, ()
+        self._open(prompt.session)
+
+    def _open(self, session: Session) -> None:
+        self._parts.target.open({session.context.request_id: ()})
+        if session.drafting != "off" and isinstance(self._parts.drafter, PieceReader):
+            start(session, self._parts, first=_Prompt(session).context())
+
+    def _close(self, session: Session) -> None:
+        if isinstance(self._parts.drafter, PieceReader):
+            close_session(session, self._parts)
+        else:
+            self._parts.target.close(session.context.request_id)
+
+
+def equal_shares(sizes: Sequence[int], total: int) -> list[int]:
+    """What each gets of a total: as much as it needs, or as much as every other that needs more."""
+    shares = [0] * len(sizes)
+    for place, index in enumerate(sorted(range(len(sizes)), key=lambda index: sizes[index])):
+        shares[index] = min(sizes[index], -(-total // (len(sizes) - place)))
+        total -= shares[index]
+    return shares
+
+
+def _kind(prompt: _Prompt, size: int) -> tuple[int, int]:
+    """What is read in one forward: pieces of similar size, and each of those that must be read apart."""
+    return (prompt.session.context.request_id if prompt.alone else -1, size.bit_length())

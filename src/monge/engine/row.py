@@ -1,0 +1,95 @@
+"""One request's part of one round, and what happens if it raises."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from monge.core.context import Context, DraftPlan
+from monge.core.errors import NonFiniteLogitsError
+from monge.core.verdict import Verdict
+from monge.draft.base import Draft
+from monge.engine.logprobs import TokenLogprob
+from monge.engine.parts import Parts
+from monge.engine.session import Session
+
+
+@dataclass(slots=True)
+class Row:
+    """Filled in stage by stage."""
+
+    session: Session
+    plan: DraftPlan = DraftPlan(max_depth=0)
+    draft: Draft[Any] | None = None
+    outcome: Verdict | NonFiniteLogitsError | None = None
+    logits: Float[Tensor, "nodes vocab"] | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def context(self) -> Context:
+        """The request's text."""
+        return self.session.context
+
+    @property
+    def drafted(self) -> Draft[Any]:
+        """The draft, from the stage on that made it."""
+        assert self.draft is not None, "nothing has been drafted yet"
+        return self.draft
+
+    @property
+    def scored(self) -> Float[Tensor, "nodes vocab"]:
+        """The target's logits at every node."""
+        assert self.logits is not None, "nothing has been scored yet"
+        return self.logits
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of a row that has one."""
+        assert isinstance(self.outcome, Verdict), "the row has no verdict"
+        return self.outcome
+
+
+Stage = Callable[[Sequence[Row]], None]
+
+
+def together(rows: Sequence[Row], stage: Stage, parts: Parts) -> list[Row]:
+    """Run a stage before the commit for all rows at once; if it raises, again row by row.
+
+    Rows for which it raises then have failed. The second attempt starts from the same draws, so what a neighbour's failure
+    changes is time, never text.
+
+    Returns:
+        The rows that got through.
+    """
+    for row in rows:
+        row.session.mark()
+    if attempt(lambda: stage(rows)) is None:
+        return list(rows)
+    for row in rows:
+        row.session.rewind()
+    # What the first attempt read is dropped, so that nobody reads behind it.
+    parts.target.commit({row.context.request_id: () for row in rows})
+    return each(rows, lambda row: stage([row]))
+
+
+def each(rows: Sequence[Row], work: Callable[[Row], None]) -> list[Row]:
+    """Do something for row by row; the rows for which it raised have failed, and are left out."""
+    passed: list[Row] = []
+    for row in rows:
+        error = attempt(lambda row=row: work(row))
+        if error is None:
+            passed.append(row)
+        else:
+            row.session.fail(error)
+    return passed
+
+
+def attempt(work: Callable[[], None]) -> Exception | None:
+    """What a piece of work raised, if anything."""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001  a request may bring code of its own, whose errors nobody knows
+        return error
+    return None

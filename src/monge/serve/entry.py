@@ -1,0 +1,129 @@
+"""One job while it is in the scheduler's hands."""
+
+import time
+from dataclasses import dataclass, field
+
+from monge.core.verdict import StepRecord
+from monge.engine.row import attempt
+from monge.engine.session import Session
+from monge.serve.jobs import Event, Job, JobFinish, Measure, Sink, Summary, Timings
+from monge.serve.tally import SpeculationTally
+from monge.serve.ticket import Ticket
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A job, its session, its client and its clock.
+
+    Args:
+        job: What was asked for.
+        session: Its decoding.
+        ticket: Where its events go.
+        tally: What drafting is worth to it.
+        sink: Told what is observed.
+    """
+
+    job: Job
+    session: Session
+    ticket: Ticket
+    tally: SpeculationTally
+    sink: Sink
+    submitted_at: float = field(default_factory=time.perf_counter)
+    admitted_at: float | None = None
+    first_at: float | None = None
+    last_at: float = 0.0
+    prefill_s: float = 0.0
+    num_sent: int = 0
+
+    def is_late(self, now: float) -> bool:
+        """Whether its deadline has passed."""
+        return self.job.deadline_s is not None and now - self.submitted_at >= self.job.deadline_s
+
+    def advance(self) -> tuple[Event, StepRecord | None]:
+        """What the last round added, and the round's record if there is one."""
+        now, session = time.perf_counter(), self.session
+        start = len(self.job.prompt_ids) + self.num_sent
+        token_ids = session.context.token_ids[start:]
+        record = session.records[-1] if token_ids and session.error is None else None
+        if token_ids:
+            self._observe_tokens(now, record)
+        if record is not None:
+            self.tally.add(record)
+        self.num_sent += len(token_ids)
+        is_first = start == len(self.job.prompt_ids)
+        text = self._new_text(last=session.finish_reason is not None)
+        event = Event(
+            text=text,
+            token_ids=token_ids,
+            num_accepted=0 if record is None else min(record.num_accepted, len(token_ids)),
+            logprobs=session.logprobs if token_ids else (),
+            prompt_logprobs=session.prompt_logprobs if is_first and self.job.prompt_logprobs is not None else None,
+            finish_reason=session.finish_reason,
+            summary=None if session.finish_reason is None else self._summary(now),
+        )
+        return event, record
+
+    def end(self, reason: JobFinish, error: Exception | None = None) -> Event:
+        """The last event of a job that is ended from outside, with the text that it has."""
+        if error is not None:
+            self.session.fail(error)
+        return Event(text=self._new_text(last=True), finish_reason=reason, summary=self._summary(time.perf_counter()))
+
+    def _new_text(self, *, last: bool) -> str:
+        found: list[str] = []
+        error = attempt(lambda: found.append(_take(self.session, last=last)))
+        if error is not None:
+            self.session.fail(error)
+        return "".join(found)
+
+    def _observe_tokens(self, now: float, record: StepRecord | None) -> None:
+        if self.first_at is None:
+            self.first_at = now
+            round_s = 0.0 if record is None else record.times.total_s
+            self.prefill_s = max(0.0, now - (self.admitted_at or now) - round_s)
+            self.sink("first_token_s", now - self.submitted_at)
+        else:
+            self.sink("inter_token_s", now - self.last_at)
+        self.last_at = now
+
+    def _summary(self, now: float) -> Summary:
+        timings = Timings(
+            queue_s=(self.admitted_at or now) - self.submitted_at,
+            prefill_s=self.prefill_s,
+            first_token_s=0.0 if self.first_at is None else self.first_at - self.submitted_at,
+            decode_s=0.0 if self.first_at is None else self.last_at - self.first_at,
+            total_s=now - self.submitted_at,
+        )
+        for name, value in self._measures(timings).items():
+            self.sink(name, value)
+        return Summary(
+            num_prompt_tokens=len(self.job.prompt_ids),
+            num_generated_tokens=self.num_sent,
+            seed=self.job.seed,
+            speculation=self.tally.total(),
+            timings=timings,
+            error=None if self.session.error is None else f"{type(self.session.error).__name__}: {self.session.error}",
+        )
+
+    def _measures(self, timings: Timings) -> dict[Measure, float | int]:
+        measures: dict[Measure, float | int] = {
+            "queue_s": timings.queue_s,
+            "total_s": timings.total_s,
+            "prompt_tokens": len(self.job.prompt_ids),
+            "generated_tokens": self.num_sent,
+        }
+        if self.first_at is not None:
+            measures["prefill_s"] = timings.prefill_s
+            measures["decode_s"] = timings.decode_s
+            measures["inference_s"] = timings.total_s - timings.queue_s
+        if self.num_sent > 1:
+            measures["time_per_output_token_s"] = timings.decode_s / (self.num_sent - 1)
+        return measures
+
+
+def _take(session: Session, *, last: bool) -> str:
+    if session.text is None:
+        return ""
+    if last:
+        session.text.finish()
+    return session.text.take(last=last)

@@ -1,0 +1,111 @@
+"""Small decoders, jobs and ways to make trouble."""
+
+import threading
+from typing import Any
+
+import torch
+
+from monge.api import make_parts
+from monge.core.sampling_rules import SamplingRules
+from monge.engine.decoder import Decoder
+from monge.serve.jobs import Job
+from monge.testing.tabular import RandomTable, TabularModel
+
+VOCAB = 7
+
+
+class Letters:
+    """A tokenizer: token i is letter i."""
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) - ord("a") for letter in text]}
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool) -> str:
+        return "".join(chr(ord("a") + token) for token in token_ids)
+
+
+class Model(TabularModel):
+    """A tabular model that knows what it was asked to read, and that raises on demand."""
+
+    def __init__(self, seed: int, max_length: int | None = None) -> None:
+        super().__init__(RandomTable(VOCAB, seed), VOCAB, max_length)
+        self.pieces: list[tuple[int, int]] = []
+        self.failing: set[int] = set()
+        self.commits_fail = False
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that hold room."""
+        return len(self._committed)
+
+    def append(self, pieces: Any) -> None:
+        self.pieces += [(sequence, len(tokens)) for sequence, tokens in pieces.items() if tokens]
+        for sequence, tokens in pieces.items():
+            if self.failing.intersection(tokens):
+                raise ZeroDivisionError(f"sequence {sequence}: a prompt that breaks the network")
+        super().append(pieces)
+
+    def extend(self, blocks: Any) -> Any:
+        logits = super().extend(blocks)
+        for sequence, block in blocks.items():
+            if self.failing.intersection((*self.text(sequence), *block.token_ids)):
+                raise ZeroDivisionError(f"sequence {sequence}: a text that breaks the network")
+        return logits
+
+    def commit(self, paths: Any) -> None:
+        if self.commits_fail and any(paths.values()):
+            raise MemoryError("the caches are gone")
+        super().commit(paths)
+
+
+def decoder(*, tokenizer: Any = None, max_batch_size: int = 8, max_length: int | None = None, **options: Any) -> Decoder:
+    """A fresh pair of tables."""
+    parts = make_parts(Model(1, max_length), Model(2), **({"tree": "chain(3)"} | options))
+    return Decoder(parts, tokenizer=tokenizer, max_batch_size=max_batch_size)
+
+
+def job(*prompt: int, seed: int = 0, tokens: int = 12, temperature: float = 1.0, **options: Any) -> Job:
+    """A job with a sampled completion."""
+    rules = SamplingRules(temperature=temperature)
+    return Job(prompt_ids=prompt or (1, 2), max_new_tokens=tokens, rules=rules, seed=seed, **options)
+
+
+def alone(made: Job, **options: Any) -> tuple[int, ...]:
+    """What a job's completion is offline."""
+    (result,) = decoder(**options).generate(
+        [made.prompt_ids],
+        max_new_tokens=made.max_new_tokens,
+        temperature=made.rules.temperature,
+        seed=made.seed,
+        stop=made.stop,
+        processors=made.processors,
+    )
+    return result.token_ids
+
+
+class Gate:
+    """A processor that changes nothing and holds the decoding thread until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.reached.set()
+        assert self.opened.wait(60), "nobody opened the gate"
+        return scores
+
+
+class Oops(Exception):
+    """An error that no library knows."""
+
+
+class Mine:
+    """A processor that raises once a text has so many tokens."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if token_ids.shape[-1] >= self.length:
+            raise Oops("stepped on")
+        return scores
