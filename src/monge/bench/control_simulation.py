@@ -94,8 +94,8 @@ ABLATIONS: Final[Mapping[str, str]] = {
         for probe in (0.0, 0.02, 0.05, 0.1, 0.4)
     },
     **{
-        f"price, rests of {first} to {last} tokens": f"price(max_window=16, first_off={first}, last_off={last})"
-        for first, last in ((8, 64), (32, 1024), (256, 4096))
+        f"price, {share:.1%} of the time for trials": f"price(max_window=16, probe_share={share})"
+        for share in (0.001, 0.002, 0.005, 0.01, 0.03)
     },
 }
 """One setting changed at a time: the history's length, how often a controller that is off looks again."""

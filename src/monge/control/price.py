@@ -1,5 +1,6 @@
 """Draft while a token's chance of being accepted is worth the price of its time."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -97,7 +98,8 @@ class Price(Controller[Request]):
     each draw; seconds from the decoder's cost table; the price is the running speed, and never below that of plain decoding.
 
     Where the expected and the recent speed fall below plain decoding's, the drafter rests for `first_off` tokens; then a
-    trial of `trial` rounds must beat plain decoding by the share `margin`, or the rest is doubled, up to `last_off` tokens.
+    trial of `trial` rounds must beat plain decoding by the share `margin`, or the rest is doubled, until trials that fail take
+    the share `probe_share` of the time, or up to `last_off` tokens.
 
     Args:
         max_window: Largest window; at most the tree builder's own depth has an effect.
@@ -105,25 +107,27 @@ class Price(Controller[Request]):
         last_off: Tokens of the longest rest.
         trial: Rounds of a trial.
         margin: Share by which a trial must beat plain decoding.
+        probe_share: Share of the time of plain decoding that trials may take while speculation does not pay.
 
     Reference:
         Renewal-reward argument of Dinkelbach, 1967; sequential temperature scaling: DSpark, arXiv 2607.05147; own design.
     """
 
     max_window: int = 8
-    first_off: int = 32
+    first_off: int = 8
     last_off: int = 1024
-    trial: int = 2
+    trial: int = 1
     margin: float | int = 0.02
+    probe_share: float | int = 0.005
 
     reads = frozenset({"accepted", "confidence", "costs", "notes"})
 
     def __post_init__(self) -> None:
         check_windows("price", lowest=1, highest=self.max_window)
-        if not 1 <= self.first_off <= self.last_off or self.trial < 1 or not self.margin >= 0.0:
+        if not 1 <= self.first_off <= self.last_off or self.trial < 1 or not self.margin >= 0.0 or not self.probe_share > 0.0:
             raise OptionError(
-                "price: need 1 <= first_off <= last_off, trial >= 1 and margin >= 0; got "
-                f"{self.first_off}, {self.last_off}, {self.trial}, {self.margin}"
+                "price: need 1 <= first_off <= last_off, trial >= 1, margin >= 0 and probe_share > 0; got "
+                f"{self.first_off}, {self.last_off}, {self.trial}, {self.margin}, {self.probe_share}"
             )
 
     def init(self, memory: Memory) -> Request:
@@ -205,9 +209,14 @@ class Price(Controller[Request]):
                 _note_off(state.memory, 0)
                 return replace(state, off_tokens=0, outlook=outlook)
             return replace(state, outlook=outlook)
-        off = min(2 * state.off_tokens, self.last_off) if state.off_tokens else self.first_off
+        off = min(2 * state.off_tokens, self._longest_rest(outlook)) if state.off_tokens else self.first_off
         _note_off(state.memory, off)
         return replace(state, off_left=off, off_tokens=off, tokens=0.0, seconds=0.0, outlook=None)
+
+    def _longest_rest(self, outlook: Outlook) -> int:
+        """Tokens of plain decoding after which a trial, even if nothing of it is accepted, takes its share of the time."""
+        lost = self.trial * (outlook.seconds[outlook.window] - outlook.seconds[0])
+        return max(self.first_off, min(self.last_off, math.ceil(lost / (self.probe_share * outlook.seconds[0]))))
 
 
 def _pooled(memory: Memory) -> Pooled:
