@@ -62,6 +62,7 @@ def load(
     backend: str | Backend = "eager",
     max_batch_size: int = 8,
     trust_remote_code: bool = False,
+    cross_tokenizer: bool = False,
 ) -> Decoder:
     """Load a target and what drafts for it.
 
@@ -93,6 +94,8 @@ def load(
             law is that of the network so rounded. An object of `monge.engine.backends` does too.
         max_batch_size: Requests decoded together.
         trust_remote_code: Run code that comes with a checkpoint.
+        cross_tokenizer: Take a draft model with another tokenizer too: it drafts the tokens that both have, or with the drafter
+            `retokenize` text.
 
     Raises:
         MongeError: One of its children, naming what does not fit and what to do.
@@ -109,7 +112,8 @@ def load(
     if isinstance(draft, str | Path) and (found := drafter_of(draft, target)) is not None:
         drafter, head, draft = drafter or found, draft, None
     if draft is not None:
-        draft_model = _load_draft(draft, target_model, tokenizer, backend, loading)
+        options = {"backend": backend, "cross_tokenizer": cross_tokenizer}
+        draft_model = _load_draft(draft, target_model, loading, target_tokenizer=tokenizer, **options)
     parts = make_parts(
         target_model,
         draft_model,
@@ -191,13 +195,13 @@ def eos_ids_of(network: PreTrainedModel) -> frozenset[int]:
 
 
 def _load_draft(
-    draft: Source, target: SequenceModel, target_tokenizer: Tokenizer | None, backend: str | Backend, loading: dict[str, Any]
+    draft: Source, target: SequenceModel, loading: dict[str, Any], *, target_tokenizer: Tokenizer | None, **options: Any
 ) -> SequenceModel:
     tokenizer = None
     if not isinstance(draft, PreTrainedModel):
         tokenizer = load_tokenizer(draft, trust_remote_code=loading["trust_remote_code"])
     network = load_network(draft, **loading)
-    return as_draft_model(network, target, tokenizer=tokenizer, target_tokenizer=target_tokenizer, backend=backend)
+    return as_draft_model(network, target, tokenizer=tokenizer, target_tokenizer=target_tokenizer, **options)
 
 
 def _needs_model(drafter: str | AnyDrafter) -> bool:

@@ -95,6 +95,7 @@ def test_every_registered_part_is_enumerated() -> None:
         "lookahead",
         "jacobi",
         "layer_skip",
+        "retokenize",
         "cascade",
     }  # tests/heads and tests/draft
     assert {"model", "ngram", "suffix", "none"} == set(DRAFTERS) - elsewhere

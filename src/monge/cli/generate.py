@@ -29,6 +29,7 @@ def generate(
     file: options.File = None,
     target: options.Target = None,
     draft: options.Draft = None,
+    cross_tokenizer: options.CrossTokenizer = False,
     dtype: options.Dtype = None,
     device: options.Device = None,
     attention: options.Attention = None,
@@ -71,6 +72,7 @@ def generate(
     prompts, writers = _prompts(prompt, file), {path: check_trace(path) for path in trace or ()}
     parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs)
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size)
+    loading |= options.given(cross_tokenizer=cross_tokenizer or None)
     decoder = load(target, draft, draft_temperature=draft_temperature, draft_top_k=draft_top_k, **parts, **loading)
     limits = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p, stop=stop)
     sessions = decoder.sessions(prompts, top_k=top_k, seed=seed, ignore_eos=ignore_eos, **limits)

@@ -45,6 +45,14 @@ Draft = Annotated[
         default="the built-in draft, or none beside a --target",
     ),
 ]
+CrossTokenizer = Annotated[
+    bool,
+    option(
+        "--cross-tokenizer",
+        help="Take a draft model with another tokenizer: it drafts the tokens that both have.",
+        panel=MODELS,
+    ),
+]
 Dtype = Annotated[
     str | None,
     option("--dtype", help="Type of the weights: float32, bfloat16, ...", panel=MODELS, default=default_of(load, "dtype")),

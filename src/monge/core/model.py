@@ -149,3 +149,21 @@ class LayeredModel(SequenceModel, Protocol):
             UnsupportedModelError: If none of this network's layers can be left out.
         """
         ...
+
+
+@runtime_checkable
+class ForeignModel(SequenceModel, Protocol):
+    """A draft model with another tokenizer, seen through the target's tokens."""
+
+    @property
+    def num_shared(self) -> int:
+        """Tokens that both vocabularies have."""
+        ...
+
+    def continuations(self, counts: Mapping[int, int]) -> Mapping[int, tuple[int, ...]]:
+        """What it would write greedily after the committed text of sequences, spelled in the target's tokens.
+
+        Args:
+            counts: How many of its own tokens it writes, by sequence; the last committed token of each was read by `extend`.
+        """
+        ...

@@ -19,12 +19,13 @@ from monge.draft.lookahead import LookaheadDrafter
 from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
 from monge.draft.none import NoDrafter
+from monge.draft.retokenize import RetokenizeDrafter
 from monge.draft.suffix import SuffixDrafter
 from monge.draft.token_recycling import TokenRecyclingDrafter
 
 LOOKUPS: Final = (NgramDrafter, SuffixDrafter, TokenRecyclingDrafter, LookaheadDrafter, JacobiDrafter, NoDrafter)
 """Drafters that run no network: what they would have proposed is looked up in every round that names a drafter."""
-_NETWORKS: Final = (ModelDrafter, LayerSkipDrafter)
+_NETWORKS: Final = (ModelDrafter, LayerSkipDrafter, RetokenizeDrafter)
 """Drafters with a cache of their own, which stays where it is while they are not used."""
 
 

@@ -14,6 +14,7 @@ from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
 from monge.draft.none import NoDrafter
 from monge.draft.pool import PoolDrafter
+from monge.draft.retokenize import RetokenizeDrafter
 from monge.draft.suffix import SuffixDrafter
 from monge.draft.token_recycling import TokenRecyclingDrafter
 
@@ -22,6 +23,7 @@ DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
     {
         "model": ModelDrafter,
         "shape": ShapeDrafter,
+        "retokenize": RetokenizeDrafter,
         "layer_skip": LayerSkipDrafter,
         "head": HeadDrafter,
         "ngram": NgramDrafter,

@@ -9,6 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from monge.core.errors import ModelLoadError, UnsupportedModelError, VocabularyMismatchError
 from monge.core.model import SequenceModel
 from monge.engine.backends import BACKENDS, Backend
+from monge.engine.spelling import translation
+from monge.engine.translated import TranslatedModel
 from monge.engine.vocabulary import ResizedVocabulary
 
 
@@ -86,6 +88,7 @@ def as_draft_model(
     tokenizer: Any = None,
     target_tokenizer: Any = None,
     backend: str | Backend = "eager",
+    cross_tokenizer: bool = False,
 ) -> SequenceModel:
     """The draft model, in the target's vocabulary.
 
@@ -95,15 +98,24 @@ def as_draft_model(
         tokenizer: The draft model's tokenizer, if known.
         target_tokenizer: The target's, if known.
         backend: How it runs.
+        cross_tokenizer: Whether a draft model with another tokenizer is seen through the target's tokens.
 
     Raises:
-        VocabularyMismatchError: If tokens differ, or sizes differ and the tokenizers do not prove that only padding does.
+        VocabularyMismatchError: If tokens differ and that was not asked for, or none is shared; or if sizes differ and the
+            tokenizers do not prove that only padding does.
         UnsupportedModelError: If the draft model cannot take tokens back.
     """
     model = as_sequence_model(network, backend=backend)
     if model.no_draft_reason is not None:
         raise UnsupportedModelError(f"the draft model cannot draft: {model.no_draft_reason}")
     known = tokenizer is not None and target_tokenizer is not None
+    if cross_tokenizer and not known:
+        raise VocabularyMismatchError(
+            "cross_tokenizer needs both tokenizers; load target and draft model from folders or names"
+        )
+    if cross_tokenizer and _vocabulary(tokenizer) != _vocabulary(target_tokenizer):
+        words = translation(target_tokenizer, tokenizer, target.vocab_size, model.vocab_size)
+        return TranslatedModel(model, words, tokenizer, target_tokenizer)
     if known:
         _check_same_tokens(tokenizer, target_tokenizer)
     if model.vocab_size == target.vocab_size:
@@ -117,14 +129,19 @@ def as_draft_model(
 
 
 def _check_same_tokens(tokenizer: Any, target_tokenizer: Any) -> None:
-    ours, theirs = tokenizer.get_vocab(), target_tokenizer.get_vocab()
+    ours, theirs = _vocabulary(tokenizer), _vocabulary(target_tokenizer)
     if ours == theirs:
         return
     differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
     raise VocabularyMismatchError(
         f"draft model and target use different tokenizers: {len(differing)} of {len(ours | theirs)} tokens differ, for example "
-        f"{differing[0]!r}; a draft model must share the target's tokenizer"
+        f"{differing[0]!r}; a draft model must share the target's tokenizer, or be loaded with cross_tokenizer=True "
+        "(--cross-tokenizer)"
     )
+
+
+def _vocabulary(tokenizer: Any) -> dict[str, int]:
+    return tokenizer.get_vocab()
 
 
 def _check_folder(source: str | Path) -> None:

@@ -1,0 +1,94 @@
+"""A draft model with another tokenizer, heard as text: what it would write is spelled in the target's tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.model import ForeignModel, NodeBlock, SequenceModel
+from monge.core.proposal import Deterministic
+from monge.core.verdict import Verdict
+from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.tree_of_paths import tree_of_paths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetokenizeDrafter(Drafter[None]):
+    """Let a draft model with another tokenizer continue the text greedily, and propose that text in the target's tokens.
+
+    Tokens that only the target has can be proposed too, which `model` cannot across vocabularies. The candidates are a function
+    of the text (`Deterministic`); no law of target tokens is known, so nothing is sampled.
+
+    Args:
+        model: The draft model, loaded across tokenizers.
+        num_own_tokens: Tokens of its own that it writes a round.
+        num_draft_tokens: Most target tokens that are proposed.
+
+    Raises:
+        OptionError: If a size is too small, or the draft model shares the target's tokenizer.
+
+    Reference:
+        Timor et al., arXiv 2502.05202, string-level exact match (SLEM).
+    """
+
+    model: SequenceModel
+    num_own_tokens: int = 4
+    num_draft_tokens: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("num_own_tokens", "num_draft_tokens"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"retokenize: {name} must be at least 1; got {getattr(self, name)}")
+        if not isinstance(self.model, ForeignModel):
+            raise OptionError(
+                "drafter 'retokenize' is for a draft model with another tokenizer, loaded with cross_tokenizer=True; this one "
+                "speaks the target's tokens: use drafter='model'"
+            )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            proposes=frozenset({Deterministic}),
+            max_width=1,
+            max_depth=self.num_draft_tokens,
+            needs_trees=False,
+            max_length=self.model.max_length,
+        )
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[None]:
+        self.model.open({context.request_id: context.token_ids[:-1] for context in contexts})
+        return [None] * len(contexts)
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[None],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[None]]:
+        assert isinstance(self.model, ForeignModel)
+        sizes = [plan.nodes(plan.depth(self.num_draft_tokens)) for plan in plans]
+        wanted = {context.request_id: context for context, size in zip(contexts, sizes, strict=True) if size > 0}
+        if wanted:
+            unread = {request: context.token_ids[self.model.length(request) :] for request, context in wanted.items()}
+            self.model.extend({request: NodeBlock.chain(tokens) for request, tokens in unread.items()})
+            self.model.commit({request: range(len(tokens)) for request, tokens in unread.items()})
+        told = self.model.continuations(dict.fromkeys(wanted, self.num_own_tokens))
+        return [
+            Draft(
+                tree_of_paths(
+                    context.token_ids[-1], [told.get(context.request_id, ())], num_nodes=size, depth=size, draws=row_draws
+                ),
+                None,
+            )
+            for context, size, row_draws in zip(contexts, sizes, draws, strict=True)
+        ]
+
+    def observe(
+        self, contexts: Sequence[Context], drafts: Sequence[Draft[None]], verdicts: Sequence[Verdict]
+    ) -> Sequence[None]:
+        return [None] * len(contexts)
+
+    def close(self, context: Context) -> None:
+        self.model.close(context.request_id)
