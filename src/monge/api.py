@@ -9,12 +9,12 @@ from transformers import PreTrainedModel
 
 from monge.control.base import AnyController, CostModel, Memory
 from monge.control.registry import CONTROLLERS
-from monge.core.errors import OptionError
+from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
 from monge.core.proposal import Arbitrary, Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDrafter, Capabilities
-from monge.draft.by_name import drafter_of, drafters_in, make_drafter, options_of
+from monge.draft.by_name import drafter_of, drafters_in, make_drafter, no_head_reason, options_of
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.chain import Chain
 from monge.draft.tree.children import CHILDREN
@@ -198,9 +198,13 @@ def _load_draft(
     draft: Source, target: SequenceModel, loading: dict[str, Any], *, target_tokenizer: Tokenizer | None, **options: Any
 ) -> SequenceModel:
     tokenizer = None
-    if not isinstance(draft, PreTrainedModel):
-        tokenizer = load_tokenizer(draft, trust_remote_code=loading["trust_remote_code"])
-    network = load_network(draft, **loading)
+    try:
+        network = load_network(draft, **loading)
+        if not isinstance(draft, PreTrainedModel):
+            tokenizer = load_tokenizer(draft, trust_remote_code=loading["trust_remote_code"])
+    except ModelLoadError as error:
+        reason = None if isinstance(draft, PreTrainedModel) else no_head_reason(draft)
+        raise error if reason is None else ModelLoadError(f"{error}; and {reason}") from error
     return as_draft_model(network, target, tokenizer=tokenizer, target_tokenizer=target_tokenizer, **options)
 
 

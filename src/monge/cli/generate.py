@@ -109,8 +109,10 @@ def say_memory(decoder: Decoder) -> None:
     can = decoder.parts.drafter.capabilities
     if can.num_parameters > 0:
         text = f"drafter: {can.num_parameters / 1e6:.2f}M parameters, {can.num_bytes / 1e6:.1f} MB beside the target"
-        kept = f", and {can.bytes_per_token / 1e3:.1f} kB per token of text" if can.bytes_per_token > 0 else ""
-        notes().print(text + kept, markup=False)
+        kept = can.bytes_per_token
+        if kept > 0:
+            text += f", and {f'{kept} bytes' if kept < 1000 else f'{kept / 1e3:.1f} kB'} per token of text"
+        notes().print(text, markup=False, soft_wrap=True)
 
 
 def _prompts(prompt: str | None, file: Path | None) -> list[str]:

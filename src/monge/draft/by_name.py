@@ -10,7 +10,7 @@ from monge.draft.base import AnyDrafter
 from monge.draft.registry import DRAFTERS
 from monge.heads.readers.files import CONFIG, Checkpoint
 from monge.heads.readers.mtp import is_alone
-from monge.heads.readers.registry import format_of
+from monge.heads.readers.registry import format_of, unknown_format
 from monge.heads.shape.checkpoint import is_shape
 
 _SEVERAL: Final = ("pool", "cascade")
@@ -60,7 +60,7 @@ def drafter_of(draft: str | Path, target: object) -> str | None:
         ModelLoadError: If the folder cannot be read.
     """
     path = Path(draft).expanduser()
-    if not path.exists() or (path.is_dir() and not (path / CONFIG).is_file()):
+    if not _may_be_head(path):
         return None
     checkpoint = Checkpoint(path)
     if is_shape(checkpoint.config):
@@ -69,6 +69,12 @@ def drafter_of(draft: str | Path, target: object) -> str | None:
     if found is None or (found.name == "mtp" and not is_alone(checkpoint) and not _is_same(path, target)):
         return None
     return "head"
+
+
+def no_head_reason(draft: str | Path) -> str | None:
+    """Why a folder that is no model is no head either; `None` where there is no such folder."""
+    path = Path(draft).expanduser()
+    return str(unknown_format(Checkpoint(path))) if _may_be_head(path) else None
 
 
 def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
@@ -119,6 +125,10 @@ def _wanted(text: str, resources: Mapping[str, Any]) -> dict[str, Any]:
         if value is None and key in known:
             raise OptionError(f"drafter {text!r} needs a {_WORDS[key]}; give one, or use drafter='ngram'")
     return {key: value for key, value in resources.items() if value is not None and key in known}
+
+
+def _may_be_head(path: Path) -> bool:
+    return path.is_file() or (path / CONFIG).is_file()
 
 
 def _is_same(path: Path, target: object) -> bool:

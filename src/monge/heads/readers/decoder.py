@@ -15,7 +15,7 @@ from monge.heads.readers.tensors import Settings, Tensors
 class DecoderLayer(nn.Module):
     """Attention and a feed-forward network, each behind a norm and beside a residual.
 
-    What the layer has is what the file has: a first norm or none, latent or grouped attention, experts or one network.
+    What the layer has is what the file has: latent or grouped attention, experts or one network.
 
     Args:
         tensors: Where it is.
@@ -24,6 +24,7 @@ class DecoderLayer(nn.Module):
         doubled: Whether attention reads embedding and state side by side.
         centred: Whether norms store their distance from 1.
         window: Positions that a node sees; `None` for all.
+        may_lack_norm: Whether the norm before attention is left out where the file has none.
     """
 
     def __init__(
@@ -35,10 +36,11 @@ class DecoderLayer(nn.Module):
         doubled: bool = False,
         centred: bool = False,
         window: int | None = None,
+        may_lack_norm: bool = False,
     ) -> None:
         super().__init__()
         hidden, eps = settings.number("hidden_size"), settings.real("rms_norm_eps", 1e-6)
-        has_first = f"{name}.input_layernorm.weight" in tensors and not doubled
+        has_first = not doubled and (not may_lack_norm or f"{name}.input_layernorm.weight" in tensors)
         self.first = Norm(tensors, f"{name}.input_layernorm", hidden, eps, centred=centred) if has_first else None
         self.second = Norm(tensors, f"{name}.post_attention_layernorm", hidden, eps, centred=centred)
         part = f"{name}.self_attn"

@@ -40,7 +40,7 @@ class EagleHead(ChainHead):
         eps, count = settings.real("rms_norm_eps", 1e-6), settings.number("num_hidden_layers", default=1)
         kinds = windows(settings, count)
         self.decoder = nn.ModuleList(
-            DecoderLayer(tensors, f"layers.{one}", settings, window=kinds[one]) for one in range(count)
+            DecoderLayer(tensors, f"layers.{one}", settings, window=kinds[one], may_lack_norm=one == 0) for one in range(count)
         )
         self.embedding = Embedding(tensors, "embed_tokens", vocab, hidden) if "embed_tokens.weight" in tensors else None
         # Norms that some retrained heads have; the published ones have none.

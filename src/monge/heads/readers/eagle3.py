@@ -44,7 +44,7 @@ class Eagle3Head(ChainHead):
         target, eps = settings.number("target_hidden_size", default=hidden), settings.real("rms_norm_eps", 1e-6)
         super().__init__(target, vocab)
         self.ids = settings.numbers(IDS)
-        has_fusion = "fc.weight" in tensors
+        has_fusion = settings.flag("use_aux_hidden_state", default=True)
         self.num_fused = (len(self.ids) if self.ids else 3) if has_fusion else 1
         self.fc = Projection(tensors, "fc", hidden, self.num_fused * target) if has_fusion else None
         self.whole_norm = Norm(tensors, "input_norm", self.num_fused * target, eps) if "input_norm.weight" in tensors else None

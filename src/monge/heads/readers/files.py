@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -134,10 +135,12 @@ def _shapes(file: Path, loaded: dict[Path, dict[str, Tensor]]) -> Iterator[tuple
 
 
 def _load(file: Path) -> dict[str, Tensor]:
-    try:
-        found: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError:
-        found = torch.load(file, map_location="cpu", weights_only=True)  # torch's older format cannot be mapped
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about formats, and with advice to load code; what matters is raised
+        try:
+            found: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:
+            found = torch.load(file, map_location="cpu", weights_only=True)  # torch's older format cannot be mapped
     wrong = [key for key, value in found.items() if not isinstance(value, Tensor)] if isinstance(found, dict) else [found]
     if wrong:
         raise ValueError(f"expected tensors by name; got {type(found).__name__} with {str(wrong[0])[:40]!r}")
@@ -145,4 +148,6 @@ def _load(file: Path) -> dict[str, Tensor]:
 
 
 def _broken(file: Path, error: Exception) -> ModelLoadError:
+    if isinstance(error, pickle.UnpicklingError):
+        return ModelLoadError(f"cannot read {str(file)!r}: it is broken or holds more than tensors; fetch it again")
     return ModelLoadError(f"cannot read {str(file)!r}: {type(error).__name__}: {error}; fetch it again")
