@@ -98,7 +98,8 @@ def test_rules_that_need_a_law_of_their_own_kind_are_refused() -> None:
 def test_the_cache_follows_the_text_in_its_own_tokens() -> None:
     own = TabularModel(RandomTable(4, 23), 4)
     model = foreign(own)
-    model.open({0: (2, 0), 1: ()})
+    model.open({0: (2,), 1: ()})
+    model.append({0: (0,)})
     assert own.text(0) == (2, 1, 2)
     model.extend({0: NodeBlock((2, 2, 1), (-1, 0, 0))})
     model.extend({0: NodeBlock((0,), (1,))})

@@ -83,6 +83,15 @@ class TranslatedModel:
         for sequence, tokens in own.items():
             self._rows[sequence].num_own = len(tokens)
 
+    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        own = {sequence: self._words.read(tokens) for sequence, tokens in pieces.items()}
+        for sequence, tokens in pieces.items():
+            row = self._rows[sequence]
+            row.text.extend(tokens)
+            row.num_own += len(own[sequence])
+            self._fits(row, row.num_own)
+        self._model.append(own)
+
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         logits = self._model.extend({sequence: self._own_block(sequence, block) for sequence, block in blocks.items()})
         answers: dict[int, Tensor] = {}
