@@ -1,14 +1,21 @@
 """The cost table: what it predicts, how it learns, what it refuses."""
 
+import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monge.control.cost_model import CostModel
+from monge.api import make_parts
+from monge.control.arms import Arms
+from monge.control.base import Memory
+from monge.control.cost_model import CostModel, DraftCosts
 from monge.core.errors import OptionError
+from monge.core.selection import Member
 from monge.core.verdict import RoundTiming
+from monge.testing.tabular import RandomTable, TabularModel
 
 
 def timing(nodes: int, rest_s: float, *, depth: int = 0, draft_s: float = 0.0, batch: int = 1, context: int = 0) -> RoundTiming:
@@ -115,3 +122,50 @@ def test_a_table_that_does_not_learn_stays() -> None:
     costs = CostModel.linear(plain=1.0, node=0.1, draft=0.2)
     costs.observe(timing(3, 77.0, depth=3, draft_s=77.0))
     assert costs.round_s(3) == pytest.approx(1.9)
+
+
+def pooled() -> CostModel:
+    """A table of two networks, one of them four times as dear."""
+    return table(
+        drafters={"small": DraftCosts({1: {0: 0.0, 4: 0.4}}, (0, 1)), "large": DraftCosts({1: {0: 0.0, 4: 1.6}}, (0, 2, 4))}
+    )
+
+
+def test_drafters_of_a_pool_have_their_own_costs() -> None:
+    costs = pooled()
+    assert [costs.of(name).round_s(2) for name in ("small", "large", "other")] == pytest.approx([1.4, 2.2, 1.4])
+    assert costs.of("large").nodes_at(2) == 4
+    for _ in range(30):
+        costs.observe(replace(timing(4, 1.4, depth=4, draft_s=0.8), drafter="large"))
+    assert costs.of("large").draft_s(4) == pytest.approx(0.8, rel=0.05)
+    assert costs.of("small").draft_s(4) == pytest.approx(0.4)
+    assert costs.draft_s(4) == pytest.approx(0.4)
+    again = CostModel.from_dict(json.loads(json.dumps(costs.as_dict())))
+    assert again.as_dict() == costs.as_dict()
+
+
+def test_a_drafter_that_rested_reads_what_it_missed_first() -> None:
+    """That time is no cost of its draft, whether the rounds between were plain or another's."""
+    costs = pooled()
+    costs.observe(replace(timing(4, 1.4, depth=4, draft_s=0.4), drafter="small"))
+    for draft_s in (9.0, 1.6):
+        costs.observe(replace(timing(4, 1.4, depth=4, draft_s=draft_s), drafter="large"))
+    assert costs.of("large").draft_s(4) == pytest.approx(1.6)
+    costs.observe(timing(0, 1.0))
+    costs.observe(replace(timing(4, 1.4, depth=4, draft_s=9.0), drafter="large"))
+    assert costs.of("large").draft_s(4) == pytest.approx(1.6)
+
+
+def test_selectors_count_each_drafters_own_time() -> None:
+    memory = Memory(pooled(), members=tuple(Member(name=name, max_depth=4, runs_network=True) for name in ("small", "large")))
+    arms = Arms.of(memory, "hedge")
+    assert [arms.seconds(arm, 4, 4, 0) for arm in (0, 1)] == pytest.approx([1.8, 3.0])
+    assert [arms.memories[arm].costs.draft_s(4) for arm in (0, 1)] == pytest.approx([0.4, 1.6])  # type: ignore[union-attr]
+
+
+def test_networks_of_a_pool_are_timed_by_name() -> None:
+    models = TabularModel(RandomTable(3, 1), 3), TabularModel(RandomTable(3, 2), 3)
+    parts = make_parts(*models, drafter="pool('ngram', 'model')", tree="chain(3)", controller="hedge")
+    assert parts.memory.costs is not None
+    assert set(parts.memory.costs.as_dict()["drafters"]) == {"model"}
+    assert parts.memory.costs.of("model").draft_s(3) > 0.0

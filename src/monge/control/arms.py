@@ -14,7 +14,7 @@ class Arms:
 
     Args:
         members: The drafters.
-        memories: What the window controller of each knows; costs of lookups without the draft network's time.
+        memories: What the window controller of each knows; costs of its own drafting, none for lookups.
         costs: The decoder's table.
     """
 
@@ -38,7 +38,7 @@ class Arms:
         key = f"{name} arms"
         if key not in memory.notes:
             memory.notes[key] = tuple(
-                Memory(costs if member.runs_network else costs.without_drafting()) for member in memory.members
+                Memory(costs.of(member.name) if member.runs_network else costs.without_drafting()) for member in memory.members
             )
         return cls(memory.members, memory.notes[key], costs)
 
@@ -48,7 +48,7 @@ class Arms:
         return [member.name for member in self.members]
 
     def follow(self) -> None:
-        """Tell the costs of lookups which batch and text the table was last asked about."""
+        """Tell the drafters' own costs which batch and text the table was last asked about."""
         for memory in self.memories:
             if memory.costs is not None and memory.costs is not self.costs:
                 memory.costs.batch_size, memory.costs.context_length = self.costs.batch_size, self.costs.context_length
@@ -56,5 +56,5 @@ class Arms:
     def seconds(self, arm: int, num_nodes: int, depth: int, position: int | None) -> float:
         """Predicted seconds of a round that an alternative drafts."""
         drafts = self.members[arm].runs_network and depth > 0
-        drafting = self.costs.draft_s(depth, self.costs.batch_size) if drafts else 0.0
+        drafting = costs_of(self.memories[arm], self.members[arm].name).draft_s(depth, self.costs.batch_size) if drafts else 0.0
         return self.costs.verify_s(num_nodes, self.costs.batch_size, position) + drafting

@@ -4,6 +4,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from monge.core.errors import OptionError
@@ -18,6 +20,19 @@ _LARGEST_RATIO: Final = 0.4
 
 Table = Mapping[int, Mapping[int, float]]
 """Seconds by batch size and by a number of tokens or levels."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCosts:
+    """What one drafter of several costs.
+
+    Args:
+        draft_s: Seconds of drafting by batch size and depth.
+        nodes: Drafted nodes by depth of the plan, from depth 0 on; where it ends, a chain goes on.
+    """
+
+    draft_s: Table
+    nodes: Sequence[int] = ()
 
 
 class CostModel:
@@ -35,6 +50,7 @@ class CostModel:
         graph_sizes: Numbers of tokens (the root counted) that compiled graphs are padded to; empty where there are none.
         nodes: Drafted nodes by depth of the plan, from depth 0 on; where it ends, a chain goes on.
         learns: Whether measured rounds correct the table; without, everything stays a function of the given numbers.
+        drafters: Of a pool with several networks: what each costs, by name; `draft_s` and `nodes` stand for any other.
 
     Raises:
         OptionError: If a table is empty, or a time is zero, negative or not finite (drafting may cost nothing).
@@ -50,6 +66,7 @@ class CostModel:
         graph_sizes: Sequence[int] = (),
         nodes: Sequence[int] = (),
         learns: bool = True,
+        drafters: Mapping[str, DraftCosts] = MappingProxyType({}),
     ) -> None:
         self._verify = _checked("verify_s", verify_s, may_be_zero=False)
         self._draft = _checked("draft_s", draft_s, may_be_zero=True)
@@ -58,7 +75,11 @@ class CostModel:
         self.context_s, self.base_context = float(context_s), base_context
         self.graph_sizes, self.nodes, self.learns = tuple(sorted(graph_sizes)), tuple(nodes), learns
         self.batch_size, self.context_length, self.num_rounds = 1, base_context, 0
-        self._has_caught_up = True
+        self._drafters = {
+            name: (_checked(f"draft_s of {name}", own.draft_s, may_be_zero=True), tuple(own.nodes))
+            for name, own in drafters.items()
+        }
+        self._rested: set[str | None] = set()  # drafters that have text to read before they draft again
         for row in self._verify.values():
             _make_isotonic(row)
 
@@ -100,6 +121,12 @@ class CostModel:
         free._draft, free.nodes = {1: {0: 0.0}}, ()
         return free
 
+    def of(self, drafter: str) -> "CostModel":
+        """The same table, later corrections included, with the drafting of one drafter of a pool."""
+        own = copy(self)
+        own._draft, own.nodes = self._drafters.get(drafter, (self._draft, self.nodes))
+        return own
+
     def observe(self, timing: RoundTiming) -> None:
         """Correct the table by one measured round; times that are no positive numbers are ignored."""
         self.batch_size, self.context_length = timing.batch_size, timing.context_length
@@ -110,11 +137,12 @@ class CostModel:
         _correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), timing.rest_s, predicted)
         for row in self._verify.values():
             _make_isotonic(row)
-        # After plain rounds a drafter first reads the text that it has missed, which is no cost of the draft.
-        if timing.depth > 0 and self._has_caught_up:
-            expected = self.draft_s(timing.depth, timing.batch_size)
-            _correct(self._draft, timing.batch_size, timing.depth, timing.draft_s, expected)
-        self._has_caught_up = timing.depth > 0
+        # After a rest a drafter first reads the text that it has missed, which is no cost of the draft.
+        if timing.depth > 0 and timing.drafter not in self._rested:
+            table, _ = self._drafters.get(timing.drafter or "", (self._draft, self.nodes))
+            expected = _interpolated(table, timing.batch_size, timing.depth)
+            _correct(table, timing.batch_size, timing.depth, timing.draft_s, expected)
+        self._rested = {None, *self._drafters} - ({timing.drafter} if timing.depth > 0 else set())
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -125,17 +153,27 @@ class CostModel:
             "base_context": self.base_context,
             "graph_sizes": list(self.graph_sizes),
             "nodes": list(self.nodes),
+            "drafters": {
+                name: {
+                    "draft_s": {str(batch): {str(n): s for n, s in row.items()} for batch, row in table.items()},
+                    "nodes": list(nodes),
+                }
+                for name, (table, nodes) in self._drafters.items()
+            },
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "CostModel":
         """The inverse of `as_dict`."""
-        tables = {
-            name: {int(batch): {int(n): float(s) for n, s in row.items()} for batch, row in values[name].items()}
-            for name in ("verify_s", "draft_s")
+
+        def table(rows: Mapping[str, Mapping[str, float]]) -> Table:
+            return {int(batch): {int(n): float(s) for n, s in row.items()} for batch, row in rows.items()}
+
+        drafters = {
+            name: DraftCosts(table(own["draft_s"]), tuple(own["nodes"])) for name, own in values.get("drafters", {}).items()
         }
         rest = {name: values[name] for name in ("context_s", "base_context", "graph_sizes", "nodes")}
-        return cls(**tables, **rest)
+        return cls(verify_s=table(values["verify_s"]), draft_s=table(values["draft_s"]), drafters=drafters, **rest)
 
     def _padded(self, num_nodes: int) -> int:
         """Nodes that are paid for: those of the graph that the tree and its root fit in."""

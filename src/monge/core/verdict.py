@@ -106,6 +106,7 @@ class RoundTiming:
         context_length: Tokens before the round, of the longest text.
         draft_s: Drafting.
         rest_s: All else: scoring, verifying, committing, the loop's own overhead.
+        drafter: Name of the drafter of a pool that drafted; `None` without a pool.
     """
 
     num_nodes: int
@@ -114,3 +115,4 @@ class RoundTiming:
     context_length: int
     draft_s: float
     rest_s: float
+    drafter: str | None = None

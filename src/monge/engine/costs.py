@@ -6,7 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from monge.control.base import Controller, CostModel, Memory
+from monge.control.cost_model import DraftCosts
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -33,15 +34,16 @@ _REQUESTS: Final = -1_000_000  # ids of the measured requests: below those of re
 
 @dataclass(frozen=True, slots=True)
 class _Cycle(Controller[int]):
-    """The listed depths, round after round."""
+    """The listed depths, round after round, of one drafter of a pool."""
 
     depths: tuple[int, ...]
+    drafter: str | None = None
 
     def init(self, memory: Memory) -> int:
         return 0
 
     def plan(self, state: int, draws: Draws) -> DraftPlan:
-        return DraftPlan(max_depth=self.depths[state % len(self.depths)])
+        return DraftPlan(max_depth=self.depths[state % len(self.depths)], drafter=self.drafter)
 
     def update(self, state: int, record: StepRecord) -> int:
         return state + 1
@@ -70,30 +72,56 @@ def measure_costs(parts: Parts, *, batch_sizes: Sequence[int] = (1,), budget_s: 
         batch_sizes: Requests decoded together.
         budget_s: Seconds after which no further round is begun.
     """
-    deepest = parts.drafter.capabilities.max_depth
-    depths = tuple(sorted({min(depth, deepest) for depth in DEPTHS}))
+    networks = [member.name for member in parts.memory.members if member.runs_network] or [None]
+    first, *others = [_Drafting(name) for name in networks]
     verify: dict[int, dict[int, float]] = {}
-    draft: dict[int, dict[int, float]] = {}
-    nodes: dict[int, int] = {}
     sizes = sorted(set(batch_sizes))
-    for index, batch_size in enumerate(sizes):
-        budget = budget_s * (index + 1) / (len(sizes) + 1)
-        records = _rounds(parts, depths, batch_size, _PROMPT, budget / (index + 1))
-        rest, drafting = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
-        for record in records:
+    share = budget_s / (len(sizes) * len(networks) + 1)
+    for batch_size in sizes:
+        rest = defaultdict[int, list[float]](list)
+        for record in first.measure(parts, batch_size, share):
             rest[record.num_nodes].append(record.times.total_s - record.times.draft_s)
-            drafting[record.depth].append(record.times.draft_s)
-            nodes[record.depth] = max(record.num_nodes, nodes.get(record.depth, 0))
         verify[batch_size] = {count: median(times) for count, times in rest.items()}
-        draft[batch_size] = {depth: median(times) for depth, times in drafting.items()}
+        for other in others:
+            other.measure(parts, batch_size, share)
     plain = verify[sizes[0]][0]
     return CostModel(
         verify_s=verify,
-        draft_s=draft,
-        context_s=_context_s(parts, sizes[0], plain, budget_s / (len(sizes) + 1)),
+        draft_s=first.seconds,
+        context_s=_context_s(parts, sizes[0], plain, share),
         base_context=_PROMPT,
-        nodes=_filled(nodes),
+        nodes=_filled(first.nodes),
+        drafters={one.name: DraftCosts(one.seconds, _filled(one.nodes)) for one in (first, *others) if one.name is not None},
     )
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """What is measured of one drafter: of the only one where it has no name.
+
+    Args:
+        name: Its name in the pool.
+        seconds: Seconds of drafting by batch size and depth.
+        nodes: Drafted nodes by depth.
+    """
+
+    name: str | None
+    seconds: dict[int, dict[int, float]] = field(default_factory=dict[int, dict[int, float]])
+    nodes: dict[int, int] = field(default_factory=dict[int, int])
+
+    def measure(self, parts: Parts, batch_size: int, budget_s: float) -> list[StepRecord]:
+        """Run rounds of all depths, and note what drafting took."""
+        deepest = next(
+            (member.max_depth for member in parts.memory.members if member.name == self.name),
+            parts.drafter.capabilities.max_depth,
+        )
+        cycle = _Cycle(tuple(sorted({min(depth, deepest) for depth in DEPTHS})), self.name)
+        records, times = _rounds(parts, cycle, batch_size, _PROMPT, budget_s), defaultdict[int, list[float]](list)
+        for record in records:
+            times[record.depth].append(record.times.draft_s)
+            self.nodes[record.depth] = max(record.num_nodes, self.nodes.get(record.depth, 0))
+        self.seconds[batch_size] = {depth: median(found) for depth, found in times.items()}
+        return records
 
 
 def load_costs(path: Path, key: str) -> CostModel | None:
@@ -142,9 +170,9 @@ def _file(folder: Path, key: str) -> Path:
     return folder / f"costs-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
 
 
-def _rounds(parts: Parts, depths: tuple[int, ...], batch_size: int, prompt: int, budget_s: float) -> list[StepRecord]:
+def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s: float) -> list[StepRecord]:
     """Records of rounds of all depths, one request's of each round; the first cycle is a warm-up unless the time is short."""
-    trial = replace(parts, controller=_Cycle(depths), memory=Memory())
+    trial, depths = replace(parts, controller=cycle, memory=Memory()), cycle.depths
     longest = min(length for length in (parts.target.max_length, parts.drafter.capabilities.max_length, 1 << 30) if length)
     most = min(len(depths) * (_ROUNDS + 1) * (max(depths) + 1) + 1, longest - 1)
     prompt = max(1, min(prompt, longest - most))
@@ -172,7 +200,7 @@ def _rounds(parts: Parts, depths: tuple[int, ...], batch_size: int, prompt: int,
 
 def _context_s(parts: Parts, batch_size: int, plain_s: float, budget_s: float) -> float:
     """Seconds per token of context and per request, from plain rounds after a long text."""
-    records = _rounds(parts, (0,), batch_size, _LONG_PROMPT, budget_s)
+    records = _rounds(parts, _Cycle((0,)), batch_size, _LONG_PROMPT, budget_s)
     length = records[0].context_length
     if length <= 2 * _PROMPT:
         return 0.0

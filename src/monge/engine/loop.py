@@ -196,13 +196,16 @@ def _learn_costs(records: Sequence[StepRecord], times: StageTimes, parts: Parts)
     """Correct the decoder's costs by what this round took."""
     costs = parts.memory.costs
     if costs is not None and records:
+        drafting = {record.drafter for record in records if record.depth and parts.runs_network(record.drafter)}
         timing = RoundTiming(
             num_nodes=max(record.num_nodes for record in records),
-            depth=max(record.depth if parts.runs_network(record.drafter) else 0 for record in records),
+            # Where two networks drafted for one batch, their times cannot be told apart.
+            depth=max(record.depth for record in records if record.drafter in drafting) if len(drafting) == 1 else 0,
             batch_size=records[0].batch_size,
             context_length=max(record.context_length for record in records),
             draft_s=times.draft_s,
             rest_s=times.total_s - times.draft_s,
+            drafter=next(iter(drafting), None),
         )
         costs.observe(timing)
 
