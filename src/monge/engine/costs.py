@@ -13,8 +13,7 @@ from typing import Final
 
 import torch
 
-from monge.control.base import Controller, CostModel, Memory
-from monge.control.cost_model import DraftCosts
+from monge.control.base import Controller, CostModel, DraftCosts, Memory
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
