@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from monge.api import make_parts
 from monge.control.arms import Arms
 from monge.control.base import Memory
-from monge.control.cost_model import CostModel, DraftCosts
+from monge.control.cost_model import CostModel
 from monge.core.errors import OptionError
 from monge.core.selection import Member
 from monge.core.verdict import RoundTiming
@@ -126,9 +126,7 @@ def test_a_table_that_does_not_learn_stays() -> None:
 
 def pooled() -> CostModel:
     """A table of two networks, one of them four times as dear."""
-    return table(
-        drafters={"small": DraftCosts({1: {0: 0.0, 4: 0.4}}, (0, 1)), "large": DraftCosts({1: {0: 0.0, 4: 1.6}}, (0, 2, 4))}
-    )
+    return table(drafters={"small": ({1: {0: 0.0, 4: 0.4}}, (0, 1)), "large": ({1: {0: 0.0, 4: 1.6}}, (0, 2, 4))})
 
 
 def test_drafters_of_a_pool_have_their_own_costs() -> None:

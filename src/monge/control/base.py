@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from monge.control.cost_model import CostModel
-from monge.control.cost_model import DraftCosts as DraftCosts  # part of the interface, as costs are
 from monge.control.memory import Memory
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws

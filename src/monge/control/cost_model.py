@@ -4,7 +4,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -22,19 +21,6 @@ Table = Mapping[int, Mapping[int, float]]
 """Seconds by batch size and by a number of tokens or levels."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftCosts:
-    """What one drafter of several costs.
-
-    Args:
-        draft_s: Seconds of drafting by batch size and depth.
-        nodes: Drafted nodes by depth of the plan, from depth 0 on; where it ends, a chain goes on.
-    """
-
-    draft_s: Table
-    nodes: Sequence[int] = ()
-
-
 class CostModel:
     """Seconds of a round: `draft_s(depth, batch) + verify_s(nodes, batch, context)`, the fixed overhead in the latter.
 
@@ -50,7 +36,7 @@ class CostModel:
         graph_sizes: Numbers of tokens (the root counted) that compiled graphs are padded to; empty where there are none.
         nodes: Drafted nodes by depth of the plan, from depth 0 on; where it ends, a chain goes on.
         learns: Whether measured rounds correct the table; without, everything stays a function of the given numbers.
-        drafters: Of a pool with several networks: what each costs, by name; `draft_s` and `nodes` stand for any other.
+        drafters: Of a pool with several networks: `draft_s` and `nodes` of each, by name; those above stand for any other.
 
     Raises:
         OptionError: If a table is empty, or a time is zero, negative or not finite (drafting may cost nothing).
@@ -66,7 +52,7 @@ class CostModel:
         graph_sizes: Sequence[int] = (),
         nodes: Sequence[int] = (),
         learns: bool = True,
-        drafters: Mapping[str, DraftCosts] = MappingProxyType({}),
+        drafters: Mapping[str, tuple[Table, Sequence[int]]] = MappingProxyType({}),
     ) -> None:
         self._verify = _checked("verify_s", verify_s, may_be_zero=False)
         self._draft = _checked("draft_s", draft_s, may_be_zero=True)
@@ -76,8 +62,8 @@ class CostModel:
         self.graph_sizes, self.nodes, self.learns = tuple(sorted(graph_sizes)), tuple(nodes), learns
         self.batch_size, self.context_length, self.num_rounds = 1, base_context, 0
         self._drafters = {
-            name: (_checked(f"draft_s of {name}", own.draft_s, may_be_zero=True), tuple(own.nodes))
-            for name, own in drafters.items()
+            name: (_checked(f"draft_s of {name}", seconds, may_be_zero=True), tuple(its_nodes))
+            for name, (seconds, its_nodes) in drafters.items()
         }
         self._rested: set[str | None] = set()  # drafters that have text to read before they draft again
         for row in self._verify.values():
@@ -169,9 +155,7 @@ class CostModel:
         def table(rows: Mapping[str, Mapping[str, float]]) -> Table:
             return {int(batch): {int(n): float(s) for n, s in row.items()} for batch, row in rows.items()}
 
-        drafters = {
-            name: DraftCosts(table(own["draft_s"]), tuple(own["nodes"])) for name, own in values.get("drafters", {}).items()
-        }
+        drafters = {name: (table(own["draft_s"]), tuple(own["nodes"])) for name, own in values.get("drafters", {}).items()}
         rest = {name: values[name] for name in ("context_s", "base_context", "graph_sizes", "nodes")}
         return cls(verify_s=table(values["verify_s"]), draft_s=table(values["draft_s"]), drafters=drafters, **rest)
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from monge.control.base import Controller, CostModel, DraftCosts, Memory
+from monge.control.base import Controller, CostModel, Memory
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -90,7 +90,7 @@ def measure_costs(parts: Parts, *, batch_sizes: Sequence[int] = (1,), budget_s: 
         context_s=_context_s(parts, sizes[0], plain, share),
         base_context=_PROMPT,
         nodes=_filled(first.nodes),
-        drafters={one.name: DraftCosts(one.seconds, _filled(one.nodes)) for one in (first, *others) if one.name is not None},
+        drafters={one.name: (one.seconds, _filled(one.nodes)) for one in (first, *others) if one.name is not None},
     )
 
 
