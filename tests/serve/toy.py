@@ -1,5 +1,6 @@
 """Small decoders, jobs and ways to make trouble."""
 
+import math
 import threading
 from typing import Any
 
@@ -12,6 +13,10 @@ from monge.serve.jobs import Job
 from monge.testing.tabular import RandomTable, TabularModel
 
 VOCAB = 7
+
+
+class Oops(Exception):
+    """An error that no library knows."""
 
 
 class Letters:
@@ -30,7 +35,9 @@ class Model(TabularModel):
     def __init__(self, seed: int, max_length: int | None = None) -> None:
         super().__init__(RandomTable(VOCAB, seed), VOCAB, max_length)
         self.pieces: list[tuple[int, int]] = []
-        self.failing: set[int] = set()
+        self.failing: set[int] = set()  # first tokens of texts that break the network
+        self.failing_prompts: set[int] = set()  # first tokens of prompts that break it while they are read
+        self.nan: set[int] = set()  # first tokens of texts whose logits are NaN
         self.commits_fail = False
 
     @property
@@ -41,15 +48,17 @@ class Model(TabularModel):
     def append(self, pieces: Any) -> None:
         self.pieces += [(sequence, len(tokens)) for sequence, tokens in pieces.items() if tokens]
         for sequence, tokens in pieces.items():
-            if self.failing.intersection(tokens):
-                raise ZeroDivisionError(f"sequence {sequence}: a prompt that breaks the network")
+            if tokens and (*self.text(sequence), *tokens)[0] in self.failing_prompts:
+                raise Oops(f"sequence {sequence}: a prompt that breaks the network")
         super().append(pieces)
 
     def extend(self, blocks: Any) -> Any:
         logits = super().extend(blocks)
-        for sequence, block in blocks.items():
-            if self.failing.intersection((*self.text(sequence), *block.token_ids)):
+        for sequence in blocks:
+            if self.text(sequence)[:1] and self.text(sequence)[0] in self.failing:
                 raise ZeroDivisionError(f"sequence {sequence}: a text that breaks the network")
+            if self.text(sequence)[:1] and self.text(sequence)[0] in self.nan:
+                logits[sequence] = torch.full_like(logits[sequence], math.nan)
         return logits
 
     def commit(self, paths: Any) -> None:
@@ -95,10 +104,6 @@ class Gate:
         return scores
 
 
-class Oops(Exception):
-    """An error that no library knows."""
-
-
 class Mine:
     """A processor that raises once a text has so many tokens."""
 
@@ -109,3 +114,12 @@ class Mine:
         if token_ids.shape[-1] >= self.length:
             raise Oops("stepped on")
         return scores
+
+
+class Stumbling(Letters):
+    """Cannot decode texts that begin with letter g once they are longer than a prompt."""
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool) -> str:
+        if len(token_ids) > 4 and token_ids[0] == VOCAB - 1:
+            raise Oops("an unspeakable text")
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)

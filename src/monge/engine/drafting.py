@@ -3,48 +3,38 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
-from monge.core.errors import MongeError
 from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft
+from monge.engine.attempt import attempt
 from monge.engine.parts import Parts
 from monge.engine.session import Session
-
-FAILURES: Final = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MongeError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a drafter may raise, its network's errors included; anything else ends the decoding."""
 
 
 def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Parts) -> list[Draft[Any]]:
     """One draft per session. A drafter that raises costs its request the speculation, never its text.
 
-    All sessions draft in one call. If it raises, nobody drafts in this round, and in the next one each of them drafts alone, so
-    that only those for which it raises again are decoded plainly to their end; a warning says so, once per request. Such a
-    round is exact unless the failure depends on the tokens that the round drew.
+    All sessions draft in one call. If it raises, each drafts alone, from the same draws, so that only those for which it raises
+    again are decoded plainly to their end, from the draws that follow; a warning says so, once per request. Sessions whose
+    draws cannot come again draft alone in the next round.
     """
     drafts: dict[int, Draft[Any]] = {}
     together = [row for row, session in enumerate(sessions) if session.drafting == "together"]
     alone = [[row] for row, session in enumerate(sessions) if session.drafting == "alone"]
-    for group in ([together] if together else []) + alone:
+    groups = ([together] if together else []) + alone
+    for group in groups:
         members = [sessions[row] for row in group]
         made = _attempt(members, [plans[row] for row in group], parts)
         if made is not None:
             drafts |= dict(zip(group, made, strict=True))
+        elif len(group) > 1:
+            groups.extend([row] for row in group if sessions[row].can_rewind and sessions[row].drafting == "alone")
     return [drafts.get(row) or nothing(session) for row, session in enumerate(sessions)]
 
 
@@ -68,9 +58,10 @@ def observe(
                 replace(verdict, successors=_successors(logits[session.context.request_id], count))
                 for session, verdict in zip(sessions, verdicts, strict=True)
             ]
-        try:
-            states = parts.drafter.observe([session.context for session in sessions], drafts, verdicts)
-        except FAILURES as error:
+        states: list[Any] = []
+        contexts = [session.context for session in sessions]
+        error = attempt(lambda: states.extend(parts.drafter.observe(contexts, drafts, verdicts)))
+        if error is not None:
             for session in sessions:
                 _recover(session, parts, None if len(sessions) > 1 else error)
             return
@@ -84,9 +75,8 @@ def _successors(logits: Float[Tensor, "nodes vocab"], count: int) -> tuple[tuple
 
 def start(session: Session, parts: Parts, first: Context | None = None) -> None:
     """Show the drafter a new request, or the first part of its prompt; if it raises, the request is decoded without it."""
-    try:
-        (session.drafter_state,) = parts.drafter.open([first or session.context])
-    except FAILURES as error:
+    error = attempt(lambda: _open(session, parts, first or session.context))
+    if error is not None:
         give_up(session, parts, error)
 
 
@@ -101,15 +91,16 @@ def nothing(session: Session) -> Draft[Any]:
 
 
 def _attempt(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Parts) -> Sequence[Draft[Any]] | None:
-    try:
-        made = parts.drafter.draft(
-            [session.context for session in sessions],
-            [session.drafter_state for session in sessions],
-            plans,
-            [session.draws for session in sessions],
-        )
-    except FAILURES as error:
+    for session in sessions:
+        if session.can_rewind:
+            session.mark()
+    contexts, draws = [session.context for session in sessions], [session.draws for session in sessions]
+    states, made = [session.drafter_state for session in sessions], list[Draft[Any]]()
+    error = attempt(lambda: made.extend(parts.drafter.draft(contexts, states, plans, draws)))
+    if error is not None:
         for session in sessions:
+            if session.can_rewind and len(sessions) > 1:
+                session.rewind()
             _recover(session, parts, None if len(sessions) > 1 else error)
         return None
     for session in sessions:
@@ -119,17 +110,20 @@ def _attempt(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Par
 
 def _recover(session: Session, parts: Parts, error: Exception | None) -> None:
     """Drop what the failed call left behind; with an error, or if that fails too, without the drafter from now on."""
-    try:
-        parts.drafter.close(session.context)
-        if error is None:
-            (session.drafter_state,) = parts.drafter.open([session.context])
-            session.drafting = "alone"
-            return
-    except FAILURES as again:
-        error = error or again
+    again = attempt(lambda: parts.drafter.close(session.context))
+    if error is None and again is None:
+        again = attempt(lambda: _open(session, parts, session.context))
+    error = error or again
+    if error is None:
+        session.drafting = "alone"
+        return
     session.drafting, session.drafter_state = "off", None
     warnings.warn(
         f"request {session.context.request_id}: the drafter failed ({type(error).__name__}: {error}); the request is decoded "
         "without it from here on",
         stacklevel=2,
     )
+
+
+def _open(session: Session, parts: Parts, context: Context) -> None:
+    (session.drafter_state,) = parts.drafter.open([context])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 from jaxtyping import Float
 from torch import Tensor
@@ -15,12 +15,12 @@ from monge.core.context import Context
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
 from monge.draft.base import PieceReader
-from monge.engine.drafting import FAILURES, give_up, start
+from monge.engine.attempt import attempt
+from monge.engine.drafting import give_up, start
 from monge.engine.logprobs import of_logits
 from monge.engine.loop import close_session, controller_state
 from monge.engine.parts import Parts
 from monge.engine.prompts import ending_size, profiled
-from monge.engine.row import attempt
 from monge.engine.session import Session
 
 _SCORED: Final = 64  # tokens of a prompt whose logits are held at a time, where log-probabilities are wanted
@@ -152,12 +152,13 @@ class Prefills:
     def _read_drafter(self, sessions: Sequence[Session], contexts: Sequence[Context]) -> None:
         drafter = self._parts.drafter
         drafting = [row for row, session in enumerate(sessions) if session.drafting != "off"]
-        if isinstance(drafter, PieceReader) and drafting:
-            try:
-                drafter.read([contexts[row] for row in drafting])
-            except FAILURES as error:
-                for row in drafting:
-                    give_up(sessions[row], self._parts, error)
+        if not isinstance(drafter, PieceReader) or not drafting:
+            return
+        error = attempt(lambda: drafter.read([contexts[row] for row in drafting]))
+        for row in drafting if error is not None else ():
+            again = error if len(drafting) == 1 else attempt(partial(_read_again, drafter, contexts[row]))
+            if again is not None:
+                give_up(sessions[row], self._parts, again)
 
     def _finish(self, prompt: _Prompt) -> None:
         session, profile = prompt.session, prompt.profile
@@ -183,6 +184,13 @@ class Prefills:
             close_session(session, self._parts)
         else:
             self._parts.target.close(session.context.request_id)
+
+
+def _read_again(drafter: PieceReader[Any], context: Context) -> None:
+    """Read a prompt from its beginning, after a forward that it shared with others has failed."""
+    drafter.close(context)
+    drafter.open([replace(context, token_ids=context.token_ids[:1])])
+    drafter.read([context])
 
 
 def equal_shares(sizes: Sequence[int], total: int) -> list[int]:

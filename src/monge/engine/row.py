@@ -11,6 +11,7 @@ from monge.core.context import Context, DraftPlan
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft
+from monge.engine.attempt import attempt
 from monge.engine.logprobs import TokenLogprob
 from monge.engine.parts import Parts
 from monge.engine.session import Session
@@ -84,12 +85,3 @@ def each(rows: Sequence[Row], work: Callable[[Row], None]) -> list[Row]:
         else:
             row.session.fail(error)
     return passed
-
-
-def attempt(work: Callable[[], None]) -> Exception | None:
-    """What a piece of work raised, if anything."""
-    try:
-        work()
-    except Exception as error:  # noqa: BLE001  a request may bring code of its own, whose errors nobody knows
-        return error
-    return None

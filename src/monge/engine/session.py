@@ -131,6 +131,11 @@ class Session:
         if isinstance(self.draws, ClockDraws):
             self.draws.move_to(len(self.context.token_ids))
 
+    @property
+    def can_rewind(self) -> bool:
+        """Whether its draws can come again."""
+        return self._rewindable is not None
+
     def mark(self) -> None:
         """Remember this place of the draws.
 

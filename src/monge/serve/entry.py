@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from monge.core.verdict import StepRecord
-from monge.engine.row import attempt
+from monge.engine.attempt import attempt
 from monge.engine.session import Session
 from monge.serve.jobs import Event, Job, JobFinish, Measure, Sink, Summary, Timings
 from monge.serve.tally import SpeculationTally

@@ -6,10 +6,10 @@ from collections import deque
 from typing import Final
 
 from monge.core.errors import ContextLengthError, OptionError
+from monge.engine.attempt import attempt
 from monge.engine.batch import Batch
 from monge.engine.decoder import Decoder
 from monge.engine.logprobs import LogprobOptions
-from monge.engine.row import attempt
 from monge.engine.session import Request, Session
 from monge.serve.entry import Entry
 from monge.serve.jobs import Job, JobFinish, Measure, QueueFullError, SchedulerClosedError, Sink, Snapshot
@@ -190,6 +190,7 @@ class Scheduler:
                 left = [*self._running.values(), *self._waiting]
                 self._waiting.clear()
             for entry in left:
+                entry.sink = no_sink  # which may be what failed
                 self._end(entry, "error", error)
 
     def _decode(self) -> None:

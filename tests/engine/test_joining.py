@@ -1,0 +1,135 @@
+"""Requests that join, leave and break while others are decoded: the law of each stays the target's."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monge.api import make_parts
+from monge.core.errors import OptionError
+from monge.core.sampling_rules import SamplingRules
+from monge.engine.batch import Batch
+from monge.engine.prefill import equal_shares
+from monge.engine.result import result_of
+from monge.engine.session import Request, Session
+from monge.testing.decoding import Case, target_law
+from monge.testing.oracle import exact_law, law_error
+from monge.testing.tabular import RandomTable, TabularModel
+from tests.engine.tiny import network, perturbed, prompts
+
+VOCAB = 3
+CASE = Case(prompt=(0, 1, 2), horizon=2, max_new_tokens=2)
+
+
+def session(request_id, prompt, draws=None, **options):
+    return Session(
+        Request(
+            **{"prompt_ids": prompt, "max_new_tokens": 9, "rules": SamplingRules(), "seed": request_id, "draws": draws}
+            | options
+        ),
+        request_id,
+        keeps_records=False,
+    )
+
+
+def breaks(token_ids, scores):
+    if token_ids.shape[-1] > 3:
+        raise KeyError("a neighbour's own fault")
+    return scores
+
+
+def program(tree, trouble):
+    def run(draws):
+        parts = make_parts(TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB), tree=tree)
+        batch = Batch(parts, prefill_chunk=2, isolated=True)
+        early, late = session(1, (1, 0)), session(2, (2, 2, 1), processors=trouble)
+        watched = session(0, CASE.prompt, draws, max_new_tokens=2)
+        batch.join([early])
+        batch.step()
+        batch.join([watched, late])
+        while watched.finish_reason is None:
+            batch.step()
+            if early.finish_reason is None and watched.num_generated:
+                batch.leave(early)
+                early.finish_reason = "length"
+        batch.close()
+        return watched.completion_ids
+
+    return run
+
+
+@pytest.mark.parametrize("trouble", [(), (breaks,)], ids=["sound", "poisoned"])
+@pytest.mark.parametrize("tree", ["chain(2)", "fixed_width((2,))"])
+def test_the_law_stays_the_targets(tree, trouble):
+    truth = target_law(TabularModel(RandomTable(VOCAB, 11), VOCAB), CASE)
+    assert law_error(exact_law(program(tree, trouble)), truth) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("family", "tree"), [("llama", "fixed_width((3, 2))"), ("mistral_window", "chain(4)"), ("bloom", "chain(4)")]
+)
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_prompts_in_pieces_give_the_text_of_whole_ones(family, tree, chunk):
+    import monge
+
+    target = network(family)
+    whole = monge.load(target, perturbed(target), tree=tree)
+    texts = prompts((9, 24, 1, 17, 5), seed=2)
+    expected = whole.generate(texts, max_new_tokens=8, temperature=0.8, seed=4, ignore_eos=True)
+    requests = whole.requests(texts, max_new_tokens=8, temperature=0.8, seed=4, ignore_eos=True)
+    sessions = [whole.session(request) for request in requests]
+    batch, waiting = Batch(whole.parts, prefill_chunk=chunk), list(sessions)
+    while waiting or len(batch):
+        if waiting:
+            batch.join([waiting.pop()])
+        batch.step()
+    assert [result_of(one).token_ids for one in sessions] == [result.token_ids for result in expected]
+    assert batch.num_prompt_tokens == sum(len(text) - 1 for text in texts)
+
+
+def test_a_network_that_cannot_take_tokens_back_reads_prompts_whole():
+    import monge
+
+    target = network("llama")
+    whole = monge.load(target, drafter="none")
+    whole.parts.target.no_draft_reason = "for the sake of this test"
+    batch = Batch(whole.parts, prefill_chunk=2)
+    batch.join([whole.session(request) for request in whole.requests(prompts((20, 9)), max_new_tokens=3)])
+    assert len(batch.step()) == 2
+
+
+def test_a_long_prompt_delays_neither_those_who_write_nor_short_prompts():
+    parts = make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB), tree="chain(2)")
+    batch = Batch(parts, prefill_chunk=8)
+    writing, long, short = session(0, (1,), max_new_tokens=400), session(1, (0, 1) * 200), session(2, (1, 2, 0, 1, 2))
+    batch.join([writing])
+    batch.step()
+    batch.join([long])
+    batch.step()
+    batch.join([short])
+    assert batch.step() == [writing, short], "the short prompt was to be read beside the long one"
+    steps = 3
+    while long.num_generated == 0:
+        before = writing.num_generated
+        batch.step()
+        assert writing.num_generated > before
+        steps += 1
+    assert steps == 1 + math.ceil((399 + 4) / 8), "the first step read nothing, the others eight tokens each"
+    batch.close()
+
+
+@given(st.lists(st.integers(0, 40), max_size=8), st.integers(1, 60))
+def test_shares_are_equal_as_far_as_they_are_needed(sizes, total):
+    shares = equal_shares(sizes, total)
+    assert all(0 <= share <= size for share, size in zip(shares, sizes, strict=True))
+    assert sum(shares) == min(total, sum(sizes))
+    hungry = [share for share, size in zip(shares, sizes, strict=True) if share < size]
+    if hungry:
+        assert max(shares) - min(hungry) <= 1
+
+
+def test_a_piece_must_hold_something():
+    parts = make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none")
+    with pytest.raises(OptionError, match="prefill_chunk must be at least 1, or None to read prompts whole; got 0"):
+        Batch(parts, prefill_chunk=0)

@@ -1,0 +1,124 @@
+"""A request that breaks something breaks it for itself."""
+
+import pytest
+
+from monge.engine.session import Session
+from monge.serve.scheduler import Scheduler
+from tests.serve.toy import VOCAB, Letters, Mine, Oops, Stumbling, alone, decoder, job
+
+POISON = VOCAB - 1
+"""First token of the prompt that makes trouble."""
+INNOCENT = [job(row % 3, 1 + row, seed=row, tokens=8 + row, temperature=(1.0, 0.0)[row == 1]) for row in range(5)]
+
+
+def with_processor(whole):
+    return {"processors": (Mine(5),)}
+
+
+def with_network(whole):
+    whole.parts.target.failing.add(POISON)
+    return {}
+
+
+def with_prompt(whole):
+    whole.parts.target.failing_prompts.add(POISON)
+    return {}
+
+
+def with_nan(whole):
+    whole.parts.target.nan.add(POISON)
+    return {}
+
+
+def with_tokenizer(whole):
+    whole.tokenizer = Stumbling()
+    return {"stop": ("xyz",)}
+
+
+CASES = {
+    with_processor: (Oops, "stepped on"),
+    with_network: (ZeroDivisionError, "a text that breaks the network"),
+    with_prompt: (Oops, "a prompt that breaks the network"),
+    with_nan: (None, "NonFiniteLogitsError"),
+    with_tokenizer: (Oops, "an unspeakable text"),
+}
+
+
+def crowd(make_trouble, *, chunk=2):
+    """What innocent jobs write beside a poisoned one, and how that one ends."""
+    whole = decoder(tokenizer=Letters())
+    options = make_trouble(whole)
+    scheduler = Scheduler(whole, max_batch_size=8, prefill_chunk=chunk)
+    before = [scheduler.submit(one) for one in INNOCENT[:3]]
+    poisoned = scheduler.submit(job(POISON, 0, 1, tokens=30, **options))
+    after = [scheduler.submit(one) for one in INNOCENT[3:]]
+    with scheduler:
+        texts = [ticket.completion(60) for ticket in (*before, *after)]
+        end = poisoned.completion(60)
+        state = scheduler.snapshot()
+        assert scheduler.submit(job(3)).completion(60).finish_reason == "length", "the scheduler was to go on"
+    assert whole.parts.target.open_sequences == whole.parts.drafter.model.open_sequences == 0
+    assert (state.kv_used_tokens, state.num_running, state.num_waiting) == (0, 0, 0)
+    return texts, end
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("chunk", [1, 64])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_neighbours_write_what_they_write_alone(case, chunk):
+    texts, end = crowd(case, chunk=chunk)
+    assert [text.token_ids for text in texts] == [alone(one) for one in INNOCENT]
+    assert all(text.finish_reason == "length" for text in texts)
+    kind, message = CASES[case]
+    assert end.finish_reason == "error"
+    assert message in end.summary.error
+    assert kind is None or end.summary.error.startswith(kind.__name__)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_it_is_the_repeated_draws_that_keep_the_text(monkeypatch):
+    monkeypatch.setattr(Session, "rewind", lambda session: None)
+    texts, _ = crowd(with_processor, chunk=64)
+    assert [text.token_ids for text in texts] != [alone(one) for one in INNOCENT]
+
+
+@pytest.mark.parametrize("chunk", [2, 64])
+@pytest.mark.parametrize("what", ["failing", "failing_prompts"])
+def test_a_drafter_that_raises_costs_its_job_the_speculation(what, chunk):
+    def with_drafter(whole):
+        getattr(whole.parts.drafter.model, what).add(POISON)
+        return {}
+
+    with pytest.warns(UserWarning, match="request 3: the drafter failed .(ZeroDivisionError|Oops)"):
+        texts, end = crowd(with_drafter, chunk=chunk)
+    assert [text.token_ids for text in texts] == [alone(one) for one in INNOCENT]
+    assert end.finish_reason == "length"
+    assert end.summary.speculation.num_drafts == 0
+    assert all(text.summary.speculation.num_drafts > 0 for text in texts)
+
+
+def test_a_round_that_fails_as_a_whole_ends_its_jobs_and_no_others():
+    whole = decoder(max_batch_size=2)
+    with Scheduler(whole) as scheduler:
+        whole.parts.target.commits_fail = True
+        for ticket in [scheduler.submit(one) for one in INNOCENT[:2]]:
+            end = ticket.completion(60)
+            assert end.finish_reason == "error"
+            assert "MemoryError: the caches are gone" in end.summary.error
+        whole.parts.target.commits_fail = False
+        assert scheduler.submit(INNOCENT[1]).completion(60).token_ids == alone(INNOCENT[1])
+        assert scheduler.snapshot().finished == {"error": 2, "length": 1}
+        assert scheduler.snapshot().failure is None
+
+
+def test_a_decoding_thread_that_dies_says_so_and_ends_all_jobs():
+    def broken(measure, value):
+        raise Oops("the sink is clogged")
+
+    scheduler = Scheduler(decoder(), max_batch_size=1, sink=broken)
+    tickets = [scheduler.submit(job(1, seed=row)) for row in range(3)]
+    scheduler.start()
+    assert [ticket.completion(60).finish_reason for ticket in tickets] == ["error"] * 3
+    assert "the sink is clogged" in scheduler.snapshot().failure
+    assert not scheduler.snapshot().is_open
+    scheduler.close()
