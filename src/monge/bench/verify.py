@@ -44,13 +44,13 @@ class VerifySettings:
     """What is measured.
 
     Args:
-        rules: Names of rules; all registered ones where empty.
+        rules: Names of rules, with settings; all registered ones where empty.
         vocab_sizes: V.
         supports: Tokens of the draft law; 0 is the full vocabulary.
         widths: K, candidates of the node.
         batch_sizes: Nodes in one measurement, one request each.
         repeats: Measurements of each cell.
-        limit_s: A rule whose first node takes longer is skipped, there and at larger sizes.
+        limit_s: A rule whose first measurement takes longer is skipped, there and at larger sizes.
         seed: Seed of laws and draws.
     """
 
@@ -60,7 +60,7 @@ class VerifySettings:
     widths: tuple[int, ...] = (1, 2, 4, 8, 16)
     batch_sizes: tuple[int, ...] = (1, 8, 32)
     repeats: int = 5
-    limit_s: float = 0.2
+    limit_s: float = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -72,17 +72,17 @@ class VerifySettings:
         if self.repeats < 1:
             raise OptionError(f"bench verify: repeats must be at least 1; got {self.repeats}")
         for name in self.rules:
-            _ = VERIFIERS[name]  # an unknown name is an error that lists the known ones
+            VERIFIERS.parse(name)  # an unknown name or setting is an error that lists the known ones
 
 
 QUICK: Final = VerifySettings(
-    vocab_sizes=(32768,), supports=(64, FULL), widths=(4,), batch_sizes=(1, 8), repeats=3, limit_s=0.05
+    vocab_sizes=(32768,), supports=(64, FULL), widths=(4,), batch_sizes=(1, 8), repeats=3, limit_s=0.1
 )
 
 
 def measure(settings: VerifySettings, device: torch.device, step: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
     """Time every rule in every cell: provenance, settings, and one record a cell."""
-    slow: set[tuple[str, int]] = set()
+    slow: set[tuple[str, int, int]] = set()
     records: list[dict[str, Any]] = []
     names = settings.rules or tuple(VERIFIERS)
     for vocab in sorted(settings.vocab_sizes):
@@ -113,7 +113,7 @@ class _Nodes:
 
     def works(self, name: str) -> list[tuple[str, Work | str]]:
         """What is timed under a rule's name, or why nothing is."""
-        rule, width = VERIFIERS[name](), self._cell["width"]
+        rule, width = VERIFIERS.parse(name), self._cell["width"]
         # Deterministic candidates are left to the target walk, so they show nothing of a rule that is exact for draws.
         kinds = [kind for kind in CHILDREN if CHILDREN[kind].proposes in rule.accepts - {Deterministic}]
         reason = "no way of drawing candidates is registered for it"
@@ -130,17 +130,17 @@ class _Nodes:
                 return works
         return [(name, reason)]
 
-    def timed(self, label: str, work: Work | str, slow: set[tuple[str, int]]) -> dict[str, Any]:
+    def timed(self, label: str, work: Work | str, slow: set[tuple[str, int, int]]) -> dict[str, Any]:
         """Seconds a node and their ratio to the yardstick, or the reason why there are none."""
         if isinstance(work, str):
             return {"skipped": work}
         limit, batch, width = self._settings.limit_s, self._cell["batch"], self._cell["width"]
-        if (label, width) in slow:
+        if (label, width, batch) in slow:
             return {"skipped": f"took longer than {limit:g} s at a smaller size"}
-        first = self._clock(work) / batch
+        first = self._clock(work)
         if first > limit:
-            slow.add((label, width))
-            return {"skipped": f"one node took {first:.2g} s, longer than {limit:g} s"}
+            slow.add((label, width, batch))
+            return {"skipped": f"{batch} nodes took {first:.2g} s, longer than {limit:g} s"}
         seconds, yardstick = [], []
         for _ in range(self._settings.repeats):
             yardstick.append(self._clock(lambda: torch.multinomial(self._row.softmax(0), 1)))  # noqa: TID251 (the yardstick)

@@ -28,7 +28,8 @@ def _list(name: str, help: str, values: tuple[int, ...]) -> Any:  # noqa: ANN401
 def verify(
     *,
     rules: Annotated[
-        list[str] | None, options.option("--rules", help="A rule; may be repeated.", panel=MEASURING, default="all of them")
+        list[str] | None,
+        options.option("--rules", help="A rule, with settings; may be repeated.", panel=MEASURING, default="all of them"),
     ] = None,
     vocab: Annotated[
         list[int] | None, _list("--vocab", "Size of the vocabulary; may be repeated.", VerifySettings().vocab_sizes)
@@ -63,7 +64,7 @@ def verify(
     **Examples**
 
         monge bench verify --quick
-        monge bench verify --rules optimal --rules k_seq --vocab 131072 --support 64 --candidates 4 --json
+        monge bench verify --rules "optimal(bins=64)" --rules k_seq --vocab 131072 --candidates 8
     """
     if threads < 1:
         raise OptionError(f"threads must be at least 1; got {threads}")
