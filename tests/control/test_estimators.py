@@ -209,7 +209,7 @@ def test_price_on_steady_streams(acceptance: float) -> None:
 def test_price_finds_short_stretches_that_pay() -> None:
     """Rests that only grew would sleep through them; trials are as frequent as their share of the time allows."""
     world = World(regimes=(0.02, 0.02, 0.02, 0.8), switch_prob=0.02)
-    rounds = list(world.rounds(2500, draws()))
+    rounds = list(world.rounds(1500, draws()))
     sleepy = Price(max_window=16, probe_share=1e-6)
     assert speed(Price(max_window=16), world, rounds, draws()) > 1.1 * speed(sleepy, world, rounds, draws())
 
@@ -230,3 +230,17 @@ def test_q_learning_does_not_settle_on_one_token() -> None:
         chosen.append(window)
         state = controller.update(state, chain_round(window, accepted_of(window, 0.8, source), plan=plan))
     assert chosen[-500:].count(4) > 400
+
+
+def test_rests_are_longer_where_a_drafter_has_much_to_catch_up_with() -> None:
+    def longest(catch_up_s: float) -> int:
+        controller, memory = Price(), memory_of(draft=0.3)
+        assert memory.costs is not None
+        memory.costs.catch_up_s = catch_up_s
+        state = controller.init(memory)
+        for _ in range(400):
+            plan = controller.plan(state, draws())
+            state = controller.update(state, chain_round(min(plan.max_depth or 0, 2), 0, plan=plan))
+        return state.off_tokens
+
+    assert longest(0.64) == pytest.approx(3 * longest(0.0), abs=4)

@@ -52,6 +52,7 @@ class Arms:
         for memory in self.memories:
             if memory.costs is not None and memory.costs is not self.costs:
                 memory.costs.batch_size, memory.costs.context_length = self.costs.batch_size, self.costs.context_length
+                memory.costs.catch_up_s = self.costs.catch_up_s
 
     def seconds(self, arm: int, num_nodes: int, depth: int, position: int | None) -> float:
         """Predicted seconds of a round that an alternative drafts."""

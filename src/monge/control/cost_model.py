@@ -14,6 +14,8 @@ _OWN_RATE: Final = 0.12
 """Share of a log-ratio measured / predicted that the observed entry takes over: a wrong entry is half mended in six rounds."""
 _DRIFT_RATE: Final = 0.02
 """Share that all other entries take over: a machine that slows down does so for every size."""
+_CATCH_UP_RATE: Final = 0.3
+"""Share of a difference that the running time of catching up takes over."""
 _LARGEST_RATIO: Final = 0.4
 """Largest log-ratio that one round may show: a round during which the machine was busy elsewhere is no news about its cost."""
 
@@ -65,6 +67,8 @@ class CostModel:
             name: (_checked(f"draft_s of {name}", seconds, may_be_zero=True), tuple(its_nodes))
             for name, (seconds, its_nodes) in drafters.items()
         }
+        self.catch_up_s = 0.0
+        """Seconds of late that a drafter needed after a rest to read the text that it had missed."""
         self._rested: set[str | None] = set()  # drafters that have text to read before they draft again
         for row in self._verify.values():
             _make_isotonic(row)
@@ -123,11 +127,14 @@ class CostModel:
         _correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), timing.rest_s, predicted)
         for row in self._verify.values():
             _make_isotonic(row)
-        # After a rest a drafter first reads the text that it has missed, which is no cost of the draft.
-        if timing.depth > 0 and timing.drafter not in self._rested:
+        if timing.depth > 0:
             table, _ = self._drafters.get(timing.drafter or "", (self._draft, self.nodes))
             expected = _interpolated(table, timing.batch_size, timing.depth)
-            _correct(table, timing.batch_size, timing.depth, timing.draft_s, expected)
+            if timing.drafter not in self._rested:
+                _correct(table, timing.batch_size, timing.depth, timing.draft_s, expected)
+            elif math.isfinite(timing.draft_s):
+                # After a rest a drafter first reads the text that it has missed, which is no cost of the draft.
+                self.catch_up_s += _CATCH_UP_RATE * (max(0.0, timing.draft_s - expected) - self.catch_up_s)
         self._rested = {None, *self._drafters} - ({timing.drafter} if timing.depth > 0 else set())
 
     def as_dict(self) -> dict[str, Any]:

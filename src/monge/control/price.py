@@ -133,7 +133,7 @@ class Price(Controller[Request]):
     def init(self, memory: Memory) -> Request:
         costs_of(memory, "price")
         # Where the last requests gave up for long, a new one starts where they ended.
-        off = min(_pooled(memory).off_tokens, 4 * self.first_off)
+        off = _pooled(memory).off_tokens
         return Request(memory, off_left=off if off > self.first_off else 0, off_tokens=off)
 
     def plan(self, state: Request, draws: Draws) -> DraftPlan:
@@ -209,13 +209,13 @@ class Price(Controller[Request]):
                 _note_off(state.memory, 0)
                 return replace(state, off_tokens=0, outlook=outlook)
             return replace(state, outlook=outlook)
-        off = min(2 * state.off_tokens, self._longest_rest(outlook)) if state.off_tokens else self.first_off
+        off = min(2 * state.off_tokens, self._longest_rest(state, outlook)) if state.off_tokens else self.first_off
         _note_off(state.memory, off)
         return replace(state, off_left=off, off_tokens=off, tokens=0.0, seconds=0.0, outlook=None)
 
-    def _longest_rest(self, outlook: Outlook) -> int:
+    def _longest_rest(self, state: Request, outlook: Outlook) -> int:
         """Tokens of plain decoding after which a trial, even if nothing of it is accepted, takes its share of the time."""
-        lost = self.trial * (outlook.seconds[outlook.window] - outlook.seconds[0])
+        lost = self.trial * (outlook.seconds[outlook.window] - outlook.seconds[0]) + costs_of(state.memory, "price").catch_up_s
         return max(self.first_off, min(self.last_off, math.ceil(lost / (self.probe_share * outlook.seconds[0]))))
 
 
