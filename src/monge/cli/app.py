@@ -17,6 +17,7 @@ from monge.cli.generate import generate
 from monge.cli.listing import list_parts
 from monge.cli.log import log
 from monge.cli.replay import replay
+from monge.cli.serve import serve
 from monge.cli.train import train
 from monge.cli.tune import tune
 
@@ -39,6 +40,7 @@ bench.command("heads")(heads)
 app.command("log")(log)
 app.command("replay")(replay)
 app.command("tune")(tune)
+app.command("serve")(serve)
 app.add_typer(bench, name="bench")
 app.add_typer(train, name="train")
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import get_args
 
 from monge.core.errors import OptionError
 from monge.engine.logprobs import LogprobSource
@@ -40,8 +41,8 @@ class ServerSettings:
             )
         if not all(key.isascii() and key.isprintable() and key.strip() == key != "" for key in self.api_keys):
             raise OptionError("an API key must be printable ASCII, without blanks at its ends, and not empty")
-        if self.logprobs_of not in {"raw", "processed"}:
-            raise OptionError(f"logprobs_of must be 'raw' or 'processed'; got {self.logprobs_of!r}")
+        if self.logprobs_of not in get_args(LogprobSource):
+            raise OptionError(f"logprobs_of must be one of {', '.join(get_args(LogprobSource))}; got {self.logprobs_of!r}")
         numbers = {
             name: getattr(self, name) for name in ("max_request_bytes", "max_choices", "body_timeout_s", "request_timeout_s")
         }

@@ -1,0 +1,119 @@
+"""`monge serve`."""
+
+import ipaddress
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from monge.api import load
+from monge.cli import options
+from monge.cli import serve_options as asked
+from monge.cli.console import notes, quiet_host, reported
+from monge.cli.generate import say_memory, say_parts
+from monge.cli.networks import BUILT_IN
+from monge.core.errors import OptionError
+
+
+@reported
+def serve(
+    target: asked.Target = None,
+    draft: asked.Draft = None,
+    *,
+    host: asked.Host = asked.HOST,
+    port: asked.Port = asked.PORT,
+    api_key: asked.ApiKey = None,
+    served_model_name: asked.ServedModelName = None,
+    chat_template: asked.ChatTemplate = None,
+    logprobs_of: asked.LogprobsOf = None,
+    drain: asked.Drain = asked.DRAIN_S,
+    access_log: asked.AccessLog = False,
+    max_batch_size: asked.MaxBatchSize = None,
+    max_waiting: asked.MaxWaiting = None,
+    kv_budget: asked.KvBudget = None,
+    prefill_chunk: asked.PrefillChunk = None,
+    max_choices: asked.MaxChoices = None,
+    max_request_bytes: asked.MaxRequestBytes = None,
+    request_timeout: asked.RequestTimeout = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    attention: options.Attention = None,
+    backend: options.Backend = None,
+    drafter: options.Drafter = None,
+    tree: options.Tree = None,
+    verifier: options.Verifier = None,
+    controller: options.Controller = None,
+    costs: options.Costs = None,
+    draft_temperature: options.DraftTemperature = None,
+    draft_top_k: options.DraftTopK = None,
+    threads: options.Threads = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Serve a model over HTTP, as the OpenAI API does.
+
+    Completions and chat, whole or as streams, `/v1/models`, `/health`, and `/metrics` for Prometheus. On SIGTERM no more
+    requests are taken, and those that run are finished. docs/serving.md has recipes for clients.
+
+    **Examples**
+
+        monge serve
+        monge serve ./my-target ./my-draft --tree "chain(6)" --max-batch-size 16
+        monge serve ./my-target --drafter ngram --controller price --port 8080
+        MONGE_API_KEY=secret monge serve ./my-target --host 0.0.0.0
+    """
+    server = _server_room()
+    quiet_host()
+    limits = options.given(max_choices=max_choices, max_request_bytes=max_request_bytes, logprobs_of=logprobs_of)
+    timeout = {} if request_timeout is None else {"request_timeout_s": request_timeout or None}
+    name = served_model_name or _name_of(target)
+    settings = server.ServerSettings(model_name=name, api_keys=tuple(api_key or ()), **limits, **timeout)
+    with server.listen(host, port) as listener:
+        _use_threads(threads)
+        loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=max_batch_size)
+        parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs)
+        decoder = load(target, draft, draft_temperature=draft_temperature, draft_top_k=draft_top_k, **parts, **loading)
+        chat = server.chat_format(decoder.tokenizer, chat_template, is_built_in=target is None)
+        scheduling = options.given(max_waiting=max_waiting, kv_budget_tokens=kv_budget, prefill_chunk=prefill_chunk)
+        app = server.create_app(decoder, settings, chat, **scheduling)
+        say_memory(decoder)
+        if verbose:
+            say_parts(decoder)
+        _say(name, server.url_of(listener), is_open=not api_key and not _is_loopback(host))
+        server.serve_until_told(app, listener, drain_s=drain, access_log=access_log)
+        notes().print("stopped", markup=False)
+
+
+def _server_room() -> ModuleType:
+    try:
+        from monge.serve import front
+    except ImportError as error:
+        raise OptionError(f"monge serve needs packages that are not installed ({error}): pip install 'monge[serve]'") from error
+    return front
+
+
+def _name_of(target: str | None) -> str:
+    """A model's name for clients: of a folder only its last part, since where it lies is nobody's business."""
+    if target is None:
+        return BUILT_IN
+    return Path(target).resolve().name if Path(target).exists() else target
+
+
+def _use_threads(threads: int | None) -> None:
+    if threads is not None:
+        if threads < 1:
+            raise OptionError(f"--threads must be at least 1; got {threads}")
+        torch.set_num_threads(threads)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _say(name: str, url: str, *, is_open: bool) -> None:
+    """Say where it is; programs that start a server wait for this line."""
+    notes().print(f"serving {name} at {url}/v1 (stop with Ctrl-C)", markup=False, soft_wrap=True)
+    if is_open:
+        notes().print("anyone who reaches this address may use it; --api-key asks for a key", style="yellow", markup=False)

@@ -1,0 +1,67 @@
+"""Options of `monge serve`."""
+
+from typing import Annotated, Any, Final
+
+import typer
+
+from monge.api import load
+from monge.cli.options import default_of, option
+from monge.engine.logprobs import LogprobSource
+
+SERVER: Final = "Server"
+LIMITS: Final = "Limits"
+HOST: Final = "127.0.0.1"
+PORT: Final = 8000
+DRAIN_S: Final = 30
+
+
+def _server(*names: str, help: str, default: object = None) -> Any:  # noqa: ANN401
+    return option(*names, help=help, panel=SERVER, default=default)
+
+
+def _limit(*names: str, help: str, default: object = None) -> Any:  # noqa: ANN401
+    return option(*names, help=help, panel=LIMITS, default=default)
+
+
+Target = Annotated[str | None, typer.Argument(help="Folder or name of the target; without it, the built-in pair.")]
+Draft = Annotated[str | None, typer.Argument(help="Draft model with the target's tokenizer.")]
+Host = Annotated[str, _server("--host", help="Address to listen on; 0.0.0.0 is open to the network.", default=HOST)]
+Port = Annotated[int, _server("--port", help="Port; 0 takes a free one.", default=PORT)]
+ApiKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--api-key",
+        envvar="MONGE_API_KEY",
+        help="Ask for this key; may be repeated. Default: none.",
+        show_default=False,
+        rich_help_panel=SERVER,
+    ),
+]
+ServedModelName = Annotated[
+    str | None, _server("--served-model-name", help="Name that clients ask for.", default="the target's own")
+]
+ChatTemplate = Annotated[
+    str | None,
+    _server("--chat-template", help="`instruction`, or a file with a Jinja template.", default="the tokenizer's own, if any"),
+]
+LogprobsOf = Annotated[
+    LogprobSource | None,
+    _server("--logprobs-of", help="raw: the target's own law; processed: the law that tokens are drawn from.", default="raw"),
+]
+Drain = Annotated[int, _server("--drain", help="Seconds that running requests get after SIGTERM.", default=DRAIN_S)]
+AccessLog = Annotated[bool, _server("--access-log", help="Log every request.")]
+MaxBatchSize = Annotated[
+    int | None, _limit("--max-batch-size", help="Requests decoded together.", default=default_of(load, "max_batch_size"))
+]
+MaxWaiting = Annotated[int | None, _limit("--max-waiting", help="Requests that may wait; one more gets a 429.", default=256)]
+KvBudget = Annotated[
+    int | None, _limit("--kv-budget", help="Tokens of room in the caches.", default="batch size times context")
+]
+PrefillChunk = Annotated[
+    int | None, _limit("--prefill-chunk", help="Prompt tokens that are read between two rounds.", default=512)
+]
+MaxChoices = Annotated[int | None, _limit("--max-choices", help="Completions of one request: prompts times n.", default=32)]
+MaxRequestBytes = Annotated[int | None, _limit("--max-request-bytes", help="Largest body.", default=4 * 1024 * 1024)]
+RequestTimeout = Annotated[
+    float | None, _limit("--request-timeout", help="Seconds after which a request is ended; 0 for never.", default=600)
+]

@@ -1,0 +1,147 @@
+"""The application: endpoints, errors, and what stands before them."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from monge.core.errors import MongeError
+from monge.engine.decoder import Decoder
+from monge.serve.chat import ChatFormat
+from monge.serve.errors import ApiError, internal, of_monge, of_validation, refused
+from monge.serve.metrics import ServerMetrics
+from monge.serve.scheduler import Scheduler
+from monge.serve.security import ApiKeyGate, BoundedBodies, CountedAnswers
+from monge.serve.service import Service
+from monge.serve.settings import ServerSettings
+
+_LONGEST_PATH: Final = 100
+_LOG: Final = logging.getLogger(__name__)
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """An error, as the OpenAI API has them."""
+
+    error: ErrorDetail
+
+
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in {
+        400: "The request cannot be honoured; the message says why.",
+        401: "No valid API key.",
+        404: "No such model.",
+        408: "The body came too slowly.",
+        413: "The body is too large.",
+        429: "The queue is full.",
+        500: "An error of the server.",
+        503: "The server is shutting down.",
+        504: "The request took too long.",
+    }.items()
+}
+
+
+def create_app(decoder: Decoder, settings: ServerSettings, chat: ChatFormat, **scheduling: Any) -> FastAPI:
+    """The OpenAI-compatible application over one decoder; its scheduler starts and ends with it.
+
+    Args:
+        decoder: What decodes.
+        settings: What the operator decided.
+        chat: How conversations are written.
+        **scheduling: Options of `Scheduler`.
+    """
+    metrics = ServerMetrics(settings.model_name)
+    scheduler = Scheduler(decoder, sink=metrics.observe, **scheduling)
+    service = Service(decoder, scheduler, settings=settings, metrics=metrics, chat=chat)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        scheduler.start()
+        yield
+        # The connections are gone by now, and what they had asked for is finished or cancelled.
+        await asyncio.to_thread(scheduler.close, drain=True)
+
+    app = FastAPI(title="monge", version="1", summary="OpenAI-compatible", lifespan=lifespan, docs_url=None, redoc_url=None)
+    _add_routes(app, service)
+    _add_errors(app, metrics)
+    # The last one added is the first one asked.
+    app.add_middleware(BoundedBodies, max_bytes=settings.max_request_bytes, timeout_s=settings.body_timeout_s)
+    app.add_middleware(ApiKeyGate, keys=settings.api_keys)
+    app.add_middleware(
+        CountedAnswers, count=metrics.count_answer, endpoints=[str(getattr(route, "path", "")) for route in app.routes]
+    )
+    return app
+
+
+def _add_routes(app: FastAPI, service: Service) -> None:
+    completions: dict[str, Any] = {"methods": ["POST"], "responses": _ERRORS, "response_class": Response}
+    app.add_api_route("/v1/completions", service.completions, **completions)
+    app.add_api_route("/v1/chat/completions", service.chat_completions, **completions)
+    app.add_api_route("/v1/models", service.models, methods=["GET"], responses={401: _ERRORS[401]})
+    app.add_api_route(
+        "/v1/models/{name:path}", service.model, methods=["GET"], responses={status: _ERRORS[status] for status in (401, 404)}
+    )
+    app.add_api_route("/health", service.health, methods=["GET"], responses={503: {"description": "Not serving."}})
+    app.add_api_route("/version", service.version, methods=["GET"])
+    app.add_api_route("/metrics", service.exposition, methods=["GET"], response_class=Response)
+
+
+def _add_errors(app: FastAPI, metrics: ServerMetrics) -> None:
+    """Every error in one shape; what is not the client's fault gets an id, under which the log says what it was."""
+
+    def answer(request: Request, error: ApiError) -> Response:
+        request.state.error_code = error.code
+        return error.response()
+
+    async def of_api(request: Request, error: ApiError) -> Response:
+        return answer(request, error)
+
+    async def of_body(request: Request, error: RequestValidationError) -> Response:
+        return answer(request, of_validation(error.errors()))
+
+    async def of_http(request: Request, error: HTTPException) -> Response:
+        if error.status_code == HTTPStatus.BAD_REQUEST:  # the framework's word for a body that its parser gave up on
+            text = "the body cannot be read; JSON in UTF-8 is expected, without absurd numbers or nesting"
+            return answer(request, refused(text, code="invalid_json"))
+        text = f"{request.method} {request.url.path[:_LONGEST_PATH]}: {str(error.detail).lower()}"
+        return answer(request, ApiError(error.status_code, text, headers=error.headers))
+
+    async def of_library(request: Request, error: MongeError) -> Response:
+        told = of_monge(error)
+        if told is None:
+            raise error
+        return answer(request, told)
+
+    async def of_ours(request: Request, error: Exception) -> Response:
+        error_id = secrets.token_hex(8)
+        _LOG.error("internal error %s at %s", error_id, request.url.path, exc_info=error)
+        metrics.count_answer(request.url.path, 500, "internal_error")
+        return internal(error_id).response()
+
+    handlers: dict[type[Exception], Any] = {
+        ApiError: of_api,
+        RequestValidationError: of_body,
+        HTTPException: of_http,
+        MongeError: of_library,
+        Exception: of_ours,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)

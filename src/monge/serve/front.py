@@ -1,0 +1,8 @@
+"""What starting a server takes, in one place: for commands, which import it only when they are called."""
+
+from monge.serve.app import create_app
+from monge.serve.chat import chat_format
+from monge.serve.run import listen, serve_until_told, url_of
+from monge.serve.settings import ServerSettings
+
+__all__ = ["ServerSettings", "chat_format", "create_app", "listen", "serve_until_told", "url_of"]

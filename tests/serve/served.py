@@ -1,0 +1,78 @@
+"""A server over a pair of tables: every request takes milliseconds."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from monge.api import make_parts
+from monge.engine.decoder import Decoder
+from monge.serve.app import create_app
+from monge.serve.chat import InstructionFormat
+from monge.serve.run import listen, url_of
+from monge.serve.settings import ServerSettings
+from monge.testing.tabular import RandomTable, TabularModel
+
+ALPHABET = "\0abcdefghijklmnopqrstuvwxyz .:"
+CONTEXT = 400
+
+
+class Letters:
+    """A tokenizer whose tokens are letters; other characters are dots."""
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": [max(ALPHABET.find(letter), 0) or ALPHABET.index(".") for letter in text.lower()]}
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        text = "".join(ALPHABET[int(token)] for token in token_ids)
+        return text.replace("\0", "" if skip_special_tokens else "<end>")
+
+    def convert_ids_to_tokens(self, token_id: int) -> str:
+        return ALPHABET[token_id]
+
+
+def toy_decoder(target: TabularModel | None = None, **parts) -> Decoder:
+    size = len(ALPHABET)
+    target = target or TabularModel(RandomTable(size, 11), size, max_length=CONTEXT)
+    draft = TabularModel(RandomTable(size, 11, "ties"), size)
+    made = make_parts(target, draft, **({"tree": "chain(3)"} | parts))
+    return Decoder(made, tokenizer=Letters(), eos_ids=frozenset({0}), max_batch_size=8)
+
+
+class SlowTable(RandomTable):
+    """Takes its time, so that a request is still running when something happens to it."""
+
+    def __call__(self, token_ids: tuple[int, ...]) -> Sequence[float]:
+        time.sleep(0.005)
+        return super().__call__(token_ids)
+
+
+def slow_decoder() -> Decoder:
+    size = len(ALPHABET)
+    return toy_decoder(TabularModel(SlowTable(size, 11), size, max_length=10_000))
+
+
+def toy_app(decoder: Decoder | None = None, *, settings: dict | None = None, **scheduling) -> FastAPI:
+    decoder = decoder or toy_decoder()
+    given = ServerSettings(**({"model_name": "toy"} | (settings or {})))
+    return create_app(decoder, given, InstructionFormat(decoder.tokenizer), **scheduling)
+
+
+@contextmanager
+def live(app: FastAPI) -> Iterator[str]:
+    """The application behind a real socket; gives its address."""
+    listener = listen("127.0.0.1", 0)
+    url = url_of(listener)
+    server = uvicorn.Server(uvicorn.Config(app, http="h11", log_level="critical", timeout_graceful_shutdown=5))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,0 +1,117 @@
+"""`monge serve` as its users start it, and every example of its guide."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+ADDRESS = "http://127.0.0.1:8000"
+CURLS = [block for block in re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL) if block.startswith("curl")]
+(PYTHON,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A process and the address that it told."""
+    command = [sys.executable, "-m", "monge", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            found = re.search(r"serving built-in at (\S+)/v1", line)
+            assert found, line + process.stderr.read()
+            yield process, found[1]
+        finally:
+            process.kill()
+
+
+def run(command, url, **options):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_guide_has_examples():
+    assert len(CURLS) == 6
+
+
+@pytest.mark.parametrize("block", CURLS, ids=lambda block: block.split()[1])
+def test_curl_examples_of_the_guide(server, block):
+    _, url = server
+    text = run(["bash", "-ec", block.replace("curl", "curl -sS --fail-with-body").replace(ADDRESS, url)], url)
+    if block.startswith("curl -N"):
+        *chunks, end = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+        assert end == "[DONE]"
+        assert json.loads(chunks[-1])["metrics"]["speculative_decoding"]["num_spec_tokens"] > 0
+    elif "/metrics" in block:
+        assert "vllm:spec_decode_num_drafts_total" in text
+    else:
+        assert json.loads(text).get("choices") or json.loads(text)["data"]
+
+
+def test_python_example_of_the_guide(server):
+    _, url = server
+    assert "num_spec_steps" in run([sys.executable, "-c", PYTHON.replace(ADDRESS, url)], url)
+
+
+def test_sigterm_finishes_what_runs(server):
+    """The last test of this module: the server is gone after it."""
+    process, url = server
+    body = {"prompt": "The", "max_tokens": 200, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        first = next(lines)
+        process.send_signal(signal.SIGTERM)
+        chunks = [json.loads(line[6:]) for line in [first, *lines] if line.startswith("data: {")]
+    assert chunks[-1]["usage"]["completion_tokens"] == 200
+    assert process.wait(timeout=30) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "99999"], "--port must lie in 0..65535; got 99999"),
+        (["./no-such-folder"], "no folder './no-such-folder'"),
+        (["--drafter", "nonsense"], "unknown drafter 'nonsense'"),
+        (["--served-model-name", "two words"], "must be one word"),
+        (["--chat-template", "missing.jinja"], "neither 'instruction' nor a readable file"),
+        (["--kv-budget", "0"], "kv_budget_tokens"),
+        (["--logprobs-of", "both"], "Invalid value for '--logprobs-of'"),
+        (["--threads", "0"], "--threads must be at least 1"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_options_that_cannot_be(arguments, message):
+    from typer.testing import CliRunner
+
+    from monge.cli.app import app
+
+    result = CliRunner().invoke(app, ["serve", "--port", "0", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_an_open_address_is_said(monkeypatch):
+    from typer.testing import CliRunner
+
+    from monge.cli.app import app
+    from monge.serve import front
+
+    monkeypatch.setattr(front, "serve_until_told", lambda *_, **__: None)
+    runner = CliRunner()
+    result = runner.invoke(app, ["serve", "--host", "0.0.0.0", "--port", "0"])
+    assert "anyone who reaches this address" in result.stderr
+    guarded = runner.invoke(app, ["serve", "--host", "0.0.0.0", "--port", "0"], env={"MONGE_API_KEY": "secret"})
+    assert guarded.exit_code == 0
+    assert "anyone" not in guarded.stderr
+    assert "secret" not in guarded.stderr

@@ -1,0 +1,177 @@
+"""Keys, sizes, time, and errors that say nothing about the server's inside."""
+
+import asyncio
+import logging
+
+import pytest
+from fastapi.testclient import TestClient
+
+from monge.core.errors import OptionError
+from monge.serve.run import listen
+from monge.serve.security import BoundedBodies
+from monge.serve.settings import ServerSettings
+from monge.testing.tabular import RandomTable, TabularModel
+from tests.serve.served import ALPHABET, slow_decoder, toy_app, toy_decoder
+
+BODY = {"prompt": "a", "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    with TestClient(toy_app(settings={"api_keys": ("first", "second"), "max_request_bytes": 2000})) as client:
+        yield client
+
+
+@pytest.mark.parametrize("key", ["first", "second"])
+def test_any_of_the_keys_opens(guarded, key):
+    answer = guarded.post("/v1/completions", json=BODY, headers={"authorization": f"Bearer {key}"})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer firs",
+        "Bearer first2",
+        "Basic first",
+        "first",
+        "Bearer " + "x" * 10_000,
+        "Bearer \xff",
+    ],
+    ids=repr,
+)
+def test_anything_else_does_not(guarded, header):
+    headers = {} if header is None else {"authorization": header.encode("latin-1")}
+    for answer in (
+        guarded.post("/v1/completions", json=BODY, headers=headers),
+        guarded.get("/v1/models", headers=headers),
+        guarded.get("/openapi.json", headers=headers),
+        guarded.get("/nothing", headers=headers),
+    ):
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+        assert "first" not in answer.text
+
+
+def test_watchers_need_no_key(guarded):
+    for path in ("/health", "/metrics", "/version"):
+        assert guarded.get(path).status_code == 200
+
+
+def test_large_bodies_are_refused_by_their_length_and_by_their_size(guarded):
+    headers = {"authorization": "Bearer first", "content-type": "application/json"}
+    declared = guarded.post("/v1/completions", content=b"x" * 2001, headers=headers)
+    streamed = guarded.post("/v1/completions", content=(b"x" * 500 for _ in range(5)), headers=headers)
+    for answer in (declared, streamed):
+        assert answer.status_code == 413
+        assert "larger than 2000 bytes" in answer.json()["error"]["message"]
+
+
+def test_slow_bodies_are_refused():
+    sent = []
+
+    async def run():
+        async def receive():
+            await asyncio.sleep(0.02)
+            return {"type": "http.request", "body": b"x", "more_body": True}
+
+        async def never(scope, receive, send):
+            pytest.fail("the application was asked")
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+        await BoundedBodies(never, 1000, 0.1)(scope, receive, send)
+
+    asyncio.run(run())
+    assert sent[0]["status"] == 408
+
+
+def test_a_failure_of_ours_has_an_id_and_nothing_else(caplog):
+    app = toy_app()
+
+    async def broken() -> None:
+        raise RuntimeError("the secret path /etc/weights")
+
+    app.add_api_route("/broken", broken)
+    with TestClient(app, raise_server_exceptions=False) as client, caplog.at_level(logging.ERROR, "monge.serve"):
+        answer = client.get("/broken")
+    assert answer.status_code == 500
+    message = answer.json()["error"]["message"]
+    assert "secret" not in answer.text
+    assert "RuntimeError" not in answer.text
+    error_id = message.split()[2].rstrip(";")
+    assert any(error_id in record.getMessage() for record in caplog.records)
+
+
+class _Poisoned(RandomTable):
+    """A table that has no law after the letter z."""
+
+    def __call__(self, token_ids):
+        if token_ids[-1] == ALPHABET.index("z"):
+            return [float("nan")] * len(ALPHABET)
+        return super().__call__(token_ids)
+
+
+def test_a_request_that_fails_in_the_engine_leaves_the_server_whole(caplog):
+    size = len(ALPHABET)
+    poisoned = TabularModel(_Poisoned(size, 11), size, max_length=100)
+    with TestClient(toy_app(toy_decoder(poisoned))) as client, caplog.at_level(logging.ERROR, "monge.serve"):
+        bad = client.post("/v1/completions", json={"prompt": "z"})
+        stream = client.post("/v1/completions", json={"prompt": "z", "stream": True})
+        good = client.post("/v1/completions", json={"prompt": "a", "seed": 0, "logit_bias": {str(size - 4): -100}})
+        health = client.get("/health")
+    assert bad.status_code == 500
+    assert bad.json()["error"]["code"] == "internal_error"
+    assert "logits" not in bad.text
+    assert '"code":"internal_error"' in stream.text
+    assert stream.text.endswith("data: [DONE]\n\n")
+    assert good.status_code == health.status_code == 200
+    assert any("logits" in record.getMessage() for record in caplog.records)
+
+
+def test_a_full_queue_is_a_429():
+    # Not started, so that what is submitted waits.
+    client = TestClient(toy_app(max_waiting=2), raise_server_exceptions=False)
+    answer = client.post("/v1/completions", json=BODY | {"n": 3})
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json()["error"]["code"] == "queue_full"
+
+
+def test_a_late_request_is_ended():
+    with TestClient(toy_app(slow_decoder(), settings={"request_timeout_s": 0.2})) as client:
+        answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 9000, "ignore_eos": True})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "request_timeout"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_name": "two words"}, "must be one word"),
+        ({"model_name": ""}, "must be one word"),
+        ({"api_keys": ("",)}, "API key must be printable"),
+        ({"api_keys": ("ü",)}, "API key must be printable"),
+        ({"max_request_bytes": 0}, "max_request_bytes must be positive"),
+        ({"request_timeout_s": -1}, "request_timeout_s must be positive"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(OptionError, match=message):
+        ServerSettings(**({"model_name": "toy"} | settings))
+
+
+def test_a_taken_port_is_said_at_once():
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OptionError, match=f"cannot listen on 127.0.0.1:{port}"):
+            listen("127.0.0.1", port)
+    with pytest.raises(OptionError, match="cannot listen on no.such.host.invalid"):
+        listen("no.such.host.invalid", 0)
