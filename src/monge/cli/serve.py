@@ -1,8 +1,10 @@
 """`monge serve`."""
 
 import ipaddress
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -13,6 +15,7 @@ from monge.cli.console import notes, quiet_host, reported
 from monge.cli.generate import say_memory, say_parts
 from monge.cli.networks import BUILT_IN
 from monge.core.errors import OptionError
+from monge.engine.decoder import Decoder
 
 
 @reported
@@ -62,11 +65,9 @@ def serve(
         MONGE_API_KEY=secret monge serve ./my-target --host 0.0.0.0
     """
     server = _server_room()
-    quiet_host()
-    limits = options.given(max_choices=max_choices, max_request_bytes=max_request_bytes, logprobs_of=logprobs_of)
-    timeout = {} if request_timeout is None else {"request_timeout_s": request_timeout or None}
+    limits = _limits(request_timeout, max_choices=max_choices, max_request_bytes=max_request_bytes, logprobs_of=logprobs_of)
     name = served_model_name or _name_of(target)
-    settings = server.ServerSettings(model_name=name, api_keys=tuple(api_key or ()), **limits, **timeout)
+    settings = server.ServerSettings(model_name=name, api_keys=tuple(api_key or ()), **limits)
     with server.listen(host, port) as listener:
         _use_threads(threads)
         loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=max_batch_size)
@@ -75,20 +76,24 @@ def serve(
         chat = server.chat_format(decoder.tokenizer, chat_template, is_built_in=target is None)
         scheduling = options.given(max_waiting=max_waiting, kv_budget_tokens=kv_budget, prefill_chunk=prefill_chunk)
         app = server.create_app(decoder, settings, chat, **scheduling)
-        say_memory(decoder)
-        if verbose:
-            say_parts(decoder)
-        _say(name, server.url_of(listener), is_open=not api_key and not _is_loopback(host))
+        is_open = _is_open(host, settings.api_keys)
+        _say(decoder, f"serving {name} at {server.url_of(listener)}/v1", verbose=verbose, is_open=is_open)
         server.serve_until_told(app, listener, drain_s=drain, access_log=access_log)
-        notes().print("stopped", markup=False)
 
 
 def _server_room() -> ModuleType:
+    quiet_host()
     try:
         from monge.serve import front
     except ImportError as error:
         raise OptionError(f"monge serve needs packages that are not installed ({error}): pip install 'monge[serve]'") from error
     return front
+
+
+def _limits(request_timeout: float | None, **others: Any) -> dict[str, Any]:
+    """Limits that were given; zero seconds are no limit."""
+    timeout = {} if request_timeout is None else {"request_timeout_s": request_timeout or None}
+    return options.given(**others) | timeout
 
 
 def _name_of(target: str | None) -> str:
@@ -105,15 +110,20 @@ def _use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _is_loopback(host: str) -> bool:
+def _is_open(host: str, api_keys: Sequence[str]) -> bool:
+    """Whether strangers may reach it."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        is_loopback = host == "localhost"
+    return not is_loopback and not api_keys
 
 
-def _say(name: str, url: str, *, is_open: bool) -> None:
-    """Say where it is; programs that start a server wait for this line."""
-    notes().print(f"serving {name} at {url}/v1 (stop with Ctrl-C)", markup=False, soft_wrap=True)
+def _say(decoder: Decoder, where: str, *, verbose: bool, is_open: bool) -> None:
+    """Say what runs and where; programs that start a server wait for the line that says where."""
+    say_memory(decoder)
+    if verbose:
+        say_parts(decoder)
+    notes().print(where, markup=False, soft_wrap=True)
     if is_open:
         notes().print("anyone who reaches this address may use it; --api-key asks for a key", style="yellow", markup=False)
