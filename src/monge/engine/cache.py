@@ -139,11 +139,21 @@ class TreeCache(Cache):
             else:
                 slab[:, place.row_index, :, place.column_index] = block.permute(1, 3, 0, 2, 4)
 
-    def place(self, rows: slice, starts: Sequence[int], width: int) -> None:
-        """Say where the coming forward writes: row `rows.start + i` from column `starts[i]`, `width` columns each."""
-        rows_needed, columns_needed = rows.stop, max(starts) + width
-        if rows_needed > self._num_rows or columns_needed > self._num_columns:
-            self._grow(rows_needed, columns_needed)
+    def place(self, rows: slice, starts: Sequence[int], width: int, held: tuple[int, int] = (0, 0)) -> None:
+        """Say where the coming forward writes: row `rows.start + i` from column `starts[i]`, `width` columns each.
+
+        Args:
+            rows: Rows of the forward.
+            starts: First column of each.
+            width: Columns.
+            held: Rows in use, those outside the forward included, and columns of the longest of them.
+        """
+        if not self._placement.settled:
+            for layer in self._layers:  # a first forward that failed half-way has laid out nothing that can be used
+                layer.is_initialized = False
+        num_rows, num_columns = max(rows.stop, held[0]), max(max(starts) + width, held[1])
+        if num_rows > self._num_rows or num_columns > self._num_columns:
+            self._resize(num_rows, num_columns)
         self._placement.set(rows, starts, width, (self._num_rows, self._num_columns), self._device)
 
     def settle(self) -> None:
@@ -174,18 +184,23 @@ class TreeCache(Cache):
         """Memory held."""
         return sum(slab.numel() * slab.element_size() for slab in self._slabs)
 
-    def _grow(self, rows: int, columns: int) -> None:
-        self._num_rows = max(rows, self._num_rows)
+    def _resize(self, rows: int, columns: int) -> None:
+        """Make room; what is much more than anybody needs is given back, so that one long text is not paid for ever after."""
         if columns > self._num_columns:
-            steps = -(-max(columns, self._num_columns * 5 // 4) // _COLUMNS)
-            self._num_columns = steps * _COLUMNS
-        grown: list[Tensor] = []
+            columns = max(columns, self._num_columns * 5 // 4)
+        elif 2 * columns > self._num_columns:
+            columns = self._num_columns
+        self._num_columns = -(-columns // _COLUMNS) * _COLUMNS
+        if rows > self._num_rows or 2 * rows <= self._num_rows:
+            self._num_rows = rows
+        resized: list[Tensor] = []
         for slab in self._slabs:
             tensors, old_rows, heads, old_columns, width = slab.shape
-            larger = slab.new_zeros(tensors, self._num_rows, heads, self._num_columns, width)
-            larger[:, :old_rows, :, :old_columns] = slab
-            grown.append(larger)
-        self._slabs = grown
+            kept_rows, kept_columns = min(old_rows, self._num_rows), min(old_columns, self._num_columns)
+            new = slab.new_zeros(tensors, self._num_rows, heads, self._num_columns, width)
+            new[:, :kept_rows, :, :kept_columns] = slab[:, :kept_rows, :, :kept_columns]
+            resized.append(new)
+        self._slabs = resized
         self._point_layers()
 
     def _stack(self) -> None:

@@ -179,7 +179,8 @@ class HfTreeModel:
             row.nodes.add(block)
         lengths, nodes = [row.length for row in members], [row.nodes for row in members]
         token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks)
-        self._cache.place(rows, starts, token_ids.shape[1])
+        held = len(self._rows), max(row.length + len(row.nodes) for row in self._rows)
+        self._cache.place(rows, starts, token_ids.shape[1], held)
         token_ids, positions = token_ids.to(self._device), positions.to(self._device)
         masks = self._masks(visible, positions, lengths, nodes)
         start = time.perf_counter()

@@ -1,0 +1,63 @@
+"""The cache holds what is needed now, not the most that ever was; and a forward that fails leaves it usable."""
+
+import pytest
+import torch
+
+from monge.core.model import NodeBlock
+from monge.engine.hf import HfTreeModel
+from tests.engine.tiny import network, prompts
+
+BLOCK = NodeBlock((5, 6, 7, 8), (-1, 0, 0, 1))
+
+
+def test_a_long_text_is_not_paid_for_after_it_is_gone():
+    model = HfTreeModel(network("llama", max_position_embeddings=4096))
+    (long,), short = prompts((2000,), seed=1), prompts((5, 9, 4, 7), seed=2)
+    model.open({0: long})
+    alone = model.cache_bytes
+    model.open({1: short[0]})
+    model.close(0)
+    assert model.cache_bytes >= alone
+    model.open({2: short[1], 3: short[2], 4: short[3]})
+    assert model.cache_bytes < alone / 1.5, "four short texts were to take less room than a long one"
+    fresh = HfTreeModel(network("llama", max_position_embeddings=4096))
+    fresh.open({1: short[0], 2: short[1], 3: short[2], 4: short[3]})
+    blocks = dict.fromkeys((1, 2, 3, 4), BLOCK)
+    ours, theirs = model.extend(blocks), fresh.extend(blocks)
+    for number in blocks:
+        torch.testing.assert_close(ours[number], theirs[number], rtol=1e-4, atol=1e-4)
+    model.check_integrity()
+
+
+def test_rows_that_are_gone_are_not_paid_for_when_a_text_grows():
+    model = HfTreeModel(network("llama", max_position_embeddings=4096))
+    model.open(dict(enumerate(prompts((5,) * 8))))
+    for number in range(7):
+        model.close(number)
+    crowd = model.cache_bytes
+    (long,) = prompts((900,), seed=3)
+    model.append({7: long})
+    assert model.cache_bytes <= crowd, "one long row was to take the place of eight short ones"
+    fresh = HfTreeModel(network("llama", max_position_embeddings=4096))
+    fresh.open({7: (*prompts((5,) * 8)[7], *long)})
+    torch.testing.assert_close(model.extend({7: BLOCK})[7], fresh.extend({7: BLOCK})[7], rtol=1e-4, atol=1e-4)
+
+
+def test_a_first_forward_that_fails_half_way_leaves_a_usable_cache():
+    llama = network("llama", max_position_embeddings=4096)
+    model, fresh = HfTreeModel(llama), HfTreeModel(llama)
+
+    def fail(module, args, output):
+        raise RuntimeError("out of memory")
+
+    hook = llama.model.layers[1].register_forward_hook(fail)
+    try:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            model.open({0: (5, 6)})
+    finally:
+        hook.remove()
+    model.close(0)
+    (long,) = prompts((400,), seed=3)
+    for one in (model, fresh):
+        one.open({1: long})
+    torch.testing.assert_close(model.extend({1: BLOCK})[1], fresh.extend({1: BLOCK})[1])
