@@ -2,6 +2,7 @@
 # make lint types imports docs                             one part of it
 # make exact                                               the proofs by enumeration only
 # make nightly                                             slow and statistical tests too
+# make peers PEERS=--quick                                 the same models in other engines, side by side
 #
 # PYTHON=python3.12     another interpreter (>= 3.11)
 # TORCH="torch==2.13.0 --index-url URL"    another build of torch
@@ -16,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # One thread per process: the workers already share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8
 
-.PHONY: help demo test check lint types imports docs exact nightly setup clean
+.PHONY: help demo test check lint types imports docs exact peers nightly setup clean
 .DELETE_ON_ERROR:
 
 help:
@@ -72,6 +73,11 @@ docs: $(VENV)/.test
 
 exact: $(VENV)/.test
 	$(PYTEST) tests/exact
+
+# Other engines with the same models: each is installed in an environment of its own, which takes minutes and some GB.
+peers: $(VENV)/.demo
+	@$(PIP) install -e ".[openvino]" -c $(VENV)/constraints.txt
+	$(BIN)/monge bench peers --install $(PEERS)
 
 nightly: $(VENV)/.test
 	$(PYTEST) --hypothesis-profile=nightly --timeout=1800 -m "not network"

@@ -12,6 +12,7 @@ from monge.cli.bench_acceptance import bench_acceptance
 from monge.cli.bench_control import bench_control
 from monge.cli.bench_grow import grow
 from monge.cli.bench_heads import heads
+from monge.cli.bench_peers import peers
 from monge.cli.demo import demo
 from monge.cli.generate import generate
 from monge.cli.listing import list_parts
@@ -37,6 +38,7 @@ bench.command("ablations")(bench_ablations)
 bench.command("control")(bench_control)
 bench.command("grow")(grow)
 bench.command("heads")(heads)
+bench.command("peers")(peers)
 app.command("log")(log)
 app.command("replay")(replay)
 app.command("tune")(tune)

@@ -4,7 +4,10 @@ import importlib.util
 import tempfile
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +30,9 @@ _AGREEMENT: Final = {"f32": 1e-4, "bf16": 0.1}
 """Largest difference to the network's own logits, as a share of the largest logit, by type of arithmetic."""
 _FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, OSError, ImportError)
 _COLUMNS: Final = 64  # past columns come in steps: a new shape costs the runtime as much as a step of a small network
-_HIDDEN: Final = float(np.finfo(np.float32).min)
+_KEPT_SIZES: Final = 32  # numbers of rows, nodes and columns whose memory is kept
+_HIDDEN: Final = np.finfo(np.float32).min
+_SHOWN: Final = np.float32(0)
 
 
 class OpenVinoStep:
@@ -51,34 +56,79 @@ class OpenVinoStep:
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # only weights have fewer bits; otherwise there were no law to compare with
         }
         self._host: Any = openvino
+        self._num_tokens = int(graph.outputs[0].partial_shape[2].get_length())
         self._request = openvino.Core().compile_model(graph, "CPU", options).create_infer_request()
-        self._num_masks = len(spec.kinds)
-        self._num_slabs = len(set(spec.cache_shapes))
-        self._bound: tuple[int, ...] = ()
+        self._spec = spec
+        self._seen: tuple[int, ...] = ()
+        self._sizes: tuple[int, ...] = ()
+        self._buffers: dict[tuple[int, ...], _Buffers] = {}
 
     def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> Tensor:
-        starts = cache.starts
+        starts, kept = cache.starts, cache.kept()
         past = -(-max(starts) // _COLUMNS) * _COLUMNS
-        self._bind(cache.kept(), past)
-        inputs = (token_ids.numpy(), positions.numpy(), *(_additive(mask, starts, past) for mask in masks))
-        for index, array in enumerate(inputs):
-            self._request.set_input_tensor(index, self._host.Tensor(array, shared_memory=True))
+        self._show(kept, past)
+        buffers = self._bound(*token_ids.shape, past)
+        buffers.token_ids.copy_(token_ids)
+        buffers.positions.copy_(positions)
+        for shown, mask in zip(buffers.masks, masks, strict=True):
+            _fill(shown, mask.numpy(), starts, past)
         self._request.infer(share_outputs=True)
-        logits, *new = (self._request.get_output_tensor(index).data for index in range(1 + self._num_slabs))
-        cache.write([torch.from_numpy(block) for block in new])
-        return torch.from_numpy(logits.copy())  # the runtime writes the next logits to the same place
+        cache.write(buffers.new)
+        return buffers.logits.clone()  # the next step writes its own to the same place
 
-    def _bind(self, kept: Sequence[Tensor], past: int) -> None:
+    def _show(self, kept: Sequence[Tensor], past: int) -> None:
         """Show the runtime the first columns of keys and values, unless it sees them already."""
         place = (kept[0].data_ptr(), *kept[0].shape, past)
-        if place == self._bound:
+        if place == self._seen:
             return
-        for index, tensor in enumerate(kept, start=2 + self._num_masks):
+        for index, tensor in enumerate(kept, start=2 + len(self._spec.kinds)):
             whole = self._host.Tensor(tensor.numpy(), shared_memory=True)
             rows, heads, _, size = tensor.shape
             window = self._host.Tensor(whole, self._host.Coordinate([0] * 4), self._host.Coordinate([rows, heads, past, size]))
             self._request.set_input_tensor(index, window)
-        self._bound = place
+        self._seen = place
+
+    def _bound(self, rows: int, nodes: int, past: int) -> "_Buffers":
+        """Memory for everything of these sizes but keys and values of the past, known to the runtime."""
+        sizes = (rows, nodes, past)
+        if sizes not in self._buffers:
+            if len(self._buffers) >= _KEPT_SIZES:
+                self._buffers.clear()
+            self._buffers[sizes] = _Buffers.of(self._spec, rows, nodes, past, self._num_tokens)
+        buffers = self._buffers[sizes]
+        if sizes != self._sizes:
+            shared = partial(self._host.Tensor, shared_memory=True)
+            for index, tensor in enumerate((buffers.token_ids, buffers.positions)):
+                self._request.set_input_tensor(index, shared(tensor.numpy()))
+            for index, mask in enumerate(buffers.masks, start=2):
+                self._request.set_input_tensor(index, shared(mask))
+            for index, tensor in enumerate((buffers.logits, *buffers.new)):
+                self._request.set_output_tensor(index, shared(tensor.numpy()))
+            self._sizes = sizes
+        return buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Buffers:
+    """What a step reads and writes, shared with the runtime, for one number of rows, nodes and past columns."""
+
+    token_ids: Tensor
+    positions: Tensor
+    masks: tuple[np.ndarray, ...]
+    logits: Tensor
+    new: list[Tensor]
+
+    @classmethod
+    def of(cls, spec: StepSpec, rows: int, nodes: int, past: int, num_tokens: int) -> "_Buffers":
+        """Empty ones."""
+        counts = Counter(spec.cache_shapes)
+        return cls(
+            token_ids=torch.zeros(rows, nodes, dtype=torch.int64),
+            positions=torch.zeros(rows, nodes, dtype=torch.int64),
+            masks=tuple(np.zeros((rows, 1, nodes, past + nodes), dtype=np.float32) for _ in spec.kinds),
+            logits=torch.zeros(rows, nodes, num_tokens),
+            new=[torch.zeros(count, rows, heads, nodes, size) for (heads, size), count in counts.items()],
+        )
 
 
 def openvino_step(network: PreTrainedModel, weights_kind: str, notify: Notify) -> OpenVinoStep:
@@ -197,16 +247,14 @@ def _set_weights(graph: Any, network: PreTrainedModel, kind: str) -> None:
     graph.validate_nodes_and_infer_types()
 
 
-def _additive(mask: Tensor, starts: Sequence[int], past: int) -> np.ndarray:
-    """A mask over columns of the cache as one over the past and the nodes: 0 where seen, `[batch, 1, nodes, past + nodes]`."""
-    seen = mask.numpy()
-    added = np.where(seen, np.float32(0), np.float32(_HIDDEN)) if seen.dtype == np.bool_ else seen
-    batch, _, nodes, _ = added.shape
-    shown = np.full((batch, 1, nodes, past + nodes), _HIDDEN, dtype=np.float32)
+def _fill(shown: np.ndarray, seen: np.ndarray, starts: Sequence[int], past: int) -> None:
+    """A mask over columns of the cache as one over past and nodes, `[batch, 1, nodes, past + nodes]`: 0 where seen."""
+    added = np.where(seen, _SHOWN, _HIDDEN) if seen.dtype == np.bool_ else seen
+    nodes = shown.shape[2]
     for row, start in enumerate(starts):
         shown[row, :, :, :start] = added[row, :, :, :start]
+        shown[row, :, :, start:past] = _HIDDEN
         shown[row, :, :, past:] = added[row, :, :, start : start + nodes]
-    return shown
 
 
 def _has_bfloat16() -> bool:

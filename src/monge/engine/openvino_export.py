@@ -33,6 +33,8 @@ class Graph(torch.nn.Module):
         if str(config._attn_implementation) == "sdpa":
             AttentionInterface.register(_ATTENTION, _attention)
             self._network.set_attn_implementation(_ATTENTION)
+        if self._network._can_set_experts_implementation():
+            self._network.set_experts_implementation("batched_mm")  # the host's other ways have no conversion
         self._kinds = spec.kinds
         self._names = tuple(weights(network))
 
