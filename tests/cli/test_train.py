@@ -11,7 +11,7 @@ from monge.bench.heads import ARMS
 from monge.bench.own_text import ROWS, TextSettings, cut_rows, write_own_text
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.heads.shape.checkpoint import CONFIG, load_head
-from monge.heads.shape.training import STATE, Recipe
+from monge.heads.training.loop import STATE, Recipe
 from tests.engine.tiny import network, prompts
 
 TEXT = TextSettings(num_tokens=1920, row_length=24, prompt_length=4, batch_size=32)

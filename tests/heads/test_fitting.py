@@ -11,10 +11,12 @@ from torch import Tensor
 from monge.core.errors import ModelLoadError, OptionError
 from monge.heads.shape.calibrate import calibrate_alignments, calibrate_ridge, calibrate_temperatures, principal_directions
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.heads.shape.losses import Weights, head_loss, law_losses
+from monge.heads.shape.losses import head_loss
 from monge.heads.shape.measure import measure
-from monge.heads.shape.texts import Ends, Texts, all_windows, read_texts
-from monge.heads.shape.training import STATE, Progress, Recipe, Run, train
+from monge.heads.shape.training import Run, train
+from monge.heads.training.loop import STATE, Progress, Recipe
+from monge.heads.training.losses import Weights, law_losses
+from monge.heads.training.texts import Ends, Texts, all_windows, read_texts
 from monge.testing.tabular import RandomTable, TabularModel
 
 VOCAB, STEPS = 5, 2

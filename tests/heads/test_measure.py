@@ -13,7 +13,7 @@ from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.draft.heads import ShapeDrafter
 from monge.draft.tree.chain import Chain
 from monge.heads.shape.measure import measure
-from monge.heads.shape.texts import Texts, all_windows, ends_of, num_windows, read_texts
+from monge.heads.training.texts import Texts, all_windows, ends_of, num_windows, read_texts
 from monge.testing.oracle import exact_law
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.base import as_verifier

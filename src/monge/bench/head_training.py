@@ -18,8 +18,9 @@ from monge.heads.shape.calibrate import calibrate_alignments, calibrate_ridge
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.heads.shape.measure import Quality, measure
-from monge.heads.shape.texts import Ends, Texts, read_texts
-from monge.heads.shape.training import Progress, Recipe, Run, train
+from monge.heads.shape.training import Run, train
+from monge.heads.training.loop import Progress, Recipe
+from monge.heads.training.texts import Ends, Texts, read_texts
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
     "ridge": {"kind": "ridge", "is_branched": True},
@@ -27,7 +28,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
     "branch": {"kind": "gated", "is_branched": True},
 }
 _HELD_OUT: Final = 0.1
-_LOOK_ROWS: Final = 16
+HELD_OUT_ROWS: Final = 16
 """Held-out rows that a look of the training measures on."""
 
 
@@ -125,13 +126,13 @@ def make_head(
         about: What the saved head says of itself, beside its settings and figures.
     """
     target, ends = feature_model(network), gradient_ends(network)
-    fitted, chosen, held_out = _thirds(read_texts(target, rows, on_rows=watch.on_read))
+    fitted, chosen, held_out = thirds(read_texts(target, rows, on_rows=watch.on_read))
     head = _fresh(target, settings, network.device)
     progress = None
     if settings.preset == "ridge":
         calibrate_ridge(head, fitted, chosen, ends)
     else:
-        look = chosen.rows(slice(0, _LOOK_ROWS))
+        look = chosen.rows(slice(0, HELD_OUT_ROWS))
         run = Run(head=head, fitted=fitted, held_out=look, ends=ends, recipe=settings.recipe, folder=folder, mixed=mixed)
         progress = train(run, on_step=watch.on_step, should_stop=watch.should_stop)
         if watch.should_stop():
@@ -159,7 +160,7 @@ def _fresh(target: FeatureModel, settings: HeadSettings, device: torch.device) -
     return head.to(device)
 
 
-def _thirds(texts: Texts) -> tuple[Texts, Texts, Texts]:
+def thirds(texts: Texts) -> tuple[Texts, Texts, Texts]:
     """Text to fit, text to choose by, and text that only measures.
 
     Raises:

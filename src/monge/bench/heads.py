@@ -13,16 +13,18 @@ from transformers import PreTrainedModel
 from monge.api import make_parts
 from monge.bench.head_training import feature_model, gradient_ends
 from monge.core.model import FeatureModel
+from monge.draft.head import HeadDrafter
 from monge.draft.heads import ShapeDrafter
 from monge.draft.tree.registry import TREES
 from monge.engine.decoder import Decoder
+from monge.heads.readers.files import CONFIG, read_json
 from monge.heads.shape.alignment.registry import ALIGNMENTS
 from monge.heads.shape.calibrate import calibrate_alignments, calibrate_ridge, calibrate_temperatures
-from monge.heads.shape.checkpoint import load_head
+from monge.heads.shape.checkpoint import is_shape, load_head
 from monge.heads.shape.head import ShapeHead
 from monge.heads.shape.measure import Quality, measure
 from monge.heads.shape.ridge import RidgePredictor
-from monge.heads.shape.texts import Ends, Texts, read_texts
+from monge.heads.training.texts import Ends, Texts, read_texts
 
 ARMS: Final = ("none", "temperature", *(name for name in ALIGNMENTS if name != "none"))
 """Alignments, and one temperature for each step in their place."""
@@ -96,6 +98,11 @@ def _arm(folder: Path, target: FeatureModel, arm: str, parts: tuple[Texts, Texts
     )
 
 
+def is_shape_folder(folder: Path) -> bool:
+    """Whether a folder holds a SHAPE head, whose alignments can be compared."""
+    return is_shape(read_json(folder / CONFIG))
+
+
 def run_loops(
     network: PreTrainedModel,
     folder: Path,
@@ -105,13 +112,15 @@ def run_loops(
     temperatures: Sequence[float],
     on_loop: Callable[[str], None],
 ) -> list[LoopResult]:
-    """Decode prompts with the head and count tokens per round."""
+    """Decode prompts with the head, a published one or one of this library's, and count tokens per round."""
     results: list[LoopResult] = []
     for temperature in temperatures:
         for tree, verifier in LOOPS:
             on_loop(f"{folder.name}, {tree}, temperature {temperature:g}")
             target: Any = feature_model(network)
-            drafter = ShapeDrafter(target=target, head=folder, tree=TREES.parse(tree))
+            drafter = (ShapeDrafter if is_shape_folder(folder) else HeadDrafter)(
+                target=target, head=folder, tree=TREES.parse(tree)
+            )
             decoder = Decoder(make_parts(target, drafter=drafter, verifier=verifier), max_batch_size=len(prompts))
             done = decoder.generate(prompts, max_new_tokens=max_new_tokens, temperature=temperature, seed=0, ignore_eos=True)
             rounds = [record for result in done for record in result.records]

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from monge.api import built_in
 from monge.bench.arms import encode
-from monge.bench.heads import ArmResult, LoopResult, compare_arms, run_loops
+from monge.bench.heads import ArmResult, LoopResult, compare_arms, is_shape_folder, run_loops
 from monge.bench.own_text import TextSettings, write_own_text
 from monge.bench.tasks import read_prompts, shipped
 from monge.cli import options
@@ -33,7 +33,9 @@ def heads(
     *,
     head: Annotated[
         list[Path] | None,
-        options.option("--head", help="Folder of a head; may be repeated.", panel=options.MODELS, default="the built-in one"),
+        options.option(
+            "--head", help="Folder of a head, of any format; may be repeated.", panel=options.MODELS, default="the built-in one"
+        ),
     ] = None,
     target: options.Target = None,
     dtype: options.Dtype = None,
@@ -51,7 +53,7 @@ def heads(
     out: Annotated[Path, options.option("--out", help="Folder of text and result.", panel=options.OUTPUT, default=OUT)] = OUT,
     as_json: options.Json = False,
 ) -> None:
-    """Measure heads on text that the target writes: every alignment against its controls, and the loop.
+    """Measure heads on text that the target writes: every alignment of a SHAPE head against its controls, and the loop.
 
     The alignments and the temperature are fitted on two thirds of the text and measured on the third; a ridge head is fitted
     there too. With `--json` the last line of standard output is one JSON object.
@@ -68,7 +70,8 @@ def heads(
         say("writing rows")
         rows = write_own_text(network, prompts, settings, out)
         for folder in folders:
-            arms += compare_arms(network, folder, rows, say)
+            if is_shape_folder(folder):
+                arms += compare_arms(network, folder, rows, say)
             if max_new_tokens > 0:
                 loops += run_loops(
                     network,
@@ -102,7 +105,8 @@ def _show(arms: list[ArmResult], loops: list[LoopResult]) -> None:
         efficiency = f"{arm.quality.block_efficiency:.3f}"
         lists = (arm.quality.acceptance, arm.strengths, arm.temperatures)
         table.add_row(arm.head, arm.arm, efficiency, *(" ".join(f"{value:.3g}" for value in one) for one in lists))
-    console.print(table)
+    if arms:
+        console.print(table)
     if loops:
         table = _table("head", "temperature", "tree", "verifier", "block efficiency")
         for one in loops:

@@ -14,17 +14,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from monge.api import built_in
 from monge.bench.arms import encode
-from monge.bench.head_training import HeadSettings, Outcome, Watch, make_head
+from monge.bench.head_training import HeadSettings, Watch, make_head
 from monge.bench.own_text import TextSettings, cut_rows, write_own_text
 from monge.bench.provenance import versions
+from monge.bench.published_training import KINDS, train_published
 from monge.bench.tasks import read_prompts, shipped
 from monge.cli import options
 from monge.cli.console import notes, quiet_host, reported
 from monge.core.errors import OptionError
 from monge.engine.loading import load_network, load_tokenizer
-from monge.heads.shape.losses import Weights
-from monge.heads.shape.training import Progress as TrainingProgress
-from monge.heads.shape.training import Recipe
+from monge.heads.shape.measure import Quality
+from monge.heads.training.chain import ChainQuality
+from monge.heads.training.loop import Progress as TrainingProgress
+from monge.heads.training.loop import Recipe
+from monge.heads.training.losses import Weights
 
 TEXT: Final = "Text"
 TRAINING: Final = "Training"
@@ -109,7 +112,62 @@ def shape(
                 should_stop=interrupted,
             )
             outcome = make_head(network, rows, settings, out, watch=watch, mixed=autocast, about=about)
-    _report(outcome, out)
+    _say(out, outcome.head.num_parameters, outcome.quality)
+
+
+def _published(kind: str) -> Callable[..., None]:
+    """The command that trains heads of a published kind."""
+
+    @reported
+    def command(
+        *,
+        out: Annotated[Path, options.option("--out", help="Folder of the head; a rerun goes on there.", panel=options.OUTPUT)],
+        target: options.Target = None,
+        dtype: options.Dtype = None,
+        device: options.Device = None,
+        threads: options.Threads = None,
+        data: Annotated[list[Path] | None, _text("--data", "As for `monge train shape`.", "the shipped prompts")] = None,
+        tokens: Annotated[int | None, _text("--tokens", "Tokens to fit.", TextSettings().num_tokens)] = None,
+        num_steps: Annotated[int, _training("--num-steps", "Medusa's heads; chains of EAGLE's training.", 3)] = 3,
+        steps: Annotated[int | None, _training("--steps", "Most training steps.", Recipe().steps)] = None,
+        batch: Annotated[int | None, _training("--batch", "Positions of a training step.", Recipe().batch_size)] = None,
+        learning_rate: Annotated[float | None, _training("--learning-rate", "At its peak.", Recipe().learning_rate)] = None,
+        seed: Annotated[int | None, _training("--seed", "Of text and training.", Recipe().seed)] = None,
+    ) -> None:
+        quiet_host()
+        torch.set_num_threads(torch.get_num_threads() if threads is None else threads)
+        text = replace(TextSettings(), **options.given(num_tokens=tokens, seed=seed))
+        changes = options.given(steps=steps, batch_size=batch, learning_rate=learning_rate, seed=seed)
+        recipe = replace(Recipe(), **changes)
+        source = built_in("target") if target is None else target
+        network = load_network(source, **options.given(dtype=dtype, device=device))
+        prompts = _encoded(load_tokenizer(source), data)
+        about = {"target": "built-in" if target is None else Path(target).name, **versions("monge", "torch", "transformers")}
+        with bars() as bar:
+            rows = write_own_text(network, prompts, text, out, bar("writing rows", text.num_rows))
+            with _interrupts() as stop:
+                read, shown = bar("reading rows", len(rows)), _shown(bar("training steps", recipe.steps))
+                watch = Watch(on_read=read, on_step=shown, should_stop=stop)
+                given: Any = {"recipe": recipe, "num_steps": num_steps, "watch": watch, "about": about}
+                outcome = train_published(kind, network, rows, out, **given)
+        _say(out, outcome.num_parameters, outcome.quality)
+
+    command.__doc__ = f"""Train {kind.capitalize()} heads on text that the target writes, in the published format.
+
+    Same text, losses and loop as `monge train shape`, so that the heads can be compared. Ctrl-C saves; the same command goes on
+    from there.
+
+    **Examples**
+
+        monge train {kind} --out my-{kind}
+        monge generate "Once" --draft my-{kind}
+        monge bench heads --head my-{kind} --head my-shape
+    """
+    return command
+
+
+for _kind in KINDS:
+    train.command(_kind)(_published(_kind))
 
 
 def _encoded(tokenizer: Any, data: list[Path] | None) -> list[tuple[int, ...]]:  # noqa: ANN401 (the host's type)
@@ -117,15 +175,14 @@ def _encoded(tokenizer: Any, data: list[Path] | None) -> list[tuple[int, ...]]: 
     return [ids for ids in (encode(tokenizer, prompt.text) for prompt in prompts) if ids]
 
 
-def _report(outcome: Outcome, out: Path) -> None:
-    if outcome.quality is None:
+def _say(out: Path, num_parameters: int, quality: Quality | ChainQuality | None) -> None:
+    if quality is None:
         notes().print("interrupted; everything is saved, the same command goes on")
         raise typer.Exit(130)
-    acceptance = outcome.quality.acceptance
     typer.echo(
-        f"{out}: {outcome.head.num_parameters / 1e6:.2f}M parameters; on held-out text of the target a chain of "
-        f"{len(acceptance)} has block efficiency {outcome.quality.block_efficiency:.3f}, acceptance by step "
-        + ", ".join(f"{value:.3f}" for value in acceptance)
+        f"{out}: {num_parameters / 1e6:.2f}M parameters; on held-out text of the target a chain of "
+        f"{len(quality.acceptance)} has block efficiency {quality.block_efficiency:.3f}, acceptance by step "
+        + ", ".join(f"{value:.3f}" for value in quality.acceptance)
     )
 
 

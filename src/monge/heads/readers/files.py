@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,6 +19,40 @@ _INDICES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json
 _SAFE: Final = ".safetensors"
 _TORCH: Final = (".bin", ".pt", ".pth")
 _BROKEN: Final = (OSError, RuntimeError, ValueError, EOFError, KeyError, SafetensorError, pickle.UnpicklingError)
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Tensors by name: a folder's, or some that are in memory.
+
+    Attributes:
+        path: Where they are, for messages.
+        shapes: Their shapes.
+    """
+
+    path: Path
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def tensor(self, name: str) -> Tensor:
+        """One of them."""
+        ...
+
+
+class InMemory:
+    """Tensors that are not in a file; whoever reads a head from them shares them with it.
+
+    Args:
+        tensors: By name.
+    """
+
+    path = Path("in memory")
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+    def tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
 
 
 class Checkpoint:

@@ -1,13 +1,13 @@
 """The tensors of a head while its network is built: each is taken once, and what is left over is named."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from monge.core.errors import ModelLoadError
-from monge.heads.readers.files import Checkpoint, listed
+from monge.heads.readers.files import Source, listed
 
 _QUANTISED: Final = ("weight_scale_inv", "weight_scale", "weight_packed", "qweight", "qzeros")
 
@@ -16,19 +16,16 @@ class Tensors:
     """Tensors by the names that a network gives them.
 
     Args:
-        checkpoint: Where they are.
+        source: Where they are.
         names: Name in the network, and name in the files.
-        transform: Applied to a tensor by its name in the network, for formats that store several in one.
 
     Raises:
         ModelLoadError: If the tensors are quantised.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, names: Mapping[str, str], transform: Callable[[str, Tensor], Tensor] | None = None
-    ) -> None:
-        self.where = str(checkpoint.path)
-        self._checkpoint, self._names, self._transform = checkpoint, dict(names), transform
+    def __init__(self, source: Source, names: Mapping[str, str]) -> None:
+        self.where = str(source.path)
+        self._source, self._names = source, dict(names)
         self._taken: set[str] = set()
         packed = sorted(name for name in self._names if name.endswith(_QUANTISED))
         if packed:
@@ -47,7 +44,7 @@ class Tensors:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor in its file."""
         self._check_known(name)
-        return self._checkpoint.shapes[self._names[name]]
+        return self._source.shapes[self._names[name]]
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A tensor of this shape.
@@ -57,8 +54,7 @@ class Tensors:
         """
         self._check_known(name)
         self._taken.add(name)
-        tensor = self._checkpoint.tensor(self._names[name])
-        tensor = tensor if self._transform is None else self._transform(name, tensor)
+        tensor = self._source.tensor(self._names[name])
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
                 f"{self.where!r}: {self._names[name]} has shape {tuple(tensor.shape)}; the configuration asks for {shape}"

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.heads.shape.head import ShapeHead
-from monge.heads.shape.texts import Ends, Texts, Windows, all_windows
+from monge.heads.training.texts import Ends, Texts, Windows, all_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,8 +40,8 @@ class Texts:
         bad = int((~torch.isfinite(self.states)).any(dim=-1).sum())
         if bad:
             raise OptionError(
-                f"shape: the target's hidden states are not finite at {bad} of {self.token_ids.numel()} tokens; check its "
-                "weights, or load it in a wider type (dtype='float32')"
+                f"head training: the target's hidden states are not finite at {bad} of {self.token_ids.numel()} tokens; check "
+                "its weights, or load it in a wider type (dtype='float32')"
             )
 
     @property
@@ -57,7 +57,7 @@ class Texts:
         """
         rows = len(self.token_ids)
         if rows < 2:
-            raise OptionError("shape: one row of text cannot be split into fitted and held-out text; give more")
+            raise OptionError("head training: one row of text cannot be split into fitted and held-out text; give more")
         cut = min(rows - 1, max(1, round(rows * (1 - held_out))))
         return self.rows(slice(0, cut)), self.rows(slice(cut, rows))
 
@@ -92,7 +92,7 @@ def num_windows(texts: Texts, num_steps: int) -> int:
     per_row = texts.token_ids.shape[1] - num_steps - 1
     if per_row < 1:
         raise OptionError(
-            f"shape: rows of {texts.token_ids.shape[1]} tokens are too short for {num_steps} steps; "
+            f"head training: rows of {texts.token_ids.shape[1]} tokens are too short for {num_steps} steps; "
             f"give {num_steps + 2} or more"
         )
     return per_row * len(texts.token_ids)
