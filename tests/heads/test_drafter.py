@@ -176,7 +176,7 @@ def test_a_draw_that_is_dropped_makes_the_tree_arbitrary() -> None:
 def test_targets_without_hidden_states_are_refused() -> None:
     class Blind:
         vocab_size, max_length, no_tree_reason, no_draft_reason, forward_s = 3, None, None, None, 0.0
-        open = extend = commit = length = close = lambda *_: None
+        open = append = extend = commit = length = close = lambda *_: None
 
     with pytest.raises(OptionError, match="needs a target that shows its hidden states; Blind does not"):
         ShapeDrafter(target=Blind(), head=random_head(table()), tree=TREES.parse("chain"))

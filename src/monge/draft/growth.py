@@ -10,6 +10,7 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
+from monge.core.stopping import Evidence
 from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.watch import Watch
@@ -29,7 +30,7 @@ class Growth:
 
     Attributes:
         frontier: Nodes whose children are drawn next.
-        slot_of: Place of every node below the root among those that the network has read, in reading order.
+        paths: Tokens on the way to every node that the network has read below the root, in reading order.
     """
 
     context: Context
@@ -39,7 +40,8 @@ class Growth:
     rules: SamplingRules
     network: str
     frontier: tuple[int, ...] = (0,)
-    slot_of: dict[int, int] = field(default_factory=dict)
+    paths: list[tuple[int, ...]] = field(default_factory=list)
+    _slot_of: dict[int, int] = field(default_factory=dict)
     tree: GrowingTree = field(init=False)
     watch: Watch | None = field(init=False)
 
@@ -80,12 +82,19 @@ class Growth:
     def next_block(self) -> NodeBlock:
         """The frontier as nodes to be read, below those that were read before."""
         for node in self.frontier:
-            self.slot_of[node] = len(self.slot_of)
+            above = self.tree.parents[node]
+            self._slot_of[node] = len(self.paths)
+            self.paths.append((*(self.paths[self._slot_of[above]] if above else ()), self.tree.token_ids[node]))
         return NodeBlock(
             tuple(self.tree.token_ids[node] for node in self.frontier),
-            tuple(self.slot_of.get(self.tree.parents[node], -1) for node in self.frontier),
+            tuple(self._slot_of.get(self.tree.parents[node], -1) for node in self.frontier),
         )
 
     def finish(self) -> TokenTree:
         """The finished tree."""
         return self.builder.finish(self.tree, self.plan)
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """What a stop rule made it note."""
+        return None if self.watch is None else self.watch.evidence

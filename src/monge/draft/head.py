@@ -117,8 +117,7 @@ class HeadDrafter(Drafter[Unread]):
             self._read(unread)
             self._grow([row for row in rows if row.may_draft and self._run.knows(row.request_id)])
         return [
-            Draft(row.finish(), () if row.may_draft else state, row.watch and row.watch.evidence)
-            for row, state in zip(rows, states, strict=True)
+            Draft(row.finish(), () if row.may_draft else state, row.evidence) for row, state in zip(rows, states, strict=True)
         ]
 
     def observe(

@@ -1,6 +1,5 @@
 """A SHAPE head as a drafter: no draft model, only the target's own hidden states."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +13,11 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.model import FeatureModel, SequenceModel
 from monge.core.proposal import Deterministic
-from monge.core.sampling_rules import SamplingRules, laws_from_logits
-from monge.core.tree import GrowingTree
+from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.growth import Growth
 from monge.draft.tree.base import TreeBuilder
-from monge.draft.watch import Watch
 from monge.heads.shape.checkpoint import built_in_head, load_head
 from monge.heads.shape.head import ShapeHead
 
@@ -102,16 +100,20 @@ class ShapeDrafter(Drafter[LastState]):
         draws: Sequence[Draws],
     ) -> Sequence[Draft[LastState]]:
         rows = [
-            _Row(context=context, plan=plan, draws=row_draws, builder=self.tree, rules=self._rules(context))
+            Growth(
+                context=context,
+                plan=plan,
+                draws=row_draws,
+                builder=self.tree,
+                rules=self._rules(context),
+                network="shape head",
+            )
             for context, plan, row_draws in zip(contexts, plans, draws, strict=True)
         ]
         known = [(row, state) for row, state in zip(rows, states, strict=True) if state is not None and row.may_draft]
         with torch.inference_mode():
             self._grow([row for row, _ in known], [state for _, state in known])
-        return [
-            Draft(row.builder.finish(row.tree, row.plan), state, row.watch and row.watch.evidence)
-            for row, state in zip(rows, states, strict=True)
-        ]
+        return [Draft(row.finish(), state, row.evidence) for row, state in zip(rows, states, strict=True)]
 
     def observe(
         self, contexts: Sequence[Context], drafts: Sequence[Draft[LastState]], verdicts: Sequence[Verdict]
@@ -130,85 +132,54 @@ class ShapeDrafter(Drafter[LastState]):
         rules = self.rules or (SamplingRules() if only_ranks else context.rules)
         return rules if self.top_k is None else rules.within_top(self.top_k)
 
-    def _grow(self, rows: Sequence["_Row"], states: Sequence[Tensor]) -> None:
-        if not rows:
+    def _grow(self, growths: Sequence[Growth], states: Sequence[Tensor]) -> None:
+        if not growths:
             return
-        roots = self._embedded([row.context.token_ids[-1] for row in rows])
-        starts = self._head.predictor.start(torch.cat(list(states)), roots)
-        for index, row in enumerate(rows):
-            row.start, row.states = starts[index : index + 1], {-1: states[index]}
-        active = list(rows)
+        roots = self._embedded([growth.context.token_ids[-1] for growth in growths])
+        starts = self._head.predictor.start(torch.cat(list(states)), roots).split(1)
+        parts = zip(growths, starts, states, strict=True)
+        active = [_Row(growth, start, {-1: state}) for growth, start, state in parts]
         for number in range(1, self._head.predictor.num_steps + 1):
             logits = self._level(number, active)
             for row, row_logits in zip(active, logits, strict=True):
-                row.grow(row_logits)
-            active = [row for row in active if row.frontier]
+                row.growth.grow(row_logits)
+            active = [row for row in active if row.growth.frontier]
             if not active:
                 return
 
     def _level(self, number: int, rows: Sequence["_Row"]) -> Sequence[Float[Tensor, "nodes vocab"]]:
         """Logits at every row's frontier. Nodes of one depth share one prediction unless the head looks at branches."""
         branched = self._head.predictor.is_branched
-        nodes = [row.frontier if branched else row.frontier[:1] for row in rows]
+        nodes = [row.growth.frontier if branched else row.growth.frontier[:1] for row in rows]
         counts = [len(own) for own in nodes]
         start = torch.cat([row.start.expand(count, -1) for row, count in zip(rows, counts, strict=True)])
-        previous = torch.cat([row.states[row.tree.parents[node]] for row, own in zip(rows, nodes, strict=True) for node in own])
-        last = self._embedded([row.tree.token_ids[node] for row, own in zip(rows, nodes, strict=True) for node in own])
+        previous = torch.cat(
+            [row.states[row.growth.tree.parents[node]] for row, own in zip(rows, nodes, strict=True) for node in own]
+        )
+        last = self._embedded([row.growth.tree.token_ids[node] for row, own in zip(rows, nodes, strict=True) for node in own])
         predicted = self._head.step(number, start, previous, last)
         logits = self._head.cooled(number, self._model.unembed(predicted.to(self._kind.dtype)))
         for row, own, states in zip(rows, nodes, predicted.split(counts), strict=True):
-            shared = own if branched else row.frontier
+            shared = own if branched else row.growth.frontier
             row.states |= {node: states[index : index + 1] if branched else states for index, node in enumerate(shared)}
         if branched:
             return logits.split(counts)
-        return [one.expand(len(row.frontier), -1) for row, one in zip(rows, logits.split(counts), strict=True)]
+        return [one.expand(len(row.growth.frontier), -1) for row, one in zip(rows, logits.split(counts), strict=True)]
 
     def _embedded(self, token_ids: Sequence[int]) -> Tensor:
         return self._model.embed(token_ids).to(self._head.probe.dtype)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Row:
     """One request while its tree grows.
 
     Args:
+        growth: The tree.
+        start: What the predictor makes of the last true state and the root.
         states: Predicted state at every node whose children were looked at; -1 has the last true one.
     """
 
-    context: Context
-    plan: DraftPlan
-    draws: Draws
-    builder: TreeBuilder
-    rules: SamplingRules
-    frontier: tuple[int, ...] = (0,)
-    start: Tensor = field(default_factory=lambda: torch.empty(0))
-    states: dict[int, Tensor] = field(default_factory=dict)
-    tree: GrowingTree = field(init=False)
-    watch: Watch | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tree = GrowingTree(self.context.token_ids[-1])
-        self.watch = None if self.plan.stop is None else Watch(self.tree, self.plan.stop)
-
-    @property
-    def may_draft(self) -> bool:
-        return self.plan.depth(1) > 0 and self.plan.nodes(1) > 0
-
-    def grow(self, logits: Float[Tensor, "nodes vocab"]) -> None:
-        nodes, laws, finite = [], [], []
-        for row, (node, law) in enumerate(zip(self.frontier, laws_from_logits(logits, self.rules), strict=True)):
-            if law is None:
-                # The node stays without candidates, which depends on nothing drawn below it; the target goes on alone.
-                text = f"shape head, request {self.context.request_id}: logits are not finite; drafting stops here"
-                warnings.warn(text, stacklevel=2)
-            else:
-                nodes.append(node)
-                laws.append(law)
-                finite.append(row)
-        known = logits if len(finite) == len(logits) else logits[finite]
-        if not nodes or (self.watch is not None and not self.watch.draws(nodes, known)):
-            self.frontier = ()
-            return
-        self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, self.draws))
-        if self.watch is not None:
-            self.frontier = self.watch.reads(nodes, self.frontier)
+    growth: Growth
+    start: Tensor
+    states: dict[int, Tensor]

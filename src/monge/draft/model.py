@@ -1,11 +1,9 @@
 """A draft language model with the target's vocabulary."""
 
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
@@ -13,12 +11,11 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.proposal import Deterministic
-from monge.core.sampling_rules import SamplingRules, laws_from_logits
-from monge.core.tree import GrowingTree
+from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, PieceReader
+from monge.draft.growth import Growth
 from monge.draft.tree.base import TreeBuilder
-from monge.draft.watch import Watch
 
 _CATCH_UP: Final = 256
 """Most unread tokens of one forward."""
@@ -86,7 +83,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
         draws: Sequence[Draws],
     ) -> Sequence[Draft[ReadPaths]]:
         rows = [self._row(context, plan, row_draws) for context, plan, row_draws in zip(contexts, plans, draws, strict=True)]
-        active = [row for row in rows if row.plan.depth(1) > 0 and row.plan.nodes(1) > 0]
+        active = [row for row in rows if row.may_draft]
         if active:
             logits = self._read_text(active)
             while active:
@@ -95,9 +92,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
                 active = [row for row in active if row.frontier]
                 if active:
                     logits = self.model.extend({row.request_id: row.next_block() for row in active})
-        return [
-            Draft(row.builder.finish(row.tree, row.plan), tuple(row.paths), row.watch and row.watch.evidence) for row in rows
-        ]
+        return [Draft(row.finish(), tuple(row.paths), row.evidence) for row in rows]
 
     def observe(
         self, contexts: Sequence[Context], drafts: Sequence[Draft[ReadPaths]], verdicts: Sequence[Verdict]
@@ -114,13 +109,13 @@ class ModelDrafter(PieceReader[ReadPaths]):
     def close(self, context: Context) -> None:
         self.model.close(context.request_id)
 
-    def _row(self, context: Context, plan: DraftPlan, draws: Draws) -> "_Row":
+    def _row(self, context: Context, plan: DraftPlan, draws: Draws) -> Growth:
         only_ranks = self.tree.limits.proposes == {Deterministic}
         rules = self.rules or (SamplingRules() if only_ranks else context.rules)
         rules = rules if self.top_k is None else rules.within_top(self.top_k)
-        return _Row(context=context, plan=plan, draws=draws, builder=self.tree, rules=rules)
+        return Growth(context=context, plan=plan, draws=draws, builder=self.tree, rules=rules, network="draft model")
 
-    def _read_text(self, rows: Sequence["_Row"]) -> Mapping[int, Tensor]:
+    def _read_text(self, rows: Sequence[Growth]) -> Mapping[int, Tensor]:
         unread = {row.request_id: row.context.token_ids[self.model.length(row.request_id) :] for row in rows}
         # After a long time without drafts: in parts, so that the logits of one part are all that is held.
         while behind := {request: tokens for request, tokens in unread.items() if len(tokens) > _CATCH_UP}:
@@ -132,56 +127,3 @@ class ModelDrafter(PieceReader[ReadPaths]):
         logits = self.model.extend({request: NodeBlock.chain(tokens) for request, tokens in unread.items()})
         self.model.commit({request: range(len(tokens)) for request, tokens in unread.items()})
         return logits
-
-
-@dataclass(slots=True, kw_only=True)
-class _Row:
-    """One request while its tree grows."""
-
-    context: Context
-    plan: DraftPlan
-    draws: Draws
-    builder: TreeBuilder
-    rules: SamplingRules
-    frontier: tuple[int, ...] = (0,)
-    slot_of: dict[int, int] = field(default_factory=dict)
-    paths: list[tuple[int, ...]] = field(default_factory=list)
-    tree: GrowingTree = field(init=False)
-    watch: Watch | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tree = GrowingTree(self.context.token_ids[-1])
-        self.watch = None if self.plan.stop is None else Watch(self.tree, self.plan.stop)
-
-    @property
-    def request_id(self) -> int:
-        return self.context.request_id
-
-    def grow(self, logits: Float[Tensor, "nodes vocab"]) -> None:
-        nodes, laws, finite = [], [], []
-        for row, (node, law) in enumerate(zip(self.frontier, laws_from_logits(logits, self.rules), strict=True)):
-            if law is None:
-                # The node stays without candidates, which depends on nothing drawn below it; the target goes on alone.
-                text = f"draft model, request {self.request_id}: logits are not finite; drafting stops here"
-                warnings.warn(text, stacklevel=2)
-            else:
-                nodes.append(node)
-                laws.append(law)
-                finite.append(row)
-        known = logits if len(finite) == len(logits) else logits[finite]
-        if not nodes or (self.watch is not None and not self.watch.draws(nodes, known)):
-            self.frontier = ()
-            return
-        self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, self.draws))
-        if self.watch is not None:
-            self.frontier = self.watch.reads(nodes, self.frontier)
-
-    def next_block(self) -> NodeBlock:
-        for node in self.frontier:
-            above = self.tree.parents[node]
-            self.slot_of[node] = len(self.paths)
-            self.paths.append((*(self.paths[self.slot_of[above]] if above else ()), self.tree.token_ids[node]))
-        return NodeBlock(
-            tuple(self.tree.token_ids[node] for node in self.frontier),
-            tuple(self.slot_of.get(self.tree.parents[node], -1) for node in self.frontier),
-        )

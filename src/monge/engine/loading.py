@@ -43,11 +43,18 @@ def load_network(
         options["attn_implementation"] = attention
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        model = None if config.is_encoder_decoder else AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
+        options |= {"dtype": dtype, "output_loading_info": True}
+        model, info = (None, {}) if config.is_encoder_decoder else AutoModelForCausalLM.from_pretrained(source, **options)
     except (OSError, ValueError, RuntimeError, KeyError, _safetensors_error()) as error:
         raise ModelLoadError(f"cannot load a model from {str(source)!r}: {type(error).__name__}: {error}") from error
     if model is None:
         raise UnsupportedModelError(f"{source}: {config.model_type} is an encoder-decoder; a decoder-only model is needed")
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ModelLoadError(
+            f"{str(source)!r} lacks {len(missing)} weights of a {type(model).__name__}, {missing[0]} among them; fetch it "
+            "again, or, if it is a head, give it to the drafter: head('folder')"
+        )
     if device is not None:
         torch.nn.Module.to(model, device)
     return model.eval()

@@ -14,6 +14,7 @@ from monge.core.errors import ModelLoadError, OptionError
 from monge.draft.by_name import drafter_of
 from monge.draft.head import HeadDrafter
 from monge.draft.tree.registry import TREES
+from monge.engine.loading import load_network
 from monge.heads.readers.registry import FORMATS, load_head
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.heads.readers.published import KINDS, Published
@@ -288,7 +289,7 @@ def test_unknown_layers_and_blind_targets_are_refused(tmp_path: Path) -> None:
 
     class Blind:
         vocab_size, max_length, no_tree_reason, no_draft_reason, forward_s = 3, None, None, None, 0.0
-        open = extend = commit = length = close = lambda *_: None
+        open = append = extend = commit = length = close = lambda *_: None
 
     with pytest.raises(OptionError, match="needs a target that shows its hidden states; Blind does not"):
         HeadDrafter(target=Blind(), head=folder, tree=TREE)
@@ -311,3 +312,11 @@ def test_modules_for_deeper_tokens_are_left_out_aloud(tmp_path: Path) -> None:
 
     with pytest.warns(UserWarning, match="2 prediction modules; the first one is applied at every depth"):
         load_head(write("mtp-qwen", tmp_path, add))
+
+
+def test_a_head_is_no_model_with_random_weights(tmp_path: Path) -> None:
+    """An EAGLE head calls itself a Llama; where a model is wanted, it must not be filled up with noise."""
+    with pytest.raises(
+        ModelLoadError, match=r"lacks \d+ weights of a LlamaForCausalLM, .* if it is a head, give it to the drafter"
+    ):
+        load_network(write("eagle", tmp_path, lambda one: one.config.update({"model_type": "llama"})))

@@ -23,15 +23,17 @@ _BROKEN: Final = (OSError, RuntimeError, ValueError, EOFError, KeyError, Safeten
 
 @runtime_checkable
 class Source(Protocol):
-    """Tensors by name: a folder's, or some that are in memory.
+    """Tensors by name: a folder's, or some that are in memory."""
 
-    Attributes:
-        path: Where they are, for messages.
-        shapes: Their shapes.
-    """
+    @property
+    def path(self) -> Path:
+        """Where they are, for messages."""
+        ...
 
-    path: Path
-    shapes: Mapping[str, tuple[int, ...]]
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Their shapes."""
+        ...
 
     def tensor(self, name: str) -> Tensor:
         """One of them."""

@@ -105,7 +105,7 @@ class EagleTrainee(Trainee):
             here, true = found[:, number : number + chains], states[:, number + 1 : number + 1 + chains]
             with torch.no_grad():
                 logits = self.ends.unembed(true).float().flatten(0, 1)
-            drafted = self.head.logits(here, self.ends.unembed).flatten(0, 1)
+            drafted = self.head.logits(here.flatten(0, 1), self.ends.unembed)
             yield here, true, Step(drafted, logits, self._tokens(texts.token_ids, number + 2, chains))
             read = torch.cat([states[:, :1], found[:, :-1]], dim=1)
 
