@@ -73,14 +73,8 @@ def heads(
             if is_shape_folder(folder):
                 arms += compare_arms(network, folder, rows, say)
             if max_new_tokens > 0:
-                loops += run_loops(
-                    network,
-                    folder,
-                    prompts[:24],
-                    max_new_tokens=max_new_tokens,
-                    temperatures=(0.0, 1.0),
-                    on_loop=say,
-                )
+                limits = {"max_new_tokens": max_new_tokens, "temperatures": (0.0, 1.0)}
+                loops += run_loops(network, folder, prompts[:24], **limits, on_loop=say)
     document = {"tokens": rows.numel(), "arms": [asdict(one) for one in arms], "loops": [asdict(one) for one in loops]}
     (out / "result.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     _show(arms, loops)
