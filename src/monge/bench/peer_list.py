@@ -100,9 +100,15 @@ PEERS: Final = (
     Peer(
         name="vllm",
         methods={
-            "plain": Method(),
+            # Its compiler can take longer than a worker is waited for; eager steps always start.
+            "plain": Method(candidates=({}, {"enforce_eager": True})),
             "draft": Method(
-                candidates=_counts("num_speculative_tokens", (3, 5, 2)), is_sampled=False, why_not_sampled=_BIASED_VLLM
+                candidates=(
+                    *_counts("num_speculative_tokens", (3, 5, 2)),
+                    {"num_speculative_tokens": 3, "enforce_eager": True},
+                ),
+                is_sampled=False,
+                why_not_sampled=_BIASED_VLLM,
             ),
             "lookup": Method(
                 candidates=_counts("num_speculative_tokens", (5, 3), prompt_lookup_max=3, prompt_lookup_min=2),

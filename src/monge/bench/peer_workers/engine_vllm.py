@@ -19,11 +19,13 @@ class Engine:
         }
         self._host: Any = import_module("vllm")
         self.version = self._host.__version__
+        counts = dict(settings)
+        is_eager = bool(counts.pop("enforce_eager", False))
         speculative = None
         if method == "draft":
-            speculative = {"method": "draft_model", "model": draft, "max_model_len": 1024, **settings}
+            speculative = {"method": "draft_model", "model": draft, "max_model_len": 1024, **counts}
         elif method == "lookup":
-            speculative = {"method": "ngram", **settings}
+            speculative = {"method": "ngram", **counts}
         self._engine = self._host.LLM(
             model=target,
             dtype="float32",
@@ -31,6 +33,7 @@ class Engine:
             max_num_seqs=1,
             enable_prefix_caching=False,
             disable_log_stats=True,
+            enforce_eager=is_eager,
             generation_config="vllm",
             speculative_config=speculative,
         )
