@@ -13,6 +13,7 @@ from monge.cli.bench_control import bench_control
 from monge.cli.bench_grow import grow
 from monge.cli.bench_heads import heads
 from monge.cli.bench_peers import peers
+from monge.cli.bench_serve import bench_serve
 from monge.cli.demo import demo
 from monge.cli.generate import generate
 from monge.cli.listing import list_parts
@@ -39,6 +40,7 @@ bench.command("control")(bench_control)
 bench.command("grow")(grow)
 bench.command("heads")(heads)
 bench.command("peers")(peers)
+bench.command("serve")(bench_serve)
 app.command("log")(log)
 app.command("replay")(replay)
 app.command("tune")(tune)

@@ -1,0 +1,211 @@
+"""Load on `monge serve`: throughput and latency against concurrency, speculation on, off and adaptive.
+
+Every arm is a server process of its own; all are up during the whole run and take turns, so that a machine that slows down
+slows all of them. A closed loop of `concurrency` clients sends requests with fixed prompts and seeds and equal lengths: each
+client sends its next request when its last one is answered.
+"""
+
+import asyncio
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from monge.bench.provenance import provenance
+from monge.bench.serve_client import Reply, complete
+from monge.bench.statistics import Summary
+from monge.core.errors import MongeError, OptionError
+
+ARMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "off": ("--drafter", "none"),
+    "on": (),
+    "adaptive": ("--controller", "price"),
+}
+"""What the server of an arm is started with; the first one is what the others are compared with."""
+
+_PERCENTILES: Final = (50, 95, 99)
+_STARTED: Final = re.compile(r"at http://(\S+):(\d+)/v1")
+_STOP_S: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings:
+    """What is sent.
+
+    Args:
+        concurrency: Numbers of clients, one after the other.
+        per_client: Requests of every client at each of them.
+        max_tokens: Length of every completion; end-of-text tokens do not end it.
+        temperature: Temperature of every request.
+        repeats: How often everything is measured.
+        server: Further arguments of every server.
+    """
+
+    concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    per_client: int = 3
+    max_tokens: int = 64
+    temperature: float | int = 1.0
+    repeats: int = 3
+    server: tuple[str, ...] = ("--max-batch-size", "16")
+
+    def __post_init__(self) -> None:
+        if not self.concurrency or min(*self.concurrency, self.per_client, self.max_tokens, self.repeats, 1) < 1:
+            raise OptionError("concurrency, requests, tokens and repeats must be at least 1")
+
+
+QUICK: Final = LoadSettings(concurrency=(1, 4), per_client=2, max_tokens=24, repeats=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running server."""
+
+    host: str
+    port: int
+
+
+@contextmanager
+def running(arguments: Sequence[str]) -> Iterator[Server]:
+    """A `monge serve` process on a free port.
+
+    Raises:
+        MongeError: If it does not start; with what it said.
+    """
+    command = [sys.executable, "-m", "monge", "serve", "--port", "0", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = list[str]()
+        try:
+            for line in process.stderr:
+                said.append(line)
+                if (found := _STARTED.search(line)) is not None:
+                    # Read on, or a talkative server would wait for room in the pipe.
+                    threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()
+                    yield Server(host=found[1], port=int(found[2]))
+                    return
+            raise MongeError(f"the server did not start: {' '.join(''.join(said).split())}")
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def measure(
+    arms: Mapping[str, Sequence[str]],
+    prompts: Sequence[str],
+    settings: LoadSettings,
+    *,
+    watch: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Load every arm at every concurrency.
+
+    Args:
+        arms: Arguments of every arm's server, by name; the first is the baseline.
+        prompts: Prompts, taken in turns.
+        settings: What is sent.
+        watch: Told what is measured next.
+
+    Returns:
+        A document of plain values: settings, provenance, and one cell per arm and concurrency.
+    """
+    before = provenance(torch.device("cpu"))
+    runs: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    with ExitStack() as stack:
+        servers = {}
+        for name, arguments in arms.items():
+            watch(f"starting {name}")
+            servers[name] = stack.enter_context(running([*settings.server, *arguments]))
+        for name, server in servers.items():
+            watch(f"warming up {name}")
+            _load(server, prompts, settings, min(4, max(settings.concurrency)))
+        for repeat in range(settings.repeats):
+            for clients in settings.concurrency:
+                for name, server in servers.items():
+                    watch(f"{name}, {clients} clients, {repeat + 1} of {settings.repeats}")
+                    runs.setdefault((clients, name), []).append(_load(server, prompts, settings, clients))
+    return {
+        "settings": asdict(settings),
+        "arms": {name: list(arguments) for name, arguments in arms.items()},
+        "provenance": before | {"load_average_after": provenance(torch.device("cpu"))["load_average"]},
+        "cells": [_cell(clients, name, some, runs[clients, next(iter(arms))]) for (clients, name), some in runs.items()],
+    }
+
+
+def _load(server: Server, prompts: Sequence[str], settings: LoadSettings, clients: int) -> dict[str, Any]:
+    run = figures(*asyncio.run(_replies(server, prompts, settings, clients)))
+    if not run["num_requests"]:
+        raise MongeError(f"no request of {clients} clients succeeded: {'; '.join(run['failures'])}")
+    return run
+
+
+async def _replies(server: Server, prompts: Sequence[str], settings: LoadSettings, clients: int) -> tuple[list[Reply], float]:
+    left = deque(range(clients * settings.per_client))
+    replies = list[Reply]()
+
+    async def client() -> None:
+        while left:
+            number = left.popleft()
+            body = {
+                "prompt": prompts[number % len(prompts)],
+                "max_tokens": settings.max_tokens,
+                "temperature": settings.temperature,
+                "seed": number,
+                "ignore_eos": True,
+            }
+            replies.append(await complete(server.host, server.port, body))
+
+    start = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return replies, time.perf_counter() - start
+
+
+def figures(replies: Sequence[Reply], wall_s: float) -> dict[str, Any]:
+    """Figures of one run; requests that failed have no part in them but their number.
+
+    Args:
+        replies: What came back.
+        wall_s: Seconds from the first request to the last answer.
+    """
+    good = [reply for reply in replies if reply.failure is None]
+    gaps = [later - earlier for reply in good for earlier, later in zip(reply.chunk_s, reply.chunk_s[1:], strict=False)]
+    drafting = [reply.metrics["speculative_decoding"] for reply in good if reply.metrics]
+    steps = [one for one in drafting if one is not None and one["num_spec_steps"]]
+    num_tokens = sum(reply.num_tokens for reply in good)
+    rounds = sum(one["num_spec_steps"] for one in steps)
+    return {
+        "num_requests": len(good),
+        "failures": sorted({reply.failure for reply in replies if reply.failure is not None}),
+        "num_failed": len(replies) - len(good),
+        "wall_s": wall_s,
+        "tokens_per_s": num_tokens / wall_s,
+        "requests_per_s": len(good) / wall_s,
+        "first_token_s": percentiles([reply.chunk_s[0] for reply in good if reply.chunk_s]),
+        "between_chunks_s": percentiles(gaps),
+        "request_s": percentiles([reply.total_s for reply in good]),
+        "mean_acceptance_length": 1 + sum(one["num_accepted_draft_tokens"] for one in steps) / rounds if rounds else None,
+    }
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """p50, p95 and p99, interpolated between neighbours; `None` of nothing."""
+    if not values:
+        return None
+    return {f"p{level}": float(np.percentile(values, level)) for level in _PERCENTILES}
+
+
+def _cell(clients: int, arm: str, runs: Sequence[dict[str, Any]], baseline: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One arm at one concurrency; ratios compare runs of one repeat, which lie next to each other in time."""
+    speed = Summary.of([run["tokens_per_s"] for run in runs])
+    ratio = Summary.of([run["tokens_per_s"] / other["tokens_per_s"] for run, other in zip(runs, baseline, strict=True)])
+    return {"concurrency": clients, "arm": arm, "tokens_per_s": asdict(speed), "ratio": asdict(ratio), "runs": list(runs)}
