@@ -19,6 +19,7 @@ from monge.cli.generate import generate
 from monge.cli.listing import list_parts
 from monge.cli.log import log
 from monge.cli.replay import replay
+from monge.cli.report import report
 from monge.cli.serve import serve
 from monge.cli.train import train
 from monge.cli.tune import tune
@@ -47,6 +48,7 @@ app.command("tune")(tune)
 app.command("serve")(serve)
 app.add_typer(bench, name="bench")
 app.add_typer(train, name="train")
+app.add_typer(report, name="report")
 
 
 def _print_version(wanted: bool) -> bool:

@@ -66,7 +66,7 @@ def heads(
     folders, settings = head or [built_in_head()], replace(TextSettings(), num_tokens=tokens)
     arms: list[ArmResult] = []
     loops: list[LoopResult] = []
-    with _spinner() as say:
+    with spinner() as say:
         say("writing rows")
         rows = write_own_text(network, prompts, settings, out)
         for folder in folders:
@@ -83,7 +83,7 @@ def heads(
 
 
 @contextmanager
-def _spinner() -> Iterator[Callable[[str], None]]:
+def spinner() -> Iterator[Callable[[str], None]]:
     """Says what is being done, on a terminal."""
     console = notes()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())

@@ -1,0 +1,105 @@
+"""`monge report`."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import torch
+import typer
+
+from monge.api import built_in
+from monge.bench.provenance import busy_note
+from monge.bench.shape_material import QUICK, ReportSettings
+from monge.bench.shape_page import page
+from monge.bench.shape_report import shape_report
+from monge.bench.tasks import read_prompts, shipped
+from monge.cli import options
+from monge.cli.bench_heads import spinner
+from monge.cli.console import notes, output, quiet_host, reported
+from monge.core.errors import OptionError
+from monge.engine.loading import load_network, load_tokenizer
+from monge.heads.shape.checkpoint import built_in_head
+
+MEASURING: Final = "Measuring"
+OUT: Final = Path("report-shape")
+
+report = typer.Typer(no_args_is_help=True, help="Measure a subject from all sides, as a page with plots and as JSON.")
+
+
+@report.callback()
+def _reports() -> None:
+    """Keeps `shape` a command of its own while it is the only one."""
+
+
+@report.command("shape")
+@reported
+def shape(
+    *,
+    target: options.Target = None,
+    head: Annotated[
+        Path | None,
+        options.option(
+            "--head",
+            help="Folder of a SHAPE head for the target.",
+            panel=options.MODELS,
+            default="the built-in one, or for another target a ridge head that is fitted here",
+        ),
+    ] = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    data: Annotated[
+        list[Path] | None,
+        options.option(
+            "--data", help="Prompts of one task; may be repeated, one file a task.", panel=MEASURING, default="shipped"
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None, options.option("--rows", help="Rows of 192 tokens that the target writes for every task.", panel=MEASURING)
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, options.option("--max-new-tokens", help="Length of a decoded completion.", panel=MEASURING)
+    ] = None,
+    quick: Annotated[bool, options.option("--quick", help="Little text and few settings: a look.", panel=MEASURING)] = False,
+    out: Annotated[Path, options.option("--out", help="Folder of page and JSON.", panel=options.OUTPUT, default=OUT)] = OUT,
+    as_json: options.Json = False,
+) -> None:
+    """Answer what is asked about SHAPE by measuring: similarity, bounds, errors, times, sampling, contexts, tasks, transport.
+
+    Writes `report.html`, `report.json` and the pictures. The target's own text is kept in the folder and used again.
+
+    **Examples**
+
+        monge report shape --quick
+        monge report shape --target ./my-target --head ./my-head --data chat.jsonl --data code.jsonl
+    """
+    quiet_host()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if (note := busy_note()) is not None:
+        notes().print(note, style="yellow")
+    source = built_in("target") if target is None else target
+    trained = head or (built_in_head() if target is None else None)
+    base = QUICK if quick else ReportSettings()
+    settings = replace(base, **options.given(rows_per_task=rows, max_new_tokens=max_new_tokens))
+    prompts = shipped() if data is None else tuple(prompt for path in data for prompt in read_prompts(path))
+    draw = _plotter()
+    with spinner() as say:
+        network = load_network(source, **options.given(dtype=dtype, device=device))
+        document = shape_report(network, load_tokenizer(source), prompts, out, trained=trained, settings=settings, say=say)
+    (out / "report.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (out / "report.html").write_text(page(document, draw(document, out)), encoding="utf-8")
+    if as_json:
+        print(json.dumps(document), file=sys.stdout)
+    else:
+        output().print(f"{out / 'report.html'}\n{out / 'report.json'}", markup=False, soft_wrap=True)
+
+
+def _plotter() -> Any:  # noqa: ANN401 (matplotlib is optional)
+    try:
+        from monge.bench.shape_plots import draw
+    except ImportError as error:
+        raise OptionError("the report's plots need matplotlib: pip install 'monge[bench]'") from error
+    return draw
