@@ -17,7 +17,7 @@ from monge.heads.shape.calibrate import calibrate_alignments, calibrate_temperat
 from monge.heads.shape.head import ShapeHead
 from monge.heads.shape.measure import law, measure, predictions
 from monge.heads.shape.ridge import RidgePredictor
-from monge.heads.shape.texts import Texts, all_windows
+from monge.heads.training.texts import Texts, all_windows
 
 ARMS: Final = ("none", "temperature", "diagonal", *(name for name in ALIGNMENTS if name not in {"none", "diagonal"}))
 """Controls first: nothing, one temperature for each step, shift and scale of each coordinate; then the transports."""

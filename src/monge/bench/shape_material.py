@@ -18,7 +18,7 @@ from monge.core.errors import OptionError
 from monge.heads.shape.calibrate import calibrate_ridge
 from monge.heads.shape.checkpoint import load_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.heads.shape.texts import Ends, Texts, read_texts
+from monge.heads.training.texts import Ends, Texts, read_texts
 
 Say = Callable[[str], None]
 

@@ -14,7 +14,7 @@ from monge.bench.shape_material import Material, joined, spread
 from monge.heads.shape.calibrate import principal_directions
 from monge.heads.shape.measure import law
 from monge.heads.shape.sinkhorn import log_plan, mean_cost, squared_distances
-from monge.heads.shape.texts import Texts
+from monge.heads.training.texts import Texts
 
 _SUPPORT: Final = 64
 _PLANS: Final = 48
