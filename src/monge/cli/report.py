@@ -14,7 +14,7 @@ from monge.bench.provenance import busy_note
 from monge.bench.shape_material import QUICK, ReportSettings
 from monge.bench.shape_page import page
 from monge.bench.shape_report import shape_report
-from monge.bench.tasks import read_prompts, shipped
+from monge.bench.tasks import Prompt, read_prompts, shipped
 from monge.cli import options
 from monge.cli.bench_heads import spinner
 from monge.cli.console import notes, output, quiet_host, reported
@@ -75,26 +75,32 @@ def shape(
         monge report shape --quick
         monge report shape --target ./my-target --head ./my-head --data chat.jsonl --data code.jsonl
     """
-    quiet_host()
     if threads is not None:
         torch.set_num_threads(threads)
-    if (note := busy_note()) is not None:
-        notes().print(note, style="yellow")
-    source = built_in("target") if target is None else target
     trained = head or (built_in_head() if target is None else None)
-    base = QUICK if quick else ReportSettings()
-    settings = replace(base, **options.given(rows_per_task=rows, max_new_tokens=max_new_tokens))
+    size = replace(QUICK if quick else ReportSettings(), **options.given(rows_per_task=rows, max_new_tokens=max_new_tokens))
     prompts = shipped() if data is None else tuple(prompt for path in data for prompt in read_prompts(path))
-    draw = _plotter()
-    with spinner() as say:
-        network = load_network(source, **options.given(dtype=dtype, device=device))
-        document = shape_report(network, load_tokenizer(source), prompts, out, trained=trained, settings=settings, say=say)
-    (out / "report.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    (out / "report.html").write_text(page(document, draw(document, out)), encoding="utf-8")
+    document = _written(target, prompts, trained, size, out, **options.given(dtype=dtype, device=device))
     if as_json:
         print(json.dumps(document), file=sys.stdout)
     else:
         output().print(f"{out / 'report.html'}\n{out / 'report.json'}", markup=False, soft_wrap=True)
+
+
+def _written(
+    target: str | None, prompts: tuple[Prompt, ...], trained: Path | None, size: ReportSettings, out: Path, **loading: Any
+) -> dict[str, Any]:
+    """Measure, and write page and JSON."""
+    quiet_host()
+    if (note := busy_note()) is not None:
+        notes().print(note, style="yellow")
+    source, draw = built_in("target") if target is None else target, _plotter()
+    with spinner() as say:
+        network, tokenizer = load_network(source, **loading), load_tokenizer(source)
+        document = shape_report(network, tokenizer, prompts, out, trained=trained, settings=size, say=say)
+    (out / "report.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (out / "report.html").write_text(page(document, draw(document, out)), encoding="utf-8")
+    return document
 
 
 def _plotter() -> Any:  # noqa: ANN401 (matplotlib is optional)
