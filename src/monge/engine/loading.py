@@ -44,7 +44,8 @@ def load_network(
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         options |= {"dtype": dtype, "output_loading_info": True}
-        model, info = (None, {}) if config.is_encoder_decoder else AutoModelForCausalLM.from_pretrained(source, **options)
+        loaded: Any = (None, {}) if config.is_encoder_decoder else AutoModelForCausalLM.from_pretrained(source, **options)
+        model, info = loaded
     except (OSError, ValueError, RuntimeError, KeyError, _safetensors_error()) as error:
         raise ModelLoadError(f"cannot load a model from {str(source)!r}: {type(error).__name__}: {error}") from error
     if model is None:

@@ -67,7 +67,8 @@ class OpenVinoStep:
         starts, kept = cache.starts, cache.kept()
         past = -(-max(starts) // _COLUMNS) * _COLUMNS
         self._show(kept, past)
-        buffers = self._bound(*token_ids.shape, past)
+        rows, nodes = token_ids.shape
+        buffers = self._bound(rows, nodes, past)
         buffers.token_ids.copy_(token_ids)
         buffers.positions.copy_(positions)
         for shown, mask in zip(buffers.masks, masks, strict=True):

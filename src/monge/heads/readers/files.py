@@ -75,13 +75,17 @@ class Checkpoint:
         self._folder, self._only = (given.parent, given) if given.is_file() else (given, None)
         self.config: dict[str, Any] = read_json(self._folder / CONFIG)
 
-    @cached_property
+    @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every tensor, by name.
 
         Raises:
             ModelLoadError: If there are no tensors, or a file is broken.
         """
+        return self._shape_of
+
+    @cached_property
+    def _shape_of(self) -> Mapping[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
         for file in self._files:
             for name, shape in _shapes(file, self._loaded):
