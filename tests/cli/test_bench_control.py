@@ -6,10 +6,10 @@ def test_controllers_are_compared(run):
     assert result.exit_code == 0
     arms = json.loads(result.stdout.splitlines()[-1])["arms"]
     worlds = {arm["world"] for arm in arms}
-    assert len(worlds) == 2
+    assert len(worlds) == 3
     assert {arm["controller"] for arm in arms} >= {"price", "on_the_fly, last 4 rounds", "fsm"}
     assert all(arm["speed"] > 0 for arm in arms)
-    assert sum(arm["ratio"] == 1.0 and "the best" in arm["controller"] for arm in arms) == 2
+    assert sum(arm["ratio"] == 1.0 and "the best" in arm["controller"] for arm in arms) == 3
 
 
 def test_no_rounds(run):

@@ -89,6 +89,7 @@ LOOPS = [
 def test_every_registered_part_is_enumerated() -> None:
     assert set(SHAPES) == set(TREES)
     elsewhere = {
+        "head",
         "shape",
         "pool",
         "token_recycling",

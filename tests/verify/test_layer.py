@@ -150,7 +150,7 @@ def weighed(rule: Layer, tables: Tables, children: Children) -> float:
         tree = replace(_EMPTY, token_ids=tokens, parents=parents, proposals=proposals, offers=offers)
         layers = LayerPass(ScoredTree(tree=tree, target_laws=tables.laws(tree), draws=TapeDraws(())))
         while layers.is_open:
-            layers.descend(rule._flows(layers.problems()))
+            layers.descend(rule.flows(layers.problems()))
             total += prob * sum(layers._weights.values())
     return total
 
