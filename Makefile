@@ -3,6 +3,7 @@
 # make exact                                               the proofs by enumeration only
 # make nightly                                             slow and statistical tests too
 # make peers PEERS=--quick                                 the same models in other engines, side by side
+# make test-lm-eval                                        our model inside lm-eval, in an environment of its own
 #
 # PYTHON=python3.12     another interpreter (>= 3.11)
 # TORCH="torch==2.13.0 --index-url URL"    another build of torch
@@ -17,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # One thread per process: the workers already share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8
 
-.PHONY: help demo test check lint types imports docs exact peers nightly setup clean
+.PHONY: help demo test check lint types imports docs exact peers nightly test-lm-eval setup clean
 .DELETE_ON_ERROR:
 
 help:
@@ -82,6 +83,20 @@ peers: $(VENV)/.demo
 nightly: $(VENV)/.test
 	$(PYTEST) --hypothesis-profile=nightly --timeout=1800 -m "not network"
 
+# Hosts exclude each other's versions, so each that is tested has an environment of its own. Their warnings are theirs.
+HOST_TESTS := -m pytest -n 0 -p no:cacheprovider -W default
+
+.venv-lm-eval/.ready: constraints.txt pyproject.toml
+	@echo "creating .venv-lm-eval"
+	@$(PYTHON) -m venv .venv-lm-eval
+	@.venv-lm-eval/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH)
+	@.venv-lm-eval/bin/python -m pip --disable-pip-version-check --quiet install -e ".[serve,lm-eval]" lm-eval==0.4.13 \
+		pytest pytest-xdist pytest-timeout hypothesis beartype httpx -c constraints.txt
+	@touch $@
+
+test-lm-eval: .venv-lm-eval/.ready
+	OMP_NUM_THREADS=1 .venv-lm-eval/bin/python $(HOST_TESTS) tests/plugins/test_lm_eval.py
+
 clean:
-	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-* site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests docs examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,122 @@
+"""lm-eval in this process: its `hf` model, whose texts are written speculatively; as a program, `lm_eval` with that model."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import PreTrainedModel
+
+from monge.api import make_parts
+from monge.control.registry import CONTROLLERS
+from monge.core.errors import OptionError
+from monge.engine.loading import as_draft_model, as_sequence_model, load_network
+from monge.plugins.transformers_generate import speculate
+
+NAME: Final = "monge"
+"""Name of the model: `--model monge`."""
+
+
+def _host(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise OptionError(
+            f"the lm-eval model needs packages that are not installed ({error}): pip install 'monge[lm-eval]'"
+        ) from error
+
+
+_Hf: Any = _host("lm_eval.models.huggingface").HFLM
+
+
+class MongeLM(_Hf):
+    """`hf` with speculative generation: the same prompts, batches, left padding, stops and likelihoods.
+
+    Greedy texts are those of `hf` up to rounding; sampled ones have the same law. Likelihood tasks decode nothing, so nothing
+    of this library runs in them. The stopping criteria of lm-eval are asked token by token, as in plain decoding.
+
+    Args:
+        pretrained: The target, as for `hf`.
+        draft_model: Folder or name of a draft model with the target's tokenizer, or a loaded one; in the target's type and on
+            its device. Without it, n-grams.
+        drafter: As for `speculate`, like the next six.
+        tree: Shape of the proposals.
+        verifier: Acceptance rule.
+        controller: How much to draft.
+        costs: Folder of measured costs, for controllers that ask; without it they are measured in every batch.
+        draft_temperature: Draft at this temperature instead of the request's own.
+        draft_top_k: Draft from so many of the draft model's most probable tokens.
+        seed: Seed of the draws of every batch; without it they follow lm-eval's own seed for torch.
+        **settings: Everything that `hf` takes.
+
+    Raises:
+        MongeError: One of its children, if a part is unknown or does not fit the others, the target is an encoder-decoder, or
+            mixed precision is asked for.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | PreTrainedModel,
+        *,
+        draft_model: str | Path | PreTrainedModel | None = None,
+        drafter: str | None = None,
+        tree: str | None = None,
+        verifier: str | None = None,
+        controller: str = "fixed",
+        costs: str | None = None,
+        draft_temperature: float | int | None = None,
+        draft_top_k: int | None = None,
+        seed: int | None = None,
+        **settings: Any,
+    ) -> None:
+        if settings.get("mixed_precision_dtype") is not None:
+            raise OptionError("model 'monge' does not support mixed_precision_dtype; give dtype=, which holds for all passes")
+        super().__init__(pretrained, **settings)
+        if self.backend != "causal":
+            raise OptionError(
+                f"model 'monge' decodes decoder-only models; lm-eval took {str(pretrained)!r} for {self.backend!r}"
+            )
+        draft = None if draft_model is None else self._draft_of(draft_model, settings)
+        named = {"drafter": drafter, "tree": tree, "verifier": verifier, "controller": controller, "costs": costs}
+        numbers = {"draft_temperature": draft_temperature, "draft_top_k": draft_top_k, "seed": seed}
+        self._speculation = {"custom_generate": speculate, "draft_model": draft, **named, **numbers}
+        _check(self.model, draft, {**named, "draft_temperature": draft_temperature, "draft_top_k": draft_top_k})
+
+    def _draft_of(self, source: str | Path | PreTrainedModel, settings: dict[str, Any]) -> PreTrainedModel:
+        return load_network(
+            source,
+            dtype=self.model.dtype,
+            device=self.device,
+            trust_remote_code=bool(settings.get("trust_remote_code", False)),
+        )
+
+    def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any) -> torch.Tensor:
+        """Called by lm-eval for every batch of prompts."""
+        return super()._model_generate(context=context, max_length=max_length, stop=stop, **settings, **self._speculation)
+
+
+def _check(target: PreTrainedModel, draft: PreTrainedModel | None, named: dict[str, Any]) -> None:
+    """Refuse parts that do not fit together now, and not when the first batch is written."""
+    CONTROLLERS.parse(named["controller"])
+    model = as_sequence_model(target)
+    # Under a controller that measures nothing: what rounds cost is found out where they run.
+    parts = {name: value for name, value in named.items() if name not in {"controller", "costs"}}
+    make_parts(model, None if draft is None else as_draft_model(draft, model), **parts)
+
+
+def register() -> None:
+    """Make the model known to lm-eval under its name; lm-eval looks for no entry points, so somebody has to say it."""
+    registry = _host("lm_eval.api.registry").model_registry
+    _host("lm_eval.models")  # fills the registry, which it does only as long as that is empty
+    if NAME not in registry:
+        registry.register(NAME, target=MongeLM)
+
+
+def main() -> None:
+    """`lm_eval`, with our model among its own."""
+    register()
+    _host("lm_eval.__main__").cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()
