@@ -1,5 +1,6 @@
 """The public way in: load the parts and check them against each other."""
 
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,7 @@ from monge.core.model import SequenceModel
 from monge.core.proposal import Arbitrary, Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDrafter, Capabilities
-from monge.draft.by_name import drafter_of, drafters_in, make_drafter, no_head_reason, options_of
+from monge.draft.by_name import AnyHead, drafter_of, drafters_in, make_drafter, no_head_reason, options_of
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.chain import Chain
 from monge.draft.tree.children import CHILDREN
@@ -46,7 +47,7 @@ _RULES: Final = (SingleDraft(), RrsWithoutReplacement(), Rrs(), TargetWalk())
 
 def load(
     target: Source | None = None,
-    draft: Source | None = None,
+    draft: Source | AnyHead | None = None,
     *,
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
@@ -71,8 +72,8 @@ def load(
 
     Args:
         target: Folder, name or loaded model; `None` for the built-in target.
-        draft: Likewise for the draft model, or the folder of a head for the target, whose format is recognised; `None` for the
-            built-in draft model beside the built-in target, and otherwise for none.
+        draft: Likewise for the draft model, or a head for the target: its folder, whose format is recognised, or loaded; `None`
+            for the built-in draft model beside the built-in target, and otherwise for none.
         drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`; `None` chooses `model` where there is a
             draft model, `head` or `shape` where there is a head, and `ngram` otherwise.
         tree: Tree builder of a drafter that has laws; `None` takes a chain, or another tree where the verifier needs one.
@@ -109,7 +110,7 @@ def load(
         tokenizer = load_tokenizer(target, trust_remote_code=trust_remote_code)
     target_model = as_sequence_model(network, backend=backend)
     draft_model, head = None, None
-    if isinstance(draft, str | Path) and (found := drafter_of(draft, target)) is not None:
+    if (found := drafter_of(draft, target)) is not None:
         drafter, head, draft = drafter or found, draft, None
     if draft is not None:
         options = {"backend": backend, "cross_tokenizer": cross_tokenizer}
@@ -134,17 +135,22 @@ def make_parts(
     target: SequenceModel,
     draft: SequenceModel | None = None,
     *,
-    head: str | Path | None = None,
+    head: str | Path | AnyHead | None = None,
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
     controller: str | AnyController = "fixed",
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
+    draft_rules: SamplingRules | None = None,
     costs: str | Path | CostModel | None = None,
     max_batch_size: int = 1,
 ) -> Parts:
-    """Parts from names or objects; arguments as for `load`, with models that are loaded already and the folder of a head."""
+    """Parts from names or objects; arguments as for `load`, with models that are loaded already, and a head or its folder.
+
+    `draft_rules` are the sampling rules of the draft law where the request's own do not say them; drafters without a law of
+    their own have no use for them.
+    """
     rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
     controller = CONTROLLERS.parse(controller) if isinstance(controller, str) else controller
     if drafter is None:
@@ -156,8 +162,10 @@ def make_parts(
             resources["head"] = head
         if any("target" in options_of(name) for name in names):
             resources["target"] = target
+        if draft_rules is not None and any("rules" in options_of(name) for name in names):
+            resources["rules"] = draft_rules
         if draft_temperature is not None:
-            resources["rules"] = SamplingRules(temperature=draft_temperature)
+            resources["rules"] = replace(draft_rules or SamplingRules(), temperature=draft_temperature)
         if draft_top_k is not None:
             resources["top_k"] = draft_top_k
         if tree is not None:

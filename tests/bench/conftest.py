@@ -1,6 +1,6 @@
 import pytest
 
-from monge.bench.arms import Pair, load_pair
+from monge.bench.pair import Pair, load_pair
 from tests.bench.tiny import save_pair
 
 

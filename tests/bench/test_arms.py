@@ -3,12 +3,15 @@
 import pytest
 import torch
 
-from monge.bench.arms import Call, HostArm, MongeArm, encode, load_pair
+from monge.bench.arms import Call, HostArm, MongeArm, encode
 from monge.bench.matrix import DEFAULT, all_arms, assistant_options, host_arms, legal_pairs, quick_arms, tune_assistant
+from monge.bench.named_arms import named_arm
+from monge.bench.pair import load_pair
 from monge.core.errors import OptionError
 from monge.draft.tree.registry import TREES
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
+from tests.heads.readers.published import medusa
 
 TUNED = {0.0: assistant_options(3), 1.0: assistant_options(2)}
 
@@ -110,3 +113,33 @@ def test_target_alone_has_no_assisted_arm(tiny_paths):
     )
     with pytest.raises(OptionError, match="needs a draft model"):
         HostArm(name="a", family="assisted", assistant={}).decode(pair, asked)
+
+
+@pytest.fixture(scope="module")
+def head_pair(tiny_paths, tmp_path_factory):
+    made = medusa(32, 4096).write(tmp_path_factory.mktemp("head") / "medusa")
+    return load_pair(tiny_paths[0], str(made))
+
+
+def test_a_head_stands_where_a_draft_model_would(head_pair, plain):
+    assert head_pair.draft is None
+    assert head_pair.head == f"head(head={head_pair.names['draft']!r})"
+    asked = call(head_pair, ["The sea was calm"])
+    arms = [*quick_arms(), *(arm for arm in all_arms(head_pair) if "chain" in arm.name)]
+    assert len(arms) > 5
+    for arm in arms:
+        assert arm.decode(head_pair, asked).token_ids == plain, arm.name
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    ["head", "pool('ngram', 'head')", "suffix", "token_recycling", "lookahead", "jacobi", "layer_skip(num_layers=1)"],
+)
+def test_every_drafter_makes_an_arm(head_pair, plain, drafter):
+    arm = named_arm(f"mine: drafter={drafter}")
+    asked = call(head_pair, ["The sea was calm"])
+    first, again = (arm.decode(head_pair, asked) for _ in range(2))
+    assert first.token_ids == again.token_ids == plain
+    assert (arm.kept.parts is None) == (drafter in {"suffix", "token_recycling", "lookahead", "jacobi"})
+    # The other arms' target keeps no hidden states for this one, and is not asked for any.
+    assert head_pair.target_model.features(0) is None

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from monge.api import built_in
-from monge.bench.arms import load_pair
 from monge.bench.grow import Shape, grown, num_parameters, shape_for, write_grown
+from monge.bench.pair import load_pair
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.engine.loading import load_network
 from tests.engine.tiny import network, prompts

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from monge.bench.arms import Call, MongeArm, encode, load_pair
+from monge.bench.arms import Call, MongeArm, encode
 from monge.bench.decode import Choice
 from monge.bench.matrix import NONE
 from monge.bench.named_arms import named_arm, with_named
+from monge.bench.pair import load_pair
 from monge.bench.report import arm_record, slowest_adaptive
 from monge.bench.runner import Settings, measure
 from monge.bench.tasks import Prompt, interleaved, shipped

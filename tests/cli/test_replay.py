@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from tests.heads.readers.published import medusa
+
 
 @pytest.fixture(scope="session")
 def logged(tiny_paths, tmp_path_factory):
@@ -134,3 +136,31 @@ def test_missing_matplotlib_names_the_extra_before_anything_runs(run, logged, mo
     result = run("replay", logged[0])
     assert result.exit_code == 2
     assert result.stderr.startswith("error: plots need matplotlib: pip install 'monge[bench]'")
+
+
+def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(run, tiny_paths, tmp_path):
+    head = medusa(32, 4096).write(tmp_path / "medusa")
+    (tmp_path / "mine.txt").write_text("One and two.\n")
+    models = ["--target", tiny_paths[0], "--draft", head, "--drafter", "jacobi", "--drafter", "pool('ngram', 'head')"]
+    limits = ["--max-new-tokens", 4, "--json"]
+    result = run("log", *models, "--file", tmp_path / "mine.txt", *limits, "--out", tmp_path / "run.mlog")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1])["costs"] == ["head", "jacobi", "ngram", "none"]
+    result = run("tune", *models, "--prompts", tmp_path / "mine.txt", *limits, "--repeats", 1, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout.splitlines()[-1])
+    tried = {found["configuration"]["drafter"].partition("(")[0] for found in document["replayed"]}
+    assert tried == {"none", "ngram", "head", "jacobi", "pool"}
+    assert not document["refused"]
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
+    command = [word if word != "PROMPT" else "Once" for word in shlex.split(line.removeprefix("use it:   monge "))]
+    assert run(*command, "--max-new-tokens", 2).exit_code == 0
+
+
+def test_a_log_alone_holds_no_hidden_states(run, logged, tmp_path):
+    head = medusa(32, 4096).write(tmp_path / "medusa")
+    result = run("replay", logged[0], "--draft", head, "--no-plots")
+    assert result.exit_code == 2
+    assert "reads hidden states of the target, and a log holds none" in result.stderr
+    result = run("log", "--no-costs", "--drafter", "suffix")
+    assert "--drafter says whose rounds are timed" in result.stderr

@@ -15,8 +15,9 @@ from monge.bench.acceptance_log import LawLog, LogSettings, log_laws, seeded
 from monge.bench.acceptance_nodes import node_records
 from monge.bench.acceptance_rounds import num_batches, round_records
 from monge.bench.acceptance_shapes import PATH_DEPTHS, Shape, path_table, shapes
-from monge.bench.arms import Pair, encode
+from monge.bench.arms import encode
 from monge.bench.decode import Watch
+from monge.bench.pair import Pair
 from monge.bench.provenance import provenance
 from monge.bench.statistics import Resamples
 from monge.bench.tasks import Prompt

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float64
 
 from monge.api import make_parts
-from monge.bench.arms import Pair
+from monge.bench.pair import Pair
 from monge.core.clocks import RequestDraws
 from monge.core.errors import OptionError
 from monge.core.model import NodeBlock, SequenceModel

@@ -13,8 +13,8 @@ from jaxtyping import Int64
 
 from monge.bench.acceptance_log import LawLog, LogSettings, Root, draft_rules_of, seeded
 from monge.bench.acceptance_shapes import Shape
-from monge.bench.arms import Pair
 from monge.bench.expected_tokens import expected_tokens
+from monge.bench.pair import Pair
 from monge.bench.statistics import Resamples
 from monge.core.context import Context, DraftPlan
 from monge.core.model import NodeBlock

@@ -12,81 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 
-from monge.api import built_in, make_parts
-from monge.bench.grow import grown, num_parameters, shape_for
+from monge.api import make_parts
+from monge.bench.pair import Pair, empty_settings
 from monge.control.base import CostModel, Memory
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
-from monge.core.model import SequenceModel
 from monge.core.verdict import StepRecord
-from monge.draft.by_name import drafters_in, options_of
+from monge.draft.by_name import drafters_in, options_of, takes_target
 from monge.engine.decoder import Decoder
-from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
+from monge.engine.loading import as_sequence_model
 from monge.engine.parts import Parts
 
 TokenIds = tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Two networks in memory, for all arms."""
-
-    target: PreTrainedModel
-    draft: PreTrainedModel | None
-    target_model: SequenceModel
-    draft_model: SequenceModel | None
-    tokenizer: PreTrainedTokenizerBase
-    names: Mapping[str, str | None]
-
-
-def load_pair(
-    target: str | None = None,
-    draft: str | None = None,
-    *,
-    backend: str = "eager",
-    useless_draft: bool = False,
-    grow: str | None = None,
-    **loading: Any,
-) -> Pair:
-    """Load the networks; with no names the built-in pair.
-
-    Args:
-        target: Folder or name.
-        draft: Likewise; `None` beside a named target means that there is none.
-        backend: How this library's arms run them; the host's arms always run the networks as they are.
-        useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary: it costs what it costs, and
-            guesses nothing.
-        grow: Let the target say the same at the cost of so many parameters, as `0.5B`; see `monge.bench.grow`.
-        **loading: As for `monge.engine.loading.load_network`.
-    """
-    if target is None:
-        target, draft = str(built_in("target")), str(built_in("draft")) if draft is None else draft
-    network, tokenizer = load_network(target, **loading), load_tokenizer(target)
-    if grow is not None:
-        network = grown(network, shape_for(network, num_parameters(grow)))
-        target = f"{target}, grown to {grow}"
-    target_model, draft_network, draft_model = as_sequence_model(network, backend=backend), None, None
-    if draft is not None:
-        draft_network = load_network(draft, **loading)
-        if useless_draft:
-            _spoil(draft_network)
-        draft_model = as_draft_model(
-            draft_network, target_model, tokenizer=load_tokenizer(draft), target_tokenizer=tokenizer, backend=backend
-        )
-        draft_network.generation_config = _empty_settings(tokenizer)
-    elif useless_draft:
-        raise OptionError("a useless draft needs a draft model to spoil; give --draft")
-    network.generation_config = _empty_settings(tokenizer)
-    return Pair(
-        target=network,
-        draft=draft_network,
-        target_model=target_model,
-        draft_model=draft_model,
-        tokenizer=tokenizer,
-        names={"target": target, "draft": f"{draft}, output shifted" if useless_draft else draft},
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +94,7 @@ class HostArm(Arm):
             if pair.draft is None:
                 raise OptionError("assisted generation needs a draft model")
             # Set anew for every call: the host carries what it learns from one call to the next.
-            pair.draft.generation_config = _empty_settings(pair.tokenizer, **self.assistant.get(call.temperature, {}))
+            pair.draft.generation_config = empty_settings(pair.tokenizer, **self.assistant.get(call.temperature, {}))
             options["assistant_model"] = pair.draft
         if call.temperature > 0:
             options |= {"do_sample": True, "temperature": call.temperature, "top_k": 0, "top_p": 1.0}
@@ -177,9 +116,12 @@ class Kept:
     Attributes:
         costs: Measured before anything is timed, for controllers that read them.
         memories: By temperature and batch size.
+        parts: With a target of their own, of a drafter that reads the target's hidden states or runs its layers: made once, as
+            a head is read once, and away from the other arms, which have no use for hidden states.
     """
 
     costs: CostModel | None = None
+    parts: Parts | None = None
     memories: dict[tuple[float, int], Memory] = field(default_factory=dict[tuple[float, int], Memory])
 
     def memory(self, call: Call) -> Memory:
@@ -238,10 +180,17 @@ class MongeArm(Arm):
             records=tuple(record for result in results for record in result.records),
         )
 
-    def _parts(self, pair: Pair, **costs: Any) -> Parts:
-        drafters = drafters_in(self.settings.get("drafter", "model"))
-        draft = pair.draft_model if any("model" in options_of(name) for name in drafters) else None
-        return make_parts(pair.target_model, draft, **self.settings, **costs)
+    def _parts(self, pair: Pair, *, costs: CostModel | None = None, max_batch_size: int) -> Parts:
+        drafter = pair.drafter(self.settings.get("drafter"))
+        draft = pair.draft_model if any("model" in options_of(name) for name in drafters_in(drafter)) else None
+        settings = {**self.settings, "drafter": drafter, "max_batch_size": max_batch_size}
+        if not takes_target(drafter):
+            return make_parts(pair.target_model, draft, costs=costs, **settings)
+        if self.kept.parts is None:
+            target = as_sequence_model(pair.target, backend=pair.backend)
+            self.kept.parts = make_parts(target, draft, costs=costs, **settings)
+        made = self.kept.parts
+        return made if costs is None else replace(made, memory=Memory(costs))
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
@@ -253,17 +202,6 @@ def synchronize(pair: Pair) -> None:
     """Wait for the device, so that a clock sees the work that was queued."""
     if pair.target.device.type == "cuda":
         torch.cuda.synchronize(pair.target.device)
-
-
-def _empty_settings(tokenizer: PreTrainedTokenizerBase, **options: Any) -> GenerationConfig:
-    return GenerationConfig(pad_token_id=tokenizer.pad_token_id or 0, **options)
-
-
-@torch.no_grad()
-def _spoil(network: PreTrainedModel) -> None:
-    """Give every token another token's row of the output matrix; where input and output share it, both move."""
-    output: Any = network.get_output_embeddings()
-    output.weight.copy_(output.weight.roll(len(output.weight) // 2, dims=0))
 
 
 def _left_padded(prompt_ids: TokenIds, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:

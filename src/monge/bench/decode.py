@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from monge.bench.arms import Arm, Pair, TokenIds, encode
+from monge.bench.arms import Arm, TokenIds, encode
 from monge.bench.matrix import (
     ASSISTANT_TOKENS,
     QUICK_ASSISTANT_TOKENS,
@@ -28,6 +28,7 @@ from monge.bench.matrix import (
     tune_assistant,
 )
 from monge.bench.named_arms import with_named
+from monge.bench.pair import Pair
 from monge.bench.provenance import provenance
 from monge.bench.report import arm_record, slowest_adaptive, summary, write_rounds
 from monge.bench.runner import FAILURES, Measurement, Settings, measure, num_calls

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 import torch
@@ -128,22 +129,28 @@ def make_head(
     target, ends = feature_model(network), gradient_ends(network)
     fitted, chosen, held_out = thirds(read_texts(target, rows, on_rows=watch.on_read))
     head = _fresh(target, settings, network.device)
-    progress = None
+    progress, began = None, perf_counter()
     if settings.preset == "ridge":
         calibrate_ridge(head, fitted, chosen, ends)
+        of_training = {"training_s": perf_counter() - began}
     else:
         look = chosen.rows(slice(0, HELD_OUT_ROWS))
         run = Run(head=head, fitted=fitted, held_out=look, ends=ends, recipe=settings.recipe, folder=folder, mixed=mixed)
-        progress = train(run, on_step=watch.on_step, should_stop=watch.should_stop)
+        progress = train(run, on_step=watch.on_step, should_stop=watch.should_stop, clock=perf_counter)
         if watch.should_stop():
             return Outcome(head=head, quality=None, progress=progress)
         calibrate_alignments(head, fitted, chosen, ends)
+        of_training = training_figures(progress)
     quality = measure(head, held_out, ends)
-    figures = {"settings": asdict(settings), "tokens": rows.numel(), "held_out": asdict(quality)}
-    figures |= {} if progress is None else {"steps": progress.step, "best_step": progress.best_step}
+    figures = {"settings": asdict(settings), "tokens": rows.numel(), "held_out": asdict(quality), **of_training}
     # Rounding to bfloat16 moves a draft law a little and the output law not at all.
     save_head(head, folder, dtype=torch.bfloat16, about=figures | (about or {}))
     return Outcome(head=head, quality=quality, progress=progress)
+
+
+def training_figures(progress: Progress) -> dict[str, Any]:
+    """What a saved head says of its training."""
+    return {"steps": progress.step, "best_step": progress.best_step, "training_s": progress.seconds}
 
 
 def _fresh(target: FeatureModel, settings: HeadSettings, device: torch.device) -> ShapeHead:

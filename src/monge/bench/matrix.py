@@ -4,7 +4,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from monge.bench.arms import Arm, Call, HostArm, MongeArm, Pair, TokenIds, synchronize
+from monge.bench.arms import Arm, Call, HostArm, MongeArm, TokenIds, synchronize
+from monge.bench.pair import Pair
 from monge.bench.statistics import Summary
 from monge.control.windows import WINDOWS as WINDOW_CONTROLLERS
 from monge.core.proposal import Deterministic
@@ -53,9 +54,9 @@ def all_arms(pair: Pair) -> list[Arm]:
         if unsupported_reason(VERIFIERS.make(verifier), {Deterministic}, 1) is None:
             settings = {"drafter": "ngram", "verifier": verifier}
             arms.append(MongeArm(name=f"monge ngram {verifier}", settings=settings))
-    if pair.draft is not None:
+    if pair.draft is not None or pair.head is not None:
         for tree, verifier in legal_pairs(TREES_COMPARED):
-            settings = {"drafter": "model", "tree": tree, "verifier": verifier}
+            settings = {"drafter": pair.drafter(), "tree": tree, "verifier": verifier}
             arms.append(MongeArm(name=f"monge {short_name(TREES.parse(tree))} {verifier}", settings=settings))
     return arms
 
@@ -64,7 +65,7 @@ def controller_arms(pair: Pair) -> list[Arm]:
     """The library without speculation, with fixed windows and with every other controller, drafting chains or n-grams."""
     first, _, plain = quick_arms()
     arms: list[Arm] = [first, plain]
-    if pair.draft is not None:
+    if pair.draft is not None or pair.head is not None:
         arms += [MongeArm(name=f"monge window {depth}", settings={"tree": f"chain({depth})"}) for depth in WINDOWS]
     return arms + [
         MongeArm(name=f"monge {name}", settings={"controller": name}) for name in WINDOW_CONTROLLERS if name != "fixed"

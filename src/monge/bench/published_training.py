@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.bench.head_training import HELD_OUT_ROWS, NOBODY, Watch, feature_model, gradient_ends, thirds
+from monge.bench.head_training import HELD_OUT_ROWS, NOBODY, Watch, feature_model, gradient_ends, thirds, training_figures
 from monge.core.errors import unknown_name
 from monge.heads.target import TargetSizes
 from monge.heads.training.chain import ChainQuality
@@ -69,12 +70,12 @@ def train_published(
         trainee: MedusaTrainee | EagleTrainee = MedusaTrainee(**common)
     else:
         trainee = EagleTrainee(**common, config=layer_config(network, TargetSizes.of(target)), seed=recipe.seed)
-    progress = train(trainee, recipe, folder, on_step=watch.on_step, should_stop=watch.should_stop)
+    progress = train(trainee, recipe, folder, on_step=watch.on_step, should_stop=watch.should_stop, clock=perf_counter)
     size = sum(tensor.numel() for tensor in trainee.weights.values())
     if watch.should_stop():
         return PublishedOutcome(num_parameters=size, quality=None, progress=progress)
     quality = trainee.quality(held_out)
-    figures = {"tokens": rows.numel(), "steps": progress.step, "best_step": progress.best_step, "held_out": asdict(quality)}
+    figures = {"tokens": rows.numel(), **training_figures(progress), "held_out": asdict(quality)}
     config = {**trainee.config, "about": figures | (about or {})}
     # Rounding to bfloat16 moves a draft law a little and the output law not at all.
     tensors = {name: weight.detach().to("cpu", torch.bfloat16).contiguous() for name, weight in trainee.weights.items()}

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from monge.bench.arms import Arm, Call, Output, Pair, TokenIds, synchronize
+from monge.bench.arms import Arm, Call, Output, TokenIds, synchronize
+from monge.bench.pair import Pair
 from monge.core.errors import MongeError
 from monge.core.verdict import StepRecord
 

@@ -13,7 +13,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from monge.bench.arms import load_pair
 from monge.bench.decode import (
     PROMPTS_PER_TASK,
     QUICK,
@@ -23,6 +22,7 @@ from monge.bench.decode import (
     compare,
     write_outcome,
 )
+from monge.bench.pair import load_pair
 from monge.bench.provenance import busy_note
 from monge.bench.report import table
 from monge.bench.runner import Settings

@@ -22,7 +22,7 @@ from monge.bench.acceptance import (
 from monge.bench.acceptance_inputs import check_candidates
 from monge.bench.acceptance_log import LogSettings
 from monge.bench.acceptance_nodes import OPTIMUM
-from monge.bench.arms import load_pair
+from monge.bench.pair import load_pair
 from monge.bench.tasks import read_prompts, shipped
 from monge.cli import options
 from monge.cli.bench import call_bar

@@ -7,8 +7,9 @@ from typing import Any, Final
 from rich.text import Text
 
 from monge.api import load
-from monge.bench.arms import HostArm, MongeArm, encode, load_pair
+from monge.bench.arms import HostArm, MongeArm, encode
 from monge.bench.matrix import DEFAULT, PLAIN
+from monge.bench.pair import load_pair
 from monge.bench.provenance import busy_note
 from monge.bench.report import arm_record, find, speedup, table
 from monge.bench.runner import Measurement, Settings, measure, num_calls

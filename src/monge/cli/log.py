@@ -19,7 +19,6 @@ from monge.core.sampling_rules import SamplingRules
 from monge.replay.configuration import Configuration
 from monge.replay.file import write_log
 from monge.replay.log import LawLog
-from monge.replay.measure import measured_costs
 from monge.replay.record import record_log
 
 OUT: Final = Path("run.mlog")
@@ -52,16 +51,20 @@ def log(
         int | None, options.option("--prompts-per-task", help="Shipped prompts of each task.", panel=LOG, default=PER_TASK)
     ] = None,
     top: Top = None,
+    drafter: Annotated[
+        list[str] | None,
+        options.option("--drafter", help="Time this drafter too; may be repeated.", panel=LOG, default="none, ngram, --draft"),
+    ] = None,
     no_costs: Annotated[bool, options.option("--no-costs", help="Do not time rounds.", panel=LOG)] = False,
     out: Out = OUT,
     as_json: options.Json = False,
 ) -> None:
     """Let the target write once, and keep its laws: `monge replay` then tries drafters, trees, verifiers and controllers.
 
-    The texts are those of the target (speculation is lossless, so a draft model only makes the log sooner). Beside the laws
-    the log keeps who the target is and, unless told otherwise, how long its rounds and the drafters take on this machine. A
-    complete law has 8 bytes per token of the vocabulary; `--top` makes small logs for large vocabularies, from which rules
-    that test several draws a node cannot be replayed.
+    The texts are those of the target (speculation is lossless, so a draft model or a head only makes the log sooner). Beside
+    the laws the log keeps who the target is and, unless told otherwise, how long its rounds and the drafters take on this
+    machine. A complete law has 8 bytes per token of the vocabulary; `--top` makes small logs for large vocabularies, from which
+    rules that test several draws a node cannot be replayed.
 
     **Examples**
 
@@ -71,6 +74,8 @@ def log(
     """
     quiet_host()
     shown = read_prompts(prompts) if prompts else shipped(per_task=PER_TASK if per_task is None else per_task)
+    if drafter and no_costs:
+        raise OptionError("--drafter says whose rounds are timed, and --no-costs that none are; leave one out")
     networks = load_networks(target, draft, **options.given(dtype=dtype, device=device, attention=attention))
     rules = SamplingRules(temperature=0.0 if temperature is None else temperature, top_k=top_k)
     rules = replace(rules, **options.given(top_p=top_p, min_p=min_p))
@@ -80,7 +85,7 @@ def log(
         found = record(networks, shown, rules, watch=watch, seed=seed, ignore_eos=ignore_eos, top=top, **recording)
         if not no_costs:
             watch.step("measuring costs")
-            found = replace(found, costs=measured_costs(networks.target, networks.draft))
+            found = replace(found, costs=networks.costs(networks.further(drafter or ())))
     path = write_log(replace(found, about=provenance(networks.network.device)), out)
     say_log(found, path)
     if as_json:

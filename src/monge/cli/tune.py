@@ -24,7 +24,6 @@ from monge.replay.compare import Settings
 from monge.replay.configuration import MODEL, Configuration
 from monge.replay.file import write_log
 from monge.replay.log import LawLog
-from monge.replay.measure import measured_costs
 from monge.replay.tune import Tuned
 from monge.replay.tune import tune as search
 
@@ -50,6 +49,10 @@ def tune(
     temperature: options.Temperature = None,
     max_new_tokens: options.MaxNewTokens = None,
     max_prompts: Annotated[int, typer.Option("--max-prompts", help="Prompts that are logged.", rich_help_panel=TUNE)] = 6,
+    drafter: Annotated[
+        list[str] | None,
+        options.option("--drafter", help="Try this drafter too; may be repeated.", panel=TUNE, default="none, ngram, --draft"),
+    ] = None,
     confirm: Annotated[
         bool, options.option("--confirm", help="Run the three best, and plain decoding, against the clock.", panel=TUNE)
     ] = False,
@@ -69,6 +72,7 @@ def tune(
         monge tune
         monge tune --prompts mine.jsonl --temperature 0.8 --confirm
         monge tune --target ./my-target --draft ./my-draft --prompts mine.txt --json
+        monge tune --draft my-head --drafter suffix --drafter "cascade('ngram', 'head')"
     """
     quiet_host()
     if max_prompts < 1 or repeats < 1:
@@ -79,9 +83,11 @@ def tune(
     with call_bar(notes()) as watch:
         found = record(networks, shown, rules, watch=watch, seed=seed, **options.given(max_new_tokens=max_new_tokens))
         watch.step("measuring costs")
-        found = replace(found, costs=measured_costs(networks.target, networks.draft), about=provenance(networks.network.device))
-        settings = Settings(repeats=repeats, seed=seed)
-        tuned = search(found, networks.draft, settings, on_text=lambda: watch.step("replaying"))
+        further = networks.further(drafter or ())
+        found = replace(found, costs=networks.costs(further), about=provenance(networks.network.device))
+        settings, own = Settings(repeats=repeats, seed=seed), networks.own_target() if further else None
+        step = lambda: watch.step("replaying")  # noqa: E731
+        tuned = search(found, networks.draft, settings, target=own, drafters=further, on_text=step)
         measured = _confirmed(networks, shown, tuned, found, seed) if confirm else []
     document = tuned.document | {"best": tuned.predicted["configuration"], "measured": measured}
     files = [write_log(found, out / "run.mlog"), *write_document(document, out, "tune.json")]
@@ -131,7 +137,7 @@ def _say_best(tuned: Tuned, measured: Sequence[dict[str, Any]], models: dict[str
     for one in measured:
         times = "" if plain is None else f", {one['tokens_per_s'] / plain:.2f} times plain decoding"
         console.print(f"measured: {one['label']}: {one['tokens_per_s']:.1f} tokens/s{times}", markup=False, soft_wrap=True)
-    if best.drafter not in (None, MODEL):
+    if best.drafter is not None and MODEL not in best.drafter_names(None):
         models = {name: value for name, value in models.items() if name != "draft"}
     chosen = "".join(f" --{name} {shlex.quote(value)}" for name, value in models.items())
     heat = "" if rules.temperature == 0 else f" --temperature {rules.temperature:g}"

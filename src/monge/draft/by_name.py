@@ -8,11 +8,14 @@ from typing import Any, Final
 from monge.core.errors import OptionError
 from monge.draft.base import AnyDrafter
 from monge.draft.registry import DRAFTERS
+from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.files import CONFIG, Checkpoint
 from monge.heads.readers.mtp import is_alone
 from monge.heads.readers.registry import format_of, unknown_format
 from monge.heads.shape.checkpoint import is_shape
+from monge.heads.shape.head import ShapeHead
 
+AnyHead = PublishedHead | ShapeHead
 _SEVERAL: Final = ("pool", "cascade")
 """Drafters that are made of others."""
 _WORDS: Final = {
@@ -48,19 +51,27 @@ def options_of(text: str) -> Mapping[str, Any]:
     return DRAFTERS.options(_name(text))
 
 
-def drafter_of(draft: str | Path, target: object) -> str | None:
-    """The drafter for a folder that holds a head instead of a model; `None` for anything else.
+def takes_target(text: str) -> bool:
+    """Whether a drafter, or one of several, reads the target itself: its hidden states or its layers."""
+    return any("target" in options_of(one) for one in drafters_in(text))
+
+
+def drafter_of(draft: object, target: object) -> str | None:
+    """The drafter for a head, or for a folder that holds one instead of a model; `None` for anything else.
 
     Args:
-        draft: What the user gave as the draft.
+        draft: What the user gave as the draft: a loaded head, a folder, a file, or something else.
         target: What the user gave as the target. Its own folder may hold a prediction module beside it; a folder of another
             model with such a module is that model.
 
     Raises:
         ModelLoadError: If the folder cannot be read.
     """
-    path = Path(draft).expanduser()
-    if not _may_be_head(path):
+    if isinstance(draft, ShapeHead):
+        return "shape"
+    if isinstance(draft, PublishedHead):
+        return "head"
+    if not isinstance(draft, str | Path) or not _may_be_head(path := Path(draft).expanduser()):
         return None
     checkpoint = Checkpoint(path)
     if is_shape(checkpoint.config):
@@ -69,6 +80,33 @@ def drafter_of(draft: str | Path, target: object) -> str | None:
     if found is None or (found.name == "mtp" and not is_alone(checkpoint) and not _is_same(path, target)):
         return None
     return "head"
+
+
+def head_drafter(draft: str | Path, target: object) -> str | None:
+    """The drafter for a folder that holds a head, with the folder in its settings; `None` for anything else.
+
+    Raises:
+        ModelLoadError: If the folder cannot be read.
+    """
+    name = drafter_of(draft, target)
+    return None if name is None else f"{name}(head={str(Path(draft).expanduser())!r})"
+
+
+def with_head(text: str, head: str | None) -> str:
+    """What a user wrote, with the head that was given where a drafter of its kind is named without settings.
+
+    Args:
+        text: One drafter, or several.
+        head: What `head_drafter` found, if anything.
+    """
+    if head is None:
+        return text
+    filled = [head if one.strip() == _name(head) else one for one in drafters_in(text)]
+    if _name(text) not in _SEVERAL:
+        return filled[0]
+    _, settings = _listed(text)
+    arguments = [*map(repr, filled), *(f"{name}={value!r}" for name, value in settings.items())]
+    return f"{_name(text)}({', '.join(arguments)})"
 
 
 def no_head_reason(draft: str | Path) -> str | None:

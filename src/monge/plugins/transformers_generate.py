@@ -1,7 +1,7 @@
 """`model.generate(..., custom_generate=monge.speculate)`: the loop of this library inside `transformers`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from monge.control.base import AnyController, CostModel
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDrafter
-from monge.draft.model import ModelDrafter
+from monge.draft.by_name import AnyHead, drafter_of
 from monge.draft.tree.base import TreeBuilder
 from monge.engine.batch import decode
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network
@@ -42,7 +42,7 @@ def speculate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    draft_model: PreTrainedModel | str | Path | None = None,
+    draft_model: PreTrainedModel | AnyHead | str | Path | None = None,
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
@@ -74,7 +74,8 @@ def speculate(
         logits_processor: Made from the generation settings, and the caller's.
         stopping_criteria: Likewise.
         generation_config: Greedy or sampling, without scores, attentions or hidden states.
-        draft_model: A loaded model, folder or name, with the target's tokenizer; put into evaluation mode. Without it, n-grams.
+        draft_model: A loaded model, folder or name, with the target's tokenizer, put into evaluation mode; or a head for the
+            target, loaded or its folder. A folder is read anew in every call. Without it, n-grams.
         drafter: As for `monge.load`; models with recurrent state need `none`.
         tree: As for `monge.load`.
         verifier: As for `monge.load`.
@@ -103,8 +104,9 @@ def speculate(
         pad_token_id=call.pad_token_id,
         streamer=token_streamer,
     )
-    named = {"drafter": drafter, "tree": tree, "verifier": verifier, "controller": controller, "draft_top_k": draft_top_k}
-    parts = _parts(call, draft_model, draft_temperature, costs=costs, max_batch_size=len(input_ids), **named)
+    named: dict[str, Any] = {"tree": tree, "verifier": verifier, "controller": controller, "draft_top_k": draft_top_k}
+    named |= {"draft_temperature": draft_temperature, "costs": costs, "max_batch_size": len(input_ids)}
+    parts = _parts(call, draft_model, drafter, **named)
     sessions = call.sessions(parts, replay, seed)
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())
@@ -165,11 +167,9 @@ class _Call:
         # The processors hold the temperature already: what is left is the softmax, or the largest score.
         return SamplingRules(temperature=1 if self.config.do_sample else 0)
 
-    def draft_rules(self, draft_temperature: float | int | None) -> SamplingRules | None:
-        rules = draft_rules(self.processors) if self.config.do_sample else SamplingRules()
-        if draft_temperature is not None:
-            return replace(rules, temperature=draft_temperature)
-        return rules if self.config.do_sample else None
+    @property
+    def draft_rules(self) -> SamplingRules | None:
+        return draft_rules(self.processors) if self.config.do_sample else None
 
     def sessions(self, parts: Parts, replay: Replay, seed: int | None) -> list[Session]:
         """One session per row; a row's number is its request id."""
@@ -215,14 +215,13 @@ class _StopCheck:
 
 
 def _parts(
-    call: _Call, draft_model: PreTrainedModel | str | Path | None, draft_temperature: float | int | None, **named: Any
+    call: _Call, draft: PreTrainedModel | AnyHead | str | Path | None, drafter: str | AnyDrafter | None, **named: Any
 ) -> Parts:
-    target = as_sequence_model(call.model)
-    draft = None if draft_model is None else as_draft_model(load_network(draft_model), target)
-    parts = make_parts(target, draft, draft_temperature=draft_temperature, **named)
-    if draft is not None and isinstance(parts.drafter, ModelDrafter):
-        return replace(parts, drafter=replace(parts.drafter, rules=call.draft_rules(draft_temperature)))
-    return parts
+    target, given = as_sequence_model(call.model), {**named, "draft_rules": call.draft_rules}
+    if (found := drafter_of(draft, call.model.name_or_path)) is not None:
+        return make_parts(target, drafter=drafter or found, head=draft, **given)
+    draft_model = None if draft is None else as_draft_model(load_network(draft), target)
+    return make_parts(target, draft_model, drafter=drafter, **given)
 
 
 def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:

@@ -43,6 +43,7 @@ def replay(
     draft: SequenceModel | None,
     settings: Settings = Settings(),
     *,
+    target: SequenceModel | None = None,
     surveys: Surveys | None = None,
     on_text: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
@@ -53,13 +54,14 @@ def replay(
         log: What happened.
         draft: The draft model, for drafters that run one: it really runs.
         settings: How often and how deep.
+        target: The target, for drafters that read its hidden states, its layers or its rankings: it then runs.
         surveys: Those made so far with the same log, settings and draft model; a new one is added.
         on_text: Called after every text of every pass.
 
     Raises:
         MongeError: If the parts do not fit together, or the log cannot answer.
     """
-    parts = configuration.parts(ReplayTarget(log.model.vocab_size), draft, PLAIN)
+    parts = configuration.parts(ReplayTarget(log.model.vocab_size) if target is None else target, draft, PLAIN)
     depth = min(settings.depth, parts.drafter.capabilities.max_depth)
     known, key = {} if surveys is None else surveys, dataclass_replace(configuration, controller=None)
     if key not in known:
@@ -80,6 +82,7 @@ def compare(
     draft: SequenceModel | None,
     settings: Settings,
     *,
+    target: SequenceModel | None = None,
     surveys: Surveys | None = None,
     on_text: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
@@ -93,7 +96,7 @@ def compare(
     refused: list[dict[str, str]] = []
     for configuration in configurations:
         try:
-            replayed.append(replay(configuration, log, draft, settings, surveys=surveys, on_text=on_text))
+            replayed.append(replay(configuration, log, draft, settings, target=target, surveys=surveys, on_text=on_text))
         except MongeError as error:
             refused.append({"label": configuration.label, "reason": str(error)})
     return {"replayed": replayed, "refused": refused}

@@ -9,10 +9,11 @@ from typing import Any
 from monge.api import make_parts
 from monge.control.base import CostModel
 from monge.core.model import SequenceModel
-from monge.draft.by_name import drafters_in
+from monge.draft.by_name import drafters_in, takes_target
 from monge.engine.parts import Parts
 
 MODEL = "model"
+HEADS = ("head", "shape")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,15 @@ class Configuration:
     def call(self) -> str:
         """Arguments of `monge.load`."""
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+
+    @property
+    def takes_target(self) -> bool:
+        """Whether what drafts reads the target itself: its hidden states or its layers.
+
+        Raises:
+            OptionError: If the drafter cannot be read.
+        """
+        return self.drafter is not None and takes_target(self.drafter)
 
     def parts(self, target: SequenceModel, draft: SequenceModel | None, costs: CostModel | None = None) -> Parts:
         """The parts; the draft model goes to drafters that run one.

@@ -6,7 +6,7 @@ from typing import Any
 
 from monge.control.base import CostModel
 from monge.core.verdict import StageTimes, StepRecord
-from monge.replay.configuration import MODEL
+from monge.replay.configuration import HEADS, MODEL
 from monge.replay.errors import UnavailableError
 from monge.replay.log import LawLog
 
@@ -14,7 +14,7 @@ from monge.replay.log import LawLog
 def costs_for(log: LawLog, drafters: Sequence[str], nodes: Sequence[int]) -> CostModel:
     """The cost table of a drafter, for trees with so many nodes by depth; it does not learn: replay has no clock.
 
-    Of a pool it is the table of its draft model: what the other drafters need is part of every round.
+    Of a pool it is the table of its draft model or head: what the other drafters need is part of every round.
 
     Raises:
         UnavailableError: If the log has no times of a drafter.
@@ -26,7 +26,7 @@ def costs_for(log: LawLog, drafters: Sequence[str], nodes: Sequence[int]) -> Cos
                 f"replay: the log has no measured times of drafter {drafter!r} (it has: {known}); log again with this draft "
                 "model and without --no-costs, or give times as a CostModel"
             )
-    table: Mapping[str, Any] = log.costs[MODEL if MODEL in drafters else drafters[0]]
+    table: Mapping[str, Any] = log.costs[next((name for name in (MODEL, *HEADS) if name in drafters), drafters[0])]
     model = CostModel.from_dict({**table, "nodes": list(nodes)})
     model.learns = False
     return model

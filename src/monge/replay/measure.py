@@ -20,11 +20,12 @@ from monge.verify.target_walk import TargetWalk
 
 _DEEPEST: Final = 8
 _WIDE: Final = 4
-_DRAFTERS: Final = {
+TIMED: Final = {
     "none": Configuration(drafter="none"),
     "ngram": Configuration(drafter="ngram"),
     MODEL: Configuration(tree=f"chain({_DEEPEST})"),
 }
+"""What is always timed; the draft model where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,15 @@ class Filler(Drafter[None]):
         return None
 
 
-def measured_costs(target: SequenceModel, draft: SequenceModel | None) -> dict[str, Any]:
+def measured_costs(
+    target: SequenceModel, draft: SequenceModel | None, more: Sequence[tuple[Configuration, SequenceModel]] = ()
+) -> dict[str, Any]:
     """Cost tables by drafter, as plain values.
+
+    Args:
+        target: The target.
+        draft: The draft model, if there is one.
+        more: Further configurations, each of one drafter, with the target that it runs on.
 
     Each measurement takes about a second, within which plain rounds take turns with others. So all are scaled to one common
     time of a plain round: a machine that is slower during one of them does not make a drafter look slow.
@@ -81,9 +89,12 @@ def measured_costs(target: SequenceModel, draft: SequenceModel | None) -> dict[s
     rounds = [_timed(_filled(target, width)) for width in widths] if drafts else []
     drafters = {
         name: _timed(configuration.parts(target, draft))
-        for name, configuration in _DRAFTERS.items()
+        for name, configuration in TIMED.items()
         if name == "none" or (drafts and (name != MODEL or draft is not None))
     }
+    for configuration, own in more:
+        (name,) = configuration.drafter_names(draft)
+        drafters[name] = _timed(configuration.parts(own, draft))
     tables = [*rounds, *drafters.values()]
     plain = median(_plain(table) for table in tables)
     verify: dict[str, float] = {"0": plain}

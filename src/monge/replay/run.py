@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from monge.control.base import PromptReader
 from monge.core.draws import Draws
+from monge.core.model import SequenceModel
 from monge.core.prompt import PromptProfile
 from monge.core.verdict import StepRecord
 from monge.engine.loop import close_session, open_sessions, run_round
@@ -20,7 +21,7 @@ def replay_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tu
     """The rounds of one text.
 
     Args:
-        parts: What is replayed; its target is not used.
+        parts: What is replayed; its target runs only where the drafter lives on what it says, see `following`.
         log: Where the text is from.
         text: One of its texts.
         draws: Source of randomness: what was drafted on the way to the text is random still.
@@ -32,7 +33,7 @@ def replay_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tu
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
     session, guide = open_text(parts, log, text, draws)
-    playing = replace(parts, rule=TextVerifier(), target=ReplayTarget(log.model.vocab_size))
+    playing = replace(parts, rule=TextVerifier(), target=following(parts, log))
     open_sessions([session], playing)
     try:
         while session.finish_reason is None:
@@ -40,6 +41,15 @@ def replay_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tu
     finally:
         close_session(session, playing)
     return tuple(session.records)
+
+
+def following(parts: Parts, log: LawLog) -> SequenceModel:
+    """What stands for the target in a replay: nothing that runs, or the target for a drafter that lives on what it says.
+
+    The target then reads every round's tree, and the text is followed all the same.
+    """
+    can = parts.drafter.capabilities
+    return parts.target if can.reads_states or can.num_successors else ReplayTarget(log.model.vocab_size)
 
 
 def play_round(session: Session, guide: TextDraws, parts: Parts) -> None:
@@ -60,10 +70,10 @@ def play_round(session: Session, guide: TextDraws, parts: Parts) -> None:
 
 def open_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tuple[Session, TextDraws]:
     """A session that follows a text, and the draws that lead it."""
-    if parts.drafter.capabilities.num_successors:
+    if parts.drafter.capabilities.num_successors and isinstance(parts.target, ReplayTarget):
         raise UnavailableError(
             f"replay: {type(parts.drafter).__name__} learns what the target says at every node that it drafts; a log has that "
-            "along its texts only; decode with it instead (monge bench decode)"
+            "along its texts only; use it where the target runs (monge tune, monge bench decode)"
         )
     reads_confidence = "confidence" in parts.controller.reads
     given = given_token(

@@ -16,8 +16,8 @@ from monge.core.verdict import StepRecord
 from monge.engine.loop import close_session, open_sessions
 from monge.engine.parts import Parts
 from monge.replay.log import LawLog, LoggedText
-from monge.replay.run import open_text, play_round
-from monge.replay.text import ReplayTarget, TextDraws, TextVerifier
+from monge.replay.run import following, open_text, play_round
+from monge.replay.text import TextDraws, TextVerifier
 
 _NEVER_STOPS: Final = StopRule(draw_prices=(0.0,))
 """Asks the drafter for its confidence, and stops nothing."""
@@ -73,7 +73,7 @@ def survey(parts: Parts, log: LawLog, text: LoggedText, draws: Draws, *, depth: 
     budget of nodes, merged paths), they are one sample of their law.
 
     Args:
-        parts: Drafter and verifier; controller and target are not used.
+        parts: Drafter and verifier; the controller is not used, the target as `following` says.
         log: Where the text is from.
         text: One of its texts.
         draws: Source of randomness.
@@ -85,7 +85,7 @@ def survey(parts: Parts, log: LawLog, text: LoggedText, draws: Draws, *, depth: 
     looking = replace(parts, controller=_Full(depth), memory=Memory())
     session, guide = open_text(looking, log, text, draws)
     guide.is_forced = True
-    playing = replace(looking, rule=TextVerifier(only_looks=True), target=ReplayTarget(log.model.vocab_size))
+    playing = replace(looking, rule=TextVerifier(only_looks=True), target=following(parts, log))
     found: list[Position] = []
     open_sessions([session], playing)
     try:

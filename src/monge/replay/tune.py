@@ -6,10 +6,13 @@ from typing import Any, Final
 
 from monge.control.registry import CONTROLLERS
 from monge.core.model import SequenceModel
-from monge.replay.compare import Settings, Surveys, compare
+from monge.draft.by_name import drafters_in, options_of
+from monge.replay.compare import Settings, compare
 from monge.replay.configuration import MODEL, Configuration
 from monge.replay.log import LawLog
 
+_TREES: Final = ("chain(8, 'top')", "best_first(num_nodes=16, depth=6)", "best_first(num_nodes=32, depth=8)")
+_DRAWN: Final = (("chain(8)", "single_draft"), ("chain(8)", "block"), ("fixed_width((3, 2, 1, 1))", "rrs_without_replacement"))
 _ADAPTIVE: Final = ("on_the_fly", "price", "fsm")
 """Controllers that are tried, as far as they are registered."""
 
@@ -29,16 +32,22 @@ class Tuned:
     document: dict[str, Any]
 
 
-def first_grid(*, has_draft: bool, is_greedy: bool) -> list[Configuration]:
-    """One configuration of every drafter and tree, as deep as a chain is ever worth."""
+def first_grid(*, has_draft: bool, is_greedy: bool, drafters: Sequence[str] = ()) -> list[Configuration]:
+    """One configuration of every drafter and tree, as deep as a chain is ever worth.
+
+    Args:
+        has_draft: Whether there is a draft model.
+        is_greedy: Whether the log's texts are.
+        drafters: Further ones, with their settings.
+    """
     found = [Configuration(drafter="none"), Configuration(drafter="ngram")]
-    if not has_draft:
-        return found
-    trees = ["chain(8, 'top')", "best_first(num_nodes=16, depth=6)", "best_first(num_nodes=32, depth=8)"]
-    found += [Configuration(drafter=MODEL, tree=tree) for tree in trees]
-    if not is_greedy:  # a greedy target accepts the token that it ranks first: drawing candidates only misses it
-        drawn = [("chain(8)", "single_draft"), ("chain(8)", "block"), ("fixed_width((3, 2, 1, 1))", "rrs_without_replacement")]
-        found += [Configuration(drafter=MODEL, tree=tree, verifier=verifier) for tree, verifier in drawn]
+    for drafter in [*([MODEL] if has_draft else []), *(one for one in drafters if one not in ("none", "ngram", MODEL))]:
+        if not any("tree" in options_of(one) for one in drafters_in(drafter)):
+            found.append(Configuration(drafter=drafter))
+            continue
+        found += [Configuration(drafter=drafter, tree=tree) for tree in _TREES]
+        if not is_greedy:  # a greedy target accepts the token that it ranks first: drawing candidates only misses it
+            found += [Configuration(drafter=drafter, tree=tree, verifier=verifier) for tree, verifier in _DRAWN]
     return found
 
 
@@ -54,19 +63,29 @@ def second_grid(first: Sequence[dict[str, Any]], count: int = 3) -> list[Configu
     return found
 
 
-def tune(log: LawLog, draft: SequenceModel | None, settings: Settings, *, on_text: Callable[[], None] | None = None) -> Tuned:
+def tune(
+    log: LawLog,
+    draft: SequenceModel | None,
+    settings: Settings,
+    *,
+    target: SequenceModel | None = None,
+    drafters: Sequence[str] = (),
+    on_text: Callable[[], None] | None = None,
+) -> Tuned:
     """Replay the two grids.
 
     Args:
         log: With costs.
         draft: The draft model, if there is one.
         settings: How configurations are replayed.
+        target: The target, for drafters that live on what it says.
+        drafters: Tried beside none, n-grams and the draft model.
         on_text: Called after every text of every pass.
     """
-    surveys: Surveys = {}
-    grid = first_grid(has_draft=draft is not None, is_greedy=log.rules.temperature == 0)
-    first = compare(grid, log, draft, settings, surveys=surveys, on_text=on_text)
-    second = compare(second_grid(first["replayed"]), log, draft, settings, surveys=surveys, on_text=on_text)
+    common: dict[str, Any] = {"target": target, "surveys": {}, "on_text": on_text}
+    grid = first_grid(has_draft=draft is not None, is_greedy=log.rules.temperature == 0, drafters=drafters)
+    first = compare(grid, log, draft, settings, **common)
+    second = compare(second_grid(first["replayed"]), log, draft, settings, **common)
     replayed = sorted(first["replayed"] + second["replayed"], key=lambda one: -one["tokens_per_s"]["mean"])
     document = {"replayed": replayed, "refused": first["refused"] + second["refused"]}
     return Tuned(best=Configuration(**replayed[0]["configuration"]), predicted=replayed[0], document=document)

@@ -65,7 +65,13 @@ class _ShapeTrainee(Trainee):
         return measure(self._run.head, self._run.held_out, self._run.ends).block_efficiency
 
 
-def train(run: Run, *, on_step: Callable[[Progress], None], should_stop: Callable[[], bool] = lambda: False) -> Progress:
+def train(
+    run: Run,
+    *,
+    on_step: Callable[[Progress], None],
+    should_stop: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> Progress:
     """Train, or go on; see `monge.heads.training.loop.train`.
 
     Raises:
@@ -75,4 +81,4 @@ def train(run: Run, *, on_step: Callable[[Progress], None], should_stop: Callabl
     """
     if not any(parameter.requires_grad for parameter in run.head.predictor.parameters()):
         raise OptionError(f"shape training: {type(run.head.predictor).__name__} is fitted in closed form, not trained")
-    return loop.train(_ShapeTrainee(run), run.recipe, run.folder, on_step=on_step, should_stop=should_stop)
+    return loop.train(_ShapeTrainee(run), run.recipe, run.folder, on_step=on_step, should_stop=should_stop, clock=clock)

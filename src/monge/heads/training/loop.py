@@ -69,6 +69,7 @@ class Progress:
         best_step: Where it was reached.
         history: Step and block efficiency of every look.
         loss: Of the last step.
+        seconds: That training took, looks included, by the clock of the caller; 0 without one.
     """
 
     step: int = 0
@@ -76,6 +77,7 @@ class Progress:
     best_step: int = 0
     history: list[tuple[int, float]] = field(default_factory=list)
     loss: float = math.nan
+    seconds: float = 0.0
 
     @property
     def looks_since_best(self) -> int:
@@ -107,6 +109,7 @@ def train(
     *,
     on_step: Callable[[Progress], None],
     should_stop: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = lambda: 0.0,
 ) -> Progress:
     """Train, or go on; the trainee then has the weights of the best look.
 
@@ -118,6 +121,7 @@ def train(
         folder: Where the state is kept; a run that was interrupted goes on from there.
         on_step: Told about progress.
         should_stop: Asked after every step.
+        clock: Seconds; interrupted runs add up.
 
     Raises:
         OptionError: If the folder holds a run with another recipe.
@@ -126,14 +130,17 @@ def train(
     weights = list(trainee.weights.values())
     optimizer = torch.optim.AdamW(weights, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     progress, best = _restored(trainee, recipe, folder, optimizer)
+    began = clock() - progress.seconds
     while progress.step < recipe.steps and progress.looks_since_best < recipe.patience:
         progress.loss = _step(trainee, recipe, optimizer, progress.step)
         progress.step += 1
         if progress.step % recipe.evaluate_every == 0 or progress.step == recipe.steps:
             best = _look(trainee, progress, best)
+            progress.seconds = clock() - began
             _save(trainee, recipe, folder, optimizer, (progress, best))
         on_step(progress)
         if should_stop():
+            progress.seconds = clock() - began
             _save(trainee, recipe, folder, optimizer, (progress, best))
             return progress
     _set(trainee, best)

@@ -1,0 +1,109 @@
+"""The networks of a comparison, in memory once for all arms."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from monge.api import built_in
+from monge.bench.grow import grown, num_parameters, shape_for
+from monge.core.errors import OptionError
+from monge.core.model import SequenceModel
+from monge.draft.by_name import head_drafter, with_head
+from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two networks in memory, for all arms.
+
+    Args:
+        target: As the host runs it.
+        draft: Likewise, if there is a draft model.
+        target_model: As this library runs it.
+        draft_model: Likewise.
+        tokenizer: Of the target.
+        names: Where they come from.
+        head: The drafter of a head that stands in the draft model's place, with its folder.
+        backend: How this library's arms run the networks.
+    """
+
+    target: PreTrainedModel
+    draft: PreTrainedModel | None
+    target_model: SequenceModel
+    draft_model: SequenceModel | None
+    tokenizer: PreTrainedTokenizerBase
+    names: Mapping[str, str | None]
+    head: str | None = None
+    backend: str = "eager"
+
+    def drafter(self, text: str | None = None) -> str:
+        """What was written of a drafter, the given head filled in; without a text, what drafts by default."""
+        if text is None:
+            return self.head or ("ngram" if self.draft is None else "model")
+        return with_head(text, self.head)
+
+
+def load_pair(
+    target: str | None = None,
+    draft: str | None = None,
+    *,
+    backend: str = "eager",
+    useless_draft: bool = False,
+    grow: str | None = None,
+    **loading: Any,
+) -> Pair:
+    """Load the networks; with no names the built-in pair.
+
+    Args:
+        target: Folder or name.
+        draft: Likewise, or the folder of a head for the target; `None` beside a named target means that there is none.
+        backend: How this library's arms run them; the host's arms always run the networks as they are.
+        useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary: it costs what it costs, and
+            guesses nothing.
+        grow: Let the target say the same at the cost of so many parameters, as `0.5B`; see `monge.bench.grow`.
+        **loading: As for `monge.engine.loading.load_network`.
+    """
+    if target is None:
+        target, draft = str(built_in("target")), str(built_in("draft")) if draft is None else draft
+    network, tokenizer = load_network(target, **loading), load_tokenizer(target)
+    if grow is not None:
+        network = grown(network, shape_for(network, num_parameters(grow)))
+        target = f"{target}, grown to {grow}"
+    target_model, draft_network, draft_model = as_sequence_model(network, backend=backend), None, None
+    head = None if draft is None else head_drafter(draft, target)
+    if draft is not None and head is None:
+        draft_network = load_network(draft, **loading)
+        if useless_draft:
+            _spoil(draft_network)
+        draft_model = as_draft_model(
+            draft_network, target_model, tokenizer=load_tokenizer(draft), target_tokenizer=tokenizer, backend=backend
+        )
+        draft_network.generation_config = empty_settings(tokenizer)
+    elif useless_draft:
+        raise OptionError("a useless draft needs a draft model to spoil; give --draft")
+    network.generation_config = empty_settings(tokenizer)
+    return Pair(
+        target=network,
+        draft=draft_network,
+        target_model=target_model,
+        draft_model=draft_model,
+        tokenizer=tokenizer,
+        names={"target": target, "draft": f"{draft}, output shifted" if useless_draft else draft},
+        head=head,
+        backend=backend,
+    )
+
+
+def empty_settings(tokenizer: PreTrainedTokenizerBase, **options: Any) -> GenerationConfig:
+    """The host's settings for decoding a network's own law."""
+    return GenerationConfig(pad_token_id=tokenizer.pad_token_id or 0, **options)
+
+
+@torch.no_grad()
+def _spoil(network: PreTrainedModel) -> None:
+    """Give every token another token's row of the output matrix; where input and output share it, both move."""
+    output: Any = network.get_output_embeddings()
+    output.weight.copy_(output.weight.roll(len(output.weight) // 2, dims=0))

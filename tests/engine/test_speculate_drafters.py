@@ -1,0 +1,95 @@
+"""`generate(custom_generate=monge.speculate)` with every drafter that can be named, and with heads: the text stays the same."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import monge
+from monge.core.errors import ModelLoadError, OptionError
+from monge.core.sampling_rules import SamplingRules
+from monge.draft.head import HeadDrafter
+from monge.engine.loading import as_sequence_model
+from monge.heads.readers.registry import load_head
+from monge.heads.shape.checkpoint import save_head
+from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from monge.plugins import transformers_generate
+from tests.engine.tiny import COMMON, VOCAB, network, padded, perturbed, prompts
+from tests.heads.readers.published import eagle, medusa
+
+ROWS = prompts((9, 4, 7), seed=7)
+SETTINGS = {**padded(ROWS), "do_sample": False, "max_new_tokens": 16}
+HIDDEN = COMMON["hidden_size"]
+NAMED = (
+    "suffix",
+    "token_recycling",
+    "lookahead",
+    "jacobi",
+    "layer_skip(num_layers=1)",
+    "cascade('ngram', 'layer_skip(num_layers=1)')",
+    "pool('ngram(2)', 'token_recycling')",
+)
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("heads")
+    target = as_sequence_model(network("llama"))
+    sizes = TargetSizes.of(target)
+    shape = ShapeHead(make_predictor("gated", sizes, num_steps=2, is_branched=True, width=4, gate_rank=2), sizes)
+    shape.remember(target)
+    save_head(shape, folder / "shape", dtype=torch.float32, about={})
+    made = {"medusa": medusa(HIDDEN, VOCAB), "eagle": eagle(HIDDEN, VOCAB)}
+    return {"shape": folder / "shape", **{name: head.write(folder / name) for name, head in made.items()}}
+
+
+def plain() -> torch.Tensor:
+    return network("llama").generate(**SETTINGS)
+
+
+@pytest.mark.parametrize("drafter", NAMED)
+def test_named_drafters(drafter: str) -> None:
+    assert torch.equal(network("llama").generate(**SETTINGS, custom_generate=monge.speculate, drafter=drafter), plain())
+
+
+@pytest.mark.parametrize("kind", ["shape", "medusa", "eagle"])
+@pytest.mark.parametrize("tree", [None, "best_first(6, 2, 3)"])
+def test_heads(heads: dict[str, Path], kind: str, tree: str | None) -> None:
+    ours = network("llama").generate(**SETTINGS, custom_generate=monge.speculate, draft_model=heads[kind], tree=tree)
+    assert torch.equal(ours, plain())
+
+
+def test_a_loaded_head_and_one_in_a_pool(heads: dict[str, Path]) -> None:
+    head = load_head(heads["medusa"])
+    for drafter in (None, "pool('ngram', 'head')"):
+        ours = network("llama").generate(**SETTINGS, custom_generate=monge.speculate, draft_model=head, drafter=drafter)
+        assert torch.equal(ours, plain())
+
+
+def test_a_head_drafts_under_the_rules_of_the_request(heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    made = transformers_generate.make_parts
+
+    def noted(*models: object, **settings: object) -> object:
+        seen.append(parts := made(*models, **settings))  # type: ignore[arg-type]
+        return parts
+
+    monkeypatch.setattr(transformers_generate, "make_parts", noted)
+    sampled = {**SETTINGS, "do_sample": True, "temperature": 0.7, "top_k": 9, "custom_generate": monge.speculate, "seed": 3}
+    rows = [network("llama").generate(**sampled, draft_model=heads["eagle"]) for _ in range(2)]
+    assert torch.equal(*rows)
+    drafter = seen[0].drafter  # type: ignore[attr-defined]
+    assert isinstance(drafter, HeadDrafter)
+    assert drafter.rules == SamplingRules(temperature=0.7, top_k=9)
+
+
+def test_what_does_not_fit_is_refused(heads: dict[str, Path], tmp_path: Path) -> None:
+    target, made = network("llama"), medusa(HIDDEN * 2, VOCAB).write(tmp_path / "wide")
+    with pytest.raises(OptionError, match="states 64 wide"):
+        target.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=made)
+    with pytest.raises(OptionError, match="takes no head"):
+        target.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=heads["eagle"], drafter="suffix")
+    with pytest.raises(ModelLoadError):
+        target.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=tmp_path / "nothing")
+    with pytest.raises(OptionError, match="takes no draft model"):
+        target.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=perturbed(target), drafter="jacobi")
