@@ -15,8 +15,9 @@ from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutRepl
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.strategies import dense_law, weight_pairs
 from monge.verify.base import unsupported_reason
-from monge.verify.flow import Emission, Flow, FlowRule, NodeProblem
+from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.optimal import Optimal
+from monge.verify.problem import NodeProblem
 from monge.verify.registry import VERIFIERS
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.score_search import DraftLine, winning_chances

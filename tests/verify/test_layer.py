@@ -16,13 +16,14 @@ from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree
 from monge.verify import layer_pass
-from monge.verify.base import ScoredTree, Walk, as_verifier, unsupported_reason
+from monge.verify.base import Walk, as_verifier, unsupported_reason
 from monge.verify.block import Block
-from monge.verify.flow import Emission, Flow, FlowRule, NodeProblem
+from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.flow_rules import FLOW_RULES
 from monge.verify.k_seq import KSeq
 from monge.verify.layer import RULE_OF, Layer
 from monge.verify.layer_pass import Kept, LayerPass
+from monge.verify.problem import NodeProblem, ScoredTree
 from monge.verify.registry import VERIFIERS
 from monge.verify.rrs import Rrs
 from monge.verify.traversal import Traversal

@@ -13,7 +13,7 @@ from monge.testing.strategies import dense_law, weight_pairs
 from monge.transport.bounds import without_replacement_optimum
 from monge.transport.linear_program import solve
 from monge.transport.problem import TransportProblem
-from monge.verify.flow import NodeProblem
+from monge.verify.problem import NodeProblem
 from monge.verify.systematic import EarliestDeadline
 from tests.verify.acceptance import EXACT, acceptance, masses
 from tests.verify.flows import check_flow

@@ -16,7 +16,8 @@ from monge.bench.statistics import Resamples
 from monge.core.draws import Draws
 from monge.core.law import DenseLaw
 from monge.verify.base import NodeRule
-from monge.verify.flow import Flow, FlowRule, NodeProblem
+from monge.verify.flow import Flow, FlowRule
+from monge.verify.problem import NodeProblem
 from monge.verify.registry import VERIFIERS
 
 OPTIMUM: Final = "optimum"

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence
 from monge.core.tree import TokenTree
-from monge.verify.base import Rule, ScoredTree, as_verifier
-from monge.verify.flow import Emission, Flow, FlowRule, NodeProblem
+from monge.verify.base import Rule, as_verifier
+from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.layer import Layer
 from monge.verify.layer_pass import LayerPass
+from monge.verify.problem import NodeProblem, ScoredTree
 
 
 def expected_tokens(rule: Rule, tree: TokenTree, target_laws: LawSequence, draws: Draws, *, decisions: int) -> float:

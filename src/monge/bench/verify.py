@@ -24,7 +24,8 @@ from monge.core.proposal import Deterministic, Proposal
 from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.tree.children import CHILDREN
 from monge.verify.base import NodeRule, Rule, unsupported_reason
-from monge.verify.flow import FlowRule, NodeProblem
+from monge.verify.flow import FlowRule
+from monge.verify.problem import NodeProblem
 from monge.verify.registry import VERIFIERS
 
 FULL: Final = 0

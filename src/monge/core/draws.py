@@ -41,14 +41,54 @@ class RewindableDraws(Draws, Protocol):
         ...
 
 
+@runtime_checkable
+class PeekableDraws(Draws, Protocol):
+    """Draws of one uniform each, which can be looked at first: what a batched twin needs to use as many as its plain twin."""
+
+    def peek(self, count: int) -> list[float]:
+        """The next `count` uniforms; they stay to be drawn."""
+        ...
+
+
+class _Stream:
+    """Uniforms that can be looked at before they are drawn, and that can come again."""
+
+    def __init__(self, uniforms: Iterator[float]) -> None:
+        self._uniforms = uniforms
+        self._kept: list[float] = []  # since the mark, or looked at and not yet drawn
+        self._place = 0
+        self._is_marked = False
+
+    def draw(self) -> float:
+        if self._place == len(self._kept):
+            if not self._is_marked:
+                self._kept, self._place = [], 0
+                return next(self._uniforms)
+            self._kept.append(next(self._uniforms))
+        self._place += 1
+        return self._kept[self._place - 1]
+
+    def peek(self, count: int) -> list[float]:
+        while len(self._kept) < self._place + count:
+            self._kept.append(next(self._uniforms))
+        return self._kept[self._place : self._place + count]
+
+    def mark(self) -> None:
+        self._kept, self._place, self._is_marked = self._kept[self._place :], 0, True
+
+    def rewind(self) -> None:
+        if self._is_marked:
+            self._place = 0
+
+
 class _UniformDraws:
     """Turns a stream of uniforms into draws, one uniform per draw, in call order."""
 
     def __init__(self, uniforms: Iterator[float]) -> None:
-        self._uniforms = uniforms
+        self._stream = _Stream(uniforms)
 
     def uniform(self) -> float:
-        return next(self._uniforms)
+        return self._stream.draw()
 
     def bernoulli(self, prob: float) -> bool:
         return self.uniform() < prob
@@ -56,32 +96,8 @@ class _UniformDraws:
     def categorical(self, law: Law) -> int:
         return law.quantile(self.uniform())
 
-
-class _Replayable:
-    """A stream of uniforms that can go back to a mark."""
-
-    def __init__(self, uniforms: Iterator[float]) -> None:
-        self._uniforms = uniforms
-        self._since_mark: list[float] | None = None
-        self._place = 0
-
-    def __iter__(self) -> Iterator[float]:
-        return self
-
-    def __next__(self) -> float:
-        if self._since_mark is None:
-            return next(self._uniforms)
-        if self._place == len(self._since_mark):
-            self._since_mark.append(next(self._uniforms))
-        self._place += 1
-        return self._since_mark[self._place - 1]
-
-    def mark(self) -> None:
-        self._since_mark = [] if self._since_mark is None else self._since_mark[self._place :]
-        self._place = 0
-
-    def rewind(self) -> None:
-        self._place = 0
+    def peek(self, count: int) -> list[float]:
+        return self._stream.peek(count)
 
 
 class TorchDraws(_UniformDraws):
@@ -93,8 +109,7 @@ class TorchDraws(_UniformDraws):
     """
 
     def __init__(self, generator: torch.Generator) -> None:
-        self._stream = _Replayable(_generated(generator))
-        super().__init__(self._stream)
+        super().__init__(_generated(generator))
 
     def mark(self) -> None:
         self._stream.mark()

@@ -18,7 +18,7 @@ from monge.engine.prompts import open_profiled
 from monge.engine.row import Row, each, together
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session
-from monge.verify.base import ScoredTree
+from monge.verify.problem import ScoredTree
 
 
 @dataclass(slots=True)

@@ -13,9 +13,10 @@ from monge.core.law import SparseLaw
 from monge.core.proposal import Iid, Mixed, Proposal
 from monge.replay.given import GivenToken
 from monge.replay.known import Known
-from monge.verify.flow import Flow, NodeProblem
+from monge.verify.flow import Flow
 from monge.verify.k_seq import divisors
 from monge.verify.optimal import Optimal
+from monge.verify.problem import NodeProblem
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ p = target law, q = draft law.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from monge.core.draws import Draws
@@ -13,6 +13,8 @@ from monge.core.law import Law, LawSequence
 from monge.core.proposal import Arbitrary, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
+from monge.verify.descent import Descent
+from monge.verify.problem import NodeProblem, ScoredTree
 
 
 class NodeRule(ABC):
@@ -52,14 +54,13 @@ class NodeRule(ABC):
             A token that follows `target_law`; if it is one of the offers, by whatever branch, the walk descends.
         """
 
+    def emit_many(self, problems: Sequence[NodeProblem]) -> list[int]:
+        """Emit at a node of each of several requests, none scaled: the tokens of `emit`, by a batched twin if there is one."""
+        return [self.emit_one(problem) for problem in problems]
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ScoredTree:
-    """One request's part of a round: see `Verifier.verify`."""
-
-    tree: TokenTree
-    target_laws: LawSequence
-    draws: Draws
+    def emit_one(self, problem: NodeProblem) -> int:
+        """`emit`, asked about a problem."""
+        return self.emit(problem.target_law, problem.proposal, problem.offers, problem.draws)
 
 
 class Verifier(ABC):
@@ -117,29 +118,46 @@ class Walk(Verifier):
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         if len(target_laws) != tree.num_nodes:
             raise ProposalMismatchError(f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came")
-        node = 0
-        path: list[int] = []
-        examined: list[int] = []
-        while tree.offers[node]:
-            child_of = {tree.token_ids[child]: child for child in tree.offers[node]}
-            examined.append(len(child_of))
-            token = self._emit(tree, node, target_laws[node], draws)
-            if token not in child_of:
-                return Verdict(path=tuple(path), next_token=token, next_kind="correction", examined=tuple(examined))
-            node = child_of[token]
-            path.append(node)
-        token = draws.categorical(target_laws[node])
-        return Verdict(path=tuple(path), next_token=token, next_kind="bonus", examined=tuple(examined))
+        descent = Descent(ScoredTree(tree=tree, target_laws=target_laws, draws=draws))
+        while descent.is_open:
+            (token,) = self._emit({0: descent}).values()
+            descent.follow(token)
+        return descent.verdict()
 
-    def _emit(self, tree: TokenTree, node: int, target_law: Law, draws: Draws) -> int:
-        proposal = tree.proposals[node]
-        if type(proposal) is Arbitrary:
-            return draws.categorical(target_law)
-        offers = tuple(tree.token_ids[child] for child in tree.offers[node])
-        reason = unsupported_reason(self.rule, (type(proposal),), len(offers))
-        if reason is not None:
-            raise ProposalMismatchError(f"node {node}: {reason}")
-        return self.rule.emit(target_law, proposal, offers, draws)
+    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
+        """As `Verifier.verify_many`, a level of all trees at once."""
+        descents = {row: Descent(one) for row, one in enumerate(scored)}
+        errors: dict[int, NonFiniteLogitsError] = {}
+        while going := {row: one for row, one in descents.items() if row not in errors and one.is_open}:
+            for row, token in self._emit(going, errors).items():
+                descents[row].follow(token)
+        return [errors.get(row) or _ended(one) for row, one in descents.items()]
+
+    def _emit(self, descents: Mapping[int, Descent], errors: dict[int, NonFiniteLogitsError] | None = None) -> dict[int, int]:
+        """A token at the place of each; those whose target's law can't be made come among the errors, if these are kept."""
+        problems: dict[int, NodeProblem] = {}
+        for row, one in descents.items():
+            try:
+                problems[row] = one.problem()
+            except NonFiniteLogitsError as error:
+                if errors is None:
+                    raise
+                errors[row] = error
+        walked = {row for row in problems if descents[row].is_walked}
+        ruled = {row: problem for row, problem in problems.items() if row not in walked}
+        for row, problem in ruled.items():
+            reason = unsupported_reason(self.rule, (type(problem.proposal),), len(problem.offers))
+            if reason is not None:
+                raise ProposalMismatchError(f"node {descents[row].node}: {reason}")
+        tokens = dict(zip(ruled, self.rule.emit_many(list(ruled.values())), strict=True))
+        return tokens | {row: problems[row].draws.categorical(problems[row].target_law) for row in walked}
+
+
+def _ended(descent: Descent) -> Verdict | NonFiniteLogitsError:
+    try:
+        return descent.verdict()
+    except NonFiniteLogitsError as error:
+        return error
 
 
 def as_verifier(rule: Rule) -> Verifier:

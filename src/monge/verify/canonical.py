@@ -15,7 +15,8 @@ from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.transport.canonical import MAX_LEADING, PairSelection, tournament
 from monge.verify.completion import below
-from monge.verify.flow import Flow, FlowRule, NodeProblem, walked
+from monge.verify.flow import Flow, FlowRule, walked
+from monge.verify.problem import NodeProblem
 
 
 @dataclass(frozen=True, slots=True)

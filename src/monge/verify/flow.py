@@ -12,29 +12,9 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from monge.core.draws import Draws
 from monge.core.law import Law
-from monge.core.proposal import Proposal
 from monge.verify.base import NodeRule
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NodeProblem:
-    """One node whose candidates are drawn, with a target that is scaled down.
-
-    Args:
-        target_law: p, the law of the next token at this node.
-        scale: s in (0, 1]; the mass to be transported is s p, and 1 - s stands for "nothing accepted".
-        proposal: How the candidates were drawn.
-        offers: The candidates' tokens in drawing order, repeats kept; at least one.
-        draws: Source of randomness for rules that realise part of their decision.
-    """
-
-    target_law: Law
-    scale: float
-    proposal: Proposal
-    offers: tuple[int, ...]
-    draws: Draws
+from monge.verify.problem import NodeProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Mixed, Proposal
-from monge.verify.flow import Flow, FlowRule, NodeProblem, walked
+from monge.verify.fast.trials import Trial, recursive
+from monge.verify.flow import Flow, walked
 from monge.verify.naive_tree import flow_of_first
+from monge.verify.problem import NodeProblem
+from monge.verify.trial_rule import TrialRule
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy(FlowRule):
+class Greedy(TrialRule):
     """Single-draft step with the one sampled candidate; the residual delivers the deterministic ones.
 
     Law:
@@ -33,6 +36,7 @@ class Greedy(FlowRule):
     """
 
     counts_hits = True
+    method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Mixed, Deterministic})
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
@@ -43,6 +47,13 @@ class Greedy(FlowRule):
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
             return x
         return draws.categorical(residual(p, q))
+
+    def trial(self, problem: NodeProblem) -> Trial | None:
+        proposal = problem.proposal
+        if not isinstance(proposal, Mixed):
+            return None
+        drawn = problem.offers[len(proposal.fixed) :][:1]
+        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=drawn, draws=problem.draws)
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, the residual's hits included."""

@@ -11,11 +11,14 @@ from torch import Tensor
 from monge.core.draws import Draws
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.verify.flow import Flow, FlowRule, NodeProblem, walked
+from monge.verify.fast.trials import Trial, k_seq
+from monge.verify.flow import Flow, walked
+from monge.verify.problem import NodeProblem
+from monge.verify.trial_rule import TrialRule
 
 
 @dataclass(frozen=True, slots=True)
-class KSeq(FlowRule):
+class KSeq(TrialRule):
     """Test every draw against the same p / (rho q), rho large enough that one residual pays for all tests.
 
     Law:
@@ -36,6 +39,7 @@ class KSeq(FlowRule):
         SpecTr (Sun et al., arXiv 2310.15141), Algorithm 2; p and q are swapped there. The root is found to the last bit.
     """
 
+    method = staticmethod(k_seq)
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
@@ -48,6 +52,12 @@ class KSeq(FlowRule):
             if draws.bernoulli(min(1.0, p.prob(x) / (rho * q.prob(x)))):
                 return x
         return draws.categorical(_residual(p, q, rho, gamma))
+
+    def trial(self, problem: NodeProblem) -> Trial | None:
+        proposal = problem.proposal
+        if not isinstance(proposal, Iid):
+            return None
+        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=problem.offers, draws=problem.draws)
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, the residual's hits included.

@@ -14,12 +14,13 @@ from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutRepl
 from monge.core.systematic import Systematic
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.base import ScoredTree, Verifier, Walk
+from monge.verify.base import Verifier, Walk
 from monge.verify.canonical import Canonical
-from monge.verify.flow import Emission, Flow, FlowRule, NodeProblem
+from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.flow_rules import FLOW_RULES
 from monge.verify.layer_pass import LayerPass
 from monge.verify.optimal import Optimal
+from monge.verify.problem import NodeProblem, ScoredTree
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
 from monge.verify.spechub import SpecHub

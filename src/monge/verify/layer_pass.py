@@ -18,8 +18,8 @@ import torch
 
 from monge.core.law import Law, LawSequence, SparseLaw
 from monge.core.verdict import Verdict
-from monge.verify.base import ScoredTree
-from monge.verify.flow import Emission, Flow, NodeProblem
+from monge.verify.flow import Emission, Flow
+from monge.verify.problem import NodeProblem, ScoredTree
 from monge.verify.whole_tree import verdict_at
 
 

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.verify.flow import Flow, FlowRule, NodeProblem, walked, with_fixed
+from monge.verify.fast.trials import Trial, recursive
+from monge.verify.flow import Flow, walked, with_fixed
+from monge.verify.problem import NodeProblem
+from monge.verify.trial_rule import TrialRule
 
 
 @dataclass(frozen=True, slots=True)
-class NaiveTree(FlowRule):
+class NaiveTree(TrialRule):
     """Single-draft step with the first candidate; a residual token that is another candidate is kept too.
 
     Law:
@@ -31,6 +34,7 @@ class NaiveTree(FlowRule):
     """
 
     counts_hits = True
+    method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
@@ -42,6 +46,12 @@ class NaiveTree(FlowRule):
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
             return x
         return draws.categorical(residual(p, q))
+
+    def trial(self, problem: NodeProblem) -> Trial | None:
+        proposal = problem.proposal
+        if not isinstance(proposal, Iid):
+            return None
+        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=problem.offers[:1], draws=problem.draws)
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, the residual's hits included: the other candidates are independent of the first."""

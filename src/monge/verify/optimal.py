@@ -12,7 +12,8 @@ from monge.core.errors import OptionError, unknown_name
 from monge.core.law import DenseLaw, Law, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.verify.fast.optimal import chances, decide, drawn_offers
-from monge.verify.flow import Flow, FlowRule, NodeProblem, walked, with_fixed
+from monge.verify.flow import Flow, FlowRule, walked, with_fixed
+from monge.verify.problem import NodeProblem
 from monge.verify.score_search import DraftLine
 
 GIVEN: Final = ("positions", "candidates")

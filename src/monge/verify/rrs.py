@@ -8,11 +8,14 @@ import torch
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
-from monge.verify.flow import Flow, FlowRule, NodeProblem, walked, with_fixed
+from monge.verify.fast.trials import Trial, recursive
+from monge.verify.flow import Flow, walked, with_fixed
+from monge.verify.problem import NodeProblem
+from monge.verify.trial_rule import TrialRule
 
 
 @dataclass(frozen=True, slots=True)
-class Rrs(FlowRule):
+class Rrs(TrialRule):
     """Try the candidates one after another, each against what the rejections so far have left of p.
 
     Law:
@@ -34,6 +37,7 @@ class Rrs(FlowRule):
         arXiv 2401.06706).
     """
 
+    method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Iid, Mixed, Deterministic})
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
@@ -51,6 +55,19 @@ class Rrs(FlowRule):
             if rest is not None:  # nothing is left only where x was certain to be accepted
                 p = rest
         return draws.categorical(p)
+
+    def trial(self, problem: NodeProblem) -> Trial | None:
+        proposal = problem.proposal
+        if not isinstance(proposal, Iid | Mixed):
+            return None
+        fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
+        return Trial(
+            target_law=problem.target_law,
+            draft_law=proposal.law,
+            fixed=fixed,
+            drawn=problem.offers[len(fixed) :],
+            draws=problem.draws,
+        )
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted. What is left is the same whichever tokens were rejected, so y has a closed form.

@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
-from monge.verify.flow import Emission, Flow, FlowRule, NodeProblem, walked
+from monge.verify.fast.trials import Trial, recursive_without_replacement
+from monge.verify.flow import Emission, Flow, walked
+from monge.verify.problem import NodeProblem
 from monge.verify.single_draft import SingleDraft
+from monge.verify.trial_rule import TrialRule
 from monge.verify.whole_tree import drawn_from, excess, share
 
 
 @dataclass(frozen=True, slots=True)
-class RrsWithoutReplacement(FlowRule):
+class RrsWithoutReplacement(TrialRule):
     """Recursive rejection where each candidate is tested against the law it had given the ones before it.
 
     Law:
@@ -33,6 +36,7 @@ class RrsWithoutReplacement(FlowRule):
         `WithoutReplacement` then stops).
     """
 
+    method = staticmethod(recursive_without_replacement)
     accepts = frozenset[type[Proposal]]({WithoutReplacement, Iid, Deterministic})
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
@@ -50,6 +54,13 @@ class RrsWithoutReplacement(FlowRule):
                 p = rest
             q = q.without(x)  # None only after the last token of the support, which is also the last offer
         return draws.categorical(p)
+
+    def trial(self, problem: NodeProblem) -> Trial | None:
+        proposal = problem.proposal
+        if not isinstance(proposal, WithoutReplacement | Iid):
+            return None
+        drawn = tuple(dict.fromkeys(problem.offers))
+        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=drawn, draws=problem.draws)
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
         """As emitted. What is left depends on which tokens were rejected: y has no closed form for two candidates or more."""

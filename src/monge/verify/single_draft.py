@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.verify.flow import Flow, FlowRule, NodeProblem, walked
+from monge.verify.fast.trials import Trial, recursive
+from monge.verify.flow import Flow, walked
+from monge.verify.problem import NodeProblem
+from monge.verify.trial_rule import TrialRule
 
 
 @dataclass(frozen=True, slots=True)
-class SingleDraft(FlowRule):
+class SingleDraft(TrialRule):
     """Accept the one candidate with probability min(1, p/q), otherwise draw from what p has beyond q.
 
     Law:
@@ -28,6 +31,7 @@ class SingleDraft(FlowRule):
         Leviathan et al., arXiv 2211.17192, Algorithm 1 (p and q as here); Chen et al., arXiv 2302.01318 (p and q swapped).
     """
 
+    method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
     max_width = 1
 
@@ -41,6 +45,12 @@ class SingleDraft(FlowRule):
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
             return x
         return draws.categorical(residual(p, q))
+
+    def trial(self, problem: NodeProblem) -> Trial | None:
+        proposal = problem.proposal
+        if not isinstance(proposal, Iid):
+            return None
+        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=problem.offers, draws=problem.draws)
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, with y = min(s p, q)."""

@@ -12,7 +12,8 @@ from monge.core.hub_pairs import HubPairs
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Deterministic, Proposal
 from monge.verify.completion import below
-from monge.verify.flow import Flow, FlowRule, NodeProblem, walked
+from monge.verify.flow import Flow, FlowRule, walked
+from monge.verify.problem import NodeProblem
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from monge.core.proposal import Deterministic, Proposal
 from monge.core.systematic import Cells, Systematic
 from monge.transport.systematic import Schedule, earliest_deadline_first
 from monge.verify.completion import below
-from monge.verify.flow import Flow, FlowRule, NodeProblem
+from monge.verify.flow import Flow, FlowRule
+from monge.verify.problem import NodeProblem
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from monge.core.independent import Independent
 from monge.core.law import Law
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.systematic import Systematic
-from monge.verify.flow import Emission, Flow, FlowRule, NodeProblem, walked
+from monge.verify.flow import Emission, Flow, FlowRule, walked
+from monge.verify.problem import NodeProblem
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from monge.verify.fast.lines import Lines
 from monge.verify.fast.one_node import NodeLine
 from monge.verify.fast.optimal import chances, decide
 from monge.verify.fast.scores import Scores
-from monge.verify.flow import NodeProblem
 from monge.verify.optimal import Optimal
+from monge.verify.problem import NodeProblem
 from monge.verify.score_search import SMALLEST_MASS, DraftLine, place, score, winning_chances
 from tests.verify.acceptance import EXACT, masses
 
@@ -151,6 +151,27 @@ def test_flows_of_many_nodes(fixed: tuple[int, ...]) -> None:
         assert set(flow.accept_probs) == {*fixed, *drawn}
         assert sum(flow.accept_probs.values()) <= 1.0 + EXACT
     assert Optimal().flows([]) == []
+
+
+def test_flows_of_supports_of_different_sizes() -> None:
+    """A short row of a batch is padded, and its draws are found all the same."""
+    short = SparseLaw(torch.tensor([1, 3]), torch.tensor([0.5, 0.5], dtype=torch.float64))
+    laws_ = [short, dense_law(range(1, 40)), short]
+    tape = [0.3, 0.8, 0.6, 0.1, 0.9, 0.4]
+    drawn = (1, 3)
+
+    def problems(part: slice) -> list[NodeProblem]:
+        draws = TapeDraws(tape[2 * part.start :])
+        return [
+            NodeProblem(target_law=dense_law(range(40, 1, -1)), proposal=Iid(q, 2), offers=drawn, draws=draws)
+            for q in laws_[part]
+        ]
+
+    together = chances(problems(slice(0, 3)))
+    alone = [chances(problems(slice(node, node + 1)))[0] for node in range(3)]
+    for flow, expected in zip(together, alone, strict=True):
+        assert flow.accept_probs == pytest.approx(expected.accept_probs, abs=EXACT)
+    assert together[0].accept_probs != pytest.approx(dict.fromkeys(drawn, 0.0))
 
 
 def test_a_draw_outside_the_draft_law_is_refused() -> None:

@@ -7,16 +7,17 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from monge.core.draws import Draws
 from monge.core.law import DenseLaw, Law
 from monge.core.proposal import Iid, Mixed
 from monge.verify.fast.lines import Lines
 from monge.verify.fast.one_node import NodeLine
+from monge.verify.fast.padding import BEYOND, padded
 from monge.verify.fast.ratio_edges import EdgeLine
 from monge.verify.fast.scores import Scores
-from monge.verify.flow import Flow, NodeProblem
+from monge.verify.flow import Flow
+from monge.verify.problem import NodeProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,11 +69,11 @@ def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
     positions = [[problem.draws.uniform() for _ in tokens] for problem, tokens in zip(problems, drawn, strict=True)]
     device = parts[0].probs.device
     lines = Lines.build(
-        _padded(p), _padded([part.probs for part in parts]), torch.tensor([len(tokens) for tokens in drawn], device=device)
+        padded(p), padded([part.probs for part in parts]), torch.tensor([len(tokens) for tokens in drawn], device=device)
     )
-    tokens = _padded([torch.tensor(row, device=device) for row in drawn], value=-1)
-    columns = _columns_of(_padded([part.token_ids for part in parts], value=torch.iinfo(torch.int64).max), tokens)
-    uniforms = _padded([torch.tensor(row, dtype=torch.float64, device=device) for row in positions])
+    tokens = padded([torch.tensor(row, device=device) for row in drawn], value=-1)
+    columns = _columns_of(padded([part.token_ids for part in parts], value=BEYOND), tokens)
+    uniforms = padded([torch.tensor(row, dtype=torch.float64, device=device) for row in positions])
     probs = Scores.of(lines, columns, uniforms).win_probs().tolist()
     return [
         Flow(accept_probs=_by_token(own, row), token_ids=part.token_ids, masses=masses[: part.token_ids.numel()])
@@ -95,10 +96,6 @@ def _columns_of(token_ids: Int64[Tensor, "nodes support"], drawn: Int64[Tensor, 
     """The same for many nodes, ids padded beyond all tokens."""
     found = torch.searchsorted(token_ids, drawn).clamp_max(token_ids.shape[1] - 1)
     return torch.where(token_ids.gather(1, found) == drawn, found, -1)
-
-
-def _padded(rows: Sequence[Tensor], value: float | int = 0.0) -> Tensor:
-    return pad_sequence(list(rows), batch_first=True, padding_value=value)
 
 
 def _by_token(tokens: Sequence[int], probs: Sequence[float]) -> dict[int, float]:

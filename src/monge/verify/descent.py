@@ -1,0 +1,62 @@
+"""One request's way down its tree, a node at a time."""
+
+from monge.core.proposal import Arbitrary
+from monge.core.verdict import Verdict
+from monge.verify.problem import NodeProblem, ScoredTree
+
+
+class Descent:
+    """Where a walk has come to: it asks for a token at each node that has candidates, and follows it.
+
+    Args:
+        scored: The request's part of the round.
+    """
+
+    def __init__(self, scored: ScoredTree) -> None:
+        self._scored, self._node = scored, 0
+        self._path: list[int] = []
+        self._examined: list[int] = []
+        self._verdict: Verdict | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._verdict is None and bool(self._scored.tree.offers[self._node])
+
+    @property
+    def is_walked(self) -> bool:
+        """Whether the candidates here are of `Arbitrary` origin, which only the target walk decides exactly."""
+        return type(self._scored.tree.proposals[self._node]) is Arbitrary
+
+    @property
+    def node(self) -> int:
+        return self._node
+
+    def problem(self) -> NodeProblem:
+        """The node's problem; the target's law is made here."""
+        tree = self._scored.tree
+        return NodeProblem(
+            target_law=self._scored.target_laws[self._node],
+            proposal=tree.proposals[self._node],
+            offers=tuple(tree.token_ids[child] for child in tree.offers[self._node]),
+            draws=self._scored.draws,
+        )
+
+    def follow(self, token: int) -> None:
+        """Go to the candidate with the token emitted here, or stop where none has it."""
+        tree = self._scored.tree
+        child_of = {tree.token_ids[child]: child for child in tree.offers[self._node]}
+        self._examined.append(len(child_of))
+        if token in child_of:
+            self._node = child_of[token]
+            self._path.append(self._node)
+        else:
+            self._verdict = Verdict(
+                path=tuple(self._path), next_token=token, next_kind="correction", examined=tuple(self._examined)
+            )
+
+    def verdict(self) -> Verdict:
+        """What was kept, once the way has ended; after a leaf, with a draw from its law."""
+        if self._verdict is not None:
+            return self._verdict
+        token = self._scored.draws.categorical(self._scored.target_laws[self._node])
+        return Verdict(path=tuple(self._path), next_token=token, next_kind="bonus", examined=tuple(self._examined))
