@@ -10,6 +10,7 @@ what slows the machine for a while slows both.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from typing import Any, Final
 
@@ -24,15 +25,20 @@ from monge.core.proposal import Deterministic, Proposal
 from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.tree.children import CHILDREN
 from monge.verify.base import NodeRule, Rule, unsupported_reason
+from monge.verify.fast.trials import emitted
 from monge.verify.flow import FlowRule
 from monge.verify.problem import NodeProblem
 from monge.verify.registry import VERIFIERS
+from monge.verify.trial_rule import TrialRule
 
 FULL: Final = 0
 """A support as large as the vocabulary."""
 
 FLOWS: Final = " (flows)"
 """Added to the name of a rule that answers for a whole batch at once, with probabilities, as Layer Verification asks it."""
+
+BATCHED: Final = " (batched)"
+"""Added to the name of a rule that emits at all nodes of a batch at once, as the walk asks it."""
 
 MAX_DIFFERENT: Final = 8
 """Most different laws of one cell; larger batches repeat them, which costs a rule the same and saves memory."""
@@ -126,8 +132,11 @@ class _Nodes:
             if not reason:
                 proposals = [children.propose(q, width) for q in self._q]
                 works: list[tuple[str, Work | str]] = [(name, self._one_by_one(rule, proposals))]
+                if isinstance(rule, TrialRule):
+                    trials = [trial for problem in self._problems(proposals) if (trial := rule.trial(problem)) is not None]
+                    works.append((name + BATCHED, partial(emitted, trials, type(rule).method)))
                 if isinstance(rule, FlowRule):
-                    works.append((name + FLOWS, self._flows(rule, proposals)))
+                    works.append((name + FLOWS, partial(rule.flows, self._problems(proposals, scale=0.9))))
                 return works
         return [(name, reason)]
 
@@ -162,19 +171,18 @@ class _Nodes:
         laws = [[self._p[i]] * tree.num_nodes for i, tree in enumerate(trees)]
         return lambda: [rule.verify(trees[i], laws[i], self._draws) for i in which]
 
-    def _flows(self, rule: FlowRule, proposals: Sequence[Proposal]) -> Work:
+    def _problems(self, proposals: Sequence[Proposal], scale: float = 1.0) -> list[NodeProblem]:
         trees = [self._tree(proposal) for proposal in proposals]
-        problems = [
+        return [
             NodeProblem(
                 target_law=self._p[i],
-                scale=0.9,
+                scale=scale,
                 proposal=proposals[i],
                 offers=tuple(trees[i].token_ids[child] for child in trees[i].offers[0]),
-                draws=self._draws,
+                draws=RequestDraws(node),
             )
-            for i in (node % len(trees) for node in range(self._cell["batch"]))
+            for node, i in ((node, node % len(trees)) for node in range(self._cell["batch"]))
         ]
-        return lambda: rule.flows(problems)
 
     def _tree(self, proposal: Proposal) -> TokenTree:
         growing = GrowingTree(0)

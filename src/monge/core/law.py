@@ -24,6 +24,11 @@ larger is a law that was never normalised. The total variation that it can hide 
 class Law(ABC):
     """A probability law over token ids."""
 
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where its masses lie."""
+
     @abstractmethod
     def prob(self, token_id: int) -> float:
         """Mass of one token (0 outside the support)."""
@@ -91,6 +96,10 @@ class SparseLaw(Law):
             raise LawError("SparseLaw: token_ids must be strictly increasing; sort them and merge repeats first")
         _check_mass(self.probs, lowest=math.ulp(0.0))
 
+    @property
+    def device(self) -> torch.device:
+        return self.probs.device
+
     def prob(self, token_id: int) -> float:
         if self.probs.numel() == 1:  # a greedy law, asked about at every node
             return float(self.probs) if int(self.token_ids) == token_id else 0.0
@@ -140,6 +149,10 @@ class DenseLaw(Law):
         if self.probs.ndim != 1 or self.probs.numel() == 0:
             raise LawError(f"DenseLaw: probs must be one non-empty vector; got shape {tuple(self.probs.shape)}")
         _check_mass(self.probs, lowest=0.0)
+
+    @property
+    def device(self) -> torch.device:
+        return self.probs.device
 
     def prob(self, token_id: int) -> float:
         return float(self.probs[token_id]) if 0 <= token_id < self.probs.numel() else 0.0

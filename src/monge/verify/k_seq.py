@@ -40,6 +40,7 @@ class KSeq(TrialRule):
     """
 
     method = staticmethod(k_seq)
+    min_cpu_batch = 4
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:

@@ -4,12 +4,17 @@ import numpy as np
 import pytest
 import torch
 
+from monge.core.clocks import RequestDraws
 from monge.core.draws import TapeDraws
 from monge.core.law import DenseLaw, Law, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.tree import GrowingTree, TokenTree
 from monge.verify import trial_rule
+from monge.verify.base import Walk
+from monge.verify.fast.trials import Outcome, Trial, emitted
 from monge.verify.flow_rules import FLOW_RULES
-from monge.verify.problem import NodeProblem
+from monge.verify.problem import NodeProblem, ScoredTree
+from monge.verify.trial_rule import TrialRule
 from tests.verify.fast.test_twins import laws
 
 VOCAB = 40
@@ -60,31 +65,56 @@ def problems(regime: str, way: str) -> list[tuple[NodeProblem, TapeDraws]]:
 
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize(("rule", "way"), [(rule, way) for rule, ways in RULES.items() for way in ways])
-def test_same_noise_same_token(rule: str, way: str, regime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_noise_same_token(rule: str, way: str, regime: str) -> None:
     one = FLOW_RULES.parse(rule)
-    nodes = problems(regime, way)
+    assert isinstance(one, TrialRule)
+    nodes = [(node, tape) for node, tape in problems(regime, way) if not isinstance(node.proposal, Deterministic)]
+    trials = [trial for node, _ in nodes if (trial := one.trial(node)) is not None]
+    assert len(trials) == len(nodes)
+    assert nodes or regime == "single token"
     expected = [one.emit(node.target_law, node.proposal, node.offers, tape) for node, tape in nodes]
-    ran = []
-    twin = trial_rule.emitted
-    monkeypatch.setattr(trial_rule, "emitted", lambda *given: (ran.append(len(given[0])), twin(*given))[1])
-    assert one.emit_many([node for node, _ in nodes]) == expected
-    assert ran or regime == "single token"
+    assert not nodes or emitted(trials, type(one).method) == expected
     assert [node.draws.uniform() for node, _ in nodes] == [tape.uniform() for _, tape in nodes]  # and nothing more is used
 
 
 def test_nothing_is_left_of_the_target() -> None:
     """A position that rounding alone can reach: a draw is refused though p equals q. The token is then one of p."""
     p = SparseLaw(torch.tensor([1, 3]), torch.tensor([0.5, 0.5], dtype=torch.float64))
-    dense = DenseLaw(torch.tensor([0.0, 0.5, 0.0, 0.5], dtype=torch.float64))
-    for law in (p, dense):
-        found = trial_rule.emitted(
-            [trial_rule.Trial(target_law=law, draft_law=p, drawn=(1,), draws=TapeDraws([0.9, 0.9]))], _refuse
-        )
-        assert found == [3]
+    for law in (p, DenseLaw(torch.tensor([0.0, 0.5, 0.0, 0.5], dtype=torch.float64))):
+        trial = Trial(target_law=law, draft_law=p, drawn=(1,), draws=TapeDraws([0.9, 0.9]))
+        refuse = Outcome(winners=torch.tensor([-1]), left=torch.zeros(1, 2, dtype=torch.float64))
+        assert emitted([trial], lambda _, refuse=refuse: refuse) == [3]
 
 
-def _refuse(trials: object) -> object:
-    from monge.verify.fast.trials import Outcome, Trials
+@pytest.mark.parametrize(("rule", "runs"), [("k_seq", True), ("rrs", False)])
+def test_the_twin_decides_where_it_pays(rule: str, runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    monkeypatch.setattr(trial_rule, "emitted", lambda *given: (ran.append(len(given[0])), emitted(*given))[1])
+    nodes = problems("rough", "iid")
+    tokens = FLOW_RULES.parse(rule).emit_many([node for node, _ in nodes])
+    assert ran == ([len(nodes)] if runs else [])
+    assert tokens == [FLOW_RULES.parse(rule).emit(one.target_law, one.proposal, one.offers, tape) for one, tape in nodes]
 
-    assert isinstance(trials, Trials)
-    return Outcome(winners=torch.tensor([-1]), left=torch.zeros_like(trials.p))
+
+def test_trees_of_many_requests() -> None:
+    """A level of all trees at once: the verdicts of the trees alone, ragged, with a leaf at the root among them."""
+    p, q = (law_of(np.arange(1.0, 9.0)[::order], is_dense=True) for order in (1, -1))
+    scored = []
+    for seed, widths in enumerate([(3, 2), (1, 1, 1, 1), (2, 2, 2), (1,), ()] * 3):
+        tree = grown(widths, q, RequestDraws(seed + 100))
+        scored.append((tree, [p] * tree.num_nodes, seed))
+    walk = Walk(FLOW_RULES.parse("k_seq"))
+    alone = [walk.verify(tree, target_laws, RequestDraws(seed)) for tree, target_laws, seed in scored]
+    together = walk.verify_many(
+        [ScoredTree(tree=tree, target_laws=target_laws, draws=RequestDraws(seed)) for tree, target_laws, seed in scored]
+    )
+    assert list(together) == alone
+    assert len({len(verdict.path) for verdict in alone}) > 1
+
+
+def grown(widths: tuple[int, ...], q: Law, draws: RequestDraws) -> TokenTree:
+    growing = GrowingTree(0)
+    level = [0]
+    for width in widths:
+        level = [child for node in level for child in growing.grow(node, Iid(q, width), draws)]
+    return growing.finish()
