@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Mixed, Proposal
-from monge.verify.fast.trials import Trial, recursive
+from monge.verify.fast.recursive import recursive
+from monge.verify.fast.trials import Trial
 from monge.verify.flow import Flow, walked
 from monge.verify.naive_tree import flow_of_first
 from monge.verify.problem import NodeProblem

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
-from monge.verify.fast.trials import Trial, recursive_without_replacement
+from monge.verify.fast.recursive import recursive_without_replacement
+from monge.verify.fast.trials import Trial
 from monge.verify.flow import Emission, Flow, walked
 from monge.verify.problem import NodeProblem
 from monge.verify.single_draft import SingleDraft

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.verify.fast.trials import Trial, recursive
+from monge.verify.fast.recursive import recursive
+from monge.verify.fast.trials import Trial
 from monge.verify.flow import Flow, walked
 from monge.verify.problem import NodeProblem
 from monge.verify.trial_rule import TrialRule

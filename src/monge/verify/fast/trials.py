@@ -1,7 +1,6 @@
-"""The rules that try candidates one after another, at many nodes at once. Their plain twins are the rules' own `emit`.
+"""Candidates that are tried one after another, at many nodes at once. The plain twins are the rules' own `emit`.
 
-p = target law, q = draft law, K = number of candidates tried. Masses are not normalised between two trials: with P the part of
-p that the rejections so far have left, and M its total, a test of x against `P / M` is one of `P_x` against `M q_x`.
+p = target law, q = draft law.
 """
 
 from collections.abc import Callable, Sequence
@@ -132,73 +131,6 @@ def emitted(nodes: Sequence[Trial], method: Method) -> list[int]:
         for _ in range(winner + 1 if winner >= 0 else len(node.tokens) + 1):
             node.draws.uniform()
     return tokens
-
-
-def recursive(trials: Trials) -> Outcome:
-    """Recursive rejection: q, repeated for every draw; see `verify/rrs.py`."""
-    return _recursive(trials, is_shrinking=False)
-
-
-def recursive_without_replacement(trials: Trials) -> Outcome:
-    """Recursive rejection where q loses every candidate that was refused; see `verify/rrs_without_replacement.py`."""
-    return _recursive(trials, is_shrinking=True)
-
-
-def _recursive(trials: Trials, is_shrinking: bool) -> Outcome:
-    left, q = trials.p, trials.q
-    total, drawn_total = torch.ones_like(trials.beyond), torch.ones_like(trials.beyond)
-    winners = torch.full_like(trials.columns[:, 0], -1)
-    for place in range(trials.columns.shape[1]):
-        column = trials.columns[:, place, None]
-        is_tried, is_fixed = column >= 0, trials.is_fixed[:, place, None]
-        at = column.clamp_min(0)
-        own = left.gather(1, at)
-        against = torch.where(is_fixed, total, total * q.gather(1, at) / drawn_total)
-        is_hit = is_tried & (trials.uniforms[:, place, None] < own / against) & (winners[:, None] < 0)
-        winners = torch.where(is_hit[:, 0], place, winners)
-        without = left.scatter(1, at, 0.0)
-        rest = torch.where(is_fixed, without, (left - total * q / drawn_total).clamp_min(0.0))
-        rest_total = rest.sum(1, keepdim=True) + trials.beyond
-        is_step = is_tried & (rest_total > 0.0)  # nothing is left only where x was certain to be accepted
-        left, total = torch.where(is_step, rest, left), torch.where(is_step, rest_total, total)
-        if is_shrinking:
-            q = torch.where(is_tried, q.scatter(1, at, 0.0), q)
-            drawn_total = q.sum(1, keepdim=True)
-    return Outcome(winners=winners, left=left)
-
-
-def k_seq(trials: Trials) -> Outcome:
-    """One scaled ratio for every draw; see `verify/k_seq.py`."""
-    is_tried = trials.columns >= 0
-    width = is_tried.sum(1, keepdim=True).to(torch.float64)
-    rho = _divisors(trials, width)
-    taken = (trials.p / rho).minimum(trials.q)
-    at = trials.columns.clamp_min(0)
-    is_hit = is_tried & (trials.uniforms < taken.gather(1, at) / trials.q.gather(1, at))
-    # argmax finds the first of equal values
-    winners = torch.where(is_hit.any(1), is_hit.to(torch.int8).argmax(1), -1)
-    left = (trials.p - _gammas(trials, width, rho) * taken).clamp_min(0.0)
-    return Outcome(winners=winners, left=left)
-
-
-def _divisors(trials: Trials, width: Float64[Tensor, "nodes 1"]) -> Float64[Tensor, "nodes 1"]:
-    """The smallest rho in [1, K] that is not below its gamma: bisection until no float lies between."""
-    low, high = torch.ones_like(width), width.clone()
-    high = torch.where(_gammas(trials, width, low) <= low, low, high)
-    while True:
-        rho = 0.5 * (low + high)
-        is_between = (low < rho) & (rho < high)
-        if not bool(is_between.any()):
-            return high
-        is_enough = _gammas(trials, width, rho) <= rho
-        high = torch.where(is_between & is_enough, rho, high)
-        low = torch.where(is_between & ~is_enough, rho, low)
-
-
-def _gammas(trials: Trials, width: Tensor, rho: Tensor) -> Float64[Tensor, "nodes 1"]:
-    beta = (trials.p / rho).minimum(trials.q).sum(1, keepdim=True).clamp_max(1.0)
-    gamma = -torch.expm1(width * torch.log1p(-beta)) / beta
-    return torch.where((beta > 0.0) & (beta < 1.0), gamma, 1.0)  # disjoint supports, or p equals q
 
 
 def can_batch(draws: Sequence[Draws]) -> bool:
