@@ -77,7 +77,9 @@ class Trials:
         counts = torch.tensor([[len(node.fixed), len(node.tokens)] for node in nodes], device=device)
         place = torch.arange(tries, device=device)
         is_fixed = place < counts[:, :1]
-        columns = torch.where(is_fixed, drawn_ids.shape[1] + place, _found(drawn_ids, tokens))
+        columns = torch.where(
+            is_fixed, drawn_ids.shape[1] + place, torch.searchsorted(drawn_ids, tokens).clamp_max(drawn_ids.shape[1] - 1)
+        )
         return cls(
             token_ids=token_ids,
             p=p,
@@ -110,7 +112,7 @@ Method = Callable[[Trials], Outcome]
 
 def emitted(nodes: Sequence[Trial], method: Method) -> list[int]:
     """The token emitted at each node; every node draws as many uniforms as with the plain rule, and the same."""
-    assert all(isinstance(node.draws, PeekableDraws) for node in nodes), "see `can_batch`"
+    assert all(isinstance(node.draws, PeekableDraws) for node in nodes), "`TrialRule` asks first"
     ahead = [node.draws.peek(len(node.tokens) + 1) for node in nodes if isinstance(node.draws, PeekableDraws)]
     trials = Trials.of(nodes, [row[:-1] for row in ahead])
     outcome = method(trials)
@@ -133,19 +135,10 @@ def emitted(nodes: Sequence[Trial], method: Method) -> list[int]:
     return tokens
 
 
-def can_batch(draws: Sequence[Draws]) -> bool:
-    """Whether all sources can be looked at ahead."""
-    return all(isinstance(one, PeekableDraws) for one in draws)
-
-
 def _masses(law: Law, token_ids: Int64[Tensor, " columns"]) -> Float64[Tensor, " columns"]:
     if isinstance(law, DenseLaw):
         return torch.where(token_ids == BEYOND, 0.0, law.at(token_ids.clamp_max(law.probs.numel() - 1)))
     return law.at(token_ids)
-
-
-def _found(token_ids: Int64[Tensor, "nodes columns"], wanted: Int64[Tensor, "nodes tries"]) -> Int64[Tensor, "nodes tries"]:
-    return torch.searchsorted(token_ids, wanted).clamp_max(token_ids.shape[1] - 1)
 
 
 def _table(rows: Sequence[tuple[int, ...]], width: int, value: int, device: torch.device) -> Int64[Tensor, "rows width"]:
