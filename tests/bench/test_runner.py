@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from monge.bench import runner
 from monge.bench.arms import Arm, Call, Output
 from monge.bench.runner import WARM_UP_TOKENS, Settings, batches, measure, num_calls
 from monge.core.errors import MongeError, OptionError
@@ -99,6 +100,14 @@ def test_batch_that_an_arm_cannot_take_is_not_tried(tiny_pair):
     assert all(len(call.prompt_ids) == 1 for _, call in log)
 
 
+@pytest.mark.parametrize("clock", ["wall", "cpu"])
+def test_seconds_are_those_of_the_clock(tiny_pair, clock, monkeypatch):
+    ticks = iter(range(100))
+    monkeypatch.setattr(runner, "CLOCKS", {"wall": lambda: 0.0, "cpu": lambda: 0.0} | {clock: lambda: float(next(ticks))})
+    (measurement,) = run(tiny_pair, [Scripted(name="a", log=[])], clock=clock)
+    assert measurement.seconds == [3.0, 3.0]  # a tick passes in each call
+
+
 def test_time_limit_ends_after_a_whole_repeat(tiny_pair):
     (measurement,) = run(tiny_pair, [Scripted(name="a", log=[])], repeats=50, time_limit_s=0.0)
     assert measurement.num_tokens == [60]
@@ -120,3 +129,8 @@ def test_number_of_calls(tiny_pair):
 def test_bad_settings(wrong):
     with pytest.raises(MongeError, match="at least 1"):
         Settings(**wrong)
+
+
+def test_unknown_clock():
+    with pytest.raises(MongeError, match="sundial.*wall"):
+        Settings(clock="sundial")

@@ -1,13 +1,13 @@
 """Measure arms side by side: interleaved, repeated, in rotating order, with failures that stay failures."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from monge.bench.arms import Arm, Call, Output, TokenIds, synchronize
 from monge.bench.pair import Pair
-from monge.core.errors import MongeError
+from monge.core.errors import MongeError, unknown_name
 from monge.core.verdict import StepRecord
 
 FAILURES: Final = (MongeError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
@@ -15,6 +15,10 @@ FAILURES: Final = (MongeError, RuntimeError, ValueError, TypeError, AttributeErr
 
 WARM_UP_TOKENS: Final = 16
 NOT_APPLICABLE: Final = "not applicable"
+
+CLOCKS: Final[Mapping[str, Callable[[], float]]] = {"wall": time.perf_counter, "cpu": time.process_time}
+"""What seconds are: those of the wall, or processor time of all threads of this process. The second leaves out the turns of
+other processes, so it also compares arms on a busy machine; it does not see a device, or how well threads share the work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,7 @@ class Settings:
         batch_sizes: Rows decoded together.
         seed: Every repeat and batch derives its own from it, the same for all arms.
         time_limit_s: No repeat is started that would end later than so many seconds after the first; the first always ends.
+        clock: What seconds are, one of `CLOCKS`.
     """
 
     max_new_tokens: int = 64
@@ -36,8 +41,11 @@ class Settings:
     batch_sizes: tuple[int, ...] = (1, 4, 8)
     seed: int = 0
     time_limit_s: float | None = None
+    clock: str = "wall"
 
     def __post_init__(self) -> None:
+        if self.clock not in CLOCKS:
+            raise unknown_name("clock", self.clock, CLOCKS)
         sizes = (self.max_new_tokens, self.repeats, *self.batch_sizes)
         if min(sizes) < 1 or not self.batch_sizes or not self.temperatures:
             raise MongeError("bench: numbers of tokens, repeats and batch sizes must be at least 1")
@@ -51,7 +59,7 @@ class Measurement:
         arm: The arm.
         temperature: 0 is greedy.
         batch_size: Rows decoded together.
-        seconds: Wall seconds of every repeat.
+        seconds: Seconds of every repeat, by the clock of the settings.
         num_tokens: New tokens of every repeat.
         records: Round records of the measured repeats.
         completions: New tokens of every row of every repeat, in the same order for all arms.
@@ -133,7 +141,7 @@ def measure(
                 seed = settings.seed + 100_003 * repeat + number
                 call = Call(prompt_ids=batch, max_new_tokens=settings.max_new_tokens, temperature=temperature, seed=seed)
                 for measurement in rotated(cell, repeat + number):
-                    _measure_call(measurement, pair, call, on_call)
+                    _measure_call(measurement, pair, call, CLOCKS[settings.clock], on_call)
     return [measurement for cell in cells.values() for measurement in cell]
 
 
@@ -171,14 +179,16 @@ def _warm_up(
         seed=settings.seed,
     )
     on_call(measurement.arm.name)
-    _timed(measurement, pair, call)
+    _timed(measurement, pair, call, CLOCKS[settings.clock])
 
 
-def _measure_call(measurement: Measurement, pair: Pair, call: Call, on_call: Callable[[str], None]) -> None:
+def _measure_call(
+    measurement: Measurement, pair: Pair, call: Call, clock: Callable[[], float], on_call: Callable[[str], None]
+) -> None:
     if measurement.failure is not None:
         return
     on_call(measurement.arm.name)
-    timed = _timed(measurement, pair, call)
+    timed = _timed(measurement, pair, call, clock)
     if timed is None:
         return
     output, seconds = timed
@@ -188,16 +198,16 @@ def _measure_call(measurement: Measurement, pair: Pair, call: Call, on_call: Cal
     measurement.completions += output.token_ids
 
 
-def _timed(measurement: Measurement, pair: Pair, call: Call) -> tuple[Output, float] | None:
-    """One call and its wall seconds, or `None` after recording the failure."""
-    start = time.perf_counter()
+def _timed(measurement: Measurement, pair: Pair, call: Call, clock: Callable[[], float]) -> tuple[Output, float] | None:
+    """One call and its seconds, or `None` after recording the failure."""
+    start = clock()
     try:
         output = measurement.arm.decode(pair, call)
         synchronize(pair)
     except FAILURES as error:
         measurement.fail(f"{type(error).__name__}: {error}")
         return None
-    seconds = time.perf_counter() - start
+    seconds = clock() - start
     short = [len(row) for row in output.token_ids if len(row) != call.max_new_tokens]
     if short:
         measurement.fail(f"gave {short[0]} tokens where {call.max_new_tokens} were asked for, so it cannot be compared")

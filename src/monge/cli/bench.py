@@ -68,6 +68,7 @@ def decode(
     per_task: asked.PerTask = None,
     seed: asked.Seed = None,
     time_limit: asked.TimeLimit = None,
+    clock: asked.Clock = None,
     threads: options.Threads = None,
     out: Annotated[Path, options.option("--out", help="Folder for JSON and plots.", panel=options.OUTPUT, default=OUT)] = OUT,
     plots: Annotated[bool, options.option("--plots/--no-plots", help="Draw PNG plots.", panel=options.OUTPUT)] = True,
@@ -93,7 +94,7 @@ def decode(
     if threads is not None:
         torch.set_num_threads(threads)
     shown = _prompts(prompts, per_task or _default_prompts(quick), mixed=mixed)
-    given = options.given(max_new_tokens=max_new_tokens, repeats=repeats, seed=seed, time_limit_s=time_limit)
+    given = options.given(max_new_tokens=max_new_tokens, repeats=repeats, seed=seed, time_limit_s=time_limit, clock=clock)
     lists = {"batch_sizes": tuple(batch or ()), "temperatures": tuple(temperature or ())}
     settings = replace(QUICK if quick else Settings(), **given, **{name: some for name, some in lists.items() if some})
     choice = Choice(is_quick=quick, controllers=controllers, named=tuple(arm or ()))
@@ -135,6 +136,8 @@ def report(document: dict[str, Any], files: Sequence[Path]) -> None:
             console.print(
                 f"{record['arm']}: {record['prepare_s']:.1f} s of measuring costs, not counted", style="dim", markup=False
             )
+    if document["settings"]["clock"] == "cpu":
+        console.print("seconds are processor time of this process, not of the wall", style="dim")
     if (note := busy_note()) is not None:
         console.print(f"{note}; fewer --threads may help", style="yellow", markup=False)
     console.print("written: " + ", ".join(map(str, files)), soft_wrap=True)

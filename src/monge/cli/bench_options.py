@@ -46,3 +46,7 @@ Temperature = Annotated[
 PerTask = Annotated[int | None, _measuring("--prompts-per-task", "Shipped prompts of each task.", PROMPTS_PER_TASK)]
 Seed = Annotated[int | None, _measuring("--seed", "Seed of the sampled arms.", Settings().seed)]
 TimeLimit = Annotated[float | None, _measuring("--time-limit", "Start no further repeat after so many seconds.", "none")]
+Clock = Annotated[
+    str | None,
+    _measuring("--clock", "`wall`, or `cpu`: processor time of this process, for a busy machine.", Settings().clock),
+]
