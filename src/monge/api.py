@@ -102,8 +102,7 @@ def load(
         MongeError: One of its children, naming what does not fit and what to do.
     """
     loading: dict[str, Any] = {"dtype": dtype, "device": device, "attention": attention, "trust_remote_code": trust_remote_code}
-    if draft is None and target is None and (drafter is None or _needs_model(drafter)):
-        draft = built_in("draft")
+    draft = default_draft(target, draft, drafter)
     target = built_in("target") if target is None else target
     network = load_network(target, **loading)
     if tokenizer is None and not isinstance(target, PreTrainedModel):
@@ -191,6 +190,13 @@ def make_parts(
 def built_in(which: str) -> Path:
     """Folder of the built-in `target` or `draft`."""
     return Path(str(files("monge"))) / "models" / which
+
+
+def default_draft(target: Source | None, draft: Source | None, drafter: str | AnyDrafter | None) -> Source | None:
+    """The draft model that was given, or the built-in one beside the built-in target where the drafter takes one."""
+    if draft is None and target is None and (drafter is None or _needs_model(drafter)):
+        return built_in("draft")
+    return draft
 
 
 def eos_ids_of(network: PreTrainedModel) -> frozenset[int]:

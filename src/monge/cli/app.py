@@ -6,6 +6,7 @@ import typer
 
 from monge.bench.provenance import versions
 from monge.cli.acceptance import acceptance
+from monge.cli.batch import batch
 from monge.cli.bench import bench
 from monge.cli.bench_ablations import bench_ablations
 from monge.cli.bench_acceptance import bench_acceptance
@@ -32,6 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("generate")(generate)
+app.command("batch")(batch)
 app.command("list")(list_parts)
 app.command("demo")(demo)
 app.command("acceptance")(acceptance)

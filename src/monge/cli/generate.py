@@ -10,12 +10,12 @@ import typer
 from rich.progress import Progress
 from rich.text import Text
 
-from monge.api import load
 from monge.bench.tasks import read_prompts
 from monge.cli import options
 from monge.cli.completion import INTERRUPTED, Completion, completion_of, decode_until_interrupted
 from monge.cli.console import notes, output, quiet_host, reported, say_error
 from monge.cli.live import LiveText
+from monge.cli.loading import loaded
 from monge.cli.trace import check_trace, write_trace
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder, piece_of
@@ -34,6 +34,7 @@ def generate(
     device: options.Device = None,
     attention: options.Attention = None,
     backend: options.Backend = None,
+    tensor_parallel: options.TensorParallel = False,
     drafter: options.Drafter = None,
     tree: options.Tree = None,
     verifier: options.Verifier = None,
@@ -66,6 +67,7 @@ def generate(
         monge generate --file prompts.jsonl --batch-size 8 --json > completions.jsonl
         cat letter.txt | monge generate --drafter ngram --max-new-tokens 40
         monge generate "Once" --controller price --trace rounds.png --trace rounds.json
+        torchrun --nproc-per-node 2 -m monge generate "Once" --target ./my-target --tensor-parallel
         monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier single_draft
     """
     quiet_host()
@@ -73,15 +75,16 @@ def generate(
     parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs)
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size)
     loading |= options.given(cross_tokenizer=cross_tokenizer or None)
-    decoder = load(target, draft, draft_temperature=draft_temperature, draft_top_k=draft_top_k, **parts, **loading)
+    parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
     limits = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p, stop=stop)
-    sessions = decoder.sessions(prompts, top_k=top_k, seed=seed, ignore_eos=ignore_eos, **limits)
-    say_memory(decoder)
-    if verbose:
-        say_parts(decoder)
-    complete = _show(decoder, sessions, prompts, as_json=as_json, verbose=verbose)
-    for path, writer in writers.items():
-        write_trace(path, writer, list(map(completion_of, sessions, prompts)))
+    with loaded(target, draft, tensor_parallel=tensor_parallel, **parts, **loading) as decoder:
+        sessions = decoder.sessions(prompts, top_k=top_k, seed=seed, ignore_eos=ignore_eos, **limits)
+        say_memory(decoder)
+        if verbose:
+            say_parts(decoder)
+        complete = _show(decoder, sessions, prompts, as_json=as_json, verbose=verbose)
+        for path, writer in writers.items():
+            write_trace(path, writer, list(map(completion_of, sessions, prompts)))
     _leave(sessions, complete=complete)
 
 

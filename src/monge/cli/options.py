@@ -71,6 +71,10 @@ Backend = Annotated[
         default=default_of(load, "backend"),
     ),
 ]
+TensorParallel = Annotated[
+    bool,
+    option("--tensor-parallel", help="Spread the target over the processes of this `torchrun`.", panel=MODELS),
+]
 
 Drafter = Annotated[
     str | None,

@@ -4,7 +4,7 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from transformers import PreTrainedModel
 
@@ -18,7 +18,13 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Backend(ABC):
-    """What runs a network."""
+    """What runs a network.
+
+    Attributes:
+        reads_shards: Whether it runs networks whose weights lie in several processes.
+    """
+
+    reads_shards: ClassVar[bool] = False
 
     @abstractmethod
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:

@@ -5,10 +5,12 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from monge.core.errors import ModelLoadError, UnsupportedModelError, VocabularyMismatchError
 from monge.core.model import SequenceModel
 from monge.engine.backends import BACKENDS, Backend
+from monge.engine.sharding import is_sharded
 from monge.engine.spelling import translation
 from monge.engine.translated import TranslatedModel
 from monge.engine.vocabulary import ResizedVocabulary
@@ -21,6 +23,7 @@ def load_network(
     device: str | torch.device | None = None,
     attention: str | None = None,
     trust_remote_code: bool = False,
+    tensor_parallel: int | None = None,
 ) -> PreTrainedModel:
     """A causal language model in evaluation mode.
 
@@ -30,9 +33,10 @@ def load_network(
         device: Where to put it; `None` leaves it on the CPU.
         attention: `eager`, `sdpa` or `flex_attention`; `None` takes the network's own default.
         trust_remote_code: Run code that comes with the checkpoint.
+        tensor_parallel: Over how many processes its weights are spread, all of which call this at the same time.
 
     Raises:
-        ModelLoadError: If the checkpoint is missing, incomplete or unreadable.
+        ModelLoadError: If the checkpoint is missing, incomplete or unreadable, or cannot be spread.
         UnsupportedModelError: If it is no decoder-only language model.
     """
     if isinstance(source, PreTrainedModel):
@@ -41,6 +45,8 @@ def load_network(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if attention is not None:
         options["attn_implementation"] = attention
+    if tensor_parallel is not None:
+        options["distributed_config"] = DistributedConfig(tp_size=tensor_parallel)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         options |= {"dtype": dtype, "output_loading_info": True}
@@ -84,8 +90,14 @@ def as_sequence_model(network: PreTrainedModel, *, backend: str | Backend = "eag
     Raises:
         OptionError: If there is no such backend.
         BackendError: If it is not installed, or cannot run this network with the weights that were asked for.
+        UnsupportedModelError: If the network's weights lie in several processes, and the backend is not made for that.
     """
     chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
+    if is_sharded(network) and not chosen.reads_shards:
+        raise UnsupportedModelError(
+            f"the weights of this {type(network).__name__} lie in several processes, which must agree on every token; "
+            "load it with monge.scale.tensor_parallel (--tensor-parallel)"
+        )
     return chosen.sequence_model(network)
 
 

@@ -1,0 +1,135 @@
+"""`monge batch`."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from monge.cli import batch_options as asked
+from monge.cli import options
+from monge.cli.console import notes, quiet_host, reported
+from monge.core.errors import OptionError
+from monge.scale.batch import BatchJob, BatchReport, ThisProcess, Workers, run_batch
+from monge.scale.files import RowFile
+from monge.scale.ray_data import RayWorkers
+from monge.scale.spec import DecoderSpec
+
+_QUIET_S: Final = 10
+"""Seconds between two notes on progress where there is no terminal."""
+
+
+@reported
+def batch(
+    source: asked.Source,
+    output: asked.Output,
+    *,
+    prompt_field: asked.PromptField = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    cross_tokenizer: options.CrossTokenizer = False,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    attention: options.Attention = None,
+    backend: options.Backend = None,
+    drafter: options.Drafter = None,
+    tree: options.Tree = None,
+    verifier: options.Verifier = None,
+    controller: options.Controller = None,
+    costs: options.Costs = None,
+    draft_temperature: options.DraftTemperature = None,
+    draft_top_k: options.DraftTopK = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
+    batch_size: options.BatchSize = None,
+    shard_rows: asked.ShardRows = None,
+    overwrite: asked.Overwrite = False,
+    restart: asked.Restart = False,
+    use_ray: asked.UseRay = False,
+    workers: asked.Workers = None,
+    address: asked.Address = None,
+    cpus_per_worker: asked.CpusPerWorker = None,
+    gpus_per_worker: asked.GpusPerWorker = None,
+) -> None:
+    """Complete every row of a file.
+
+    A row is an object with `prompt` (text or token ids), perhaps an `id`, and perhaps a `seed`, `temperature` or another option
+    of its own. Row i of OUT is that of IN; one that cannot be decoded has its `error`. A run that was killed goes on where it
+    was when it is started again. docs/scaling.md says more.
+
+    **Examples**
+
+        monge batch prompts.jsonl texts.jsonl --temperature 0.8 --seed 1
+        monge batch prompts.parquet texts.parquet --target ./my-target --draft ./my-draft --batch-size 16
+        monge batch questions.jsonl answers.jsonl --prompt-field question --drafter ngram
+        monge batch prompts.jsonl texts.jsonl --ray --address auto --workers 8 --gpus-per-worker 1
+    """
+    quiet_host()
+    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs)
+    parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
+    parts |= options.given(cross_tokenizer=cross_tokenizer or None)
+    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size)
+    wanted = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    wanted |= options.given(stop=stop, ignore_eos=ignore_eos or None)
+    ray = options.given(num_workers=workers, address=address, num_cpus=cpus_per_worker, num_gpus=gpus_per_worker)
+    spec = DecoderSpec(target=target, draft=draft, options=parts | loading)
+    rows = RowFile(source, **options.given(prompt_field=prompt_field))
+    settings = options.given(seed=seed, shard_rows=shard_rows, overwrite=overwrite, restart=restart)
+    job = BatchJob(source=rows, output=output, spec=spec, options=wanted, **settings)
+    _run(job, _workers(ray, use_ray=use_ray))
+
+
+def _run(job: BatchJob, workers: Workers) -> None:
+    start = time.perf_counter()
+    with _progress() as told:
+        report = run_batch(job, workers, told)
+    _say(report, job.output, time.perf_counter() - start)
+
+
+def _workers(settings: dict[str, Any], *, use_ray: bool) -> Workers:
+    if not use_ray:
+        if settings:
+            raise OptionError("--workers, --address, --cpus-per-worker and --gpus-per-worker need --ray")
+        return ThisProcess()
+    return RayWorkers(**settings)
+
+
+class _Told:
+    """Progress: a bar on a terminal, now and then a line elsewhere."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar, self._task = bar, bar.add_task("rows", total=None)
+        self._done, self._said_at = -1, time.perf_counter()
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bar.update(self._task, completed=done, total=total)
+        if self._done < 0 < done < total:
+            notes().print(f"going on after {done} of {total} rows", markup=False)
+        elif self._bar.disable and done < total and time.perf_counter() - self._said_at > _QUIET_S:
+            self._said_at = time.perf_counter()
+            notes().print(f"{done} of {total} rows", markup=False)
+        self._done = done
+
+
+@contextmanager
+def _progress() -> Iterator[_Told]:
+    console = notes()
+    columns = (BarColumn(), MofNCompleteColumn(), "rows", TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield _Told(bar)
+
+
+def _say(report: BatchReport, output: Path, seconds: float) -> None:
+    text = f"{report.num_rows} rows in {str(output)!r} after {seconds:.1f} s | seed {report.seed}"
+    notes().print(text, style="cyan", markup=False, soft_wrap=True)
+    if report.num_errors:
+        text = f"{report.num_errors} of {report.num_rows} rows could not be decoded; see their `error`"
+        notes().print(text, style="yellow", markup=False, soft_wrap=True)

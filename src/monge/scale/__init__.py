@@ -1,0 +1,1 @@
+"""Many machines on engines that exist: Ray Serve, Ray Data, torchrun."""

@@ -1,0 +1,101 @@
+"""A network whose weights lie in several processes, led by rank 0."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from jaxtyping import Float
+from torch import Tensor
+
+from monge.core.errors import BackendError
+from monge.core.model import NodeBlock, SequenceModel
+from monge.scale.ranks import Ranks
+
+_CALLS: Final[Mapping[str, Callable[[SequenceModel, Any], Any]]] = {
+    "open": lambda model, prefixes: model.open(prefixes),
+    "append": lambda model, pieces: model.append(pieces),
+    "extend": lambda model, blocks: model.extend(blocks),
+    "commit": lambda model, paths: model.commit(paths),
+    "close": lambda model, sequence: model.close(sequence),
+}
+_END: Final = "end"
+
+
+class LedModel:
+    """The whole network, seen from rank 0: a `SequenceModel` that has every rank read and keep what rank 0 does.
+
+    Only rank 0 drafts, draws, verifies and plans, so that there is one verdict even where logits differ between ranks in their
+    last bits, and one clock for controllers that look at clocks. The others take part in every forward.
+
+    Args:
+        model: This rank's part.
+        ranks: All processes.
+    """
+
+    def __init__(self, model: SequenceModel, ranks: Ranks) -> None:
+        self._model, self._ranks = model, ranks
+        self._failure: str | None = None
+
+    def __repr__(self) -> str:
+        return f"LedModel({self._model!r}, {self._ranks.size} ranks)"
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.vocab_size
+
+    @property
+    def max_length(self) -> int | None:
+        return self._model.max_length
+
+    @property
+    def no_tree_reason(self) -> str | None:
+        return self._model.no_tree_reason
+
+    @property
+    def no_draft_reason(self) -> str | None:
+        return self._model.no_draft_reason
+
+    @property
+    def forward_s(self) -> float:
+        return self._model.forward_s
+
+    def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        self._everywhere("open", {sequence: tuple(tokens) for sequence, tokens in prefixes.items()})
+
+    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        self._everywhere("append", {sequence: tuple(tokens) for sequence, tokens in pieces.items()})
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+        return self._everywhere("extend", dict(blocks))
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        self._everywhere("commit", {sequence: tuple(path) for sequence, path in paths.items()})
+
+    def length(self, sequence: int) -> int:
+        return self._model.length(sequence)
+
+    def close(self, sequence: int) -> None:
+        self._everywhere("close", sequence)
+
+    def _everywhere(self, call: str, argument: Any) -> Any:  # noqa: ANN401
+        if self._failure is not None:
+            raise BackendError(f"the ranks are out of step since {self._failure}; start again")
+        # Until the call has come back, a failure leaves the other ranks in the middle of it.
+        self._failure = f"{call} failed on rank 0"
+        self._ranks.tell((call, argument))
+        result = _CALLS[call](self._model, argument)
+        self._failure = None
+        return result
+
+
+def follow(model: SequenceModel, ranks: Ranks) -> None:
+    """Do what rank 0 does with its part of the network, until it says that it is done."""
+    while True:
+        call, argument = ranks.hear()
+        if call == _END:
+            return
+        _CALLS[call](model, argument)
+
+
+def release(ranks: Ranks) -> None:
+    """Let the others go; for rank 0."""
+    ranks.tell((_END, None))

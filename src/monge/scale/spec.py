@@ -1,0 +1,42 @@
+"""What a process on another machine needs in order to load the same decoder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from monge.api import load
+from monge.core.errors import OptionError
+from monge.engine.decoder import Decoder
+
+_PLAIN = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """A decoder by names, so that it can be written down, compared and sent.
+
+    Args:
+        target: Folder or name of the target, as every process finds it; `None` for the built-in one.
+        draft: Likewise for the draft model.
+        options: Further options of `monge.load`, plain values only.
+
+    Raises:
+        OptionError: If an option is an object, which would mean something else elsewhere.
+    """
+
+    target: str | None = None
+    draft: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        wrong = [name for name, value in self.options.items() if not isinstance(value, _PLAIN)]
+        if wrong:
+            raise OptionError(f"{wrong[0]} must be written as text or a number, since other processes read it; got an object")
+
+    def load(self) -> Decoder:
+        """The decoder, in this process."""
+        return load(self.target, self.draft, **self.options)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"target": self.target, "draft": self.draft, **self.options}

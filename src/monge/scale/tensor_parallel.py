@@ -1,0 +1,98 @@
+"""One target over several processes, as `transformers` shards it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from monge.api import built_in, default_draft, load
+from monge.core.errors import OptionError
+from monge.core.model import SequenceModel
+from monge.engine.backends import Backend, Eager
+from monge.engine.decoder import Decoder
+from monge.engine.loading import load_network, load_tokenizer
+from monge.engine.sharding import is_sharded
+from monge.scale.led_model import LedModel, follow, release
+from monge.scale.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Led(Backend):
+    """Runs a sharded target on all ranks and everything else on rank 0.
+
+    Args:
+        ranks: All processes.
+    """
+
+    reads_shards: ClassVar[bool] = True
+
+    ranks: Ranks
+
+    def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
+        model = Eager().sequence_model(network)
+        return LedModel(model, self.ranks) if is_sharded(network) else model
+
+
+@contextmanager
+def tensor_parallel(
+    target: str | Path | None = None,
+    draft: str | Path | None = None,
+    *,
+    dtype: str = "auto",
+    attention: str | None = None,
+    drafter: str | None = None,
+    **options: Any,
+) -> Iterator[Decoder | None]:
+    """A decoder whose target lies in all processes of this `torchrun`.
+
+    Every process enters. Rank 0 gets the decoder and uses it as any other; the draft model is on rank 0 alone. The others get
+    `None`, and get it when rank 0 has left.
+
+    Args:
+        target: Folder or name; `None` for the built-in target.
+        draft: Likewise for the draft model.
+        dtype: Type of the weights.
+        attention: As for `monge.load`.
+        drafter: As for `monge.load`, except those that read the target's hidden states or run its layers.
+        **options: As for `monge.load`.
+
+    Raises:
+        OptionError: If this process was not started by torchrun, or an option cannot be honoured.
+        ModelLoadError: If the target cannot be loaded or sharded.
+    """
+    for name in ("backend", "device"):
+        if options.pop(name, None) is not None:
+            raise OptionError(f"{name} cannot be chosen with tensor parallelism: every rank runs eagerly on its own device")
+    if find_spec("accelerate") is None:  # without which the host does not shard
+        raise OptionError("tensor parallelism needs accelerate, which is not installed: pip install 'monge[scale]'")
+    ranks = Ranks()
+    source = built_in("target") if target is None else target
+    loading: dict[str, Any] = {"dtype": dtype, "attention": attention}
+    trust = {"trust_remote_code": options.get("trust_remote_code", False)}
+    network = load_network(source, tensor_parallel=ranks.size, **loading, **trust)
+    ranks.join()
+    try:
+        if ranks.rank > 0:
+            follow(Eager().sequence_model(network), ranks)
+            yield None
+            return
+        try:
+            yield load(
+                network,
+                default_draft(target, draft, drafter),
+                tokenizer=load_tokenizer(source, **trust),
+                backend=Led(ranks),
+                drafter=drafter,
+                **loading,
+                **options,
+            )
+        finally:
+            with suppress(RuntimeError):  # the others are gone already
+                release(ranks)
+    finally:
+        dist.destroy_process_group()
