@@ -11,6 +11,7 @@ from monge.cli.bench import bench
 from monge.cli.bench_ablations import bench_ablations
 from monge.cli.bench_acceptance import bench_acceptance
 from monge.cli.bench_control import bench_control
+from monge.cli.bench_drafters import drafters
 from monge.cli.bench_grow import grow
 from monge.cli.bench_heads import heads
 from monge.cli.bench_peers import peers
@@ -41,6 +42,7 @@ bench.command("acceptance")(bench_acceptance)
 bench.command("ablations")(bench_ablations)
 bench.command("control")(bench_control)
 bench.command("grow")(grow)
+bench.command("drafters")(drafters)
 bench.command("heads")(heads)
 bench.command("peers")(peers)
 bench.command("serve")(bench_serve)

@@ -26,17 +26,18 @@ from monge.heads.shape.checkpoint import built_in_head
 
 MEASURING: Final = "Measuring"
 OUT: Final = Path("bench-heads")
+Heads = Annotated[
+    list[Path] | None,
+    options.option(
+        "--head", help="Folder of a head, of any format; may be repeated.", panel=options.MODELS, default="the built-in one"
+    ),
+]
 
 
 @reported
 def heads(
     *,
-    head: Annotated[
-        list[Path] | None,
-        options.option(
-            "--head", help="Folder of a head, of any format; may be repeated.", panel=options.MODELS, default="the built-in one"
-        ),
-    ] = None,
+    head: Heads = None,
     target: options.Target = None,
     dtype: options.Dtype = None,
     device: options.Device = None,

@@ -1,0 +1,118 @@
+"""`monge bench drafters`."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Final
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from monge.bench.arms import encode
+from monge.bench.head_table import NODES, REPEATS, TREES, Line, entries, table
+from monge.bench.own_text import TextSettings, write_own_text
+from monge.bench.pair import load_pair
+from monge.bench.provenance import busy_note, provenance
+from monge.bench.runner import Settings
+from monge.bench.tasks import interleaved, read_prompts, shipped
+from monge.cli import options
+from monge.cli.bench_heads import MEASURING, Heads, spinner
+from monge.cli.console import quiet_host, reported
+from monge.heads.shape.checkpoint import built_in_head
+
+OUT: Final = Path("bench-drafters")
+NUM_PROMPTS: Final = 18
+
+
+@reported
+def drafters(
+    *,
+    head: Heads = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    data: Annotated[Path | None, options.option("--data", help="Prompts.", panel=MEASURING, default="the shipped ones")] = None,
+    tokens: Annotated[
+        int, options.option("--tokens", help="Tokens that heads are fitted to.", panel=MEASURING, default=24576)
+    ] = 24576,
+    num_prompts: Annotated[
+        int, options.option("--num-prompts", help="Prompts that are decoded.", panel=MEASURING, default=NUM_PROMPTS)
+    ] = NUM_PROMPTS,
+    max_new_tokens: Annotated[
+        int, options.option("--max-new-tokens", help="Length of every completion.", panel=MEASURING, default=48)
+    ] = 48,
+    repeats: Annotated[
+        int, options.option("--repeats", help="Timed passes, drafters in turns.", panel=MEASURING, default=REPEATS)
+    ] = REPEATS,
+    out: Annotated[Path, options.option("--out", help="Folder of text and result.", panel=options.OUTPUT, default=OUT)] = OUT,
+    as_json: options.Json = False,
+) -> None:
+    """Compare drafters on equal terms: one target, the same prompts, at most 16 drafted nodes a round, batch 1.
+
+    Those that have laws of their own build one tree and are verified by one rule; the target walk verifies the others. Beside
+    the draft model and the drafters that nobody trains stand the heads that are named, and SHAPE without training, fitted to
+    text that the target writes; SHAPE heads with every alignment that the question of transport needs: none, one temperature
+    for each step, and the Gaussian map. Tokens per second are ratios to plain decoding in the same pass. With `--json` the last
+    line of standard output is one JSON object.
+
+    **Examples**
+
+        monge bench drafters
+        monge bench drafters --head my-shape --head my-medusa --head my-eagle --num-prompts 12
+    """
+    quiet_host()
+    torch.set_num_threads(torch.get_num_threads() if threads is None else threads)
+    pair = load_pair(target, draft, **options.given(dtype=dtype, device=device))
+    shown = shipped() if data is None else read_prompts(data)
+    chosen = tuple(encode(pair.tokenizer, prompt.text) for prompt in interleaved(shown)[:num_prompts])
+    settings = Settings(max_new_tokens=max_new_tokens, repeats=repeats)
+    with spinner() as say:
+        say("writing rows")
+        texts = [encode(pair.tokenizer, prompt.text) for prompt in shown]
+        rows = write_own_text(pair.target, texts, replace(TextSettings(), num_tokens=tokens), out)
+        lines = table(pair, entries(pair, head or _built_in(target), rows, out, say), chosen, settings, say)
+    document = {
+        "provenance": provenance(pair.target.device),
+        "models": dict(pair.names),
+        "num_prompts": len(chosen),
+        "num_nodes": NODES,
+        "settings": asdict(settings),
+        "drafters": [asdict(line) for line in lines],
+    }
+    (out / "drafters.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    _show(lines, len(chosen))
+    if as_json:
+        print(json.dumps(document))
+
+
+def _built_in(target: str | None) -> list[Path]:
+    """The head that ships, for the target that ships."""
+    return [built_in_head()] if target is None else []
+
+
+def _show(lines: Sequence[Line], num_prompts: int) -> None:
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
+    for temperature in TREES:
+        title = f"temperature {temperature:g}, {num_prompts} prompts, at most {NODES} drafted nodes a round"
+        shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        for column in ("drafter", "block efficiency", "nodes a round", "tokens/s over plain", "training", "on tokens"):
+            shown.add_column(column, justify="left" if column == "drafter" else "right")
+        for line in (one for one in lines if one.temperature == temperature):
+            spread, seconds = line.over_plain, line.training_s
+            shown.add_row(
+                line.name,
+                f"{line.block_efficiency:.3f}",
+                f"{line.nodes_per_round:.1f}",
+                f"{spread.median:.2f} ({spread.low:.2f}..{spread.high:.2f})",
+                "-" if seconds is None else f"{seconds:.0f} s",
+                "-" if line.training_tokens is None else str(line.training_tokens),
+            )
+        console.print(shown)
+    if (note := busy_note()) is not None:
+        console.print(note, style="yellow", markup=False)
