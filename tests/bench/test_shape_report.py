@@ -10,6 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.bench import shape_material
+from monge.bench.head_training import feature_model, gradient_ends
+from monge.bench.reliability import expected_error
+from monge.bench.shape_calibration import gates_of
 from monge.bench.shape_ceiling import acceptance, best_blind_law
 from monge.bench.shape_material import ReportSettings, spread
 from monge.bench.shape_page import SECTIONS, page
@@ -18,6 +21,11 @@ from monge.bench.shape_report import shape_report
 from monge.bench.tasks import Prompt
 from monge.core.errors import OptionError
 from monge.engine.loading import load_network, load_tokenizer
+from monge.heads.shape.head import TargetSizes, make_predictor
+from monge.heads.training.texts import all_windows, read_texts
+from tests.engine.tiny import network as tiny
+from tests.engine.tiny import prompts
+from tests.heads.readers.published import medusa
 
 TINY = ReportSettings(
     rows_per_task=6,
@@ -82,7 +90,14 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     target, _ = save_pair(folder)
     said: list[str] = []
     made = shape_report(
-        load_network(target), load_tokenizer(target), PROMPTS, folder / "out", trained=None, settings=TINY, say=said.append
+        load_network(target),
+        load_tokenizer(target),
+        PROMPTS,
+        folder / "out",
+        trained=None,
+        beside=(medusa(32, 4096).write(folder / "my-medusa"),),
+        settings=TINY,
+        say=said.append,
     )
     assert len(said) > 10
     return made
@@ -97,7 +112,7 @@ def test_every_section_is_measured(document: dict[str, Any]) -> None:
     assert [(row["temperature"], row["top_p"]) for row in document["sampling"]] == [(0.0, 1.0), (1.0, 1.0), (1.0, 0.9)]
     assert document["contexts"][0]["num_rounds"] > 0
     assert "the target reads 4096" in document["contexts"][1]["skipped"]
-    assert {row["drafter"] for row in document["drafters"]} >= {"none", "lookahead", "jacobi", "shape"}
+    assert {row["drafter"] for row in document["drafters"]} >= {"none", "lookahead", "jacobi", "my-medusa", "shape"}
     assert all(row["block_efficiency"] == 1.0 for row in document["drafters"] if row["drafter"] == "none")
 
 
@@ -119,11 +134,33 @@ def test_the_theorems_hold_where_they_are_measured(document: dict[str, Any]) -> 
     assert sum(document["times"]["share"].values()) == pytest.approx(1.0, abs=0.05)
 
 
+def test_calibration_compares_what_is_said_with_the_target(document: dict[str, Any]) -> None:
+    assert expected_error([(0.25, 0.5, 2), (0.75, 0.75, 6)]) == pytest.approx(0.0625)
+    for row in document["calibration"]:
+        assert sum(count for *_, count in row["bins"]) == sum(count for *_, count in document["calibration"][0]["bins"])
+        assert row["ece"] == pytest.approx(expected_error(row["bins"]))
+    assert all(len(row["ece_by_step"]) == 2 for row in document["transfer"])
+    assert document["gates"] == []  # a ridge head has none
+
+
+def test_gates_of_a_fresh_head_stand_where_they_were_put() -> None:
+    network = tiny("llama")
+    target = feature_model(network)
+    made = make_predictor("gated", TargetSizes.of(target), num_steps=2, is_branched=True, width=4, gate_rank=2)
+    rows = read_texts(target, torch.tensor(prompts((12, 12, 12, 12))))
+    found = gates_of(made, next(all_windows(rows, 2, gradient_ends(network))))
+    assert [row["step"] for row in found] == [1, 2]
+    for row in found:
+        assert row["gate"]["p50"] == pytest.approx(torch.sigmoid(torch.tensor(2.0)).item(), abs=1e-6)
+        assert (row["share_shut"], row["share_open"]) == (0.0, 0.0)
+        assert row["deviation_over_positions"] == pytest.approx(0.0, abs=1e-6)
+
+
 def test_page_and_pictures_hold_every_section(document: dict[str, Any], tmp_path: Path) -> None:
     document = json.loads(json.dumps(document))  # plain values only
     pictures = draw(document, tmp_path)
     text = page(document, pictures)
-    assert text.count("data:image/png;base64,") == len(pictures) == 9
+    assert text.count("data:image/png;base64,") == len(pictures) == 10
     assert all(title.split("'")[0] in text for title, _ in SECTIONS.values())
     assert "<script" not in text
     assert text.count("<table>") >= len(SECTIONS)

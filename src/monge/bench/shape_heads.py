@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from monge.bench.reliability import expected_error, reliability
 from monge.bench.shape_material import Material, Part, Say, spread
 from monge.bench.statistics import Resamples
 from monge.core.draws import TorchDraws
@@ -119,8 +120,9 @@ def transfer(material: Material, say: Say) -> list[dict[str, Any]]:
         head = material.fresh_ridge(part, is_branched=False)
         for task, other in material.parts.items():
             quality = measure(head, other.held_out, material.ends)
+            errors = [expected_error(bins) for bins in reliability(head, other.held_out, material.ends)]
             entry = {"fitted_on": source, "measured_on": task, "acceptance": list(quality.acceptance)}
-            found.append({**entry, "block_efficiency": quality.block_efficiency})
+            found.append({**entry, "block_efficiency": quality.block_efficiency, "ece_by_step": errors})
     own = {entry["measured_on"]: entry["block_efficiency"] for entry in found if entry["fitted_on"] == entry["measured_on"]}
     return [{**entry, "relative_to_own": entry["block_efficiency"] / own[entry["measured_on"]]} for entry in found]
 

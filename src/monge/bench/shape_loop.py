@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -19,6 +20,8 @@ from monge.draft.heads import ShapeDrafter
 from monge.draft.tree.registry import TREES
 from monge.engine.decoder import Decoder
 from monge.engine.parts import Parts
+from monge.heads.readers.base import PublishedHead
+from monge.heads.readers.registry import load_head as load_published
 from monge.heads.shape.alignment.registry import ALIGNMENTS
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.testing.decoding import Case, output_law, target_law
@@ -64,6 +67,11 @@ def drafts_with(material: Material, head: ShapeHead, temperature: float) -> Call
         return make_parts(target, drafter=drafter, verifier=verifier)
 
     return parts
+
+
+def _published_parts(head: PublishedHead, temperature: float) -> Callable[[SequenceModel], Parts]:
+    tree, verifier = GREEDY if temperature == 0 else SAMPLED
+    return lambda target: make_parts(target, drafter="head", head=head, tree=tree, verifier=verifier)
 
 
 def run(material: Material, parts: Callable[[SequenceModel], Parts], prompts: Prompts, **options: Any) -> Run:
@@ -164,14 +172,20 @@ def context_sweep(material: Material, head: ShapeHead, say: Say) -> list[dict[st
     return found
 
 
-def other_drafters(material: Material, head: ShapeHead, say: Say) -> list[dict[str, Any]]:
-    """Drafters that need no training either, on the same prompts; SHAPE with its own head last."""
+def other_drafters(material: Material, head: ShapeHead, say: Say, beside: Sequence[Path] = ()) -> list[dict[str, Any]]:
+    """Drafters that need no training, and heads of other kinds, on the same prompts; SHAPE with its own head last.
+
+    Heads build the same tree, which the same rule verifies.
+    """
+    published = {folder.name: load_published(folder) for folder in beside}
     found: list[dict[str, Any]] = []
     for temperature in (0.0, 1.0):
         options = {"max_new_tokens": material.settings.max_new_tokens, "temperature": temperature}
         arms: dict[str, Callable[[SequenceModel], Parts]] = {
             name: lambda target, name=name: make_parts(target, drafter=name) for name in OTHERS
         }
+        for name, other in published.items():
+            arms[name] = _published_parts(other, temperature)
         arms["shape"] = drafts_with(material, head, temperature)
         for name, parts in arms.items():
             say(f"{name}, temperature {temperature:g}")

@@ -32,6 +32,11 @@ SECTIONS: Final[Mapping[str, tuple[str, str]]] = {
         "Lipschitz constant allow the first to be. The ceiling is what no drafter beats that sees x(t+1) but "
         "nothing after it; a branched head is not bound by it.",
     ),
+    "calibration": (
+        "Is it calibrated, and what do the gates do?",
+        "Mass that a head gives its most probable token, in ten bins, and the mass that the target gives that token; "
+        "ECE is their mean distance. Below, the gates of the trained head: shut below 0.1, open above 0.9.",
+    ),
     "sampling": (
         "Temperature and top-p?",
         "The real loop; greedy with a tree of top tokens, sampled with i.i.d. candidates.",
@@ -42,7 +47,7 @@ SECTIONS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "transfer": (
         "Another task than the one it was fitted on?",
-        "A ridge head fitted on the text of one task, measured on held-out text of every task.",
+        "A ridge head fitted on the text of one task, measured on held-out text of every task, with its calibration error.",
     ),
     "ablation": (
         "Why transport?",
@@ -51,7 +56,8 @@ SECTIONS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "drafters": (
         "Against other drafters without a draft model?",
-        "Same target, prompts, seed and harness, default settings of each. Single runs: compare speeds on an idle "
+        "Same target, prompts, seed and harness, default settings of each; heads of other kinds (--beside) with SHAPE's own "
+        "trees and rules. Single runs: compare speeds on an idle "
         "machine only.",
     ),
     "exactness": (
@@ -106,6 +112,8 @@ def _rows_of(name: str, document: Mapping[str, Any]) -> list[Sequence[Mapping[st
         return [[*stages, {"stage": "total", **times["total"]}], pieces]
     if name == "steps":
         return [document["steps"], document["ceiling"]]
+    if name == "calibration":
+        return [[{key: row[key] for key in ("head", "step", "ece")} for row in document["calibration"]], document["gates"]]
     return [document[name]]
 
 

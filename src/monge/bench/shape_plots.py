@@ -69,6 +69,25 @@ def _steps(figure: Figure, document: Document) -> None:
         axes.set_xticks(sorted({row["step"] for row in document["steps"]}))
 
 
+def _calibration(figure: Figure, document: Document) -> None:
+    left, right = figure.subplots(1, 2)
+    left.plot([0, 1], [0, 1], color="grey", lw=1)
+    for mark, (head, rows) in zip(_MARKS, _grouped(document["calibration"], "head").items(), strict=False):
+        for shade, row in zip((1.0, 0.6, 0.3), rows, strict=False):
+            label = f"{head}, step {row['step']}: ECE {row['ece']:.3f}"
+            said, was = [one[0] for one in row["bins"]], [one[1] for one in row["bins"]]
+            left.plot(said, was, marker=mark, ms=4, lw=1, alpha=shade, label=label)
+    _named(left, "reliability of the most probable token", "mass that the head gives it", "mass under the target")
+    left.legend(fontsize=6)
+    for row in document["gates"]:
+        gate = row["gate"]
+        right.plot([gate["p5"], gate["p95"]], [row["step"]] * 2, color="#7a5195")
+        right.plot(gate["p50"], row["step"], "o", color="#7a5195")
+    right.set_xlim(0, 1)
+    right.set_yticks([row["step"] for row in document["gates"]])
+    _named(right, "gates of the trained head: median, 5-95 %", "g", "step")
+
+
 def _times(figure: Figure, document: Document) -> None:
     left, right = figure.subplots(1, 2)
     times = document["times"]
@@ -152,6 +171,7 @@ PICTURES: Final[Mapping[str, Callable[[Figure, Document], None]]] = {
     "stability": _stability,
     "times": _times,
     "steps": _steps,
+    "calibration": _calibration,
     "sampling": _sampling,
     "contexts": _contexts,
     "transfer": _transfer,

@@ -1,5 +1,6 @@
 """`monge report shape`: all measurements as one document of plain values."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from monge.bench.provenance import provenance
+from monge.bench.shape_calibration import calibration, gates
 from monge.bench.shape_ceiling import ceiling
 from monge.bench.shape_heads import ablation, steps, transfer
 from monge.bench.shape_loop import context_sweep, exactness, other_drafters, sampling_sweep, stage_times
@@ -23,6 +25,7 @@ def shape_report(
     folder: Path,
     *,
     trained: Path | None,
+    beside: Sequence[Path] = (),
     settings: ReportSettings,
     say: Say,
 ) -> dict[str, Any]:
@@ -34,6 +37,7 @@ def shape_report(
         prompts: Prompts by task.
         folder: Where the target's text is kept.
         trained: Folder of a trained head for this target; without one the ridge head decodes.
+        beside: Folders of heads of other kinds, which stand beside the drafters without training.
         settings: How much is measured.
         say: Told what is done.
 
@@ -56,12 +60,14 @@ def shape_report(
         **states,
         "times": stage_times(material, head),
         "steps": steps(material, say),
+        "calibration": calibration(material, say),
+        "gates": gates(material),
         "ceiling": ceiling(material, say),
         "transfer": transfer(material, say),
         "ablation": ablation(material, say),
         "sampling": sampling_sweep(material, head, say),
         "contexts": context_sweep(material, head, say),
-        "drafters": other_drafters(material, head, say),
+        "drafters": other_drafters(material, head, say, beside),
         "exactness": exactness(),
     }
 

@@ -47,6 +47,12 @@ def shape(
             default="the built-in one, or for another target a ridge head that is fitted here",
         ),
     ] = None,
+    beside: Annotated[
+        list[Path] | None,
+        options.option(
+            "--beside", help="Folder of a head of another kind, to compare with; may be repeated.", panel=options.MODELS
+        ),
+    ] = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
@@ -73,6 +79,7 @@ def shape(
     **Examples**
 
         monge report shape --quick
+        monge report shape --beside my-medusa --beside my-eagle
         monge report shape --target ./my-target --head ./my-head --data chat.jsonl --data code.jsonl
     """
     if threads is not None:
@@ -80,7 +87,8 @@ def shape(
     trained = head or (built_in_head() if target is None else None)
     size = replace(QUICK if quick else ReportSettings(), **options.given(rows_per_task=rows, max_new_tokens=max_new_tokens))
     prompts = shipped() if data is None else tuple(prompt for path in data for prompt in read_prompts(path))
-    document = _written(target, prompts, trained, size, out, **options.given(dtype=dtype, device=device))
+    heads = {"trained": trained, "beside": tuple(beside or ())}
+    document = _written(target, prompts, size, out, heads, **options.given(dtype=dtype, device=device))
     if as_json:
         print(json.dumps(document), file=sys.stdout)
     else:
@@ -88,7 +96,7 @@ def shape(
 
 
 def _written(
-    target: str | None, prompts: tuple[Prompt, ...], trained: Path | None, size: ReportSettings, out: Path, **loading: Any
+    target: str | None, prompts: tuple[Prompt, ...], size: ReportSettings, out: Path, heads: dict[str, Any], **loading: Any
 ) -> dict[str, Any]:
     """Measure, and write page and JSON."""
     quiet_host()
@@ -97,7 +105,7 @@ def _written(
     source, draw = built_in("target") if target is None else target, _plotter()
     with spinner() as say:
         network, tokenizer = load_network(source, **loading), load_tokenizer(source)
-        document = shape_report(network, tokenizer, prompts, out, trained=trained, settings=size, say=say)
+        document = shape_report(network, tokenizer, prompts, out, **heads, settings=size, say=say)
     (out / "report.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     (out / "report.html").write_text(page(document, draw(document, out)), encoding="utf-8")
     return document

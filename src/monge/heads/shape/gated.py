@@ -73,9 +73,12 @@ class GatedPredictor(StepPredictor):
             seen = torch.cat([rms_norm(previous), rms_norm(last)], dim=-1)
             inner = inner + functional.linear(seen, self.branch[index - 1])
         residual = functional.linear(functional.silu(inner), self.up[index])
-        low = functional.linear(start[:, : self.hidden_size], self.gate_down[index])
-        gate = torch.sigmoid(functional.linear(low, self.gate_up[index], self.gate_bias[index]))
-        return previous + gate * residual
+        return previous + self.gate(number, start) * residual
+
+    def gate(self, number: int, start: Float[Tensor, "nodes start"]) -> Float[Tensor, "nodes hidden"]:
+        """How much of a step's residual passes, by coordinate: g_n, which depends on h_t alone."""
+        low = functional.linear(start[:, : self.hidden_size], self.gate_down[number - 1])
+        return torch.sigmoid(functional.linear(low, self.gate_up[number - 1], self.gate_bias[number - 1]))
 
 
 def _matrix(rows: int, columns: int, generator: torch.Generator | None) -> nn.Parameter:
