@@ -48,5 +48,5 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> OptionError:
     """Error for a name that is not registered, with the nearest valid one."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return OptionError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")
