@@ -22,7 +22,7 @@ SECTIONS = {
     "controllers": ("Plan", "State", "When", "Reference"),
 }
 COMPONENTS = [(room, name) for room, registry in ROOMS.items() for name in registry]
-HOSTS = {"plugins/lm_eval.py": "lm_eval"}
+HOSTS = {"plugins/lm_eval.py": "lm_eval", "verify/fast/triton_recursive.py": "triton"}
 """Modules that are made of a host's classes, so that they cannot be imported without it."""
 DOCSTRING_PARTS = ("Law:", "Rule:", "Cost:", "Reference:")
 

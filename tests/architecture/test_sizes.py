@@ -28,7 +28,9 @@ def last_line(node: ast.stmt) -> int:
 
 
 def num_positional(function: Function, is_method: bool) -> int:
-    """Parameters that can be passed by position, the receiver not counted."""
+    """Parameters that can be passed by position, the receiver not counted; none of a kernel, whose language has no others."""
+    if any(isinstance(mark, ast.Attribute) and mark.attr == "jit" for mark in function.decorator_list):
+        return 0
     count = len(function.args.posonlyargs) + len(function.args.args)
     static = any(isinstance(mark, ast.Name) and mark.id == "staticmethod" for mark in function.decorator_list)
     return count - (is_method and not static)

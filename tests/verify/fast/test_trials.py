@@ -7,18 +7,16 @@ import torch
 from monge.core.clocks import RequestDraws
 from monge.core.draws import TapeDraws
 from monge.core.law import DenseLaw, Law, SparseLaw
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.proposal import Deterministic, Iid
 from monge.core.tree import GrowingTree, TokenTree
 from monge.verify import trial_rule
 from monge.verify.base import Walk
 from monge.verify.fast.trials import Outcome, Trial, emitted
 from monge.verify.flow_rules import FLOW_RULES
-from monge.verify.problem import NodeProblem, ScoredTree
+from monge.verify.problem import ScoredTree
 from monge.verify.trial_rule import TrialRule
-from tests.verify.fast.test_twins import laws
+from tests.verify.fast.batches import REGIMES, law_of, problems
 
-VOCAB = 40
-REGIMES = ("rough", "ties", "nearly equal", "equal", "peaked", "disjoint", "single token")
 RULES = {
     "rrs": ("iid", "mixed"),
     "rrs_without_replacement": ("without_replacement", "iid"),
@@ -27,40 +25,6 @@ RULES = {
     "single_draft": ("one",),
     "greedy": ("mixed",),
 }
-
-
-def law_of(masses: np.ndarray, is_dense: bool) -> Law:
-    probs = torch.zeros(VOCAB, dtype=torch.float64)
-    probs[: masses.size] = torch.from_numpy(masses / masses.sum())
-    return DenseLaw(probs / probs.sum()) if is_dense else DenseLaw(probs).sparse()
-
-
-def proposal_of(way: str, q: Law, width: int) -> Proposal:
-    if way == "mixed":
-        heavy = q.top(min(2, width))
-        rest = q
-        for token in heavy:
-            left = rest.without(token)
-            if left is None:
-                return Deterministic(heavy)
-            rest = left
-        return Mixed(heavy, rest, width)
-    return WithoutReplacement(q, width) if way == "without_replacement" else Iid(q, 1 if way == "one" else width)
-
-
-def problems(regime: str, way: str) -> list[tuple[NodeProblem, TapeDraws]]:
-    """Nodes of all widths and supports, dense and sparse; each with its tape and another copy of it."""
-    found = []
-    for seed in range(24):
-        p, q = laws(regime, seed)
-        rng = np.random.default_rng(seed)
-        proposal = proposal_of(way, law_of(q, seed % 2 == 0), 1 + seed % 5)
-        offers = proposal.draw(TapeDraws(rng.random(12).tolist()))
-        tape = rng.random(30).tolist()
-        draws = TapeDraws(tape)
-        problem = NodeProblem(target_law=law_of(p, seed % 3 > 0), proposal=proposal, offers=offers, draws=draws)
-        found.append((problem, TapeDraws(tape)))
-    return found
 
 
 @pytest.mark.parametrize("regime", REGIMES)

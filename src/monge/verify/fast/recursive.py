@@ -4,9 +4,16 @@ p = target law, q = draft law. Masses are not normalised between two trials: wit
 have left, and M its total, a test of x against `P / M` is one of `P_x` against `M q_x`.
 """
 
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Final
+
 import torch
 
 from monge.verify.fast.trials import Outcome, Trials
+
+MAX_KERNEL_COLUMNS: Final = 16384
+"""Columns that one program of the kernel holds; wider draft laws are left to torch."""
 
 
 def recursive(trials: Trials) -> Outcome:
@@ -20,6 +27,13 @@ def recursive_without_replacement(trials: Trials) -> Outcome:
 
 
 def _recursive(trials: Trials, is_shrinking: bool) -> Outcome:
+    if trials.p.is_cuda and trials.p.shape[1] <= MAX_KERNEL_COLUMNS and find_spec("triton") is not None:
+        return import_module("monge.verify.fast.triton_recursive").recursive(trials, is_shrinking=is_shrinking)
+    return in_torch(trials, is_shrinking=is_shrinking)
+
+
+def in_torch(trials: Trials, *, is_shrinking: bool) -> Outcome:
+    """The tests with torch alone, on any device."""
     left, q = trials.p, trials.q
     total, drawn_total = torch.ones_like(trials.beyond), torch.ones_like(trials.beyond)
     winners = torch.full_like(trials.columns[:, 0], -1)
