@@ -267,9 +267,9 @@ def test_answers_are_counted_with_bounded_labels():
         client.get("/some/path/of/mine")
         lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith("monge:http_requests_total")]
     assert set(lines) == {
-        'monge:http_requests_total{code="none",endpoint="/v1/completions",status="200"} 1.0',
-        'monge:http_requests_total{code="unknown_parameter",endpoint="/v1/completions",status="400"} 1.0',
-        'monge:http_requests_total{code="none",endpoint="other",status="404"} 1.0',
+        'monge:http_requests_total{code="none",endpoint="/v1/completions",engine="0",status="200"} 1.0',
+        'monge:http_requests_total{code="unknown_parameter",endpoint="/v1/completions",engine="0",status="400"} 1.0',
+        'monge:http_requests_total{code="none",endpoint="other",engine="0",status="404"} 1.0',
     }
 
 

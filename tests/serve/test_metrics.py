@@ -96,7 +96,11 @@ def test_values_are_the_scheduler_s(text):
     assert value(text, "vllm:iteration_tokens_total_sum") == 5
     assert (
         samples(text)[
-            "monge:http_requests_total", ("code", "unknown_parameter"), ("endpoint", "/v1/completions"), ("status", "400")
+            "monge:http_requests_total",
+            ("code", "unknown_parameter"),
+            ("endpoint", "/v1/completions"),
+            ("engine", "0"),
+            ("status", "400"),
         ]
         == 1
     )

@@ -1,8 +1,7 @@
 """`monge serve`."""
 
 import ipaddress
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +12,7 @@ from monge.cli import options
 from monge.cli import serve_options as asked
 from monge.cli.console import notes, quiet_host, reported
 from monge.cli.generate import say_memory, say_parts
-from monge.cli.networks import BUILT_IN
+from monge.cli.serve_ray import serves_with_ray
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
 
@@ -51,6 +50,12 @@ def serve(
     draft_top_k: options.DraftTopK = None,
     threads: options.Threads = None,
     verbose: options.Verbose = False,
+    use_ray: asked.UseRay = False,
+    replicas: asked.Replicas = None,
+    autoscale: asked.Autoscale = None,
+    address: asked.Address = None,
+    cpus_per_replica: asked.CpusPerReplica = None,
+    gpus_per_replica: asked.GpusPerReplica = None,
 ) -> None:
     """Serve a model over HTTP, as the OpenAI API does.
 
@@ -63,22 +68,35 @@ def serve(
         monge serve ./my-target ./my-draft --tree "chain(6)" --max-batch-size 16
         monge serve ./my-target --drafter ngram --controller price --port 8080
         MONGE_API_KEY=secret monge serve ./my-target --host 0.0.0.0
+        monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1
     """
-    server = _server_room()
-    limits = _limits(request_timeout, max_choices=max_choices, max_request_bytes=max_request_bytes, logprobs_of=logprobs_of)
-    name = served_model_name or _name_of(target)
-    settings = server.ServerSettings(model_name=name, api_keys=tuple(api_key or ()), **limits)
-    with server.listen(host, port) as listener:
-        _use_threads(threads)
-        loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=max_batch_size)
-        parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs)
-        decoder = load(target, draft, draft_temperature=draft_temperature, draft_top_k=draft_top_k, **parts, **loading)
-        chat = server.chat_format(decoder.tokenizer, chat_template, is_built_in=target is None)
-        scheduling = options.given(max_waiting=max_waiting, kv_budget_tokens=kv_budget, prefill_chunk=prefill_chunk)
-        app = server.create_app(decoder, settings, chat, **scheduling)
+    given = options.given(**locals())  # every parameter
+    _server_room()
+    if not serves_with_ray(given):
+        _serve_here(given)
+
+
+def _serve_here(given: Mapping[str, Any]) -> None:
+    server, target, host = _server_room(), given.get("target"), given["host"]
+
+    def chosen(*names: str) -> dict[str, Any]:
+        return {name: given[name] for name in names if name in given}
+
+    limits = _limits(given.get("request_timeout"), **chosen("max_choices", "max_request_bytes", "logprobs_of"))
+    name = given.get("served_model_name") or server.served_name(target)
+    settings = server.ServerSettings(model_name=name, api_keys=tuple(given.get("api_key", ())), **limits)
+    with server.listen(host, given["port"]) as listener:
+        _use_threads(given.get("threads"))
+        loading = chosen("dtype", "device", "attention", "backend", "max_batch_size")
+        parts = chosen("drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k")
+        decoder = load(target, given.get("draft"), **parts, **loading)
+        chat = server.chat_format(decoder.tokenizer, given.get("chat_template"), is_built_in=target is None)
+        budget = {"kv_budget_tokens": given["kv_budget"]} if "kv_budget" in given else {}
+        app = server.create_app(decoder, settings, chat, **chosen("max_waiting", "prefill_chunk"), **budget)
         is_open = _is_open(host, settings.api_keys)
-        _say(decoder, f"serving {name} at {server.url_of(listener)}/v1", verbose=verbose, is_open=is_open)
-        server.serve_until_told(app, listener, drain_s=drain, access_log=access_log)
+        where = f"serving {name} at {server.url_of(listener)}/v1"
+        _say(decoder, where, verbose=given["verbose"], is_open=is_open)
+        server.serve_until_told(app, listener, drain_s=given["drain"], access_log=given["access_log"])
 
 
 def _server_room() -> ModuleType:
@@ -94,13 +112,6 @@ def _limits(request_timeout: float | None, **others: Any) -> dict[str, Any]:
     """Limits that were given; zero seconds are no limit."""
     timeout = {} if request_timeout is None else {"request_timeout_s": request_timeout or None}
     return options.given(**others) | timeout
-
-
-def _name_of(target: str | None) -> str:
-    """A model's name for clients: of a folder only its last part, since where it lies is nobody's business."""
-    if target is None:
-        return BUILT_IN
-    return Path(target).resolve().name if Path(target).exists() else target
 
 
 def _use_threads(threads: int | None) -> None:

@@ -10,6 +10,7 @@ from monge.engine.logprobs import LogprobSource
 
 SERVER: Final = "Server"
 LIMITS: Final = "Limits"
+RAY: Final = "Ray"
 HOST: Final = "127.0.0.1"
 PORT: Final = 8000
 DRAIN_S: Final = 30
@@ -21,6 +22,10 @@ def _server(*names: str, help: str, default: object = None) -> Any:  # noqa: ANN
 
 def _limit(*names: str, help: str, default: object = None) -> Any:  # noqa: ANN401
     return option(*names, help=help, panel=LIMITS, default=default)
+
+
+def _ray(*names: str, help: str, default: object = None) -> Any:  # noqa: ANN401
+    return option(*names, help=help, panel=RAY, default=default)
 
 
 Target = Annotated[str | None, typer.Argument(help="Folder or name of the target; without it, the built-in pair.")]
@@ -65,3 +70,13 @@ MaxRequestBytes = Annotated[int | None, _limit("--max-request-bytes", help="Larg
 RequestTimeout = Annotated[
     float | None, _limit("--request-timeout", help="Seconds after which a request is ended; 0 for never.", default=600)
 ]
+UseRay = Annotated[bool, typer.Option("--ray", help="Serve from replicas, on many machines.", rich_help_panel=RAY)]
+Replicas = Annotated[int | None, _ray("--replicas", help="Replicas.", default=1)]
+Autoscale = Annotated[
+    str | None, _ray("--autoscale", help="Fewest and most replicas, as `1:4`, in place of --replicas.", default="off")
+]
+Address = Annotated[
+    str | None, _ray("--address", help="Address of a running cluster, or `auto`.", default="a cluster of this machine alone")
+]
+CpusPerReplica = Annotated[float | None, _ray("--cpus-per-replica", help="Cores of a replica.", default=1)]
+GpusPerReplica = Annotated[float | None, _ray("--gpus-per-replica", help="GPUs of a replica.", default=0)]

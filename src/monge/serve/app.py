@@ -59,16 +59,22 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-def create_app(decoder: Decoder, settings: ServerSettings, chat: ChatFormat, **scheduling: Any) -> FastAPI:
+def create_app(
+    decoder: Decoder, settings: ServerSettings, chat: ChatFormat, *, metrics: ServerMetrics | None = None, **scheduling: Any
+) -> FastAPI:
     """The OpenAI-compatible application over one decoder; its scheduler starts and ends with it.
 
     Args:
         decoder: What decodes.
         settings: What the operator decided.
         chat: How conversations are written.
+        metrics: What is measured; `None` for those of one server.
         **scheduling: Options of `Scheduler`.
+
+    Returns:
+        The application; `app.state.snapshot()` tells how its scheduler is.
     """
-    metrics = ServerMetrics(settings.model_name)
+    metrics = metrics or ServerMetrics(settings.model_name)
     scheduler = Scheduler(decoder, sink=metrics.observe, **scheduling)
     service = Service(decoder, scheduler, settings=settings, metrics=metrics, chat=chat)
 
@@ -80,6 +86,7 @@ def create_app(decoder: Decoder, settings: ServerSettings, chat: ChatFormat, **s
         await asyncio.to_thread(scheduler.close, drain=True)
 
     app = FastAPI(title="monge", version="1", summary="OpenAI-compatible", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.snapshot = scheduler.snapshot
     _add_routes(app, service)
     _add_errors(app, metrics)
     # The last one added is the first one asked.

@@ -2,7 +2,17 @@
 
 from monge.serve.app import create_app
 from monge.serve.chat import chat_format
+from monge.serve.metrics import ServerMetrics
 from monge.serve.run import listen, serve_until_told, url_of
-from monge.serve.settings import ServerSettings
+from monge.serve.settings import ServerSettings, served_name
 
-__all__ = ["ServerSettings", "chat_format", "create_app", "listen", "serve_until_told", "url_of"]
+__all__ = [
+    "ServerMetrics",
+    "ServerSettings",
+    "chat_format",
+    "create_app",
+    "listen",
+    "serve_until_told",
+    "served_name",
+    "url_of",
+]

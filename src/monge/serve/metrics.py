@@ -1,6 +1,6 @@
 """What is measured, for Prometheus: vLLM's names where vLLM has one, `monge:` elsewhere."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -10,7 +10,8 @@ from prometheus_client.registry import Collector
 from monge.serve.jobs import JobFinish, Measure, Snapshot
 
 _LABELS: Final = ("engine", "model_name")
-_ENGINE: Final = "0"
+Gather = Callable[[Sequence[Metric]], Sequence[Metric]]
+"""Own metrics -> what is exposed: these, and those of others beside them."""
 _REASONS: Final[Mapping[JobFinish, str]] = {
     "eos": "stop",
     "stop": "stop",
@@ -96,11 +97,13 @@ class ServerMetrics:
 
     Args:
         model_name: Label of the metrics; without blanks.
+        engine: Label of the metrics, which tells several servers of one model apart; without blanks.
+        gather: Adds what other servers measured to what is exposed.
     """
 
-    def __init__(self, model_name: str) -> None:
-        self._registry = CollectorRegistry()
-        labels = {"engine": _ENGINE, "model_name": model_name}
+    def __init__(self, model_name: str, *, engine: str = "0", gather: Gather | None = None) -> None:
+        self._registry, self._gather = CollectorRegistry(), gather
+        labels = {"engine": engine, "model_name": model_name}
         self._histograms = {
             measure: Histogram(name, text, _LABELS, buckets=buckets, registry=self._registry).labels(**labels)
             for measure, (name, text, buckets) in _HISTOGRAMS.items()
@@ -108,10 +111,10 @@ class ServerMetrics:
         self._requests = Counter(
             "monge:http_requests",
             "Answers, by endpoint, status and error code.",
-            ("endpoint", "status", "code"),
+            ("engine", "endpoint", "status", "code"),
             registry=self._registry,
         )
-        self._model_name = model_name
+        self._engine, self._model_name = engine, model_name
 
     def observe(self, measure: Measure, value: float | int) -> None:
         """One observation; the scheduler's sink."""
@@ -119,15 +122,33 @@ class ServerMetrics:
 
     def count_answer(self, endpoint: str, status: int, code: str) -> None:
         """One HTTP answer."""
-        self._requests.labels(endpoint, str(status), code).inc()
+        self._requests.labels(self._engine, endpoint, str(status), code).inc()
 
     def watch(self, snapshot: Callable[[], Snapshot]) -> None:
         """Read counters and gauges from a scheduler whenever metrics are asked for."""
-        self._registry.register(_SchedulerState(snapshot, (_ENGINE, self._model_name)))
+        self._registry.register(_SchedulerState(snapshot, (self._engine, self._model_name)))
+
+    def families(self) -> list[Metric]:
+        """What this server measured."""
+        return list(self._registry.collect())
 
     def text(self) -> bytes:
-        """The exposition."""
-        return generate_latest(self._registry)
+        """The exposition; may wait for others."""
+        if self._gather is None:
+            return generate_latest(self._registry)
+        exposed = CollectorRegistry(auto_describe=False)
+        exposed.register(_Families(self._gather(self.families())))
+        return generate_latest(exposed)
+
+
+class _Families(Collector):
+    """Metrics that were collected before, elsewhere perhaps."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Sequence[Metric]:
+        return self._families
 
 
 class _SchedulerState(Collector):

@@ -102,7 +102,7 @@ class Service:
 
     async def exposition(self) -> Response:
         """Metrics, for Prometheus."""
-        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await asyncio.to_thread(self._metrics.text), media_type=CONTENT_TYPE_LATEST)
 
     async def _answer(self, body: Asked, understand: Callable[[Asked], Order], request: Request) -> Response:
         if body.model is not None:

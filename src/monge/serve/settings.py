@@ -2,10 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import get_args
+from pathlib import Path
+from typing import Final, get_args
 
 from monge.core.errors import OptionError
 from monge.engine.logprobs import LogprobSource
+
+BUILT_IN: Final = "built-in"
+"""Name of the built-in target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +53,10 @@ class ServerSettings:
         for name, value in numbers.items():
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise OptionError(f"{name} must be positive; got {value}")
+
+
+def served_name(target: str | None) -> str:
+    """A target's name for clients: of a folder only its last part, since where it lies is nobody's business."""
+    if target is None:
+        return BUILT_IN
+    return Path(target).resolve().name if Path(target).exists() else target

@@ -1,0 +1,82 @@
+"""`monge serve --ray`."""
+
+import signal
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from monge.cli.console import notes
+from monge.core.errors import OptionError
+
+_RAY_ONLY: Final = ("replicas", "autoscale", "address", "cpus_per_replica", "gpus_per_replica")
+_HERE_ONLY: Final = ("access_log", "verbose")
+_NAMES: Final = {
+    "api_key": "api_keys",
+    "kv_budget": "kv_budget_tokens",
+    "request_timeout": "request_timeout_s",
+    "drain": "drain_s",
+    "replicas": "num_replicas",
+}
+_APPLICATION: Final = "monge"
+
+
+def serves_with_ray(given: Mapping[str, Any]) -> bool:
+    """Serve from replicas until told to stop, if that is what the options say; whether it was.
+
+    Args:
+        given: Options of `monge serve` that have a value, by name.
+
+    Raises:
+        OptionError: If options contradict each other, or there is no Ray.
+    """
+    if not given["use_ray"]:
+        wrong = [name for name in _RAY_ONLY if name in given]
+        if wrong:
+            raise OptionError(f"--{wrong[0].replace('_', '-')} needs --ray")
+        return False
+    wrong = [name for name in _HERE_ONLY if given[name]]
+    if wrong:
+        raise OptionError(f"--{wrong[0].replace('_', '-')} is not for --ray: Ray keeps the replicas' logs")
+    if "autoscale" in given and "replicas" in given:
+        raise OptionError("give --replicas or --autoscale, not both")
+    if given["port"] == 0:
+        raise OptionError("--ray needs a port; got 0")
+    _serve(given)
+    return True
+
+
+def range_of(text: str) -> tuple[int, int]:
+    """Two numbers with a colon between them.
+
+    Raises:
+        OptionError: If they are not.
+    """
+    fewest, colon, most = text.partition(":")
+    if not (colon and fewest.isdecimal() and most.isdecimal()):
+        raise OptionError(f"--autoscale takes the fewest and the most replicas, as in 1:4; got {text!r}")
+    return int(fewest), int(most)
+
+
+def _serve(given: Mapping[str, Any]) -> None:
+    from monge.scale.ray_cluster import connect, require_ray
+    from monge.scale.ray_serve import AppArgs, app_from
+
+    known = {_NAMES.get(name, name): value for name, value in given.items()}
+    if "autoscale" in known:
+        known["autoscale"] = range_of(known["autoscale"])
+    args = AppArgs(**{name: value for name, value in known.items() if name in AppArgs.model_fields})
+    ray = require_ray("serve")
+    application, serve = app_from(args), ray.serve
+    is_ours, told = connect(given.get("address")), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    try:
+        serve.start(http_options={"host": given["host"], "port": given["port"]})
+        serve.run(application, name=_APPLICATION, route_prefix="/")
+        notes().print(f"serving at http://{given['host']}:{given['port']}/v1", markup=False, soft_wrap=True)
+        told.wait()
+    finally:
+        serve.delete(_APPLICATION)
+        if is_ours:
+            serve.shutdown()
+            ray.shutdown()

@@ -1,0 +1,80 @@
+"""What all replicas of an application measured, on one page: a scraper reaches one of them, and not always the same."""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from prometheus_client.core import Metric
+
+from monge.scale.ray_cluster import require_ray
+from monge.serve.metrics import ServerMetrics
+
+_PERIOD_S: Final = 2.0
+_FORGOTTEN_S: Final = 10.0
+"""After so many seconds without a word, a replica counts as gone."""
+
+
+def board_class() -> type:
+    """The actor that holds the last word of every replica."""
+
+    # A class of a function is sent as it is, so that its process need not import this package with all that it needs.
+    class Board:
+        def __init__(self) -> None:
+            self._pages: dict[str, tuple[float, list[Any]]] = {}
+
+        def exchange(self, engine: str, families: list[Any]) -> list[list[Any]]:
+            """Take a replica's metrics; those of all replicas that are there, in a steady order."""
+            now = time.monotonic()
+            self._pages[engine] = (now, families)
+            self._pages = {name: page for name, page in self._pages.items() if now - page[0] < _FORGOTTEN_S}
+            return [page for _, (_, page) in sorted(self._pages.items())]
+
+    return Board
+
+
+class BoardClient:
+    """A replica's way to the board. The board lives with the replica that made it; the next one who misses it makes another.
+
+    Args:
+        application: Whose board.
+        engine: The replica's name.
+    """
+
+    def __init__(self, application: str, engine: str) -> None:
+        self._ray, self._name, self._engine = require_ray("exceptions"), f"monge-metrics-{application}", engine
+        self._actor: Any = None
+
+    def gather(self, own: Sequence[Metric]) -> Sequence[Metric]:
+        """These metrics, and those of all other replicas; these alone if the board does not answer."""
+        errors = self._ray.exceptions
+        try:
+            if self._actor is None:
+                options = {"name": self._name, "namespace": "monge", "get_if_exists": True, "num_cpus": 0}
+                self._actor = self._ray.remote(board_class()).options(**options).remote()
+            return merged(self._ray.get(self._actor.exchange.remote(self._engine, list(own)), timeout=_PERIOD_S))
+        except errors.GetTimeoutError:  # it is starting, or busy
+            return own
+        except errors.RayError:
+            self._actor = None
+            return own
+
+    def keep_publishing(self, metrics: ServerMetrics) -> None:
+        """Tell the board now and then, for as long as the process lives."""
+
+        def run() -> None:
+            while True:
+                self.gather(metrics.families())
+                time.sleep(_PERIOD_S)
+
+        threading.Thread(target=run, name="monge-metrics", daemon=True).start()
+
+
+def merged(pages: Sequence[Sequence[Metric]]) -> list[Metric]:
+    """One family of each name, with the samples of all pages."""
+    families: dict[str, Metric] = {}
+    for page in pages:
+        for family in page:
+            known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            known.samples.extend(family.samples)
+    return list(families.values())

@@ -1,0 +1,148 @@
+"""The application of `monge serve`, in replicas on many machines, by Ray Serve."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field
+
+from monge.core.errors import OptionError
+from monge.engine.logprobs import LogprobSource
+from monge.scale.metrics_board import BoardClient
+from monge.scale.ray_cluster import require_ray
+from monge.scale.spec import DecoderSpec
+from monge.serve.app import create_app
+from monge.serve.chat import chat_format
+from monge.serve.metrics import Gather, ServerMetrics
+from monge.serve.settings import ServerSettings, served_name
+
+_LOADING = (
+    *("drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k"),
+    *("dtype", "device", "attention", "backend", "max_batch_size"),
+)
+_SETTINGS = ("logprobs_of", "max_choices", "max_request_bytes", "request_timeout_s")
+_SCHEDULING = ("max_waiting", "kv_budget_tokens", "prefill_chunk")
+
+
+class AppArgs(BaseModel):
+    """What `args` of a Ray Serve configuration may say; what is absent is as in `monge serve`.
+
+    Folders are those of the machines on which replicas run.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    target: str | None = None
+    draft: str | None = None
+    drafter: str | None = None
+    tree: str | None = None
+    verifier: str | None = None
+    controller: str | None = None
+    costs: str | None = None
+    draft_temperature: float | None = None
+    draft_top_k: int | None = None
+    dtype: str | None = None
+    device: str | None = None
+    attention: str | None = None
+    backend: str | None = None
+    max_batch_size: int | None = None
+    served_model_name: str | None = None
+    api_keys: tuple[str, ...] = ()
+    chat_template: str | None = None
+    logprobs_of: LogprobSource | None = None
+    max_choices: int | None = None
+    max_request_bytes: int | None = None
+    request_timeout_s: float | None = Field(default=None, description="Seconds; 0 for no limit.")
+    max_waiting: int | None = None
+    kv_budget_tokens: int | None = None
+    prefill_chunk: int | None = None
+    threads: int | None = Field(default=None, ge=1)
+    num_replicas: int = Field(default=1, ge=1)
+    autoscale: tuple[int, int] | None = Field(default=None, description="Fewest and most replicas, in place of a number.")
+    cpus_per_replica: float = Field(default=1, ge=0)
+    gpus_per_replica: float = Field(default=0, ge=0)
+    drain_s: int = Field(default=30, ge=0, description="Seconds that running requests get when a replica leaves.")
+
+    def given(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """Those of these fields that were given."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+class Replica:
+    """What Ray Serve asks of a replica, beside HTTP."""
+
+    app: FastAPI  # the ingress makes it
+
+    def check_health(self) -> None:
+        """Raise where the decoding thread has ended, so that the replica is replaced."""
+        now = self.app.state.snapshot()
+        if not now.is_open:
+            raise RuntimeError(f"not serving: {now.failure or 'shutting down'}")
+
+
+def app_from(args: AppArgs) -> Any:  # noqa: ANN401 (the host's)
+    """The Ray Serve application: `import_path: monge.scale.ray_serve:app_from`.
+
+    Args:
+        args: The `args` of the configuration.
+
+    Raises:
+        OptionError: If Ray is not installed, or the numbers of replicas cannot be.
+    """
+    serve = require_ray("serve").serve
+    return serve.deployment(serve.ingress(_builder(args))(Replica), name="monge", **_deployment(args)).bind()
+
+
+def _deployment(args: AppArgs) -> dict[str, Any]:
+    """Ray's own options."""
+    rows = args.max_batch_size or 8
+    options: dict[str, Any] = {
+        "ray_actor_options": {"num_cpus": args.cpus_per_replica, "num_gpus": args.gpus_per_replica},
+        # A full batch, and as many that wait for a place: what is beyond that waits where another replica can still take it.
+        "max_ongoing_requests": 2 * rows,
+        "max_queued_requests": args.max_waiting or 256,
+        "graceful_shutdown_timeout_s": args.drain_s,
+        "graceful_shutdown_wait_loop_s": 0.1,
+    }
+    if args.autoscale is None:
+        return options | {"num_replicas": args.num_replicas}
+    fewest, most = args.autoscale
+    if not 0 <= fewest <= most or most < 1:
+        raise OptionError(f"autoscale needs the fewest and the most replicas, as in 1:4; got {fewest}:{most}")
+    scaling = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": rows}
+    return options | {"autoscaling_config": scaling}
+
+
+def _builder(args: AppArgs) -> Callable[[], FastAPI]:
+    """Makes the application, in the replica's process."""
+
+    def build() -> FastAPI:
+        if args.threads is not None:
+            torch.set_num_threads(args.threads)
+        context = require_ray("serve").serve.get_replica_context()
+        board = BoardClient(context.app_name, context.replica_id.unique_id)
+        app, metrics = replica_app(args, engine=context.replica_id.unique_id, gather=board.gather)
+        board.keep_publishing(metrics)
+        return app
+
+    return build
+
+
+def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI, ServerMetrics]:
+    """A replica's application and its metrics.
+
+    Args:
+        args: What was configured.
+        engine: The replica's name, a label of its metrics.
+        gather: Adds the other replicas' metrics.
+    """
+    name = args.served_model_name or served_name(args.target)
+    limits = args.given(_SETTINGS)
+    if "request_timeout_s" in limits:
+        limits["request_timeout_s"] = limits["request_timeout_s"] or None
+    settings = ServerSettings(model_name=name, api_keys=args.api_keys, **limits)
+    decoder = DecoderSpec(target=args.target, draft=args.draft, options=args.given(_LOADING)).load()
+    chat = chat_format(decoder.tokenizer, args.chat_template, is_built_in=args.target is None)
+    metrics = ServerMetrics(name, engine=engine, gather=gather)
+    return create_app(decoder, settings, chat, metrics=metrics, **args.given(_SCHEDULING)), metrics

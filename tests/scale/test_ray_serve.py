@@ -1,0 +1,117 @@
+"""The application that Ray Serve runs, and its options; `test_ray.py` runs it on a cluster."""
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from monge.cli.app import app as commands
+from monge.core.errors import OptionError
+from monge.scale import ray_cluster, ray_serve
+from monge.scale.metrics_board import board_class, merged
+from monge.scale.ray_serve import AppArgs, Replica, replica_app
+from monge.scale.spec import DecoderSpec
+from tests.serve.served import toy_decoder
+
+
+@pytest.fixture
+def replica(monkeypatch):
+    monkeypatch.setattr(DecoderSpec, "load", lambda _: toy_decoder())
+    board = board_class()()
+
+    def make(engine, **args):
+        def gather(own):
+            return merged(board.exchange(engine, list(own)))
+
+        return replica_app(AppArgs(served_model_name="toy", **args), engine=engine, gather=gather)[0]
+
+    return make
+
+
+def ask(client, **fields):
+    answer = client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 6, "seed": 1, **fields})
+    assert answer.status_code == 200
+    return answer.json()["choices"][0]["text"]
+
+
+def counted(text, name):
+    """Samples of a counter, by the label `engine`."""
+    families = text_string_to_metric_families(text)
+    return {sample.labels["engine"]: sample.value for one in families for sample in one.samples if sample.name == name}
+
+
+def test_every_replica_shows_what_all_of_them_measured(replica):
+    with TestClient(replica("one")) as one, TestClient(replica("two")) as two:
+        assert ask(one) == ask(two)
+        ask(two)
+        two.get("/metrics")
+        text = one.get("/metrics").text
+        assert counted(text, "vllm:generation_tokens_total") == {"one": 6, "two": 12}
+        assert counted(text, "monge:http_requests_total")["one"] == 1
+        assert text.count("# TYPE vllm:generation_tokens_total counter") == 1
+        assert two.get("/metrics").text.count("vllm:time_to_first_token_seconds_count{") == 2
+
+
+def test_a_silent_replica_is_forgotten(monkeypatch):
+    from monge.scale import metrics_board
+
+    board, now = board_class()(), [0.0]
+    monkeypatch.setattr(metrics_board.time, "monotonic", lambda: now[0])
+    board.exchange("one", ["first"])
+    assert board.exchange("two", ["second"]) == [["first"], ["second"]]
+    now[0] = 11.0
+    assert board.exchange("two", ["third"]) == [["third"]]
+
+
+def test_health_is_that_of_the_scheduler(replica):
+    checked = Replica()
+    checked.app = replica("one")
+    with TestClient(checked.app):
+        checked.check_health()
+    with pytest.raises(RuntimeError, match="not serving: shutting down"):
+        checked.check_health()
+
+
+def test_args_mean_what_options_mean(replica):
+    with TestClient(replica("one", api_keys=("secret",), request_timeout_s=0, max_waiting=3)) as client:
+        assert client.get("/v1/models").status_code == 401
+        assert client.get("/v1/models", headers={"authorization": "Bearer secret"}).json()["data"][0]["id"] == "toy"
+
+
+def test_unknown_args_are_refused_by_name():
+    with pytest.raises(ValidationError, match="num_replica\n"):
+        AppArgs.model_validate({"num_replica": 2})
+
+
+def test_deployment_options():
+    fixed = ray_serve._deployment(AppArgs(num_replicas=3, max_batch_size=4, gpus_per_replica=1, drain_s=7))
+    assert (fixed["num_replicas"], fixed["max_ongoing_requests"], fixed["graceful_shutdown_timeout_s"]) == (3, 8, 7)
+    assert fixed["ray_actor_options"] == {"num_cpus": 1, "num_gpus": 1}
+    scaled = ray_serve._deployment(AppArgs(autoscale=(1, 4)))
+    assert scaled["autoscaling_config"] == {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 8}
+    with pytest.raises(OptionError, match="got 3:2"):
+        ray_serve._deployment(AppArgs(autoscale=(3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--replicas", "2"], "--replicas needs --ray"),
+        (["--address", "auto"], "--address needs --ray"),
+        (["--ray", "--replicas", "2", "--autoscale", "1:2"], "not both"),
+        (["--ray", "--port", "0"], "--ray needs a port"),
+        (["--ray", "--access-log"], "--access-log is not for --ray"),
+        (["--ray", "--autoscale", "many"], "as in 1:4; got 'many'"),
+        (["--ray"], "pip install 'monge[scale]'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_cannot_be(arguments, message, monkeypatch):
+    def missing(name):
+        raise ImportError(f"no {name}")
+
+    monkeypatch.setattr(ray_cluster, "import_module", missing)
+    result = CliRunner().invoke(commands, ["serve", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
