@@ -3,7 +3,7 @@
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -110,10 +110,10 @@ def load(
     target_model = as_sequence_model(network, backend=backend)
     draft_model, head = None, None
     if (found := drafter_of(draft, target)) is not None:
-        drafter, head, draft = drafter or found, draft, None
+        drafter, head, draft = drafter or found, cast(AnyHead | str | Path, draft), None
     if draft is not None:
         options = {"backend": backend, "cross_tokenizer": cross_tokenizer}
-        draft_model = _load_draft(draft, target_model, loading, target_tokenizer=tokenizer, **options)
+        draft_model = _load_draft(cast(Source, draft), target_model, loading, target_tokenizer=tokenizer, **options)
     parts = make_parts(
         target_model,
         draft_model,

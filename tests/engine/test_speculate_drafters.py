@@ -1,15 +1,16 @@
 """`generate(custom_generate=monge.speculate)` with every drafter that can be named, and with heads: the text stays the same."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import monge
+from monge.bench.head_training import feature_model
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.head import HeadDrafter
-from monge.engine.loading import as_sequence_model
 from monge.heads.readers.registry import load_head
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
@@ -34,35 +35,39 @@ NAMED = (
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("heads")
-    target = as_sequence_model(network("llama"))
-    sizes = TargetSizes.of(target)
+    model = feature_model(network("llama"))
+    sizes = TargetSizes.of(model)
     shape = ShapeHead(make_predictor("gated", sizes, num_steps=2, is_branched=True, width=4, gate_rank=2), sizes)
-    shape.remember(target)
+    shape.remember(model)
     save_head(shape, folder / "shape", dtype=torch.float32, about={})
     made = {"medusa": medusa(HIDDEN, VOCAB), "eagle": eagle(HIDDEN, VOCAB)}
     return {"shape": folder / "shape", **{name: head.write(folder / name) for name, head in made.items()}}
 
 
+def target() -> Any:
+    return network("llama")
+
+
 def plain() -> torch.Tensor:
-    return network("llama").generate(**SETTINGS)
+    return target().generate(**SETTINGS)
 
 
 @pytest.mark.parametrize("drafter", NAMED)
 def test_named_drafters(drafter: str) -> None:
-    assert torch.equal(network("llama").generate(**SETTINGS, custom_generate=monge.speculate, drafter=drafter), plain())
+    assert torch.equal(target().generate(**SETTINGS, custom_generate=monge.speculate, drafter=drafter), plain())
 
 
 @pytest.mark.parametrize("kind", ["shape", "medusa", "eagle"])
 @pytest.mark.parametrize("tree", [None, "best_first(6, 2, 3)"])
 def test_heads(heads: dict[str, Path], kind: str, tree: str | None) -> None:
-    ours = network("llama").generate(**SETTINGS, custom_generate=monge.speculate, draft_model=heads[kind], tree=tree)
+    ours = target().generate(**SETTINGS, custom_generate=monge.speculate, draft_model=heads[kind], tree=tree)
     assert torch.equal(ours, plain())
 
 
 def test_a_loaded_head_and_one_in_a_pool(heads: dict[str, Path]) -> None:
     head = load_head(heads["medusa"])
     for drafter in (None, "pool('ngram', 'head')"):
-        ours = network("llama").generate(**SETTINGS, custom_generate=monge.speculate, draft_model=head, drafter=drafter)
+        ours = target().generate(**SETTINGS, custom_generate=monge.speculate, draft_model=head, drafter=drafter)
         assert torch.equal(ours, plain())
 
 
@@ -76,7 +81,7 @@ def test_a_head_drafts_under_the_rules_of_the_request(heads: dict[str, Path], mo
 
     monkeypatch.setattr(transformers_generate, "make_parts", noted)
     sampled = {**SETTINGS, "do_sample": True, "temperature": 0.7, "top_k": 9, "custom_generate": monge.speculate, "seed": 3}
-    rows = [network("llama").generate(**sampled, draft_model=heads["eagle"]) for _ in range(2)]
+    rows = [target().generate(**sampled, draft_model=heads["eagle"]) for _ in range(2)]
     assert torch.equal(*rows)
     drafter = seen[0].drafter  # type: ignore[attr-defined]
     assert isinstance(drafter, HeadDrafter)
@@ -84,12 +89,12 @@ def test_a_head_drafts_under_the_rules_of_the_request(heads: dict[str, Path], mo
 
 
 def test_what_does_not_fit_is_refused(heads: dict[str, Path], tmp_path: Path) -> None:
-    target, made = network("llama"), medusa(HIDDEN * 2, VOCAB).write(tmp_path / "wide")
+    host, made = target(), medusa(HIDDEN * 2, VOCAB).write(tmp_path / "wide")
     with pytest.raises(OptionError, match="states 64 wide"):
-        target.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=made)
+        host.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=made)
     with pytest.raises(OptionError, match="takes no head"):
-        target.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=heads["eagle"], drafter="suffix")
+        host.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=heads["eagle"], drafter="suffix")
     with pytest.raises(ModelLoadError):
-        target.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=tmp_path / "nothing")
+        host.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=tmp_path / "nothing")
     with pytest.raises(OptionError, match="takes no draft model"):
-        target.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=perturbed(target), drafter="jacobi")
+        host.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=perturbed(host), drafter="jacobi")

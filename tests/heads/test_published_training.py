@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from monge.bench.head_training import Watch
-from monge.bench.own_text import TextSettings, write_own_text
+from monge.bench.own_text import ROWS, TextSettings, write_own_text
 from monge.bench.published_training import layer_config, train_published
 from monge.core.errors import ModelLoadError, OptionError
 from monge.draft.by_name import drafter_of
@@ -133,6 +134,7 @@ def test_training_writes_a_head_and_goes_on_after_an_interrupt(kind: str, rows: 
     at_once = train_published(kind, network("llama"), rows, tmp_path / "b", recipe=RECIPE)
     assert went_on.quality == at_once.quality
     assert went_on.progress.history[-1][1] > 1.5
+    save_file({"rows": rows}, tmp_path / "a" / ROWS)  # the command keeps its text there
     head = load_head(tmp_path / "a")
     assert head.num_parameters == went_on.num_parameters
     head.check(TargetSizes(hidden_size=32, num_layers=2, vocab_size=97))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -219,8 +219,8 @@ def _parts(
 ) -> Parts:
     target, given = as_sequence_model(call.model), {**named, "draft_rules": call.draft_rules}
     if (found := drafter_of(draft, call.model.name_or_path)) is not None:
-        return make_parts(target, drafter=drafter or found, head=draft, **given)
-    draft_model = None if draft is None else as_draft_model(load_network(draft), target)
+        return make_parts(target, drafter=drafter or found, head=cast(AnyHead | str | Path, draft), **given)
+    draft_model = None if draft is None else as_draft_model(load_network(cast(PreTrainedModel | str | Path, draft)), target)
     return make_parts(target, draft_model, drafter=drafter, **given)
 
 

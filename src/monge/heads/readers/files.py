@@ -17,6 +17,8 @@ from monge.core.errors import ModelLoadError
 CONFIG: Final = "config.json"
 _INDICES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SAFE: Final = ".safetensors"
+_OF_TRAINING: Final = frozenset({"training.pt", "rows.safetensors"})
+"""What `monge train` leaves beside a head, and is no part of it."""
 _TORCH: Final = (".bin", ".pt", ".pth")
 _BROKEN: Final = (OSError, RuntimeError, ValueError, EOFError, KeyError, SafetensorError, pickle.UnpicklingError)
 
@@ -125,7 +127,7 @@ class Checkpoint:
                 return tuple(self._folder / one for one in sorted(listed_files))
         present = sorted(self._folder.iterdir())
         for suffixes in ((_SAFE,), _TORCH):
-            found = tuple(file for file in present if file.suffix in suffixes and file.name != "training.pt")
+            found = tuple(file for file in present if file.suffix in suffixes and file.name not in _OF_TRAINING)
             if found:
                 return found
         if any(file.suffix == ".gguf" for file in present):
