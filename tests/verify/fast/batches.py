@@ -54,7 +54,7 @@ def random_trials(regime: str, way: str, device: str) -> Trials:
     """The tests of a recursive rejection at such nodes."""
     rule = FLOW_RULES.parse("rrs_without_replacement" if way == "without_replacement" else "rrs")
     assert isinstance(rule, TrialRule)
-    trials = [trial for node, _ in problems(regime, way) if (trial := rule.trial(node)) is not None]
+    trials = [trial for node, _ in problems(regime, way)[::3] if (trial := rule.trial(node)) is not None]
     uniforms = [trial.draws.peek(len(trial.tokens)) for trial in trials if isinstance(trial.draws, TapeDraws)]
     on_cpu = Trials.of(trials, uniforms)
     return Trials(**{name: getattr(on_cpu, name).to(device) for name in Trials.__slots__})
