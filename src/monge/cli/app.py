@@ -10,6 +10,7 @@ from monge.cli.batch import batch
 from monge.cli.bench import bench
 from monge.cli.bench_ablations import bench_ablations
 from monge.cli.bench_acceptance import bench_acceptance
+from monge.cli.bench_capacity import bench_capacity
 from monge.cli.bench_control import bench_control
 from monge.cli.bench_drafters import drafters
 from monge.cli.bench_grow import grow
@@ -40,6 +41,7 @@ app.command("demo")(demo)
 app.command("acceptance")(acceptance)
 bench.command("acceptance")(bench_acceptance)
 bench.command("ablations")(bench_ablations)
+bench.command("capacity")(bench_capacity)
 bench.command("control")(bench_control)
 bench.command("grow")(grow)
 bench.command("drafters")(drafters)
