@@ -2,6 +2,7 @@
 # make lint types imports docs                             one part of it
 # make exact                                               the proofs by enumeration only
 # make nightly                                             slow and statistical tests too
+# make test-scale        Ray on a simulated cluster of two nodes, in an environment of its own
 # make peers PEERS=--quick                                 the same models in other engines, side by side
 # make test-lm-eval                                        our model inside lm-eval, in an environment of its own
 # make test-clients                                        schemathesis, guidellm and vllm bench against our server
@@ -20,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # One thread per process: the workers already share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8
 
-.PHONY: help demo test check lint types imports docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
+.PHONY: help demo test test-scale check lint types imports docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
 .DELETE_ON_ERROR:
 
 help:
@@ -81,6 +82,20 @@ exact: $(VENV)/.test
 peers: $(VENV)/.demo
 	@$(PIP) install -e ".[openvino]" -c $(VENV)/constraints.txt
 	$(BIN)/monge bench peers --install $(PEERS)
+
+# Ray is some 500 MB, so it has an environment of its own; without it these tests are skipped.
+SCALE := .venv-scale
+
+$(SCALE)/.test: $(VENV)/.torch pyproject.toml
+	@echo "creating $(SCALE) and installing Ray"
+	@$(PYTHON) -m venv $(SCALE)
+	@$(SCALE)/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH)
+	@$(SCALE)/bin/python -m pip --disable-pip-version-check --quiet install -e ".[scale]" \
+		pytest pytest-timeout pytest-xdist hypothesis beartype httpx -c $(VENV)/constraints.txt
+	@touch $@
+
+test-scale: $(SCALE)/.test
+	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(SCALE)/bin/python -m pytest -n 0 -m "slow or not slow" tests/scale
 
 nightly: $(VENV)/.test
 	$(PYTEST) --hypothesis-profile=nightly --timeout=1800 -m "not network and not clients"

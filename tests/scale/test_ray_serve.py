@@ -1,6 +1,10 @@
 """The application that Ray Serve runs, and its options; `test_ray.py` runs it on a cluster."""
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
@@ -13,6 +17,8 @@ from monge.scale.metrics_board import board_class, merged
 from monge.scale.ray_serve import AppArgs, Replica, replica_app
 from monge.scale.spec import DecoderSpec
 from tests.serve.served import toy_decoder
+
+GUIDE = Path(__file__).parents[2] / "docs" / "scaling.md"
 
 
 @pytest.fixture
@@ -115,3 +121,12 @@ def test_options_that_cannot_be(arguments, message, monkeypatch):
     result = CliRunner().invoke(commands, ["serve", *arguments])
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_configuration_of_the_guide():
+    (block,) = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (application,) = yaml.safe_load(block)["applications"]
+    module, _, name = application["import_path"].partition(":")
+    assert (module, name) == (ray_serve.__name__, ray_serve.app_from.__name__)
+    args = AppArgs.model_validate(application["args"])
+    assert (args.autoscale, args.tree) == ((1, 8), "chain(6)")

@@ -1,0 +1,194 @@
+"""Ray Data and Ray Serve on a cluster of two nodes, simulated on this machine; the commands as their users type them."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from monge.api import load
+from tests.bench.tiny import save_pair
+
+cluster_utils = pytest.importorskip("ray.cluster_utils", reason="needs Ray: make test-scale")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+
+COMPLETION = {"prompt": "The history of", "max_tokens": 48, "temperature": 0.8, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return save_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def address():
+    """Of a cluster whose nodes have one core each, so that two replicas or workers of one core lie on two nodes."""
+    # Ray's processes are as polite as they can be, and starve on a machine that is busy otherwise.
+    os.environ |= {"RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "monge", *map(str, arguments)]
+
+
+def pids_of(name):
+    """Ray's processes of a kind; they name themselves."""
+    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if f"ray::{name}" in line and "defunct" not in line]
+
+
+def wait_for(condition, seconds=240):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.5)
+    return found
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    source = tmp_path_factory.mktemp("rows") / "in.jsonl"
+    lines = [json.dumps({"prompt": f"Number {number}", "id": number}) for number in range(30)]
+    source.write_text("\n".join([*lines, "not json", '{"prompt": "zero\\u0000"}\0']))
+    return source
+
+
+@pytest.fixture(scope="module")
+def batch(rows, pair):
+    def run(name, *arguments):
+        output = rows.with_name(name)
+        options = ("--target", pair[0], "--draft", pair[1], "--seed", 3, "--temperature", 0.9, "--max-new-tokens", 200)
+        return output, command("batch", rows, output, *options, "--shard-rows", 4, *arguments)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def expected(batch):
+    output, asked = batch("alone.jsonl")
+    subprocess.run(asked, check=True, timeout=300)
+    return output.read_bytes()
+
+
+def test_workers_on_two_nodes_write_the_same_bytes(batch, expected, address):
+    output, asked = batch("two.jsonl", "--ray", "--address", address, "--workers", 2)
+    subprocess.run(asked, check=True, timeout=400)
+    assert output.read_bytes() == expected
+
+
+def test_a_batch_survives_a_killed_worker_and_a_killed_driver(batch, expected, address):
+    output, asked = batch("killed.jsonl", "--ray", "--address", address, "--workers", 1)
+    parts = output.with_name("killed.jsonl.parts")
+    with subprocess.Popen(asked) as process:
+        wait_for(lambda: list(parts.glob("*.jsonl")))
+        os.kill(pids_of("MapWorker")[0], signal.SIGKILL)
+        num_parts = len(list(parts.glob("*.jsonl")))
+        wait_for(lambda: len(list(parts.glob("*.jsonl"))) > num_parts)
+        process.kill()
+    assert not output.exists()
+    done = subprocess.run(asked, check=True, timeout=400, stderr=subprocess.PIPE, text=True)
+    assert "going on after" in done.stderr
+    assert output.read_bytes() == expected
+
+
+@contextmanager
+def served(pair, address, *options):
+    """`monge serve --ray`; gives its address and the process."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    asked = command("serve", *pair, "--ray", "--address", address, "--port", port, "--max-batch-size", 4, *options)
+    with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            told = ""
+            while not (found := re.search(r"serving at (\S+)/v1", told)):
+                line = process.stderr.readline()
+                assert line, told
+                told += line
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            yield found[1], process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(120)
+
+
+def ask(url, seed):
+    answer = httpx.post(f"{url}/v1/completions", json=COMPLETION | {"seed": seed}, timeout=120)
+    return answer.status_code, answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
+
+
+def engines(url):
+    """Replicas that the metrics tell of."""
+    text = httpx.get(f"{url}/metrics", timeout=60).text
+    return set(re.findall(r'^vllm:generation_tokens_total\{engine="(\w+)"', text, re.MULTILINE))
+
+
+def stream(url):
+    """Text and usage of a stream, chunk by chunk."""
+    body = COMPLETION | {"seed": 1, "stream": True, "stream_options": {"include_usage": True}}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line[6:])
+
+
+def test_two_replicas_serve_as_one(pair, address):
+    (offline,) = load(*pair).generate("The history of", max_new_tokens=48, temperature=0.8, seed=1, ignore_eos=True)
+    with served(pair, address, "--replicas", 2) as (url, process):
+        assert {ask(url, 1) for _ in range(8)} == {(200, offline.text)}
+        wait_for(lambda: len(engines(url)) == 2)
+        *chunks, last = stream(url)
+        assert len(chunks) > 1
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == offline.text
+        assert last["usage"]["completion_tokens"] == 48
+        kill_one_of_two_under_load(url)
+        chunks = stream(url)
+        first = next(chunks)
+        process.send_signal(signal.SIGTERM)
+        *_, last = chunks
+        assert first["choices"]
+        assert last["usage"]["completion_tokens"] == 48
+        assert process.wait(120) == 0
+
+
+def kill_one_of_two_under_load(url):
+    expected, told, ended = {seed: ask(url, seed) for seed in range(3)}, [], threading.Event()
+
+    def client(number):
+        while not ended.is_set():
+            told.append((number % 3, ask(url, number % 3)))
+            number += 1
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(4)]
+    for one in clients:
+        one.start()
+    before = engines(url)
+    wait_for(lambda: len(told) > 8)
+    victim = pids_of("ServeReplica")[0]
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: len(pids_of("ServeReplica")) == 2 and len(engines(url) - before) == 1)
+    num_before = len(told)
+    wait_for(lambda: len(told) > num_before + 12)
+    ended.set()
+    for one in clients:
+        one.join()
+    # Whoever was on the lost replica gets an error, everybody else the text of the seed.
+    assert {status for _, (status, _) in told} <= {200, 500, 503}
+    assert all(answer == expected[seed] for seed, answer in told if answer[0] == 200)
+    assert {status for _, (status, _) in told[-8:]} == {200}
