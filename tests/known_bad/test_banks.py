@@ -7,8 +7,9 @@ from monge.core.hub_pairs import HubPairs
 from monge.core.law import DenseLaw
 from monge.core.path_draws import PathDraws
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
+from monge.testing.banks import bank, certain_bank, near_bank
 from monge.testing.known_bad_blocks import BonusLeftOut, TokenLevelResidual
-from monge.testing.known_bad_nodes import HARMLESS_NODES, KNOWN_BAD_NODES, Mutant, SpecHubShortcut, bank, certain_bank
+from monge.testing.known_bad_nodes import HARMLESS_NODES, KNOWN_BAD_NODES, Mutant, SmallResidualDropped, SpecHubShortcut
 from monge.testing.oracle import exact_law
 from monge.testing.strategies import dense_law
 from monge.transport.closed_forms import k_seq_constants
@@ -17,6 +18,7 @@ from monge.verify.block import Block
 from monge.verify.multipath_block import MultipathBlock
 from monge.verify.registry import VERIFIERS
 from monge.verify.rrs import Rrs
+from monge.verify.single_draft import SingleDraft
 from monge.verify.spechub import SpecHub
 from monge.verify.traversal import Traversal
 from tests.verify.acceptance import EXACT
@@ -48,6 +50,13 @@ def test_a_shortcut_for_an_almost_certain_hub_is_seen() -> None:
     assert all(distance(shortcut, p, q) > SEEN for p, q in certain_bank())
     assert max(distance(exact, p, q) for p, q in certain_bank()) < EXACT
     assert max(distance(shortcut, p, q) for p, q in bank()) < EXACT  # it is never taken there
+
+
+def test_a_small_residual_is_no_rounding() -> None:
+    dropped, exact = (Mutant(rule=rule, drawn=lambda q: Iid(q, 1)) for rule in (SmallResidualDropped(), SingleDraft()))
+    assert all(distance(dropped, p, q) > SEEN for p, q in near_bank())
+    assert max(distance(exact, p, q) for p, q in near_bank()) < EXACT
+    assert max(distance(dropped, p, p) for p, _ in near_bank()) < EXACT  # nothing is ever rejected
 
 
 def test_a_negative_residual_is_refused() -> None:

@@ -18,6 +18,7 @@ from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree
 from monge.verify.base import Verifier
 from monge.verify.block import Block
+from monge.verify.layer import Layer
 from monge.verify.multipath_block import MultipathBlock, _Order, _select
 from tests.verify.acceptance import EXACT
 from tests.verify.whole_trees import Path, Tables, continued, grown, random_tables, text_error
@@ -69,6 +70,14 @@ def two_levels(draw) -> Tables:  # type: ignore[no-untyped-def]
 def test_laws_with_zeros_ties_and_equal_nodes(tables: Tables) -> None:
     for num_paths, depth in ((1, 2), (2, 1), (3, 1), (2, 2)):
         assert error(MultipathBlock(), tables, num_paths, depth) < EXACT, (num_paths, depth)
+
+
+@pytest.mark.parametrize("inner", ["rrs", "k_seq", pytest.param("optimal('candidates')", marks=pytest.mark.slow)])
+def test_layers_of_paths(inner: str) -> None:
+    """Layer verification takes paths, too: a node's draws, as many as paths pass it, are independent given the way there."""
+    tables = random_tables(vocab=2, depth=2, seed=1)
+    for num_paths, depth in ((1, 2), (2, 2), (3, 1)):
+        assert error(Layer(inner), tables, num_paths, depth) < EXACT, (num_paths, depth)
 
 
 @pytest.mark.parametrize(("num_paths", "depth"), [(2, 3), (3, 2)])

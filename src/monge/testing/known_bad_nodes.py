@@ -15,9 +15,9 @@ from jaxtyping import Float64
 from monge.core.draws import Draws
 from monge.core.hub_pairs import HubPairs
 from monge.core.independent import tempered
-from monge.core.law import DenseLaw, Law, SparseLaw
+from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Iid, Proposal, WithoutReplacement
-from monge.testing.tabular import RandomTable
+from monge.testing.banks import law_of, masses_of
 from monge.transport.canonical import PairSelection, truncated_program
 from monge.verify.base import NodeRule
 from monge.verify.k_seq import divisors
@@ -49,24 +49,6 @@ class Mutant:
         return self.rule.emit(p, declared, drawn.draw(draws), draws)
 
 
-def bank(size: int = 40, vocab: int = 4) -> list[tuple[DenseLaw, DenseLaw]]:
-    """Pairs of a target and a draft law: a wrong rule may be right on some of them."""
-    return [(_random(vocab, seed), _random(vocab, 1000 + seed)) for seed in range(size)]
-
-
-def certain_bank(size: int = 40, vocab: int = 4) -> list[tuple[DenseLaw, DenseLaw]]:
-    """Pairs in which the target gives 0.9995 to the draft law's most probable token."""
-    pairs: list[tuple[DenseLaw, DenseLaw]] = []
-    for p, q in bank(size, vocab):
-        hub = int(q.probs.argmax())
-        masses = p.probs.numpy().copy()
-        masses[hub] = 0.0
-        masses *= 5e-4 / masses.sum()
-        masses[hub] = 0.9995
-        pairs.append((_law(masses), q))
-    return pairs
-
-
 @dataclass(frozen=True, slots=True)
 class Reordered(Proposal):
     """Draws without replacement that are sorted by token afterwards."""
@@ -95,13 +77,29 @@ class EpsilonInResidual(NodeRule):
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
-        p, q = _dense(target_law), _dense(proposal.law)
+        p, q = masses_of(target_law), masses_of(proposal.law)
         for x in offers:
             if draws.bernoulli(min(1.0, p[x] / q[x])):
                 return x
             p = np.maximum(p - q, 0.0) + 1e-4
             p = p / p.sum()
-        return draws.categorical(_law(p))
+        return draws.categorical(law_of(p))
+
+
+@dataclass(frozen=True, slots=True)
+class SmallResidualDropped(NodeRule):
+    """A residual of less than 0.01 taken for rounding, and p emitted instead: wrong where p almost equals q."""
+
+    accepts = frozenset[type[Proposal]]({Iid})
+
+    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+        assert isinstance(proposal, Iid)
+        p, q = masses_of(target_law), masses_of(proposal.law)
+        (x,) = offers
+        if draws.bernoulli(min(1.0, p[x] / q[x])):
+            return x
+        rest = np.maximum(p - q, 0.0)
+        return draws.categorical(target_law if rest.sum() < 0.01 else law_of(rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +117,14 @@ class KSeqRounded(NodeRule):
         assert isinstance(proposal, Iid)
         exact, gamma = divisors(target_law, proposal.law, len(offers))
         rho = (np.ceil(10 * exact) if self.up else np.floor(10 * exact)) / 10
-        p, q = _dense(target_law), _dense(proposal.law)
+        p, q = masses_of(target_law), masses_of(proposal.law)
         for x in offers:
             if draws.bernoulli(min(1.0, p[x] / (rho * q[x]))):
                 return x
         if not self.up:
             beta = np.minimum(p / rho, q).sum()
             gamma = (1.0 - (1.0 - beta) ** len(offers)) / beta
-        return draws.categorical(_law(np.maximum(p - gamma * np.minimum(p / rho, q), 0.0)))
+        return draws.categorical(law_of(np.maximum(p - gamma * np.minimum(p / rho, q), 0.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +141,8 @@ class KSeqWithoutRepeats(NodeRule):
         for x in distinct:
             if draws.bernoulli(min(1.0, p.prob(x) / (rho * q.prob(x)))):
                 return x
-        masses, drafts = _dense(p), _dense(q)
-        return draws.categorical(_law(np.maximum(masses - gamma * np.minimum(masses / rho, drafts), 0.0)))
+        masses, drafts = masses_of(p), masses_of(q)
+        return draws.categorical(law_of(np.maximum(masses - gamma * np.minimum(masses / rho, drafts), 0.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +159,15 @@ class PerturbedProgram(NodeRule):
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
-        p, q = _dense(target_law), _dense(proposal.law)
+        p, q = masses_of(target_law), masses_of(proposal.law)
         solved = truncated_program(p, q, q, num_leading=p.size)
         carried_out = replace(solved, leading_choice=0.999 * solved.leading_choice + 0.0005)
         first, second = offers
         z = first if draws.bernoulli(carried_out.first_prob(first, second)) else second
-        x = _selected_law(carried_out, q) if self.recomputed else solved.winner_law
+        x = _selectedlaw_of(carried_out, q) if self.recomputed else solved.winner_law
         if draws.bernoulli(min(1.0, float(p[z] / x[z]))):
             return z
-        return draws.categorical(_law(np.maximum(p - x, 0.0)))
+        return draws.categorical(law_of(np.maximum(p - x, 0.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +195,14 @@ class SpecTrGbv(NodeRule):
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
-        p, q, count = _dense(target_law), _dense(proposal.law), len(offers)
+        p, q, count = masses_of(target_law), masses_of(proposal.law), len(offers)
         r = np.minimum(q / p, 1.0)
         accept = np.minimum(p * (1.0 - (1.0 - r) ** count) / (1.0 - (1.0 - q) ** count), 1.0)
         for x in offers:
             if draws.bernoulli(float(accept[x])):
                 return x
         left = p * (1.0 - r**count)
-        return draws.categorical(_law(left) if left.any() else target_law)
+        return draws.categorical(law_of(left) if left.any() else target_law)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +259,7 @@ HARMLESS_NODES: Final[Mapping[str, Mutant]] = MappingProxyType(
 """Their neighbours, which look as suspicious and are exact."""
 
 
-def _selected_law(selection: PairSelection, q: Float64[np.ndarray, " vocab"]) -> Float64[np.ndarray, " vocab"]:
+def _selectedlaw_of(selection: PairSelection, q: Float64[np.ndarray, " vocab"]) -> Float64[np.ndarray, " vocab"]:
     x = np.zeros(q.size)
     for first in range(q.size):
         for second in range(q.size):
@@ -269,16 +267,3 @@ def _selected_law(selection: PairSelection, q: Float64[np.ndarray, " vocab"]) ->
             x[first] += q[first] * q[second] * stays
             x[second] += q[first] * q[second] * (1.0 - stays)
     return x
-
-
-def _random(vocab: int, seed: int) -> DenseLaw:
-    return _law(np.array(RandomTable(vocab, seed)(())))
-
-
-def _dense(law: Law) -> Float64[np.ndarray, " vocab"]:
-    assert isinstance(law, DenseLaw)
-    return law.probs.numpy()
-
-
-def _law(weights: np.ndarray) -> DenseLaw:
-    return DenseLaw(torch.from_numpy(weights / weights.sum()))
