@@ -72,12 +72,19 @@ def _steps(figure: Figure, document: Document) -> None:
 def _calibration(figure: Figure, document: Document) -> None:
     left, right = figure.subplots(1, 2)
     left.plot([0, 1], [0, 1], color="grey", lw=1)
-    for mark, (head, rows) in zip(_MARKS, _grouped(document["calibration"], "head").items(), strict=False):
-        for shade, row in zip((1.0, 0.6, 0.3), rows, strict=False):
-            label = f"{head}, step {row['step']}: ECE {row['ece']:.3f}"
+    groups = _grouped(document["calibration"], "head")
+    for number, (mark, (head, rows)) in enumerate(zip(_MARKS, groups.items(), strict=False)):
+        errors = ", ".join(f"{row['ece']:.3f}" for row in rows)
+        for row in rows:
             said, was = [one[0] for one in row["bins"]], [one[1] for one in row["bins"]]
-            left.plot(said, was, marker=mark, ms=4, lw=1, alpha=shade, label=label)
-    _named(left, "reliability of the most probable token", "mass that the head gives it", "mass under the target")
+            label = f"{head}: ECE by step {errors}" if row is rows[0] else None
+            left.plot(said, was, marker=mark, ms=4, lw=1, color=f"C{number}", alpha=1.0 / row["step"], label=label)
+    _named(
+        left,
+        "reliability of the most probable token; paler: later steps",
+        "mass that the head gives it",
+        "mass under the target",
+    )
     left.legend(fontsize=6)
     for row in document["gates"]:
         gate = row["gate"]
