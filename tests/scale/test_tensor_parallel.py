@@ -9,8 +9,10 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from monge.api import load
+from monge.cli.app import app as commands
 from monge.core.errors import BackendError, OptionError, UnsupportedModelError
 from monge.engine.loading import as_sequence_model
 from monge.scale import tensor_parallel as room
@@ -124,6 +126,14 @@ def test_one_process_is_told_to_use_torchrun(pair, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(OptionError, match=r"torchrun --nproc-per-node 2"), room.tensor_parallel(*pair):
         pass
+
+
+def test_the_command_without_torchrun(pair, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(room, "find_spec", lambda _: object())
+    result = CliRunner().invoke(commands, ["generate", "Once", "--target", pair[0], "--tensor-parallel"])
+    assert result.exit_code == 2
+    assert "torchrun --nproc-per-node 2" in result.stderr
 
 
 def test_accelerate_is_asked_for(pair, monkeypatch):
