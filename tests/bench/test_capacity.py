@@ -146,6 +146,8 @@ def log(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked_types")
 def test_command(log, tmp_path):
     from monge.cli.app import app
 

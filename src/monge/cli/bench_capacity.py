@@ -108,13 +108,13 @@ def bench_capacity(
     chosen = list(grid(drafter=drafter, tree=tree, verifier=verifier, controller=controller))
     arms = {one.label: one for one in (_PLAIN, *chosen)}
     loading = options.given(dtype=dtype, device=device)
-    found = read_log(log)
+    found, known = read_log(log), None if costs is None else read_machines(costs, list(arms))
     networks = load_networks(target, draft, **loading) if costs is None else None
     drafting = load_draft(found, draft, **loading) if networks is None else networks.draft
     if networks is not None:
         found.check_model(networks.identity, "the target")
     asked = {label: works(one, found, drafting, repeats=REPEATS, seed=seed) for label, one in arms.items()}
-    machines = read_machines(costs, list(arms)) if costs is not None else _timed(arms, networks, max_batch_size, seconds)
+    machines = known or _timed(arms, networks, max_batch_size, seconds)
     machines = {label: replace(one, max_batch_size=max_batch_size) for label, one in machines.items()}
     document = {
         "goal": {name: getattr(goal, name) for name in goal.__slots__},
