@@ -51,8 +51,16 @@ def parts(kind: str, folder: Path, tree: str, verifier: str | None) -> Parts:
 DEEP = ("hydra", "eagle3", "dspark-rnn")
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("kind", KINDS)
+FAMILIES = ("medusa", "hydra", "eagle", "eagle3", "mtp-deepseek", "dflash", "dflash2", "dspark-rnn")
+"""One layout of each; the others are enumerated at one temperature, and at all with the slow tests."""
+CHAINS = [
+    pytest.param(kind, heat, marks=[pytest.mark.slow] if kind not in FAMILIES and heat != 0.7 else [])
+    for kind in KINDS
+    for heat in (0.0, 0.7, 1.0)
+]
+
+
+@pytest.mark.parametrize(("kind", "temperature"), CHAINS)
 def test_sampled_chains_are_lossless(kind: str, temperature: float, folder: Path) -> None:
     """Two rounds; for one of each kind of head also a chain of two that reaches beyond the end."""
     num_tokens = 3 if kind in DEEP and temperature == 0.7 else 2
