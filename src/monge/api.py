@@ -192,7 +192,9 @@ def built_in(which: str) -> Path:
     return Path(str(files("monge"))) / "models" / which
 
 
-def default_draft(target: Source | None, draft: Source | None, drafter: str | AnyDrafter | None) -> Source | None:
+def default_draft(
+    target: Source | None, draft: Source | AnyHead | None, drafter: str | AnyDrafter | None
+) -> Source | AnyHead | None:
     """The draft model that was given, or the built-in one beside the built-in target where the drafter takes one."""
     if draft is None and target is None and (drafter is None or _needs_model(drafter)):
         return built_in("draft")

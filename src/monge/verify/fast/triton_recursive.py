@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false, reportIndexIssue=false
+# pyright: basic, reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false
 """Recursive rejection in one kernel: the tests of `verify/fast/recursive.py` with nothing written back between them.
 
 One program a node, its columns in registers; the torch form launches a dozen kernels a candidate.
