@@ -1,6 +1,7 @@
 """Drafters that learn from the target's rankings of finished rounds: exact text, and the published recurrences step by step."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
 from monge.replay.errors import UnavailableError
 from monge.replay.run import replay_text
+from monge.replay.text import ReplayTarget
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, Style, TabularModel
@@ -109,9 +111,10 @@ def test_rules_for_one_candidate_are_refused(drafter: str, verifier: str) -> Non
 
 def test_replay_says_that_a_log_knows_too_little() -> None:
     """A log has the target's laws along its texts, not at rejected nodes."""
-    log = logged(table(), (1, 2))
+    log, parts = logged(table(), (1, 2)), make_parts(table(), drafter="jacobi")
+    assert replay_text(parts, log, log.texts[0], TapeDraws([]))  # the target runs, and says it
     with pytest.raises(UnavailableError, match="JacobiDrafter learns what the target says at every node"):
-        replay_text(make_parts(table(), drafter="jacobi"), log, log.texts[0], TapeDraws([]))
+        replay_text(replace(parts, target=ReplayTarget(log.model.vocab_size)), log, log.texts[0], TapeDraws([]))
 
 
 @pytest.mark.parametrize("drafter", ["token_recycling", "lookahead", "jacobi"])
