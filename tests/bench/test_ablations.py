@@ -47,6 +47,7 @@ def test_speeds_need_times() -> None:
         ablate(logged(target, (0, 1)), draft)
 
 
+@pytest.mark.slow
 def test_simulated_ablations() -> None:
     rows = compare_controllers(60, lambda number: TorchDraws(torch.Generator().manual_seed(number)), ABLATIONS)
     assert len(rows) == len(WORLDS) * (len(ABLATIONS) + 1)

@@ -44,6 +44,7 @@ def test_batches_of_ragged_prompts_agree(tiny_pair, plain):
     assert host[0] == plain[0]
 
 
+@pytest.mark.slow
 def test_sampled_arms_have_full_length_and_follow_their_seed(tiny_pair, arms):
     for arm in arms:
         first, again, other = (

@@ -214,6 +214,7 @@ def test_price_finds_short_stretches_that_pay() -> None:
     assert speed(Price(max_window=16), world, rounds, draws()) > 1.1 * speed(sleepy, world, rounds, draws())
 
 
+@pytest.mark.slow
 def test_price_on_changing_streams() -> None:
     """The four regimes; `monge bench control` runs it for longer."""
     world = World()

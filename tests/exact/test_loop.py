@@ -84,6 +84,12 @@ LOOPS = [
     for (tree, verifier), case in product(MODEL_COMBINATIONS, CASES)
     if tree in PLAIN_SHAPES or case in BUILDER_CASES
 ]
+# By default every combination meets the first case and one of the others, each in turn; the nightly run has them all.
+DEFAULT_CASE = "tree beyond the horizon"
+OTHER_CASES = [case for case in CASES if case != DEFAULT_CASE]
+DEFAULT_LOOPS = {(tree, verifier, DEFAULT_CASE) for tree, verifier in MODEL_COMBINATIONS} | {
+    (tree, verifier, OTHER_CASES[number % len(OTHER_CASES)]) for number, (tree, verifier) in enumerate(MODEL_COMBINATIONS)
+}
 
 
 def test_every_registered_part_is_enumerated() -> None:
@@ -104,10 +110,15 @@ def test_every_registered_part_is_enumerated() -> None:
     assert set(VERIFIERS) - set(ENUMERABLE) == {"optimal", "layer", "gumbel"}  # see tests/verify; some with settings below
 
 
-@pytest.mark.parametrize(("tree", "verifier", "case"), LOOPS)
+@pytest.mark.parametrize(
+    ("tree", "verifier", "case"),
+    [
+        pytest.param(*loop, marks=() if loop in DEFAULT_LOOPS or loop[0] not in PLAIN_SHAPES else pytest.mark.slow)
+        for loop in LOOPS
+    ],
+)
 def test_model_drafter(tree: str, verifier: str, case: str) -> None:
-    for style in ("positive", "sparse") if case in SPARSE_CASES else ("positive",):
-        assert loop_error(style, CASES[case], tree=tree, verifier=verifier) < 1e-12
+    assert loop_error("sparse" if case in SPARSE_CASES else "positive", CASES[case], tree=tree, verifier=verifier) < 1e-12
 
 
 @pytest.mark.parametrize("case", ["tree beyond the horizon", "end of text inside a block", "greedy"])
@@ -139,17 +150,29 @@ def loop_error(style: str, case: Case, **parts: str) -> float:
     return law_error(output, target_law(models(style)[0], case))
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+WITHOUT_A_MODEL = [
+    ("none", "target_walk"),
+    ("suffix(num_nodes=3, depth=2)", "target_walk"),
+    ("suffix(num_nodes=3, depth=2)", "traversal"),
+    *[("ngram(num_draft_tokens=2, max_ngram=2)", verifier) for verifier in VERIFIERS if verifier != "gumbel"],
+]
+
+
+# Most rules leave what is looked up to the target walk: a case each by default, all of them in the nightly run.
 @pytest.mark.parametrize(
-    ("drafter", "verifier"),
-    [("none", "target_walk"), ("suffix(num_nodes=3, depth=2)", "target_walk"), ("suffix(num_nodes=3, depth=2)", "traversal")]
-    + [("ngram(num_draft_tokens=2, max_ngram=2)", verifier) for verifier in VERIFIERS if verifier != "gumbel"],
+    ("drafter", "verifier", "case"),
+    [
+        pytest.param(
+            *parts, case, marks=() if parts[1] in {"target_walk", "layer"} or case == DEFAULT_CASE else pytest.mark.slow
+        )
+        for parts, case in product(WITHOUT_A_MODEL, CASES)
+    ],
 )
-def test_drafters_without_a_model(drafter: str, verifier: str, case: Case) -> None:
-    case = replace(case, prompt=(0, 2, 0, 1, 0))
+def test_drafters_without_a_model(drafter: str, verifier: str, case: str) -> None:
+    chosen = replace(CASES[case], prompt=(0, 2, 0, 1, 0))
     target, _ = models("ties")
-    output = output_law(lambda: make_parts(models("ties")[0], drafter=drafter, verifier=verifier), case)
-    assert law_error(output, target_law(target, case)) < 1e-12
+    output = output_law(lambda: make_parts(models("ties")[0], drafter=drafter, verifier=verifier), chosen)
+    assert law_error(output, target_law(target, chosen)) < 1e-12
 
 
 @pytest.mark.parametrize("verifier", ENUMERABLE)
@@ -160,7 +183,7 @@ def test_the_default_tree_of_every_verifier(verifier: str) -> None:
     assert law_error(output, target_law(models("positive")[0], case)) < 1e-12
 
 
-@pytest.mark.parametrize("slot", [0, 1, 2])
+@pytest.mark.parametrize("slot", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_neighbours_in_the_batch_change_nothing(slot: int) -> None:
     case = Case(horizon=2, max_new_tokens=3, neighbours=((1, 2, 1), (2,)), slot=slot, eos_ids=frozenset({2}))
     make = lambda: make_parts(*models("positive"), tree="fixed_width((2, 1), 'iid')", verifier="rrs")  # noqa: E731

@@ -24,6 +24,7 @@ class Markov(TabularModel):
         return super()._logits_after(text[-1:])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_types")
 def test_memory_stays_flat_over_two_thousand_jobs():
     target, draft = Markov(1), Markov(2)

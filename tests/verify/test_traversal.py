@@ -71,6 +71,7 @@ def test_never_more_than_the_multi_step_optimum() -> None:
         assert found > 0.8 * best
 
 
+@pytest.mark.slow
 def test_it_accepts_more_than_the_node_by_node_rule_here() -> None:
     gains = []
     for seed in range(4):
