@@ -1,9 +1,11 @@
 """Controllers in the engine: plans without a forward, failing drafters, measured costs."""
 
+import itertools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.draft.base import Draft
 from monge.draft.ngram import NgramDrafter
+from monge.engine import costs
 from monge.engine.costs import costs_key, load_costs, measure_costs, save_costs
 from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
@@ -130,6 +133,18 @@ def test_measured_tables_cover_depths_and_batches() -> None:
     assert costs.nodes[0] == 0
     assert 0 < costs.nodes_at(1) <= 2 <= costs.nodes_at(2) <= 4
     assert costs.round_s(2) > 0
+
+
+@pytest.mark.parametrize(("budget_s", "num_rounds"), [(100.0, 20), (8.0, 5), (3.0, 5), (1.0, 5)])
+def test_a_slow_pair_is_warmed_up_too(budget_s: float, num_rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that ticks once a round: the first of two cycles counts for nothing, unless even one takes several budgets."""
+    seconds = itertools.count(0.0)
+    monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    parts = make_parts(target(), TabularModel(RandomTable(5, 2), 5), tree="chain(8)")
+    records = costs._rounds(parts, costs._Cycle(costs.DEPTHS), 1, 8, budget_s)
+    assert len(records) == num_rounds
+    ran = next(seconds) - 1.0
+    assert ran == {100.0: 25, 8.0: 11, 3.0: 11, 1.0: 6}[budget_s]
 
 
 def test_rounds_correct_the_costs_and_records_say_what_was_seen() -> None:

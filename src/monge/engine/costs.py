@@ -28,6 +28,7 @@ DEPTHS: Final = (0, 1, 2, 4, 8)
 _PROMPT: Final = 32  # tokens of the text that the table is measured on
 _LONG_PROMPT: Final = 512  # tokens of the text that shows what context costs
 _ROUNDS: Final = 4  # measured rounds of every depth, if the budget allows; the first of all is a warm-up
+_PATIENCE: Final = 4.0  # budgets after which one cycle, the cold one, has to do
 _REQUESTS: Final = -1_000_000  # ids of the measured requests: below those of real ones
 
 
@@ -170,7 +171,11 @@ def _file(folder: Path, key: str) -> Path:
 
 
 def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s: float) -> list[StepRecord]:
-    """Records of rounds of all depths, one request's of each round; the first cycle is a warm-up unless the time is short."""
+    """Records of rounds of all depths, one request's of each round.
+
+    The first cycle is a warm-up: a drafter that runs for the first time can take many times its later time, and a controller
+    that believes it never drafts again. Only where rounds are so slow that two cycles take several budgets is it all there is.
+    """
     trial, depths = replace(parts, controller=cycle, memory=Memory()), cycle.depths
     longest = min(length for length in (parts.target.max_length, parts.drafter.capabilities.max_length, 1 << 30) if length)
     most = min(len(depths) * (_ROUNDS + 1) * (max(depths) + 1) + 1, longest - 1)
@@ -186,8 +191,9 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
     open_sessions(sessions, trial)
     try:
         for number in range(len(depths) * (_ROUNDS + 1)):
-            is_late = time.perf_counter() - start > budget_s
-            if (is_late and number >= len(depths)) or any(session.finish_reason is not None for session in sessions):
+            passed, cycles = time.perf_counter() - start, number / len(depths)
+            is_late = passed > budget_s and (cycles >= 2 or (cycles >= 1 and passed > _PATIENCE * budget_s))
+            if is_late or any(session.finish_reason is not None for session in sessions):
                 break
             run_round(sessions, trial)
     finally:
