@@ -15,7 +15,7 @@ _LARGEST_LOGIT = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRule:
-    """Ends a draft where the expected gain of another level is below its price.
+    """Ends a draft where neither another level nor several of them are expected to gain their price.
 
     *Confidence* is the largest probability that the draft network gives to a next token, at temperature 1. The chance that a
     candidate is accepted, given that its parent was, is taken to be `sigmoid((bias + slope * logit(confidence)) / T)` with the
@@ -30,7 +30,7 @@ class StopRule:
         temperatures: See above.
         draw_prices: Expected accepted tokens that a level must promise, once its confidence is known, to be drawn.
         read_prices: The same before it is known, for the network to read one more level.
-        expected: Acceptance of a level on average, used before its confidence is known.
+        expected: Acceptance of a level on average, used before its confidence is known; how far ahead is looked.
         persistence: How much of the last level's deviation from that average is expected to last.
         min_token_prob: A candidate to which the network gave less is offered, but nothing is drafted below it.
 
@@ -72,11 +72,25 @@ class StopRule:
 
     def draws(self, depth: int, gain: float) -> bool:
         """Whether candidates at `depth` are drawn, `gain` accepted tokens being expected of them."""
-        return gain >= _at(self.draw_prices, depth, 0.0)
+        return self._pays(depth, gain, _at(self.draw_prices, depth, 0.0))
 
     def reads(self, depth: int, gain: float) -> bool:
         """Whether the network reads on, for candidates at `depth`."""
-        return gain >= _at(self.read_prices, depth, 0.0)
+        return self._pays(depth, gain, _at(self.read_prices, depth, 0.0))
+
+    def _pays(self, depth: int, gain: float, price: float) -> bool:
+        """Whether this level pays its price, or some later one has paid the prices of all from here to there.
+
+        Where the first node is dear and further ones are cheap (a forward over two tokens instead of one), no level alone may
+        be worth it. Later levels are taken to go as they do on average; where prices rise with depth they never matter.
+        """
+        left = gain - price
+        for later in range(depth + 1, len(self.expected) + 1):
+            if left >= 0.0:
+                return True
+            gain *= self.expected[later - 1]
+            left += gain - _at(self.read_prices, later, 0.0)
+        return left >= 0.0
 
 
 @dataclass(slots=True)
