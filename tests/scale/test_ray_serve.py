@@ -109,6 +109,8 @@ def test_deployment_options():
         (["--ray", "--port", "0"], "--ray needs a port"),
         (["--ray", "--access-log"], "--access-log is not for --ray"),
         (["--ray", "--autoscale", "many"], "as in 1:4; got 'many'"),
+        (["--ray", "--replicas", "0"], "--replicas: Input should be greater than or equal to 1; got 0"),
+        (["--ray", "--drain", "-1"], "--drain: Input should be greater than"),
         (["--ray"], "pip install 'monge[scale]'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

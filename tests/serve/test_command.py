@@ -1,7 +1,6 @@
 """`monge serve` as its users start it, and every example of its guide."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -11,26 +10,19 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.serve.process import ENVIRONMENT, served
+
 GUIDE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 ADDRESS = "http://127.0.0.1:8000"
 CURLS = [block for block in re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL) if block.startswith("curl")]
 (PYTHON,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def server():
     """A process and the address that it told."""
-    command = [sys.executable, "-m", "monge", "serve", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
-        try:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            found = re.search(r"serving built-in at (\S+)/v1", line)
-            assert found, line + process.stderr.read()
-            yield process, found[1]
-        finally:
-            process.kill()
+    with served() as running:
+        yield running
 
 
 def run(command, url, **options):

@@ -1,20 +1,19 @@
 """Load generators and fuzzers that people have, as programs, against a server. Run by `make test-clients`."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from monge.api import built_in
+from tests.serve.process import ENVIRONMENT, served
 from tests.serve.served import live, toy_app
 
 pytestmark = pytest.mark.clients
 TARGET = str(built_in("target"))
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+OFFLINE = ENVIRONMENT | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 def client(name, *arguments, **options):
@@ -22,7 +21,7 @@ def client(name, *arguments, **options):
     program = shutil.which(name)
     if program is None:
         pytest.skip(f"needs the program {name}; make test-clients makes its environment")
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=600, env=ENVIRONMENT, **options)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=600, env=OFFLINE, **options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -30,16 +29,8 @@ def client(name, *arguments, **options):
 @pytest.fixture(scope="module")
 def pair():
     """The built-in pair behind `monge serve`."""
-    command = [sys.executable, "-m", "monge", "serve", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
-        try:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            found = re.search(r"serving built-in at (\S+)/v1", line)
-            assert found, line
-            yield found[1]
-        finally:
-            process.kill()
+    with served() as (_, url):
+        yield url
 
 
 def test_schemathesis_finds_no_server_error(tmp_path):

@@ -58,13 +58,21 @@ def range_of(text: str) -> tuple[int, int]:
 
 
 def _serve(given: Mapping[str, Any]) -> None:
+    from pydantic import ValidationError
+
     from monge.scale.ray_cluster import connect, require_ray
     from monge.scale.ray_serve import AppArgs, app_from
 
     known = {_NAMES.get(name, name): value for name, value in given.items()}
     if "autoscale" in known:
         known["autoscale"] = range_of(known["autoscale"])
-    args = AppArgs(**{name: value for name, value in known.items() if name in AppArgs.model_fields})
+    try:
+        args = AppArgs(**{name: value for name, value in known.items() if name in AppArgs.model_fields})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        field = str(wrong["loc"][0])
+        option = next((ours for ours, theirs in _NAMES.items() if theirs == field), field).replace("_", "-")
+        raise OptionError(f"--{option}: {wrong['msg']}; got {wrong['input']!r}") from error
     ray = require_ray("serve")
     application, serve = app_from(args), ray.serve
     is_ours, told = connect(given.get("address")), threading.Event()

@@ -46,7 +46,7 @@ class AppArgs(BaseModel):
     device: str | None = None
     attention: str | None = None
     backend: str | None = None
-    max_batch_size: int | None = None
+    max_batch_size: int | None = Field(default=None, ge=1)
     served_model_name: str | None = None
     api_keys: tuple[str, ...] = ()
     chat_template: str | None = None
@@ -54,7 +54,7 @@ class AppArgs(BaseModel):
     max_choices: int | None = None
     max_request_bytes: int | None = None
     request_timeout_s: float | None = Field(default=None, description="Seconds; 0 for no limit.")
-    max_waiting: int | None = None
+    max_waiting: int | None = Field(default=None, ge=1)
     kv_budget_tokens: int | None = None
     prefill_chunk: int | None = None
     threads: int | None = Field(default=None, ge=1)

@@ -116,8 +116,6 @@ class Walk(Verifier):
     rule: NodeRule
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-        if len(target_laws) != tree.num_nodes:
-            raise ProposalMismatchError(f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came")
         descent = Descent(ScoredTree(tree=tree, target_laws=target_laws, draws=draws))
         while descent.is_open:
             (token,) = self._emit({0: descent}).values()

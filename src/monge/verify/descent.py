@@ -1,5 +1,6 @@
 """One request's way down its tree, a node at a time."""
 
+from monge.core.errors import ProposalMismatchError
 from monge.core.proposal import Arbitrary
 from monge.core.verdict import Verdict
 from monge.verify.problem import NodeProblem, ScoredTree
@@ -10,9 +11,15 @@ class Descent:
 
     Args:
         scored: The request's part of the round.
+
+    Raises:
+        ProposalMismatchError: If there is not one law for every node.
     """
 
     def __init__(self, scored: ScoredTree) -> None:
+        num_nodes, num_laws = scored.tree.num_nodes, len(scored.target_laws)
+        if num_laws != num_nodes:
+            raise ProposalMismatchError(f"verify: the tree has {num_nodes} nodes but {num_laws} laws came")
         self._scored, self._node = scored, 0
         self._path: list[int] = []
         self._examined: list[int] = []

@@ -6,12 +6,13 @@ import torch
 
 from monge.core.clocks import RequestDraws
 from monge.core.draws import TapeDraws
+from monge.core.errors import ProposalMismatchError
 from monge.core.law import DenseLaw, Law, SparseLaw
 from monge.core.proposal import Deterministic, Iid
 from monge.core.tree import GrowingTree, TokenTree
 from monge.verify import trial_rule
 from monge.verify.base import Walk
-from monge.verify.fast.trials import Outcome, Trial, emitted
+from monge.verify.fast.trials import Outcome, Trial, Trials, emitted
 from monge.verify.flow_rules import FLOW_RULES
 from monge.verify.problem import ScoredTree
 from monge.verify.trial_rule import TrialRule
@@ -50,6 +51,14 @@ def test_nothing_is_left_of_the_target() -> None:
         assert emitted([trial], lambda _, refuse=refuse: refuse) == [3]
 
 
+def test_a_draw_that_its_law_cannot_give() -> None:
+    q = SparseLaw(torch.tensor([1, 3]), torch.tensor([0.5, 0.5], dtype=torch.float64))
+    for drawn in ((2,), (1, 4)):
+        trial = Trial(target_law=q, draft_law=q, drawn=drawn, draws=TapeDraws([]))
+        with pytest.raises(ProposalMismatchError, match="a candidate lies outside the support"):
+            Trials.of([trial], [[0.5] * len(drawn)])
+
+
 @pytest.mark.parametrize(("rule", "runs"), [("k_seq", True), ("rrs", False)])
 def test_the_twin_decides_where_it_pays(rule: str, runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
@@ -74,6 +83,12 @@ def test_trees_of_many_requests() -> None:
     )
     assert list(together) == alone
     assert len({len(verdict.path) for verdict in alone}) > 1
+    tree, target_laws, seed = scored[0]
+    short = ScoredTree(tree=tree, target_laws=target_laws[1:], draws=RequestDraws(seed))
+    message = f"the tree has {tree.num_nodes} nodes but {tree.num_nodes - 1} laws came"
+    for verify in (lambda: walk.verify(short.tree, short.target_laws, short.draws), lambda: walk.verify_many([short])):
+        with pytest.raises(ProposalMismatchError, match=message):
+            verify()
 
 
 def grown(widths: tuple[int, ...], q: Law, draws: RequestDraws) -> TokenTree:

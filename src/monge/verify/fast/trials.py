@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from monge.core.draws import Draws, PeekableDraws
+from monge.core.errors import ProposalMismatchError
 from monge.core.law import DenseLaw, Law
 from monge.verify.fast.padding import BEYOND, padded
 from monge.verify.fast.remainders import draw_remainders
@@ -77,15 +78,16 @@ class Trials:
         counts = torch.tensor([[len(node.fixed), len(node.tokens)] for node in nodes], device=device)
         place = torch.arange(tries, device=device)
         is_fixed = place < counts[:, :1]
-        columns = torch.where(
-            is_fixed, drawn_ids.shape[1] + place, torch.searchsorted(drawn_ids, tokens).clamp_max(drawn_ids.shape[1] - 1)
-        )
+        is_tried, found = place < counts[:, 1:], torch.searchsorted(drawn_ids, tokens).clamp_max(drawn_ids.shape[1] - 1)
+        if bool((is_tried & ~is_fixed & (drawn_ids.gather(1, found) != tokens)).any()):
+            raise ProposalMismatchError("a candidate lies outside the support of the law that it is said to be drawn from")
+        columns = torch.where(is_fixed, drawn_ids.shape[1] + place, found)
         return cls(
             token_ids=token_ids,
             p=p,
             q=torch.nn.functional.pad(q, (0, num_fixed)),
             beyond=(1.0 - p.sum(1, keepdim=True)).clamp_min(0.0),
-            columns=torch.where(place < counts[:, 1:], columns, -1),
+            columns=torch.where(is_tried, columns, -1),
             is_fixed=is_fixed,
             uniforms=torch.tensor(
                 [[*row, *[1.0] * (tries - len(row))] for row in uniforms], dtype=torch.float64, device=device

@@ -1,0 +1,25 @@
+"""The built-in pair behind `monge serve`, in a process of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+@contextmanager
+def served() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process and the address that it told."""
+    command = [sys.executable, "-m", "monge", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            found = re.search(r"serving built-in at (\S+)/v1", line)
+            assert found, line + process.stderr.read()
+            yield process, found[1]
+        finally:
+            process.kill()
