@@ -40,6 +40,14 @@ def test_json_lines(tmp_path):
     assert [prompt.text for prompt in read_prompts(file)] == ["a\nb", "Question: Why?\nAnswer:", "first"]
 
 
+def test_tasks_of_a_file(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    records = [{"prompt": "a", "task": "x"}, {"turns": ["b"], "category": "y"}, {"prompt": "c", "task": "x"}, {"prompt": "d"}]
+    file.write_text("\n".join(map(json.dumps, records)))
+    assert [prompt.task for prompt in read_prompts(file)] == ["x", "y", "x", "mine"]
+    assert [prompt.text for prompt in read_prompts(file, per_task=1)] == ["a", "b", "d"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

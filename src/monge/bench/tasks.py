@@ -1,7 +1,8 @@
 """Prompts: a few that ship with the package, and anybody's from a file."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -41,10 +42,15 @@ def interleaved(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
     return tuple(prompt for _, prompt in sorted(placed, key=lambda item: item[0]))
 
 
-def read_prompts(path: Path) -> tuple[Prompt, ...]:
+def read_prompts(path: Path, *, per_task: int | None = None) -> tuple[Prompt, ...]:
     """Prompts of a file: one a line, or for `*.jsonl` one object a line with `prompt`, `question` or `turns`.
 
-    A `question` is put as the shipped ones are (`Question: ...`, `Answer:`); of `turns` the first is taken.
+    A `question` is put as the shipped ones are (`Question: ...`, `Answer:`); of `turns` the first is taken. The task is the
+    object's `task` or `category`, else the name of the file.
+
+    Args:
+        path: The file.
+        per_task: Take the first so many of every task; all without.
 
     Raises:
         OptionError: If the file cannot be read, a line is no such object, or there is no prompt in it.
@@ -55,25 +61,39 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
         raise OptionError(f"cannot read prompts from {str(path)!r}: {error}") from error
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if path.suffix == ".jsonl":
-        texts = [_prompt_of(line, f"{path}, line {number}") for number, line in numbered]
+        prompts = [_prompt_of(line, f"{path}, line {number}", path.stem) for number, line in numbered]
     else:
-        texts = [line for _, line in numbered]
-    if not texts:
+        prompts = [Prompt(task=path.stem, text=line) for _, line in numbered]
+    if not prompts:
         raise OptionError(f"{str(path)!r} holds no prompts; write one a line")
-    return tuple(Prompt(task=path.stem, text=text) for text in texts)
+    return tuple(prompts) if per_task is None else _first_of_each(prompts, per_task)
 
 
-def _prompt_of(line: str, where: str) -> str:
+def _first_of_each(prompts: Sequence[Prompt], per_task: int) -> tuple[Prompt, ...]:
+    counts: Counter[str] = Counter()
+    kept: list[Prompt] = []
+    for prompt in prompts:
+        counts[prompt.task] += 1
+        if counts[prompt.task] <= per_task:
+            kept.append(prompt)
+    return tuple(kept)
+
+
+def _prompt_of(line: str, where: str, file: str) -> Prompt:
     try:
         record: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise OptionError(f"{where}: not JSON ({error}); a .jsonl file has one object a line") from error
-    if isinstance(record, dict):
-        if isinstance(record.get("prompt"), str):
-            return record["prompt"]
-        if isinstance(record.get("question"), str):
-            return f"Question: {record['question']}\nAnswer:"
-        turns = record.get("turns")
-        if isinstance(turns, list) and turns and isinstance(turns[0], str):
-            return turns[0]
+    text = _text_of(record) if isinstance(record, dict) else None
+    if text is not None:
+        return Prompt(task=str(record.get("task") or record.get("category") or file), text=text)
     raise OptionError(f"{where}: no text under 'prompt', 'question' or 'turns'")
+
+
+def _text_of(record: Mapping[str, Any]) -> str | None:
+    if isinstance(record.get("prompt"), str):
+        return record["prompt"]
+    if isinstance(record.get("question"), str):
+        return f"Question: {record['question']}\nAnswer:"
+    turns = record.get("turns")
+    return turns[0] if isinstance(turns, list) and turns and isinstance(turns[0], str) else None

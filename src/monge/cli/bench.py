@@ -26,7 +26,7 @@ from monge.bench.pair import load_pair
 from monge.bench.provenance import busy_note
 from monge.bench.report import table
 from monge.bench.runner import Settings
-from monge.bench.tasks import Prompt, interleaved, read_prompts, shipped
+from monge.bench.tasks import interleaved, read_prompts, shipped
 from monge.cli import bench_options as asked
 from monge.cli import options
 from monge.cli.bench_verify import verify
@@ -93,7 +93,7 @@ def decode(
     _check_positive(**{"threads": threads, "prompts-per-task": per_task})
     if threads is not None:
         torch.set_num_threads(threads)
-    shown = _prompts(prompts, per_task or _default_prompts(quick), mixed=mixed)
+    shown = read_prompts(prompts, per_task=per_task) if prompts else shipped(per_task=per_task or _default_prompts(quick))
     given = options.given(max_new_tokens=max_new_tokens, repeats=repeats, seed=seed, time_limit_s=time_limit, clock=clock)
     lists = {"batch_sizes": tuple(batch or ()), "temperatures": tuple(temperature or ())}
     settings = replace(QUICK if quick else Settings(), **given, **{name: some for name, some in lists.items() if some})
@@ -101,7 +101,7 @@ def decode(
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
     pair = load_pair(target, draft, useless_draft=useless_draft, grow=grow, **loading)
     with call_bar(notes()) as watch:
-        outcome = compare(pair, shown, settings, choice=choice, watch=watch)
+        outcome = compare(pair, interleaved(shown) if mixed else shown, settings, choice=choice, watch=watch)
     files = write_outcome(outcome, out)
     files += [] if draw is None else draw(outcome.document["arms"], out)
     report(outcome.document, files)
@@ -178,11 +178,6 @@ def _check_positive(**numbers: int | None) -> None:
 
 def _first_cell(document: dict[str, Any]) -> tuple[int, float]:
     return document["settings"]["batch_sizes"][0], document["settings"]["temperatures"][0]
-
-
-def _prompts(path: Path | None, per_task: int, *, mixed: bool) -> tuple[Prompt, ...]:
-    prompts = read_prompts(path) if path else shipped(per_task=per_task)
-    return interleaved(prompts) if mixed else prompts
 
 
 def _default_prompts(quick: bool) -> int:

@@ -66,7 +66,9 @@ def bench_acceptance(
     draft_top_k: Annotated[
         int | None, _measuring("--draft-top-k", "Tokens that the draft law keeps.", LogSettings().draft_top_k)
     ] = None,
-    per_task: Annotated[int | None, _measuring("--prompts-per-task", "Shipped prompts of a task.", PROMPTS_PER_TASK)] = None,
+    per_task: Annotated[
+        int | None, _measuring("--prompts-per-task", "Prompts of a task; of a file all.", PROMPTS_PER_TASK)
+    ] = None,
     seed: Annotated[int | None, _measuring("--seed", "Of texts, trees and decisions.", LogSettings().seed)] = None,
     threads: options.Threads = None,
     out: Annotated[Path, options.option("--out", help="Folder for JSON and plots.", panel=options.OUTPUT, default=OUT)] = OUT,
@@ -93,7 +95,7 @@ def bench_acceptance(
     lists = {"temperatures": temperature, "candidates": candidates, "budgets": nodes}
     settings = settings_of(quick, lists, options.given(draft_top_k=draft_top_k, seed=seed))
     default = QUICK_PROMPTS_PER_TASK if quick else PROMPTS_PER_TASK
-    shown = read_prompts(prompts) if prompts else shipped(per_task=per_task or default)
+    shown = read_prompts(prompts, per_task=per_task) if prompts else shipped(per_task=per_task or default)
     pair = load_pair(target, draft, **options.given(dtype=dtype, device=device, attention=attention))
     with call_bar(notes()) as watch:
         document = measure_acceptance(pair, shown, settings, watch=watch)

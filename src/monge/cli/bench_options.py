@@ -43,7 +43,7 @@ Batch = Annotated[list[int] | None, _measuring("--batch", "Batch size; may be re
 Temperature = Annotated[
     list[float] | None, _measuring("--temperature", "0 is greedy; may be repeated.", _each(Settings().temperatures))
 ]
-PerTask = Annotated[int | None, _measuring("--prompts-per-task", "Shipped prompts of each task.", PROMPTS_PER_TASK)]
+PerTask = Annotated[int | None, _measuring("--prompts-per-task", "Prompts of each task; of a file all.", PROMPTS_PER_TASK)]
 Seed = Annotated[int | None, _measuring("--seed", "Seed of the sampled arms.", Settings().seed)]
 TimeLimit = Annotated[float | None, _measuring("--time-limit", "Start no further repeat after so many seconds.", "none")]
 Clock = Annotated[

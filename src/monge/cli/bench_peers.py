@@ -76,7 +76,8 @@ def peers(
     quiet_host()
     chosen = [peer_named(name) for name in peer] if peer else list(PEERS)
     source, other = _folder(target, "target"), _folder(draft, "draft")
-    shown = read_prompts(prompts) if prompts else shipped(per_task=per_task or (QUICK_PROMPTS if quick else PROMPTS))
+    default = QUICK_PROMPTS if quick else PROMPTS
+    shown = read_prompts(prompts, per_task=per_task) if prompts else shipped(per_task=per_task or default)
     tokenizer = load_tokenizer(source)
     given: dict[str, Any] = (QUICK if quick else {}) | options.given(max_new_tokens=max_new_tokens, repeats=repeats, seed=seed)
     if temperature:

@@ -48,7 +48,8 @@ def log(
     seed: Annotated[int, typer.Option("--seed", help="Of the first text.", rich_help_panel=options.SAMPLING)] = 0,
     ignore_eos: options.IgnoreEos = False,
     per_task: Annotated[
-        int | None, options.option("--prompts-per-task", help="Shipped prompts of each task.", panel=LOG, default=PER_TASK)
+        int | None,
+        options.option("--prompts-per-task", help="Prompts of each task; of a file all.", panel=LOG, default=PER_TASK),
     ] = None,
     top: Top = None,
     drafter: Annotated[
@@ -73,7 +74,8 @@ def log(
         monge log --target ./my-target --draft ./my-draft --file prompts.txt --top 64 --out mine.mlog
     """
     quiet_host()
-    shown = read_prompts(prompts) if prompts else shipped(per_task=PER_TASK if per_task is None else per_task)
+    own = PER_TASK if per_task is None else per_task
+    shown = read_prompts(prompts, per_task=per_task) if prompts else shipped(per_task=own)
     if drafter and no_costs:
         raise OptionError("--drafter says whose rounds are timed, and --no-costs that none are; leave one out")
     networks = load_networks(target, draft, **options.given(dtype=dtype, device=device, attention=attention))

@@ -43,6 +43,8 @@ class DraftPlan:
         stop: When to end earlier, for drafters that know how sure their network is; the others ignore it.
         drafter: Which drafter of a pool drafts; `None` leaves it to the pool. A drafter that is no pool ignores it.
         price: Tokens that a second is worth to the controller, if it knows; for the record only.
+        num_fixed: How many of a node's candidates are its most probable tokens, for nodes of 1, 2, ... candidates; wider ones
+            follow the last. For candidates that are top tokens and draws (`Mixed`); empty leaves it to their tree.
     """
 
     max_depth: int | None = None
@@ -50,8 +52,13 @@ class DraftPlan:
     stop: StopRule | None = None
     drafter: str | None = None
     price: float | None = None
+    num_fixed: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if any(not 0 <= count <= place for place, count in enumerate(self.num_fixed)):
+            raise OptionError(
+                f"DraftPlan: of 1, 2, ... candidates at most 0, 1, ... can be fixed, since one is drawn; got {self.num_fixed}"
+            )
         for name, value in (("max_depth", self.max_depth), ("max_nodes", self.max_nodes)):
             if value is not None and value < 0:
                 raise OptionError(f"DraftPlan: {name} must be >= 0, or None for the builder's own; got {value}")
@@ -59,6 +66,10 @@ class DraftPlan:
     def depth(self, own: int) -> int:
         """The builder's own depth under this plan."""
         return own if self.max_depth is None else min(own, self.max_depth)
+
+    def fixed(self, own: int, width: int) -> int:
+        """How many of `width` candidates are top tokens; `own` is the tree's own choice."""
+        return min(self.num_fixed[min(width, len(self.num_fixed)) - 1] if self.num_fixed else own, width - 1)
 
     def nodes(self, own: int) -> int:
         """The builder's own number of drafted nodes under this plan."""

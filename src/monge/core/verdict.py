@@ -76,6 +76,8 @@ class StepRecord:
         drafter: Which drafter of a pool the round used; `None` without a pool, or where none of them proposed anything.
         hindsight: What drafters of a pool would have had accepted in earlier rounds, as far as this round's text decided it;
             all that concerns one round comes together.
+        splits: By examined node, how many candidates it had and how many of them were its top tokens, where the plan chose that
+            and the node had more tokens to draw from than it drew; `(0, 0)` elsewhere. Empty where the plan chose nothing.
     """
 
     plan: DraftPlan
@@ -93,6 +95,7 @@ class StepRecord:
     token_probs: tuple[float, ...] = ()
     drafter: str | None = None
     hindsight: tuple[Hindsight, ...] = ()
+    splits: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

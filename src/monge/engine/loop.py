@@ -10,6 +10,7 @@ from monge.control.base import PromptReader
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
+from monge.core.splits import splits_along
 from monge.core.verdict import RoundTiming, StageTimes, StepRecord
 from monge.engine.drafting import observe, propose
 from monge.engine.logprobs import along
@@ -180,6 +181,7 @@ def _commit(row: Row, records: dict[int, StepRecord], batch_size: int) -> None:
         batch_size=batch_size,
         context_length=length,
         drafter=row.drafted.drafter,
+        splits=splits_along(tree, verdict.path) if row.plan.num_fixed else (),
         **_evidence(row),
     )
     session.logprobs = row.logprobs[: len(record.token_ids)]

@@ -7,6 +7,7 @@ from typing import Any
 from monge.control.base import AnyController, Memory
 from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedModelError, VocabularyMismatchError
 from monge.core.model import SequenceModel
+from monge.core.proposal import Mixed
 from monge.core.selection import Hindsight
 from monge.draft.base import AnyDrafter, DrafterPool
 from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
@@ -51,6 +52,11 @@ class Parts:
             raise UnsupportedModelError(f"speculation is not possible: {self.target.no_draft_reason}; use drafter='none'")
         if can.needs_trees and self.target.no_tree_reason is not None:
             raise UnsupportedModelError(f"trees are not possible: {self.target.no_tree_reason}; use tree='chain'")
+        if self.controller.plans_splits and Mixed not in can.proposes:
+            raise OptionError(
+                f"{type(self.controller).__name__} chooses how many candidates of a node are its top tokens, and this drafter "
+                "has no such nodes; give it a tree of mixed children, such as tree=\"fixed_width((4, 1, 1, 1), 'mixed')\""
+            )
         if self.target.max_length is not None and can.max_depth >= self.target.max_length:
             raise OptionError(
                 f"draft depth {can.max_depth} does not fit the target's context of {self.target.max_length} tokens"

@@ -36,7 +36,7 @@ class Chain(TreeBuilder):
         self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
     ) -> Sequence[int]:
         (node,), (law,) = frontier, laws
-        children = tree.grow(node, children_of(self.children, law, 1), draws)
+        children = tree.grow(node, children_of(self.children, law, 1, plan), draws)
         return children if tree.num_nodes - 1 < plan.nodes(plan.depth(self.depth)) else ()
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:

@@ -54,7 +54,7 @@ class FixedWidth(TreeBuilder):
         grown: list[int] = []
         for node, law in zip(frontier, laws, strict=True):
             if tree.num_nodes - 1 + width <= budget:
-                grown.extend(tree.grow(node, children_of(self.children, law, width), draws))
+                grown.extend(tree.grow(node, children_of(self.children, law, width, plan), draws))
         return grown if depth + 1 < plan.depth(len(self.widths)) else ()
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:

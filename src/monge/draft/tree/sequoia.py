@@ -63,7 +63,7 @@ class Sequoia(TreeBuilder):
         shape, following = self.shape(plan), list[int]()
         for node, law in zip(frontier, laws, strict=True):
             subtrees = _below(shape, tree, node).children
-            grown = tree.grow(node, children_of(self.children, law, len(subtrees)), draws)
+            grown = tree.grow(node, children_of(self.children, law, len(subtrees), plan), draws)
             # A repeated draw leaves fewer nodes than candidates: the first ones take the larger subtrees.
             following.extend(child for child, subtree in zip(grown, subtrees, strict=False) if subtree.children)
         return following

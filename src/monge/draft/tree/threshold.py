@@ -63,7 +63,7 @@ class Threshold(TreeBuilder):
             width = self._width(tree.path_probs[node], law)
             if width == 0 or tree.num_nodes - 1 + width > budget:
                 continue
-            for child in tree.grow(node, children_of(self.children, law, width), draws):
+            for child in tree.grow(node, children_of(self.children, law, width, plan), draws):
                 tree.path_probs[child] = tree.path_probs[node] * law.prob(tree.token_ids[child])
                 following.append(child)
         # The first candidate of a node is worth its path: below the threshold there is none.
