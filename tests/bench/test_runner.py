@@ -1,3 +1,4 @@
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ from monge.bench import runner
 from monge.bench.arms import Arm, Call, Output
 from monge.bench.runner import WARM_UP_TOKENS, Settings, batches, measure, num_calls
 from monge.core.errors import MongeError, OptionError
+from monge.engine.clock import now
 
 PROMPTS = ((1, 2), (3,), (4, 5, 6))
 
@@ -106,6 +108,20 @@ def test_seconds_are_those_of_the_clock(tiny_pair, clock, monkeypatch):
     monkeypatch.setattr(runner, "CLOCKS", {"wall": lambda: 0.0, "cpu": lambda: 0.0} | {clock: lambda: float(next(ticks))})
     (measurement,) = run(tiny_pair, [Scripted(name="a", log=[])], clock=clock)
     assert measurement.seconds == [3.0, 3.0]  # a tick passes in each call
+
+
+def test_controllers_measure_by_the_same_clock(tiny_pair, monkeypatch):
+    monkeypatch.setattr(runner, "CLOCKS", {"wall": time.perf_counter, "cpu": lambda: -5.0})
+    seen = []
+
+    class Asking(Scripted):
+        def prepare(self, pair, batch_sizes):
+            seen.append(now())
+            return 0.0
+
+    run(tiny_pair, [Asking(name="a", log=[])], clock="cpu")
+    assert seen == [-5.0]
+    assert now() != -5.0
 
 
 def test_time_limit_ends_after_a_whole_repeat(tiny_pair):

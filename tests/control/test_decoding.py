@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,7 +138,7 @@ def test_measured_tables_cover_depths_and_batches() -> None:
 def test_a_slow_pair_is_warmed_up_too(budget_s: float, num_rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that ticks once a round: the first of two cycles counts for nothing, unless even one takes several budgets."""
     seconds = itertools.count(0.0)
-    monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    monkeypatch.setattr(costs, "now", lambda: next(seconds))
     parts = make_parts(target(), TabularModel(RandomTable(5, 2), 5), tree="chain(8)")
     records = costs._rounds(parts, costs._Cycle(costs.DEPTHS), 1, 8, budget_s)
     assert len(records) == num_rounds

@@ -9,6 +9,7 @@ from monge.bench.arms import Arm, Call, Output, TokenIds, synchronize
 from monge.bench.pair import Pair
 from monge.core.errors import MongeError, unknown_name
 from monge.core.verdict import StepRecord
+from monge.engine.clock import measured_by
 
 FAILURES: Final = (MongeError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
 """What a host or an arm may raise because it cannot decode; anything else is a fault of the benchmark and ends it."""
@@ -32,7 +33,7 @@ class Settings:
         batch_sizes: Rows decoded together.
         seed: Every repeat and batch derives its own from it, the same for all arms.
         time_limit_s: No repeat is started that would end later than so many seconds after the first; the first always ends.
-        clock: What seconds are, one of `CLOCKS`.
+        clock: What seconds are, one of `CLOCKS`; controllers measure by it too.
     """
 
     max_new_tokens: int = 64
@@ -117,6 +118,13 @@ def measure(
         settings: How it is measured.
         on_call: Told the arm's name before every call.
     """
+    with measured_by(CLOCKS[settings.clock]):
+        return _measure(pair, arms, prompts, settings, on_call)
+
+
+def _measure(
+    pair: Pair, arms: Sequence[Arm], prompts: TokenIds, settings: Settings, on_call: Callable[[str], None]
+) -> list[Measurement]:
     cells: dict[tuple[float, int], list[Measurement]] = {}
     for temperature in settings.temperatures:
         for size in settings.batch_sizes:

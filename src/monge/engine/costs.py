@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
+from monge.engine.clock import now
 from monge.engine.loop import close_session, open_sessions, run_round
 from monge.engine.parts import Parts
 from monge.engine.session import Request, Session
@@ -180,7 +180,7 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
     longest = min(length for length in (parts.target.max_length, parts.drafter.capabilities.max_length, 1 << 30) if length)
     most = min(len(depths) * (_ROUNDS + 1) * (max(depths) + 1) + 1, longest - 1)
     prompt = max(1, min(prompt, longest - most))
-    vocab, start = parts.target.vocab_size, time.perf_counter()
+    vocab, start = parts.target.vocab_size, now()
     sessions = [
         Session(
             Request(prompt_ids=_text(prompt, vocab, row), max_new_tokens=most, rules=SamplingRules(), seed=row),
@@ -191,7 +191,7 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
     open_sessions(sessions, trial)
     try:
         for number in range(len(depths) * (_ROUNDS + 1)):
-            passed, cycles = time.perf_counter() - start, number / len(depths)
+            passed, cycles = now() - start, number / len(depths)
             is_late = passed > budget_s and (cycles >= 2 or (cycles >= 1 and passed > _PATIENCE * budget_s))
             if is_late or any(session.finish_reason is not None for session in sessions):
                 break

@@ -1,7 +1,6 @@
 """A `transformers` network as a model that reads trees."""
 
 import inspect
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,6 +13,7 @@ from transformers import PreTrainedModel
 from monge.core.errors import MongeError, UnsupportedModelError
 from monge.core.model import NodeBlock
 from monge.engine.cache import TreeCache
+from monge.engine.clock import now
 from monge.engine.features import FeatureLog
 from monge.engine.masks import UncommittedNodes, block_mask, forward_inputs, within_window
 from monge.engine.shortened import shortened
@@ -183,7 +183,7 @@ class HfTreeModel:
         self._cache.place(rows, starts, token_ids.shape[1], held)
         token_ids, positions = token_ids.to(self._device), positions.to(self._device)
         masks = self._masks(visible, positions, lengths, nodes)
-        start = time.perf_counter()
+        start = now()
         with torch.inference_mode():
             if self._step is not None and keep_logits and token_ids.shape[1] <= _STEP and self._cache.is_settled:
                 logits = self._step(token_ids, positions, tuple(masks.values()), self._cache)
@@ -195,7 +195,7 @@ class HfTreeModel:
                     for index, (sequence, block) in zip(indices, blocks.items(), strict=True):
                         row_states = [state[index - rows.start, : len(block.token_ids)] for state in states]
                         self._features.read(sequence, row_states)
-        self._forward_s += time.perf_counter() - start
+        self._forward_s += now() - start
         self._cache.settle()
         return logits
 

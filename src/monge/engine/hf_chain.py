@@ -1,7 +1,6 @@
 """A `transformers` network that can only read chains: positions from token order, or recurrent state."""
 
 import inspect
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from monge.core.errors import MongeError
 from monge.core.model import NodeBlock
+from monge.engine.clock import now
 from monge.engine.hf import context_length, is_stateful, tree_obstacle
 from monge.engine.shortened import shortened
 
@@ -118,9 +118,9 @@ class HfChainModel:
             inputs["position_ids"] = torch.arange(first, first + len(token_ids), device=self._device)[None]
         if self._takes_logits_to_keep and not keep_logits:
             inputs["logits_to_keep"] = 1
-        start = time.perf_counter()
+        start = now()
         with torch.inference_mode():
             logits = self._model(**inputs).logits
-        self._forward_s += time.perf_counter() - start
+        self._forward_s += now() - start
         row.num_uncommitted += len(token_ids)
         return logits[0]

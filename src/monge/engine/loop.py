@@ -1,6 +1,5 @@
 """The loop: plan, draft, score, verify, commit, update. Nothing else in the library contains it."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,6 +11,7 @@ from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
 from monge.core.splits import splits_along
 from monge.core.verdict import RoundTiming, StageTimes, StepRecord
+from monge.engine.clock import now
 from monge.engine.drafting import observe, propose
 from monge.engine.logprobs import along
 from monge.engine.parts import Parts
@@ -26,12 +26,12 @@ from monge.verify.problem import ScoredTree
 class _Timer:
     """Seconds by stage."""
 
-    last: float = field(default_factory=time.perf_counter)
+    last: float = field(default_factory=now)
     stages: dict[str, float] = field(default_factory=dict[str, float])
 
     def lap(self, stage: str) -> float:
-        now = time.perf_counter()
-        passed, self.last = now - self.last, now
+        before, self.last = self.last, now()
+        passed = self.last - before
         self.stages[stage] = self.stages.get(stage, 0.0) + passed
         return passed
 
@@ -59,7 +59,7 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, isolated: bool = Fal
         parts: What they share.
         isolated: Whether a request for which a stage raises ends alone, with the error; else the error is raised.
     """
-    timer, forward_s = _Timer(start := time.perf_counter()), parts.forward_s
+    timer, forward_s = _Timer(start := now()), parts.forward_s
     rows = [Row(session) for session in sessions]
     for session in sessions:
         session.begin_round()

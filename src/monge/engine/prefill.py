@@ -1,6 +1,5 @@
 """Prompts read in pieces, between the rounds of requests that are being decoded."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +15,7 @@ from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
 from monge.draft.base import PieceReader
 from monge.engine.attempt import attempt
+from monge.engine.clock import now
 from monge.engine.drafting import give_up, start
 from monge.engine.logprobs import of_logits
 from monge.engine.loop import close_session, controller_state
@@ -108,7 +108,7 @@ class Prefills:
         return sum(size for _, size in jobs) + sum(prompt.ending for prompt in done), [prompt.session for prompt in done]
 
     def _read(self, group: Sequence[tuple[_Prompt, int]]) -> None:
-        began = time.perf_counter()
+        began = now()
         error = attempt(lambda: self._read_target(group))
         for prompt, size in group:
             if error is None:
@@ -120,7 +120,7 @@ class Prefills:
         if error is None:
             self._read_drafter([prompt.session for prompt, _ in group], [prompt.context() for prompt, _ in group])
         for prompt, _ in group:
-            prompt.session.prefill_s += time.perf_counter() - began
+            prompt.session.prefill_s += now() - began
 
     def _read_target(self, group: Sequence[tuple[_Prompt, int]]) -> None:
         scored = [(prompt, size) for prompt, size in group if prompt.session.request.prompt_logprobs is not None]

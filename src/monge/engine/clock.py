@@ -1,0 +1,27 @@
+"""What seconds are: the clock of all times that the engine keeps, and that controllers learn from."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+Clock = Callable[[], float]
+"""Seconds since some moment."""
+
+_CLOCK: Final[ContextVar[Clock]] = ContextVar("monge_clock", default=time.perf_counter)
+
+
+def now() -> float:
+    """Seconds by the clock in force: wall seconds, unless a benchmark on a busy machine says otherwise."""
+    return _CLOCK.get()()
+
+
+@contextmanager
+def measured_by(clock: Clock) -> Iterator[None]:
+    """Take times by this clock in the present thread, until the block ends."""
+    token = _CLOCK.set(clock)
+    try:
+        yield
+    finally:
+        _CLOCK.reset(token)

@@ -1,0 +1,41 @@
+"""Times of rounds, and what controllers learn from them, are those of the clock in force."""
+
+import itertools
+import time
+
+import pytest
+
+from monge.api import make_parts
+from monge.engine.clock import measured_by, now
+from monge.engine.decoder import Decoder
+from monge.testing.tabular import RandomTable, TabularModel
+
+
+def ticking():
+    ticks = itertools.count(0.0)
+    return lambda: next(ticks)
+
+
+def test_every_time_is_the_clocks():
+    """A clock that ticks when it is read: whole seconds everywhere, in the records and in the costs that were learnt."""
+    target, draft = (TabularModel(RandomTable(4, seed), 4) for seed in (1, 2))
+    with measured_by(ticking()):
+        parts = make_parts(target, draft, controller="price")
+        (result,) = Decoder(parts).generate([(1, 2)], max_new_tokens=8, temperature=1.0, seed=0)
+    for record in result.records:
+        times = record.times
+        assert times.draft_s >= 1.0
+        assert times.draft_s + times.score_s + times.verify_s + times.commit_s == times.total_s
+        assert times.total_s.is_integer()
+    assert parts.memory.costs.verify_s(0) >= 1.0
+
+
+def test_the_clock_is_put_back():
+    def late():
+        with measured_by(lambda: -1.0):
+            assert now() == -1.0
+            raise RuntimeError("late")
+
+    with pytest.raises(RuntimeError, match="late"):
+        late()
+    assert abs(now() - time.perf_counter()) < 60.0
