@@ -17,6 +17,7 @@ from monge.engine.compiled_export import Step
 from monge.engine.compiled_store import FOLDER_VARIABLE, cache_folder
 from monge.engine.hf import HfTreeModel
 from monge.engine.loading import as_draft_model, as_sequence_model
+from monge.engine.step import StepOutput
 from monge.engine.step_check import step_spec
 from tests.engine.compiling import shared_programs
 from tests.engine.tiny import network, perturbed, prompts
@@ -172,7 +173,7 @@ class TestStoredPrograms:
     def test_a_program_with_other_logits_is_refused(self, compiled, monkeypatch):
         compiled(target())
         run = CompiledStep.__call__
-        monkeypatch.setattr(CompiledStep, "__call__", lambda *inputs: run(*inputs) * 1.01)
+        monkeypatch.setattr(CompiledStep, "__call__", lambda *inputs: StepOutput(logits=run(*inputs).logits * 1.01))
         with pytest.raises(BackendError, match="other logits than the network"):
             compile_step(target(), lambda _: None)
 

@@ -17,6 +17,7 @@ from monge.engine.hf import HfTreeModel
 from monge.engine.loading import as_sequence_model
 from monge.engine.openvino import OpenVinoStep, openvino_step
 from monge.engine.openvino_weights import linear_weights, with_weights
+from monge.engine.step import StepOutput
 from monge.engine.step_check import step_spec
 from tests.engine.compiling import shared_programs
 from tests.engine.tiny import network, perturbed, prompts
@@ -215,7 +216,7 @@ class TestStoredGraphs:
 
     def test_a_step_with_other_logits_is_refused(self, monkeypatch):
         run = OpenVinoStep.__call__
-        monkeypatch.setattr(OpenVinoStep, "__call__", lambda *inputs: run(*inputs) * 1.01)
+        monkeypatch.setattr(OpenVinoStep, "__call__", lambda *inputs: StepOutput(logits=run(*inputs).logits * 1.01))
         with pytest.raises(BackendError, match="has other logits than the network: .* of the largest, not 0.0001"):
             openvino_step(target(), "same", silent)
 

@@ -4,6 +4,7 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Final
 
 from transformers import PreTrainedModel
@@ -11,8 +12,9 @@ from transformers import PreTrainedModel
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import SequenceModel
 from monge.core.registry import Registry
-from monge.engine.hf import HfTreeModel, tree_obstacle
+from monge.engine.hf import HfTreeModel
 from monge.engine.hf_chain import HfChainModel
+from monge.engine.network_facts import tree_obstacle
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -51,7 +53,8 @@ class Compiled(Backend):
         from monge.engine.compiled import compile_step  # the compiler is slow to import
 
         try:
-            return HfTreeModel(network, compile_step(network, _LOG.info))
+            step_with = partial(compile_step, network, _LOG.info)
+            return HfTreeModel(network, step_with(), step_with)
         except BackendError as error:
             return _eager_after_all("compiled", network, error)
 
@@ -81,7 +84,8 @@ class OpenVino(Backend):
         require_openvino()
         try:
             held = with_weights(network, self.weights)
-            return HfTreeModel(held, openvino_step(held, self.weights, _LOG.info))
+            step_with = partial(openvino_step, held, self.weights, _LOG.info)
+            return HfTreeModel(held, step_with(), step_with)
         except BackendError as error:
             if self.weights != "same":
                 raise

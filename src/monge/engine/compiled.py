@@ -14,8 +14,8 @@ from monge.core.errors import BackendError
 from monge.engine.cache import TreeCache
 from monge.engine.compiled_export import Step, export_step
 from monge.engine.compiled_store import StoredProgram, find_program, program_key, scratch_folder, store_program
-from monge.engine.hf import tree_obstacle
-from monge.engine.step import Notify, StepSpec
+from monge.engine.network_facts import tree_obstacle
+from monge.engine.step import Notify, StepOutput, StepSpec
 from monge.engine.step_check import largest_difference, step_spec
 
 _AGREEMENT: Final = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
@@ -39,30 +39,33 @@ class CompiledStep:
     Args:
         path: The compiled package.
         tensors: Weights and constants by name.
+        layers: Hidden states that it gives.
     """
 
     name = "compiled"
 
-    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor], layers: tuple[int, ...] = ()) -> None:
         program: Any = torch._inductor.aoti_load_package(str(path))
         # The program keeps addresses: the tensors live as long as it does.
         self._constants = {name: tensors[name].detach() for name in program.get_constant_fqns()}
         program.load_constants(self._constants, check_full_update=True, user_managed=True)
         self._run = program.loader.run
+        self.layers = layers
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> Tensor:
+    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
         # The program does not ask for strides: masks of chains are windows onto a wider one, and must be cut out.
         dense = (mask.contiguous() for mask in masks)
-        (logits,) = self._run([token_ids, positions, cache.columns(token_ids.shape[1]), *dense, *cache.kept()])
-        return logits
+        logits, *states = self._run([token_ids, positions, cache.columns(token_ids.shape[1]), *dense, *cache.kept()])
+        return StepOutput(logits=logits, states=tuple(states))
 
 
-def compile_step(network: PreTrainedModel, notify: Notify) -> CompiledStep:
+def compile_step(network: PreTrainedModel, notify: Notify, layers: tuple[int, ...] = ()) -> CompiledStep:
     """A network's step, compiled, or loaded where that was done before; either way checked against the network.
 
     Args:
         network: A network in evaluation mode.
         notify: Told what takes long.
+        layers: Hidden states that come with the logits.
 
     Raises:
         BackendError: If the network cannot be compiled here; the message says why.
@@ -73,14 +76,15 @@ def compile_step(network: PreTrainedModel, notify: Notify) -> CompiledStep:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer's and the compiler's own, about themselves
-            compiled = _load_or_build(network, name, notify)
+            compiled = _load_or_build(network, step_spec(network, layers), name, notify)
             difference, bound = largest_difference(network, compiled), _AGREEMENT[network.dtype]
     except _FAILURES as error:
         text = str(error).strip().splitlines() or [""]
         raise BackendError(f"{name} cannot be compiled: {type(error).__name__}: {text[0][:300]}") from error
     if not difference <= bound:
+        what = "logits or hidden states" if layers else "logits"
         raise BackendError(
-            f"{name}, compiled, has other logits than the network: {difference:.2g} of the largest, not {bound:.2g}"
+            f"{name}, compiled, has other {what} than the network: {difference:.2g} of the largest, not {bound:.2g}"
         )
     return compiled
 
@@ -110,8 +114,7 @@ def _compiler_obstacle() -> str | None:
     return None
 
 
-def _load_or_build(network: PreTrainedModel, name: str, notify: Notify) -> CompiledStep:
-    spec = step_spec(network)
+def _load_or_build(network: PreTrainedModel, spec: StepSpec, name: str, notify: Notify) -> CompiledStep:
     step = Step(network, spec)
     key = program_key(network, spec)
     stored, damage = find_program(key, ".pt2")
@@ -120,9 +123,10 @@ def _load_or_build(network: PreTrainedModel, name: str, notify: Notify) -> Compi
     if network.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
         notify(f"this processor has no bfloat16 instructions: {name} is several times faster with dtype='float32'")
     if stored is None:
-        notify(f"compiling {name}, once for this machine; it can take minutes")
+        what = f"{name} with its hidden states" if spec.layers else name
+        notify(f"compiling {what}, once for this machine; it can take minutes")
         stored = _build(step, spec, key)
-    return CompiledStep(stored.path, {**step.tensors(), **stored.constants})
+    return CompiledStep(stored.path, {**step.tensors(), **stored.constants}, spec.layers)
 
 
 def _build(step: Step, spec: StepSpec, key: str) -> StoredProgram:

@@ -32,12 +32,12 @@ class Step(torch.nn.Module):
     def __init__(self, network: PreTrainedModel, spec: StepSpec) -> None:
         super().__init__()
         self._network = _skeleton(network)
-        self._kinds = spec.kinds
+        self._kinds, self._layers = spec.kinds, spec.layers
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, columns: Tensor, masks: Sequence[Tensor], kept: Sequence[Tensor]
-    ) -> Tensor:
-        """Logits of every node; keys and values are written into `kept`.
+    ) -> tuple[Tensor, ...]:
+        """Logits of every node, then its hidden states; keys and values are written into `kept`.
 
         Args:
             token_ids: Tokens, `[batch, nodes]`.
@@ -49,13 +49,15 @@ class Step(torch.nn.Module):
         rows = torch.arange(token_ids.shape[0])[:, None]
         width = masks[0].shape[-1]
         layers = [_KeptLayer(keys, values, rows, columns, width) for keys, values in zip(kept[::2], kept[1::2], strict=True)]
-        return self._network(
+        output = self._network(
             input_ids=token_ids,
             position_ids=positions,
             attention_mask=masks[0] if len(masks) == 1 else dict(zip(self._kinds, masks, strict=True)),
             past_key_values=Cache(layers=list(layers)),
             use_cache=True,
-        ).logits
+            output_hidden_states=bool(self._layers),
+        )
+        return output.logits, *(output.hidden_states[layer] for layer in self._layers)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Weights and buffers by name."""

@@ -1,6 +1,7 @@
 """A `transformers` network as a model that reads trees."""
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -10,14 +11,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.core.errors import MongeError, UnsupportedModelError
+from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.model import NodeBlock
 from monge.engine.cache import TreeCache
 from monge.engine.clock import now
 from monge.engine.features import FeatureLog
 from monge.engine.masks import UncommittedNodes, block_mask, forward_inputs, within_window
+from monge.engine.network_facts import context_length, layer_windows, output_logits, tree_obstacle
 from monge.engine.shortened import shortened
-from monge.engine.step import NodeStep, StepSpec
+from monge.engine.step import NodeStep, StepMaker, StepOutput, StepSpec
 
 _PREFILL: Final = 1024  # tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt
 _STEP: Final = 64  # nodes a row that a step reads; in larger blocks arithmetic counts, not what lies between operations
@@ -41,6 +43,7 @@ class HfTreeModel:
     Args:
         model: A causal language model in evaluation mode that takes 4-D masks and position ids.
         step: Reads small blocks of nodes in the network's place; prompts are always read by the network itself.
+        step_with: Makes the step that gives hidden states as well, for when they are watched.
 
     Raises:
         UnsupportedModelError: If the network cannot read trees; the message says why.
@@ -49,13 +52,13 @@ class HfTreeModel:
     no_draft_reason: str | None = None
     no_tree_reason: str | None = None
 
-    def __init__(self, model: PreTrainedModel, step: NodeStep | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, step: NodeStep | None = None, step_with: StepMaker | None = None) -> None:
         reason = tree_obstacle(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        self._model, self._step = model, step
+        self._model, self._step, self._step_with = model, step, step_with
         config = model.config.get_text_config()
-        self._windows = _layer_windows(config)
+        self._windows = layer_windows(config)
         self._attention = str(config._attn_implementation)
         self._device, self._dtype = model.device, model.dtype
         self._cache = TreeCache(config.num_hidden_layers, model.device)
@@ -133,7 +136,7 @@ class HfTreeModel:
         if self._rows:
             raise MongeError(f"hidden states must be watched before sequences are open; {len(self._rows)} are")
         self._features = FeatureLog(layers, self.num_layers)
-        self._step = None  # a compiled step gives logits only
+        self._step = self._watching_step(self._features.layers)
 
     def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
         return None if self._features is None else self._features.take(sequence)
@@ -186,21 +189,19 @@ class HfTreeModel:
         start = now()
         with torch.inference_mode():
             if self._step is not None and keep_logits and token_ids.shape[1] <= _STEP and self._cache.is_settled:
-                logits = self._step(token_ids, positions, tuple(masks.values()), self._cache)
+                output = self._step(token_ids, positions, tuple(masks.values()), self._cache)
             else:
                 output = self._whole(token_ids, positions, masks, keep_logits=keep_logits)
-                logits = output.logits
-                if self._features is not None:
-                    states = [output.hidden_states[layer] for layer in self._features.layers]
-                    for index, (sequence, block) in zip(indices, blocks.items(), strict=True):
-                        row_states = [state[index - rows.start, : len(block.token_ids)] for state in states]
-                        self._features.read(sequence, row_states)
+            if self._features is not None:
+                for index, (sequence, block) in zip(indices, blocks.items(), strict=True):
+                    row_states = [state[index - rows.start, : len(block.token_ids)] for state in output.states]
+                    self._features.read(sequence, row_states)
         self._forward_s += now() - start
         self._cache.settle()
-        return logits
+        return output.logits
 
-    def _whole(self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool) -> Any:
-        """Output of a forward of the network itself."""
+    def _whole(self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool) -> StepOutput:
+        """A forward of the network itself."""
         inputs: dict[str, Any] = {
             "input_ids": token_ids,
             "position_ids": positions,
@@ -212,7 +213,22 @@ class HfTreeModel:
             inputs["logits_to_keep"] = 1
         if self._features is not None:
             inputs["output_hidden_states"] = True
-        return self._model(**inputs)
+        output = self._model(**inputs)
+        layers = () if self._features is None else self._features.layers
+        return StepOutput(logits=output.logits, states=tuple(output.hidden_states[layer] for layer in layers))
+
+    def _watching_step(self, layers: tuple[int, ...]) -> NodeStep | None:
+        """The step that gives these hidden states, or `None`, with a warning, where only the network itself does."""
+        if self._step is None or self._step.layers == layers:
+            return self._step
+        reason = f"a step of kind {self._step.name!r} was given that shows none"
+        if self._step_with is not None:
+            try:
+                return self._step_with(layers)
+            except BackendError as error:
+                reason = str(error)
+        warnings.warn(f"hidden states are watched, so every step of the target runs eagerly: {reason}", stacklevel=3)
+        return None
 
     def _masks(
         self,
@@ -235,64 +251,3 @@ class HfTreeModel:
         if self._attention == "flex_attention":
             return block_mask(seen)
         return seen
-
-
-def tree_obstacle(model: PreTrainedModel) -> str | None:
-    """Why a network cannot read trees, or `None` where it can."""
-    config = model.config.get_text_config()
-    name = type(model).__name__
-    if is_stateful(model):
-        return f"{name} keeps recurrent state, through which a tree cannot be read in one pass"
-    if "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False):
-        return f"{name} takes positions from the order of the tokens (ALiBi or similar), so siblings cannot share one"
-    if str(config._attn_implementation) not in {"eager", "sdpa", "flex_attention"}:
-        return f"{name} runs attention {config._attn_implementation!r}, which takes no 4-D mask; load it with eager or sdpa"
-    kinds = set(getattr(config, "layer_types", None) or ())
-    unknown = kinds - {"full_attention", "sliding_attention"}
-    if unknown:
-        return f"{name} has layers of kind {', '.join(sorted(unknown))}, whose mask is not known here"
-    return None
-
-
-def output_logits(model: PreTrainedModel, states: Tensor) -> Tensor:
-    """What the network makes of last hidden states: its output layer, with the scale and the cap that some families add."""
-    config = model.config.get_text_config()
-    output_layer = model.get_output_embeddings()
-    if output_layer is None:
-        raise UnsupportedModelError(f"{type(model).__name__} has no output layer, so its hidden states give no logits")
-    logits = output_layer(states)
-    logits = logits * float(getattr(config, "logit_scale", None) or 1.0)
-    logits = logits / float(getattr(config, "logits_scaling", None) or 1.0)
-    cap = getattr(config, "final_logit_softcapping", None)
-    return logits if cap is None else torch.tanh(logits / cap) * cap
-
-
-def is_stateful(model: PreTrainedModel) -> bool:
-    """Whether the network carries state that cannot be rolled back."""
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    return bool(model._is_stateful) or any("linear" in kind or "mamba" in kind for kind in kinds)
-
-
-def context_length(config: Any) -> int | None:
-    """Longest sequence that the network's positions allow, if bounded.
-
-    Rotary embeddings that change with the length of the text (dynamic, longrope) are bounded where they start to: past that
-    point a position of an unverified node would change the embedding of the committed ones.
-    """
-    rope = getattr(config, "rope_parameters", None) or {}
-    original = rope.get("original_max_position_embeddings")
-    if rope.get("rope_type") in {"dynamic", "longrope"} and original:
-        return int(original)
-    for name in ("max_position_embeddings", "n_positions"):
-        if getattr(config, name, None) is not None:
-            return int(getattr(config, name))
-    return None
-
-
-def _layer_windows(config: Any) -> dict[str, int | None]:
-    """Sliding window (or `None`) of every kind of attention layer."""
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if not kinds:
-        kinds = ["full_attention" if window is None else "sliding_attention"]
-    return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(kinds))}

@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from monge.core.errors import MongeError
 from monge.core.model import NodeBlock
 from monge.engine.clock import now
-from monge.engine.hf import context_length, is_stateful, tree_obstacle
+from monge.engine.network_facts import context_length, is_stateful, tree_obstacle
 from monge.engine.shortened import shortened
 
 _PREFILL: Final = 1024

@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 from monge.core.errors import BackendError
 from monge.engine.cache import TreeCache
 from monge.engine.compiled_store import find_program, program_key, scratch_folder, store_program
-from monge.engine.hf import tree_obstacle
+from monge.engine.network_facts import tree_obstacle
 from monge.engine.openvino_export import export_graph, weights
 from monge.engine.openvino_weights import constant, linear_weights
-from monge.engine.step import Notify, StepSpec
+from monge.engine.step import Notify, StepOutput, StepSpec
 from monge.engine.step_check import largest_difference, step_spec
 
 _FORMAT: Final = "openvino graph 1"  # raised whenever the traced graph, its inputs or the file change
@@ -40,7 +40,7 @@ class OpenVinoStep:
 
     Args:
         graph: An `openvino.Model` with its weights.
-        spec: Shape of its inputs.
+        spec: Shape of its inputs, and the hidden states that it gives.
         name: What runs, for tables of results.
         precision: Type of its arithmetic.
     """
@@ -58,12 +58,13 @@ class OpenVinoStep:
         self._host: Any = openvino
         self._num_tokens = int(graph.outputs[0].partial_shape[2].get_length())
         self._request = openvino.Core().compile_model(graph, "CPU", options).create_infer_request()
-        self._spec = spec
+        self._spec, self.layers = spec, spec.layers
+        self._hidden = int(graph.outputs[1].partial_shape[2].get_length()) if spec.layers else 0
         self._seen: tuple[int, ...] = ()
         self._sizes: tuple[int, ...] = ()
         self._buffers: dict[tuple[int, ...], _Buffers] = {}
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> Tensor:
+    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
         starts, kept = cache.starts, cache.kept()
         past = -(-max(starts) // _COLUMNS) * _COLUMNS
         self._show(kept, past)
@@ -75,7 +76,8 @@ class OpenVinoStep:
             _fill(shown, mask.numpy(), starts, past)
         self._request.infer(share_outputs=True)
         cache.write(buffers.new)
-        return buffers.logits.clone()  # the next step writes its own to the same place
+        # Copies: the next step writes its own to the same place.
+        return StepOutput(logits=buffers.logits.clone(), states=tuple(state.clone() for state in buffers.states))
 
     def _show(self, kept: Sequence[Tensor], past: int) -> None:
         """Show the runtime the first columns of keys and values, unless it sees them already."""
@@ -95,7 +97,7 @@ class OpenVinoStep:
         if sizes not in self._buffers:
             if len(self._buffers) >= _KEPT_SIZES:
                 self._buffers.clear()
-            self._buffers[sizes] = _Buffers.of(self._spec, rows, nodes, past, self._num_tokens)
+            self._buffers[sizes] = _Buffers.of(self._spec, rows, nodes, past, (self._num_tokens, self._hidden))
         buffers = self._buffers[sizes]
         if sizes != self._sizes:
             shared = partial(self._host.Tensor, shared_memory=True)
@@ -103,7 +105,7 @@ class OpenVinoStep:
                 self._request.set_input_tensor(index, shared(tensor.numpy()))
             for index, mask in enumerate(buffers.masks, start=2):
                 self._request.set_input_tensor(index, shared(mask))
-            for index, tensor in enumerate((buffers.logits, *buffers.new)):
+            for index, tensor in enumerate((buffers.logits, *buffers.states, *buffers.new)):
                 self._request.set_output_tensor(index, shared(tensor.numpy()))
             self._sizes = sizes
         return buffers
@@ -117,28 +119,31 @@ class _Buffers:
     positions: Tensor
     masks: tuple[np.ndarray, ...]
     logits: Tensor
+    states: tuple[Tensor, ...]
     new: list[Tensor]
 
     @classmethod
-    def of(cls, spec: StepSpec, rows: int, nodes: int, past: int, num_tokens: int) -> "_Buffers":
-        """Empty ones."""
+    def of(cls, spec: StepSpec, rows: int, nodes: int, past: int, widths: tuple[int, int]) -> "_Buffers":
+        """Empty ones; `widths` are those of logits and of a hidden state."""
         counts = Counter(spec.cache_shapes)
         return cls(
             token_ids=torch.zeros(rows, nodes, dtype=torch.int64),
             positions=torch.zeros(rows, nodes, dtype=torch.int64),
             masks=tuple(np.zeros((rows, 1, nodes, past + nodes), dtype=np.float32) for _ in spec.kinds),
-            logits=torch.zeros(rows, nodes, num_tokens),
+            logits=torch.zeros(rows, nodes, widths[0]),
+            states=tuple(torch.zeros(rows, nodes, widths[1]) for _ in spec.layers),
             new=[torch.zeros(count, rows, heads, nodes, size) for (heads, size), count in counts.items()],
         )
 
 
-def openvino_step(network: PreTrainedModel, weights_kind: str, notify: Notify) -> OpenVinoStep:
+def openvino_step(network: PreTrainedModel, weights_kind: str, notify: Notify, layers: tuple[int, ...] = ()) -> OpenVinoStep:
     """A network's step in OpenVINO, exported, or loaded where that was done before; either way checked against the network.
 
     Args:
         network: A network in evaluation mode whose weights are of the kind, see `openvino_weights.with_weights`.
         weights_kind: How weights of linear maps are held, one of `openvino_weights.WEIGHTS`.
         notify: Told what takes long.
+        layers: Hidden states that come with the logits.
 
     Raises:
         BackendError: If the network cannot run here; the message says why.
@@ -150,7 +155,7 @@ def openvino_step(network: PreTrainedModel, weights_kind: str, notify: Notify) -
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer's and the converter's own, about themselves
-            spec = step_spec(network)
+            spec = step_spec(network, layers)
             graph = _load_or_export(network, spec, name, notify)
             _set_weights(graph, network, weights_kind)
             title = "openvino" if weights_kind == "same" else f"openvino, {weights_kind} weights"
@@ -160,8 +165,9 @@ def openvino_step(network: PreTrainedModel, weights_kind: str, notify: Notify) -
         text = str(error).strip().splitlines() or [""]
         raise BackendError(f"{name} cannot run in OpenVINO: {type(error).__name__}: {' '.join(text)[:300]}") from error
     if not difference <= bound:
+        what = "logits or hidden states" if layers else "logits"
         raise BackendError(
-            f"{name}, run by OpenVINO, has other logits than the network: {difference:.2g} of the largest, not {bound:.2g}"
+            f"{name}, run by OpenVINO, has other {what} than the network: {difference:.2g} of the largest, not {bound:.2g}"
         )
     return step
 
@@ -208,7 +214,8 @@ def _load_or_export(network: PreTrainedModel, spec: StepSpec, name: str, notify:
         notify(f"the stored graph of {name} cannot be used: {damage}")
     if stored is not None:
         return _read(stored.path)
-    notify(f"exporting {name} for OpenVINO {version}, once for this model and these versions; it can take a minute")
+    what = f"{name} with its hidden states" if spec.layers else name
+    notify(f"exporting {what} for OpenVINO {version}, once for this model and these versions; it can take a minute")
     graph = export_graph(network, spec)
     try:
         with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:

@@ -35,7 +35,7 @@ class Graph(torch.nn.Module):
             self._network.set_attn_implementation(_ATTENTION)
         if self._network._can_set_experts_implementation():
             self._network.set_experts_implementation("batched_mm")  # the host's other ways have no conversion
-        self._kinds = spec.kinds
+        self._kinds, self._layers = spec.kinds, spec.layers
         self._names = tuple(weights(network))
 
     def forward(
@@ -46,7 +46,9 @@ class Graph(torch.nn.Module):
         kept: Sequence[Tensor],
         values: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """Logits of every node; then, for every shape of keys and values, the new ones, `[tensors, batch, heads, nodes, size]`.
+        """Logits of every node; its hidden states; then, for every shape of keys and values, the new ones.
+
+        New ones are `[tensors, batch, heads, nodes, size]`.
 
         Args:
             token_ids: Tokens, `[batch, nodes]`.
@@ -63,14 +65,16 @@ class Graph(torch.nn.Module):
             "attention_mask": masks[0] if len(masks) == 1 else dict(zip(self._kinds, masks, strict=True)),
             "past_key_values": Cache(layers=list(layers)),
             "use_cache": True,
+            "output_hidden_states": bool(self._layers),
         }
         named = dict(zip(self._names, values, strict=True))
-        logits = torch.func.functional_call(self._network, named, (), inputs).logits
+        output = torch.func.functional_call(self._network, named, (), inputs)
         new: dict[tuple[int, int], list[Tensor]] = {}
         for layer in layers:
             for tensor in layer.new():
                 new.setdefault((int(tensor.shape[1]), int(tensor.shape[3])), []).append(tensor)
-        return logits, *(torch.stack(tensors) for tensors in new.values())
+        states = (output.hidden_states[layer] for layer in self._layers)
+        return output.logits, *states, *(torch.stack(tensors) for tensors in new.values())
 
 
 def weights(network: PreTrainedModel) -> Mapping[str, Tensor]:

@@ -22,12 +22,27 @@ class StepSpec:
         mask_dtype: `torch.bool`, or the float type of an additive mask.
         cache_shapes: `(heads, head_dim)` of keys and values, layer by layer, keys first.
         dtype: Type of keys, values and logits.
+        layers: Hidden states that come with the logits, numbered as `FeatureModel` numbers them.
     """
 
     kinds: tuple[str, ...]
     mask_dtype: torch.dtype
     cache_shapes: tuple[tuple[int, int], ...]
     dtype: torch.dtype
+    layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """What a step gives for every node.
+
+    Attributes:
+        logits: `[batch, nodes, vocab]`.
+        states: Hidden states of the step's layers, `[batch, nodes, hidden]` each.
+    """
+
+    logits: Tensor
+    states: tuple[Tensor, ...] = ()
 
 
 @runtime_checkable
@@ -36,12 +51,14 @@ class NodeStep(Protocol):
 
     Attributes:
         name: What runs, for tables of results.
+        layers: Hidden states that it gives.
     """
 
     name: str
+    layers: tuple[int, ...]
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> Tensor:
-        """Logits of every node, `[batch, nodes, vocab]`; keys and values go where the cache was told to place them.
+    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+        """Read nodes; keys and values go where the cache was told to place them.
 
         Args:
             token_ids: Tokens, `[batch, nodes]`.
@@ -50,3 +67,7 @@ class NodeStep(Protocol):
             cache: The cache, placed.
         """
         ...
+
+
+StepMaker = Callable[[tuple[int, ...]], NodeStep]
+"""Makes the step that gives these hidden states; raises `BackendError` where there is none."""

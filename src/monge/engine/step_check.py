@@ -1,6 +1,9 @@
 """A step beside the network in whose place it runs."""
 
+from dataclasses import replace
+
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.model import NodeBlock
@@ -8,15 +11,15 @@ from monge.engine.hf import HfTreeModel
 from monge.engine.step import NodeStep, StepSpec
 
 
-def step_spec(network: PreTrainedModel) -> StepSpec:
-    """What the inputs of a network's step look like."""
+def step_spec(network: PreTrainedModel, layers: tuple[int, ...] = ()) -> StepSpec:
+    """What the inputs of a network's step look like, and which hidden states it gives."""
     model = HfTreeModel(network)
     model.open({0: (0, 0)})
-    return model.step_spec()
+    return replace(model.step_spec(), layers=layers)
 
 
 def largest_difference(network: PreTrainedModel, step: NodeStep) -> float:
-    """Largest difference of any logit between a step and the network, as a share of the largest logit.
+    """Largest difference of any logit between a step and the network, as a share of the largest logit; or of a hidden state.
 
     Small trees and chains are read, for several rows and for one.
     """
@@ -29,10 +32,23 @@ def largest_difference(network: PreTrainedModel, step: NodeStep) -> float:
     worst = 0.0
     models = HfTreeModel(network), HfTreeModel(network, step)
     for model in models:
+        if step.layers:
+            model.watch(step.layers)
         model.open({0: (1, 2, 3), 1: (4, 3, 2, 1, 0, 5, 6, 7), 2: (8, 9)})
     for blocks in rounds:
         ours, theirs = (model.extend(blocks) for model in reversed(models))
         for sequence, expected in theirs.items():
-            scale = expected.abs().max().clamp(min=torch.finfo(expected.dtype).tiny)
-            worst = max(worst, float((ours[sequence] - expected).abs().max() / scale))
+            worst = max(worst, _difference(ours[sequence], expected))
+    for model in models:
+        model.commit({0: (0, 2), 1: (1, 2), 2: (0, 1, 2)})
+    for sequence in (0, 1, 2):
+        ours, theirs = (model.features(sequence) for model in reversed(models))
+        if ours is not None and theirs is not None:
+            parts = (states.split(models[0].hidden_size, dim=-1) for states in (ours, theirs))
+            worst = max(worst, *(_difference(*pair) for pair in zip(*parts, strict=True)))
     return worst
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    scale = theirs.abs().max().clamp(min=torch.finfo(theirs.dtype).tiny)
+    return float((ours - theirs).abs().max() / scale)

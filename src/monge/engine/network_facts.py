@@ -1,0 +1,71 @@
+"""What is known of a `transformers` network without running it."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from monge.core.errors import UnsupportedModelError
+
+
+def tree_obstacle(model: PreTrainedModel) -> str | None:
+    """Why a network cannot read trees, or `None` where it can."""
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    if is_stateful(model):
+        return f"{name} keeps recurrent state, through which a tree cannot be read in one pass"
+    if "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False):
+        return f"{name} takes positions from the order of the tokens (ALiBi or similar), so siblings cannot share one"
+    if str(config._attn_implementation) not in {"eager", "sdpa", "flex_attention"}:
+        return f"{name} runs attention {config._attn_implementation!r}, which takes no 4-D mask; load it with eager or sdpa"
+    kinds = set(getattr(config, "layer_types", None) or ())
+    unknown = kinds - {"full_attention", "sliding_attention"}
+    if unknown:
+        return f"{name} has layers of kind {', '.join(sorted(unknown))}, whose mask is not known here"
+    return None
+
+
+def output_logits(model: PreTrainedModel, states: Tensor) -> Tensor:
+    """What the network makes of last hidden states: its output layer, with the scale and the cap that some families add."""
+    config = model.config.get_text_config()
+    output_layer = model.get_output_embeddings()
+    if output_layer is None:
+        raise UnsupportedModelError(f"{type(model).__name__} has no output layer, so its hidden states give no logits")
+    logits = output_layer(states)
+    logits = logits * float(getattr(config, "logit_scale", None) or 1.0)
+    logits = logits / float(getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def is_stateful(model: PreTrainedModel) -> bool:
+    """Whether the network carries state that cannot be rolled back."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return bool(model._is_stateful) or any("linear" in kind or "mamba" in kind for kind in kinds)
+
+
+def context_length(config: Any) -> int | None:
+    """Longest sequence that the network's positions allow, if bounded.
+
+    Rotary embeddings that change with the length of the text (dynamic, longrope) are bounded where they start to: past that
+    point a position of an unverified node would change the embedding of the committed ones.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") in {"dynamic", "longrope"} and original:
+        return int(original)
+    for name in ("max_position_embeddings", "n_positions"):
+        if getattr(config, name, None) is not None:
+            return int(getattr(config, name))
+    return None
+
+
+def layer_windows(config: Any) -> dict[str, int | None]:
+    """Sliding window (or `None`) of every kind of attention layer."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if not kinds:
+        kinds = ["full_attention" if window is None else "sliding_attention"]
+    return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(kinds))}
