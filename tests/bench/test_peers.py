@@ -21,16 +21,18 @@ TEXT = tuple(range(100, 164))
 class FakeProcess(PeerProcess):
     """An engine whose speed is in its settings."""
 
+    made, running, opened = [], set(), []
+
     def __init__(self, python, engine):
         self.engine, self.settings = engine, {}
+        FakeProcess.made.append(self)  # so that no two have one id
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
+    def stop(self):
+        FakeProcess.running.discard(id(self))
 
     def open(self, **request):
+        FakeProcess.running.add(id(self))
+        FakeProcess.opened.append((self.engine, request["method"], dict(request["settings"])))
         self.settings = request["settings"]
         self.method = request["method"]
         if self.settings.get("broken"):
@@ -52,6 +54,10 @@ def speeds(*seconds):
 def fake(monkeypatch):
     monkeypatch.setattr(module, "PeerProcess", FakeProcess)
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    for notes in (FakeProcess.made, FakeProcess.running, FakeProcess.opened):
+        notes.clear()
+    yield
+    assert not FakeProcess.running, "every engine was to be ended"
 
 
 def settings(tmp_path, **changes):
@@ -83,6 +89,23 @@ class TestComparing:
         ours = Peer(name="monge", methods={"eager": Method(candidates=speeds(0.01, 0.02, 0.001), quick=2)})
         (arm,) = run(tmp_path, ours, temperatures=(0.0,), is_quick=True)["arms"]
         assert arm["settings"] == {"token_s": 0.01}
+
+    def test_a_quick_search_looks_at_the_first_temperature_only(self, tmp_path):
+        ours = Peer(name="monge", methods={"eager": Method(candidates=speeds(0.02, 0.01, 0.001), quick=2)})
+        arms = run(tmp_path, ours, is_quick=True)["arms"]
+        assert [arm["settings"] for arm in arms] == [{"token_s": 0.01}] * 2
+        assert [len(arm["tried"]) for arm in arms] == [2, 1]
+
+    def test_the_fastest_engine_stays_open(self, tmp_path):
+        ours = Peer(name="monge", methods={"eager": Method(candidates=speeds(0.01, 0.004, 0.005))})
+        run(tmp_path, HOST, ours, temperatures=(0.0,))
+        assert [settings["token_s"] for _, _, settings in FakeProcess.opened] == [0.02, 0.01, 0.004, 0.005]
+
+    def test_an_engine_that_fails_at_one_temperature_is_opened_again(self, tmp_path):
+        other = Peer(name="other", methods={"plain": Method(candidates=({"dies": True},))})
+        arms = run(tmp_path, other, is_quick=True)["arms"]
+        assert [arm["failure"] for arm in arms] == ["other has ended: out of memory"] * 2
+        assert len(FakeProcess.opened) == 2
 
     def test_headline(self, tmp_path):
         ours = Peer(

@@ -8,8 +8,7 @@ loop, which flatters every drafter. Sampling is asked only of methods whose law 
 """
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -40,7 +39,7 @@ class PeerSettings:
         repeats: Measured passes over the prompts.
         temperatures: 0 is greedy.
         seed: Of sampled arms.
-        is_quick: A shorter search.
+        is_quick: A shorter search, at the first temperature only.
         installs: Make missing environments.
     """
 
@@ -56,19 +55,60 @@ class PeerSettings:
     installs: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Running:
+    """An engine in its process."""
+
+    process: PeerProcess
+    settings: Settings
+    version: str
+
+
 class _Engines:
-    """Opens engines as the settings say."""
+    """Opens engines as the settings say, and keeps for every way of decoding the fastest: starting one takes longest."""
 
     def __init__(self, settings: PeerSettings, notify: Callable[[str], None]) -> None:
         self._settings, self._notify = settings, notify
         self._pythons: dict[str, Path | str] = {}
+        self._kept: dict[str, _Running] = {}
 
-    def opened(self, peer: Peer, method: str, settings: Settings, stack: ExitStack) -> tuple[PeerProcess, str]:
-        """A worker with an engine, and the engine's version; it ends with the stack."""
+    def opened(self, peer: Peer, arm: PeerArm, settings: Settings) -> _Running:
+        """A worker with an engine: the kept one if it has these settings."""
+        kept = self._kept.get(arm.name)
+        if kept is not None and kept.settings == settings:
+            return kept
         asked = self._settings
-        process = stack.enter_context(PeerProcess(self._python(peer), peer.name))
+        process = PeerProcess(self._python(peer), peer.name)
         folders = {"target": asked.target, "draft": asked.draft, "work": str(asked.work)}
-        return process, process.open(**folders, threads=asked.threads, method=method, settings=dict(settings))
+        try:
+            version = process.open(**folders, threads=asked.threads, method=arm.method, settings=dict(settings))
+        except BackendError:
+            process.stop()
+            raise
+        return _Running(process=process, settings=settings, version=version)
+
+    def keep(self, arm: PeerArm, running: _Running) -> None:
+        """Keep an engine for this way of decoding; the one that was kept before ends."""
+        kept = self._kept.get(arm.name)
+        self._kept[arm.name] = running
+        if kept is not None and kept is not running:
+            kept.process.stop()
+
+    def leave(self, arm: PeerArm, running: _Running) -> None:
+        """End an engine unless it is the kept one."""
+        if running is not self._kept.get(arm.name):
+            running.process.stop()
+
+    def drop(self, arm: PeerArm) -> None:
+        """End the kept one, which has failed."""
+        kept = self._kept.pop(arm.name, None)
+        if kept is not None:
+            kept.process.stop()
+
+    def close(self, but: Collection[str] = ()) -> None:
+        """End all of them but those of these ways of decoding."""
+        for name in [name for name in self._kept if name not in but]:
+            self._kept.pop(name).process.stop()
 
     def _python(self, peer: Peer) -> Path:
         if peer.name not in self._pythons:
@@ -100,19 +140,17 @@ def compare_peers(
     engines = _Engines(settings, notify)
     arms: list[PeerArm] = []
     left_out: list[dict[str, str]] = []
-    for temperature in settings.temperatures:
-        cell: list[tuple[Peer, PeerArm]] = []
-        for peer in peers:
-            for name, method in peer.methods.items():
-                if temperature > 0 and not method.is_sampled:
-                    left_out.append({"arm": f"{peer.name} {name}", "reason": method.why_not_sampled or ""})
-                    continue
-                arm = PeerArm(peer=peer.name, method=name, temperature=temperature)
+    try:
+        for temperature in settings.temperatures:
+            cell = _cell(peers, temperature, left_out)
+            engines.close(but=[arm.name for _, arm in cell])
+            for peer, arm in cell:
                 notify(f"looking for settings of {arm.name}, temperature {temperature:g}")
-                _search(engines, peer, arm, prompts, settings)
-                cell.append((peer, arm))
-        _measure(engines, cell, prompts, settings, notify)
-        arms += [arm for _, arm in cell]
+                _search(engines, peer, arm, prompts, settings, candidates=_candidates(peer, arm, arms, settings))
+            _measure(engines, cell, prompts, settings, notify)
+            arms += [arm for _, arm in cell]
+    finally:
+        engines.close()
     return {
         "headline": {f"{temperature:g}": headline(arms, temperature) for temperature in settings.temperatures},
         "arms": [arm_record(arm, arms) for arm in arms],
@@ -123,27 +161,60 @@ def compare_peers(
     }
 
 
-def _search(engines: _Engines, peer: Peer, arm: PeerArm, prompts: TokenIds, settings: PeerSettings) -> None:
-    method, best = peer.methods[arm.method], 0.0
-    candidates = method.candidates[: method.quick] if settings.is_quick else method.candidates
+def _cell(peers: Sequence[Peer], temperature: float, left_out: list[dict[str, str]]) -> list[tuple[Peer, PeerArm]]:
+    """The ways of decoding that are asked at a temperature; the others are noted."""
+    cell: list[tuple[Peer, PeerArm]] = []
+    for peer in peers:
+        for name, method in peer.methods.items():
+            if temperature > 0 and not method.is_sampled:
+                left_out.append({"arm": f"{peer.name} {name}", "reason": method.why_not_sampled or ""})
+            else:
+                cell.append((peer, PeerArm(peer=peer.name, method=name, temperature=temperature)))
+    return cell
+
+
+def _candidates(peer: Peer, arm: PeerArm, before: Sequence[PeerArm], settings: PeerSettings) -> tuple[Settings, ...]:
+    """Settings to be tried: quickly, few at the first temperature and the best of them at the others."""
+    method = peer.methods[arm.method]
+    if not settings.is_quick:
+        return method.candidates
+    found = next((other for other in before if other.name == arm.name and other.failure is None), None)
+    return method.candidates[: method.quick] if found is None else (found.settings,)
+
+
+def _search(
+    engines: _Engines,
+    peer: Peer,
+    arm: PeerArm,
+    prompts: TokenIds,
+    settings: PeerSettings,
+    *,
+    candidates: Sequence[Settings],
+) -> None:
+    best = -1.0
     for candidate in candidates:
         tried: dict[str, Any] = {"settings": dict(candidate)}
         arm.tried.append(tried)
+        running: _Running | None = None
         try:
-            with ExitStack() as stack:
-                process, arm.version = engines.opened(peer, arm.method, candidate, stack)
-                _warm_up(process, prompts[0], arm, settings)
-                if len(candidates) == 1:
-                    arm.settings = candidate
-                    return
-                tried["tokens_per_s"] = speed = _pass(process, prompts, arm, settings)
+            running = engines.opened(peer, arm, candidate)
+            _warm_up(running.process, prompts[0], arm, settings)
+            speed = 0.0  # nothing to compare with: the only one is the best
+            if len(candidates) > 1:
+                tried["tokens_per_s"] = speed = _pass(running.process, prompts, arm, settings)
         except BackendError as error:
             tried["failure"] = str(error)
+            if running is not None:
+                engines.leave(arm, running)
             continue
         if speed > best:
-            best, arm.settings = speed, candidate
-    if best == 0:
+            best, arm.settings, arm.version = speed, candidate, running.version
+            engines.keep(arm, running)
+        else:
+            engines.leave(arm, running)
+    if best < 0:
         arm.failure = arm.tried[-1]["failure"]
+        engines.drop(arm)
 
 
 def _measure(
@@ -153,27 +224,31 @@ def _measure(
     settings: PeerSettings,
     notify: Callable[[str], None],
 ) -> None:
-    with ExitStack() as stack:
-        running: list[tuple[PeerArm, PeerProcess]] = []
-        for peer, arm in cell:
-            if arm.failure is None:
-                try:
-                    process, arm.version = engines.opened(peer, arm.method, arm.settings, stack)
-                    _warm_up(process, prompts[0], arm, settings)
-                    running.append((arm, process))
-                except BackendError as error:
-                    _fail(arm, error)
-        for repeat in range(settings.repeats):
-            notify(f"temperature {cell[0][1].temperature:g}: repeat {repeat + 1} of {settings.repeats}")
-            totals = {arm.name: 0.0 for arm, _ in running}
-            for number, prompt in enumerate(prompts):
-                for place in range(len(running)):
-                    arm, process = running[(place + repeat + number) % len(running)]
-                    if arm.failure is None:
-                        totals[arm.name] += _timed(process, prompt, arm, settings, repeat)
-            for arm, _ in running:
+    running: list[tuple[PeerArm, PeerProcess]] = []
+    for peer, arm in cell:
+        if arm.failure is None:
+            try:
+                opened = engines.opened(peer, arm, arm.settings)
+                engines.keep(arm, opened)
+                _warm_up(opened.process, prompts[0], arm, settings)
+                running.append((arm, opened.process))
+            except BackendError as error:
+                _fail(arm, error)
+                engines.drop(arm)
+    for repeat in range(settings.repeats):
+        notify(f"temperature {cell[0][1].temperature:g}: repeat {repeat + 1} of {settings.repeats}")
+        totals = {arm.name: 0.0 for arm, _ in running}
+        for number, prompt in enumerate(prompts):
+            for place in range(len(running)):
+                arm, process = running[(place + repeat + number) % len(running)]
                 if arm.failure is None:
-                    arm.tokens_per_s.append(len(prompts) * settings.max_new_tokens / totals[arm.name])
+                    totals[arm.name] += _timed(process, prompt, arm, settings, repeat)
+        for arm, _ in running:
+            if arm.failure is None:
+                arm.tokens_per_s.append(len(prompts) * settings.max_new_tokens / totals[arm.name])
+    for arm, _ in running:
+        if arm.failure is not None:
+            engines.drop(arm)
 
 
 def _timed(process: PeerProcess, prompt: Sequence[int], arm: PeerArm, settings: PeerSettings, repeat: int) -> float:
