@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from monge.api import make_parts
+from monge.core.context import DraftPlan
 from monge.core.errors import MongeError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.registry import DRAFTERS
@@ -187,6 +188,29 @@ def test_the_default_tree_of_every_verifier(verifier: str) -> None:
 def test_neighbours_in_the_batch_change_nothing(slot: int) -> None:
     case = Case(horizon=2, max_new_tokens=3, neighbours=((1, 2, 1), (2,)), slot=slot, eos_ids=frozenset({2}))
     make = lambda: make_parts(*models("positive"), tree="fixed_width((2, 1), 'iid')", verifier="rrs")  # noqa: E731
+    assert law_error(output_law(make, case), target_law(models("positive")[0], case)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("limits", "adaptive"),
+    [(DraftPlan(max_nodes=1), True), (DraftPlan(max_nodes=3), False), (DraftPlan(max_depth=1), True)],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("tree", "verifier"),
+    [
+        pytest.param("fixed_width((2, 1), 'iid')", "rrs", marks=pytest.mark.slow),
+        pytest.param("fixed_width((2, 1), 'without_replacement')", "rrs_without_replacement", marks=pytest.mark.slow),
+        ("fixed_width((2, 1), 'systematic')", "systematic"),
+        ("fixed_width((2, 1), 'hub')", "spechub"),
+        pytest.param("paths(2, 1)", "multipath_block", marks=pytest.mark.slow),
+        ("best_first(4, 3, 2, 1)", "target_walk"),
+        ("chain(2)", "block"),
+    ],
+)
+def test_limits_of_a_request_keep_the_law(tree: str, verifier: str, limits: DraftPlan, adaptive: bool) -> None:
+    case = Case(max_new_tokens=3, limits=limits, adaptive=adaptive)
+    make = lambda: make_parts(*models("positive"), tree=tree, verifier=verifier, controller="fsm")  # noqa: E731
     assert law_error(output_law(make, case), target_law(models("positive")[0], case)) < 1e-12
 
 

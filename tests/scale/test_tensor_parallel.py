@@ -4,22 +4,28 @@ import json
 import multiprocessing
 import os
 import socket
+import time
 import warnings
 from collections.abc import Mapping
+from contextlib import contextmanager, suppress
 
+import httpx
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from monge.api import load
+from monge.api import load, make_parts
 from monge.cli.app import app as commands
-from monge.core.errors import BackendError, OptionError, UnsupportedModelError
+from monge.core.errors import OptionError, OutOfStepError, UnsupportedModelError
+from monge.engine.decoder import Decoder
 from monge.engine.loading import as_sequence_model
 from monge.scale import tensor_parallel as room
 from monge.scale.led_model import LedModel
 from monge.scale.ranks import Ranks
+from monge.serve.scheduler import Scheduler
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.bench.tiny import save_pair
+from tests.serve.toy import Model, job
 
 PROMPTS = [[5, 6, 7, 8, 9], [40, 41], [300, 7, 300]]
 GREEDY = {"max_new_tokens": 24, "ignore_eos": True}
@@ -84,23 +90,44 @@ def as_rank(rank, port, pair, folder):
         (folder / "1").write_text(json.dumps({"texts": account.texts, "differing": account.num_differing}))
 
 
-@pytest.fixture(scope="module")
-def ranks(pair, tmp_path_factory) -> Mapping[str, dict]:
-    pytest.importorskip("accelerate", reason="transformers shards with accelerate: pip install 'monge[scale]'")
-    folder = tmp_path_factory.mktemp("ranks")
+def serve_as_rank(rank, port, pair, http_port):
+    """`monge serve --tensor-parallel`, as torchrun starts it; one that follows has no address of its own."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    commands(["serve", *pair, "--port", str(http_port), "--tree", TREES["tree"], "--tensor-parallel"])
+
+
+def free_port():
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+@contextmanager
+def two(work, *arguments):
+    """Two processes, which have ended well at the end."""
+    pytest.importorskip("accelerate", reason="transformers shards with accelerate: pip install 'monge[scale]'")
     # Forked, because importing everything again would take longer than the tests.
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=as_rank, args=(rank, port, pair, folder)) for rank in (0, 1)]
+    context, port = multiprocessing.get_context("fork"), free_port()
+    processes = [context.Process(target=work, args=(rank, port, *arguments)) for rank in (0, 1)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         for process in processes:
             process.start()
-    for process in processes:
-        process.join(120)
-        process.kill()
+    try:
+        yield processes
+        for process in processes:
+            process.join(120)
+    finally:
+        for process in processes:
+            process.kill()
     assert [process.exitcode for process in processes] == [0, 0]
+
+
+@pytest.fixture(scope="module")
+def ranks(pair, tmp_path_factory) -> Mapping[str, dict]:
+    folder = tmp_path_factory.mktemp("ranks")
+    with two(as_rank, pair, folder):
+        pass
     return {rank: json.loads((folder / rank).read_text()) for rank in "01"}
 
 
@@ -119,6 +146,45 @@ def test_the_verdict_of_rank_0_holds_on_a_rank_that_would_decide_otherwise(ranks
         assert kept[:1] == prompt[-1:]
         assert kept[1:] == completion[: len(kept) - 1]
         assert len(kept) - 1 >= len(completion) - 3
+
+
+def wait_for(url):
+    for _ in range(600):
+        with suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        time.sleep(0.1)
+    pytest.fail("it does not serve")
+
+
+def test_two_processes_serve_the_text_of_one(pair):
+    (alone,) = load(*pair, **TREES).generate([PROMPTS[0]], **SAMPLED)
+    asked = {"prompt": PROMPTS[0], "max_tokens": 24, "temperature": 0.8, "top_p": 0.95, "seed": 3, "ignore_eos": True}
+    url = f"http://127.0.0.1:{(http_port := free_port())}"
+    with two(serve_as_rank, pair, http_port) as processes:
+        wait_for(url)
+        body = httpx.post(f"{url}/v1/completions", json=asked, timeout=60).json()
+        with httpx.stream("POST", f"{url}/v1/completions", json=asked | {"stream": True, "max_tokens": 200}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            for process in reversed(processes):  # as torchrun does when it is told to stop
+                process.terminate()
+            written = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert body["choices"][0]["text"] == alone.text
+    assert written[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_ranks_that_are_out_of_step_serve_no_more(monkeypatch):
+    monkeypatch.setattr(Ranks, "tell", lambda *_: None)
+    network = Model(1)
+    network.failing.add(5)
+    parts = make_parts(LedModel(network, object.__new__(Ranks)), Model(2), tree="chain(3)")
+    with Scheduler(Decoder(parts, tokenizer=None, max_batch_size=4)) as scheduler:
+        assert scheduler.submit(job(1, 2)).completion(60).finish_reason == "length"
+        assert scheduler.submit(job(5, 2)).completion(60).finish_reason == "error"
+        scheduler._thread.join(60)
+        assert "out of step since extend failed on rank 0" in scheduler.snapshot().failure
+        assert not scheduler.snapshot().is_open
 
 
 def test_one_process_is_told_to_use_torchrun(pair, monkeypatch):
@@ -163,5 +229,5 @@ def test_a_failed_call_leaves_the_ranks_out_of_step(monkeypatch):
     model.open({0: (1, 2)})
     with pytest.raises(KeyError):
         model.commit({9: ()})
-    with pytest.raises(BackendError, match="out of step since commit failed on rank 0"):
+    with pytest.raises(OutOfStepError, match="out of step since commit failed on rank 0"):
         model.close(0)

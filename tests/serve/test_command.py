@@ -32,7 +32,7 @@ def run(command, url, **options):
 
 
 def test_the_guide_has_examples():
-    assert len(CURLS) == 6
+    assert len(CURLS) == 7
 
 
 @pytest.mark.parametrize("block", CURLS, ids=lambda block: block.split()[1])

@@ -85,7 +85,7 @@ WRONG = {
     "stream": [1],
     "stream_options": [1, []],
     "ignore_eos": ["yes"],
-    "speculation": [0],
+    "speculation": [0, "no", []],
     "user": [1, "x" * 513, "\ud800"],
     "model": [3],
     "prompt": [None, 3, [], [[]], [1, "a"], ["a", [1]], [True], [-1], [2**31], ["a"] * (MAX_CHOICES + 1), "\ud800", [[1], "a"]],

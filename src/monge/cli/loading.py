@@ -1,5 +1,7 @@
 """Loading for commands: in this process, or in all processes of a torchrun."""
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,3 +31,22 @@ def loaded(target: str | None, draft: str | None, *, tensor_parallel: bool, **op
         if decoder is None:
             raise typer.Exit
         yield decoder
+
+
+def is_led() -> bool:
+    """Whether another process of this torchrun leads."""
+    return os.environ.get("RANK", "0") != "0"
+
+
+def follow(target: str | None, draft: str | None, **options: Any) -> None:
+    """Take part in what rank 0 serves. Who follows goes when rank 0 lets it: a signal to all comes before the last answers.
+
+    Args:
+        target: As for `loaded`.
+        draft: As for `loaded`.
+        **options: As for `loaded`.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    with loaded(target, draft, **options):
+        pass

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from monge.api import load
 from monge.cli import options
 from monge.cli import serve_options as asked
 from monge.cli.console import notes, quiet_host, reported
 from monge.cli.generate import say_memory, say_parts
+from monge.cli.loading import follow, is_led, loaded
 from monge.cli.serve_ray import serves_with_ray
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
@@ -41,6 +41,7 @@ def serve(
     device: options.Device = None,
     attention: options.Attention = None,
     backend: options.Backend = None,
+    tensor_parallel: options.TensorParallel = False,
     drafter: options.Drafter = None,
     tree: options.Tree = None,
     verifier: options.Verifier = None,
@@ -68,6 +69,7 @@ def serve(
         monge serve ./my-target ./my-draft --tree "chain(6)" --max-batch-size 16
         monge serve ./my-target --drafter ngram --controller price --port 8080
         MONGE_API_KEY=secret monge serve ./my-target --host 0.0.0.0
+        torchrun --nproc-per-node 2 -m monge serve ./my-target ./my-draft --tensor-parallel
         monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1
     """
     given = options.given(**locals())  # every parameter
@@ -85,11 +87,13 @@ def _serve_here(given: Mapping[str, Any]) -> None:
     limits = _limits(given.get("request_timeout"), **chosen("max_choices", "max_request_bytes", "logprobs_of"))
     name = given.get("served_model_name") or server.served_name(target)
     settings = server.ServerSettings(model_name=name, api_keys=tuple(given.get("api_key", ())), **limits)
-    with server.listen(host, given["port"]) as listener:
-        _use_threads(given.get("threads"))
-        loading = chosen("dtype", "device", "attention", "backend", "max_batch_size")
-        parts = chosen("drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k")
-        decoder = load(target, given.get("draft"), **parts, **loading)
+    _use_threads(given.get("threads"))
+    loading = chosen("dtype", "device", "attention", "backend", "max_batch_size", "tensor_parallel")
+    parts = chosen("drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k")
+    if given["tensor_parallel"] and is_led():
+        follow(target, given.get("draft"), **parts, **loading)
+        return
+    with server.listen(host, given["port"]) as listener, loaded(target, given.get("draft"), **parts, **loading) as decoder:
         chat = server.chat_format(decoder.tokenizer, given.get("chat_template"), is_built_in=target is None)
         budget = {"kv_budget_tokens": given["kv_budget"]} if "kv_budget" in given else {}
         app = server.create_app(decoder, settings, chat, **chosen("max_waiting", "prefill_chunk"), **budget)

@@ -1,6 +1,6 @@
 """What a drafter may see, and what a controller asks of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
@@ -74,3 +74,13 @@ class DraftPlan:
     def nodes(self, own: int) -> int:
         """The builder's own number of drafted nodes under this plan."""
         return own if self.max_nodes is None else min(own, self.max_nodes)
+
+    def within(self, other: "DraftPlan") -> "DraftPlan":
+        """This plan, no deeper and no larger than another one."""
+        return replace(
+            self, max_depth=_least(self.max_depth, other.max_depth), max_nodes=_least(self.max_nodes, other.max_nodes)
+        )
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((value for value in (one, other) if value is not None), default=None)

@@ -40,6 +40,10 @@ class BackendError(MongeError, RuntimeError):
     """A network that cannot run in the way that was asked for, on this machine or at all."""
 
 
+class OutOfStepError(BackendError):
+    """Processes that decode together no longer agree on the text; start them again."""
+
+
 class ModelLoadError(MongeError, OSError):
     """A checkpoint that is missing, incomplete or unreadable."""
 

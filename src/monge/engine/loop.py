@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from monge.control.base import PromptReader
+from monge.core.context import DraftPlan
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
@@ -125,13 +126,13 @@ def _every(rows: list[Row], work: Any, *, isolated: bool) -> list[Row]:
 
 
 def _plan(rows: Sequence[Row], parts: Parts) -> None:
-    """Plans of those that draft; the others have no part in a budget that is shared."""
-    sessions = [row.session for row in rows if row.session.drafting != "off"]
+    """Plans of those that draft. Who does not, or wants the largest tree, has no part in a budget that is shared."""
+    drafting = [row for row in rows if row.session.drafting != "off"]
+    sessions = [row.session for row in drafting if row.session.request.adaptive]
     states, draws = [session.controller_state for session in sessions], [session.draws for session in sessions]
     planned = iter(parts.controller.plan_many(states, draws) if sessions else ())
-    for row in rows:
-        if row.session.drafting != "off":
-            row.plan = row.session.limit(next(planned))
+    for row in drafting:
+        row.plan = row.session.limit(next(planned) if row.session.request.adaptive else DraftPlan())
 
 
 def _decide(rows: Sequence[Row], parts: Parts, timer: _Timer) -> None:
@@ -191,7 +192,8 @@ def _commit(row: Row, records: dict[int, StepRecord], batch_size: int) -> None:
 def _update(row: Row, records: dict[int, StepRecord], times: StageTimes, parts: Parts) -> None:
     session, record = row.session, records[row.context.request_id]
     session.note(replace(record, times=times, hindsight=parts.hindsight(session.drafter_state)))
-    session.controller_state = parts.controller.update(session.controller_state, session.records[-1])
+    if session.request.adaptive:
+        session.controller_state = parts.controller.update(session.controller_state, session.records[-1])
 
 
 def _learn_costs(records: Sequence[StepRecord], times: StageTimes, parts: Parts) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from monge.core.clocks import ClockDraws, RequestDraws
@@ -43,6 +43,8 @@ class Request:
         draws: Source of randomness; made of the seed where absent.
         profile: What is known of the prompt already, for controllers that look at it.
         speculative: Whether anything is drafted for it; if not, the drafter is not even shown the prompt.
+        adaptive: Whether the controller plans for it; if not, every round has the largest tree within its limits.
+        limits: No plan of it goes beyond their depth and nodes.
         logprobs: Log-probabilities wanted with every generated token.
         prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always those of `raw`, and only
             where the prompt is read in pieces (see `monge.engine.prefill`).
@@ -59,6 +61,8 @@ class Request:
     draws: Draws | None = None
     profile: PromptProfile | None = None
     speculative: bool = True
+    adaptive: bool = True
+    limits: DraftPlan = DraftPlan()
     logprobs: LogprobOptions | None = None
     prompt_logprobs: LogprobOptions | None = None
 
@@ -158,9 +162,9 @@ class Session:
         self.records.append(record)
 
     def limit(self, plan: DraftPlan) -> DraftPlan:
-        """The plan, no deeper than tokens are still wanted: a round commits one more than it accepts."""
+        """The plan within the request's limits, no deeper than tokens are wanted: a round commits one more than it accepts."""
         room = self.request.max_new_tokens - self.num_generated - 1
-        return replace(plan, max_depth=plan.depth(room))
+        return plan.within(self.request.limits).within(DraftPlan(max_depth=room))
 
     def commit(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Append tokens one by one up to the first stop; returns those that were appended."""

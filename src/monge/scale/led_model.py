@@ -6,7 +6,7 @@ from typing import Any, Final
 from jaxtyping import Float
 from torch import Tensor
 
-from monge.core.errors import BackendError
+from monge.core.errors import OutOfStepError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.scale.ranks import Ranks
 
@@ -78,7 +78,7 @@ class LedModel:
 
     def _everywhere(self, call: str, argument: Any) -> Any:  # noqa: ANN401
         if self._failure is not None:
-            raise BackendError(f"the ranks are out of step since {self._failure}; start again")
+            raise OutOfStepError(f"the ranks are out of step since {self._failure}; start again")
         # Until the call has come back, a failure leaves the other ranks in the middle of it.
         self._failure = f"{call} failed on rank 0"
         self._ranks.tell((call, argument))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from monge.core.context import DraftPlan
 from monge.core.errors import MongeError, OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.logprobs import LogprobSource, TokenLogprob
@@ -58,6 +59,8 @@ class Job:
         logprobs_of: `processed`, the law that the token was drawn from (processors, temperature and truncation applied), or
             `raw`, the target's own at temperature 1.
         speculative: Whether anything is drafted for it, whatever the controller plans.
+        adaptive: Whether the controller plans for it; if not, every round has the largest tree within its limits.
+        limits: No plan of it goes beyond their depth and nodes.
         deadline_s: Seconds after submission at which it is ended, with what it has; `None` for no limit.
     """
 
@@ -72,6 +75,8 @@ class Job:
     prompt_logprobs: int | None = None
     logprobs_of: LogprobSource = "processed"
     speculative: bool = True
+    adaptive: bool = True
+    limits: DraftPlan = DraftPlan()
     deadline_s: float | int | None = None
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """What is measured, for Prometheus: vLLM's names where vLLM has one, `monge:` elsewhere."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,6 +12,8 @@ from monge.serve.jobs import JobFinish, Measure, Snapshot
 _LABELS: Final = ("engine", "model_name")
 Gather = Callable[[Sequence[Metric]], Sequence[Metric]]
 """Own metrics -> what is exposed: these, and those of others beside them."""
+Asked = Literal["default", "options", "off"]
+"""What a request says about speculation: nothing, something of its own, or that it wants none."""
 _REASONS: Final[Mapping[JobFinish, str]] = {
     "eos": "stop",
     "stop": "stop",
@@ -114,7 +116,15 @@ class ServerMetrics:
             ("engine", "endpoint", "status", "code"),
             registry=self._registry,
         )
+        self._drafting = Counter(
+            "monge:requests_by_speculation",
+            "Requests taken, by what they say about speculation.",
+            (*_LABELS, "speculation"),
+            registry=self._registry,
+        )
         self._engine, self._model_name = engine, model_name
+        for asked in get_args(Asked):
+            self._drafting.labels(engine, model_name, asked)
 
     def observe(self, measure: Measure, value: float | int) -> None:
         """One observation; the scheduler's sink."""
@@ -123,6 +133,10 @@ class ServerMetrics:
     def count_answer(self, endpoint: str, status: int, code: str) -> None:
         """One HTTP answer."""
         self._requests.labels(self._engine, endpoint, str(status), code).inc()
+
+    def count_request(self, asked: Asked) -> None:
+        """One request that was taken."""
+        self._drafting.labels(self._engine, self._model_name, asked).inc()
 
     def watch(self, snapshot: Callable[[], Snapshot]) -> None:
         """Read counters and gauges from a scheduler whenever metrics are asked for."""

@@ -4,8 +4,9 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+from monge.core.context import DraftPlan
 from monge.core.errors import ContextLengthError, OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.decoder import Decoder
@@ -184,7 +185,7 @@ class OrderDesk:
             logprobs=logprobs,
             prompt_logprobs=logprobs if scores_prompt else None,
             logprobs_of=self.settings.logprobs_of,
-            speculative=request.speculation is not False,
+            **_drafting(request),
             deadline_s=self.settings.request_timeout_s,
         )
 
@@ -203,6 +204,19 @@ def _rules(request: SamplingRequest) -> SamplingRules:
         top_p=_given(request.top_p, 1.0),
         min_p=_given(request.min_p, 0.0),
     )
+
+
+def _drafting(request: SamplingRequest) -> dict[str, Any]:
+    asked = request.speculation
+    if asked is None or isinstance(asked, bool):
+        return {"speculative": asked is not False}
+    limits = DraftPlan(max_depth=asked.max_depth, max_nodes=asked.max_nodes)
+    # With no room for a candidate the drafter need not even read the prompt.
+    return {
+        "speculative": 0 not in {asked.max_depth, asked.max_nodes},
+        "adaptive": asked.adaptive is not False,
+        "limits": limits,
+    }
 
 
 def _given(value: float | None, absent: float) -> float:

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from typing import Final
 
-from monge.core.errors import ContextLengthError, OptionError
+from monge.core.errors import ContextLengthError, OptionError, OutOfStepError
 from monge.engine.attempt import attempt
 from monge.engine.batch import Batch
 from monge.engine.decoder import Decoder
@@ -164,6 +164,8 @@ class Scheduler:
             stop=job.stop,
             processors=job.processors,
             speculative=job.speculative,
+            adaptive=job.adaptive,
+            limits=job.limits,
             logprobs=None if job.logprobs is None else LogprobOptions(num_top=job.logprobs, source=job.logprobs_of),
             prompt_logprobs=prompt_logprobs,
         )
@@ -223,6 +225,8 @@ class Scheduler:
         while entry := self._next():
             entry.admitted_at = time.perf_counter()
             error = attempt(lambda session=entry.session: self._batch.join([session]))
+            if isinstance(error, OutOfStepError):
+                raise error
             if error is not None:
                 self._end(entry, "error", error)
 
@@ -241,6 +245,9 @@ class Scheduler:
     def _round(self) -> None:
         before, served = self._batch.num_prompt_tokens, list[Session]()
         error = attempt(lambda: served.extend(self._batch.step()))
+        for one in (error, *(session.error for session in served)):
+            if isinstance(one, OutOfStepError):
+                raise one  # no later round can be better
         if error is not None:
             self._start_over(error)
             return

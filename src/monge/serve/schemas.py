@@ -7,8 +7,10 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     JsonValue,
+    Tag,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -18,6 +20,7 @@ MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
 MAX_STOP_LENGTH: Final = 1000
 MAX_LOGPROBS: Final = 20
+MAX_DRAFT: Final = 1024
 MAX_LABEL: Final = 512
 MAX_BIASES: Final = 1024
 MAX_TOKEN_ID: Final = (1 << 31) - 1
@@ -133,12 +136,34 @@ Biases = Annotated[dict[str, float], AfterValidator(_bias), Field(max_length=MAX
 NumTokens = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
+class SpeculationOptions(_Strict):
+    """How to draft for one request, within what the server drafts with."""
+
+    max_depth: Annotated[int, Field(ge=0, le=MAX_DRAFT)] | None = Field(
+        default=None, description="Most tokens along a path that a round drafts; 0 drafts nothing."
+    )
+    max_nodes: Annotated[int, Field(ge=0, le=MAX_DRAFT)] | None = Field(
+        default=None, description="Most tokens that a round drafts, on all paths together; 0 drafts nothing."
+    )
+    adaptive: bool | None = Field(
+        default=None,
+        description="Whether the server's controller plans each round; false drafts the largest tree within the limits.",
+    )
+
+
 class StreamOptions(_Strict):
     """What a stream carries beside the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: Any = neutral("chunks are not padded", False)
+
+
+Speculation = Annotated[
+    Annotated[bool, Tag("switch")] | Annotated[SpeculationOptions, Tag("options")],
+    # Or errors would speak of both.
+    Discriminator(lambda value: "options" if isinstance(value, dict | SpeculationOptions) else "switch"),
+]
 
 
 class SamplingRequest(_Strict):
@@ -157,7 +182,7 @@ class SamplingRequest(_Strict):
     stop: Stops = Field(default=(), description="Texts before which the completion ends.")
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     ignore_eos: bool | None = None
-    speculation: bool | None = Field(default=None, description="Whether to draft for this request; absent means yes.")
+    speculation: Speculation | None = Field(default=None, description="Whether to draft, or how; absent means true.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = label()
@@ -260,6 +285,6 @@ class ChatRequest(SamplingRequest):
 
 
 FIELD_NAMES: Final = frozenset().union(
-    *(one.model_fields for one in (CompletionRequest, ChatRequest, StreamOptions, Message, TextPart))
+    *(one.model_fields for one in (CompletionRequest, ChatRequest, StreamOptions, SpeculationOptions, Message, TextPart))
 )
 """Names of all fields at any depth: other words in the place of an error name branches of a union."""

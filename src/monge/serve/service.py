@@ -18,16 +18,16 @@ from monge.serve.answers import Answers
 from monge.serve.chat import ChatFormat
 from monge.serve.errors import ApiError
 from monge.serve.jobs import Completion
-from monge.serve.metrics import ServerMetrics
+from monge.serve.metrics import Asked, ServerMetrics
 from monge.serve.orders import Order, OrderDesk
 from monge.serve.scheduler import Scheduler
-from monge.serve.schemas import ChatRequest, CompletionRequest
+from monge.serve.schemas import ChatRequest, CompletionRequest, SamplingRequest, SpeculationOptions
 from monge.serve.settings import ServerSettings
 from monge.serve.streaming import stream
 from monge.serve.ticket import Ticket
 from monge.serve.token_text import TokenTexts
 
-Asked = TypeVar("Asked", CompletionRequest, ChatRequest)
+Body = TypeVar("Body", CompletionRequest, ChatRequest)
 
 _EVENT_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -104,11 +104,12 @@ class Service:
         """Metrics, for Prometheus."""
         return Response(await asyncio.to_thread(self._metrics.text), media_type=CONTENT_TYPE_LATEST)
 
-    async def _answer(self, body: Asked, understand: Callable[[Asked], Order], request: Request) -> Response:
+    async def _answer(self, body: Body, understand: Callable[[Body], Order], request: Request) -> Response:
         if body.model is not None:
             self._check_model(body.model)
         order = await asyncio.get_running_loop().run_in_executor(self._clerk, understand, body)
         tickets = self._submit(order)
+        self._metrics.count_request(_asked(body))
         answers = Answers(order=order, model_name=self._settings.model_name, fingerprint=self._fingerprint, texts=self._texts)
         if order.is_stream:
             return EventStream(answers, tickets)
@@ -137,6 +138,12 @@ class Service:
             "owned_by": "monge",
             "max_model_len": self._max_job_tokens,
         }
+
+
+def _asked(body: SamplingRequest) -> Asked:
+    if isinstance(body.speculation, SpeculationOptions):
+        return "options"
+    return "off" if body.speculation is False else "default"
 
 
 async def _completions(tickets: Sequence[Ticket], request: Request) -> list[Completion]:

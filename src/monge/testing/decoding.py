@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
@@ -27,6 +28,8 @@ class Case:
         eos_ids: Tokens that end the text.
         neighbours: Prompts of further requests in the same batch, decoded with fixed draws.
         slot: Place of the enumerated request in the batch.
+        limits: Of the enumerated request's trees.
+        adaptive: Whether the controller plans for the enumerated request.
     """
 
     prompt: Text = (0,)
@@ -36,6 +39,8 @@ class Case:
     eos_ids: frozenset[int] = frozenset()
     neighbours: tuple[Text, ...] = ()
     slot: int = 0
+    limits: DraftPlan = DraftPlan()
+    adaptive: bool = True
 
 
 def output_law(make_parts: Callable[[], Parts], case: Case, *, max_runs: int = 200_000) -> dict[Text, float]:
@@ -76,6 +81,8 @@ def _run(parts: Parts, case: Case, draws: Draws) -> Text:
                 seed=row,
                 eos_ids=case.eos_ids,
                 draws=draws if row == case.slot else None,
+                limits=case.limits if row == case.slot else DraftPlan(),
+                adaptive=case.adaptive or row != case.slot,
             ),
             request_id=row,
         )
