@@ -91,7 +91,7 @@ $(SCALE)/.test: $(VENV)/.torch pyproject.toml
 	@$(PYTHON) -m venv $(SCALE)
 	@$(SCALE)/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH)
 	@$(SCALE)/bin/python -m pip --disable-pip-version-check --quiet install -e ".[scale]" \
-		pytest pytest-timeout pytest-xdist hypothesis beartype httpx -c $(VENV)/constraints.txt
+		pytest pytest-timeout pytest-xdist hypothesis beartype httpx openai -c $(VENV)/constraints.txt
 	@touch $@
 
 test-scale: $(SCALE)/.test

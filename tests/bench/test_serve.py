@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import sys
+from contextlib import contextmanager
 
 import pytest
 from typer.testing import CliRunner
 
-from monge.bench.serve import LoadSettings, figures, measure, percentiles, running
+from monge.bench import serve as bench
+from monge.bench.serve import LoadSettings, figures, measure, percentiles
 from monge.bench.serve_client import Reply, complete
+from monge.bench.servers import Beside, Server, running, running_beside
 from monge.cli.app import app
 from monge.core.errors import MongeError, OptionError
 from tests.serve.served import live, toy_app
@@ -28,6 +32,7 @@ def test_figures():
     assert (told["tokens_per_s"], told["requests_per_s"]) == (4.0, 1.0)
     assert told["first_token_s"]["p50"] == pytest.approx(0.2)
     assert told["between_chunks_s"]["p50"] == pytest.approx(0.15)
+    assert told["per_token_s"]["p99"] == pytest.approx(0.06)
     assert told["request_s"]["p99"] == pytest.approx(0.499)
     assert told["mean_acceptance_length"] == 1 + 5 / 4
 
@@ -62,9 +67,99 @@ def test_a_server_that_does_not_start_says_why():
 def test_settings_that_cannot_be():
     with pytest.raises(OptionError, match="at least 1"):
         LoadSettings(concurrency=(0,))
-    result = CliRunner().invoke(app, ["bench", "serve", "--arm", "nameless"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arm", "nameless"], "write `name: arguments of monge serve`"),
+        (["--beside", "x"], "write `name: address or command`"),
+        (["--beside", "x: serve"], "has {port} where the port goes"),
+        (["--beside", "x: https://h:1"], "named as http://host:port"),
+        (["--beside", "on: http://h:1"], "name every server once"),
+        (["--beside-fields", "x: {}"], "fields by the name of their server"),
+        (["--beside", "x: http://h:1", "--beside-fields", "x: [1]"], "a JSON object is expected; got '[1]'"),
+    ],
+    ids=" ".join,
+)
+def test_options_that_cannot_be(arguments, message):
+    result = CliRunner().invoke(app, ["bench", "serve", "--no-plots", *arguments])
     assert result.exit_code == 2
-    assert "write `name: arguments of monge serve`" in result.stderr
+    assert message in " ".join(result.stderr.split())
+
+
+OTHER = r"""
+import http.server, json, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.reply(json.dumps({"version": "9.9"} if self.path == "/version" else {"data": []}).encode())
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        assert "ignore_eos" not in body and body["generation_config"] == "never ends", body
+        chunks = [{"choices": [{"text": "a"}]}] * (body["max_tokens"] - 1)
+        chunks.append({"choices": [{"text": "a"}], "usage": {"completion_tokens": body["max_tokens"]}})
+        self.send_response(200)
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for chunk in chunks:
+            event = b"data: " + json.dumps(chunk).encode() + b"\n\n"
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+        self.wfile.write(b"0\r\n\r\n")
+
+    def reply(self, text):
+        self.send_response(200)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_another_engine_is_asked_in_its_own_words(tmp_path, monkeypatch):
+    @contextmanager
+    def toy(arguments):
+        with live(toy_app()) as url:
+            host, port = url.removeprefix("http://").split(":")
+            yield Server(host=host, port=int(port))
+
+    monkeypatch.setattr(bench, "running", toy)
+    other = tmp_path / "other.py"
+    other.write_text(OTHER)
+    result = CliRunner().invoke(
+        app,
+        [
+            *("bench", "serve", "--concurrency", "2", "--requests", "1", "--max-tokens", "6", "--repeats", "1"),
+            *("--arm", "off:", "--beside", f"other: {sys.executable} {other} {{port}}", "--out", str(tmp_path)),
+            *("--beside-fields", 'other: {"ignore_eos": null, "generation_config": "never ends"}'),
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    document = json.loads((tmp_path / "serve.json").read_text())
+    off, beside = document["cells"]
+    assert document["besides"]["other"]["version"] == "9.9"
+    assert (off["arm"], beside["arm"], beside["runs"][0]["num_failed"]) == ("off", "other", 0)
+    assert beside["runs"][0]["mean_acceptance_length"] is None
+    assert (tmp_path / "serve.png").stat().st_size > 0
+    assert "other" in result.stdout
+
+
+def test_another_engine_that_does_not_start_says_why(monkeypatch):
+    ends = f"{sys.executable} -c 'raise SystemExit(\"no such model\")' {{port}}"
+    for where, message in ((ends, "ended with status 1: no such model"), ("./missing {port}", "cannot be started")):
+        with pytest.raises(MongeError, match=message), running_beside(Beside(where=where), ()):
+            pytest.fail("it is running")
+    with pytest.raises(MongeError, match="nothing answers"), running_beside(Beside(where="http://127.0.0.1:1"), ()):
+        pytest.fail("it is running")
+
+
+def test_a_reply_of_another_length_says_nothing_about_speed():
+    assert "5 tokens came where 6" in bench._of_length(Reply(num_tokens=5), 6).failure
+    assert bench._of_length(Reply(num_tokens=6), 6).failure is None
 
 
 @pytest.mark.slow

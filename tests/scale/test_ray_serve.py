@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from monge.cli.app import app as commands
 from monge.core.errors import OptionError
 from monge.scale import ray_cluster, ray_serve
+from monge.scale.door import CONTROLLER_OPTIONS
 from monge.scale.metrics_board import board_class, merged
 from monge.scale.ray_serve import AppArgs, Replica, replica_app
 from monge.scale.spec import DecoderSpec
@@ -106,6 +107,7 @@ def test_deployment_options():
         (["--replicas", "2"], "--replicas needs --ray"),
         (["--address", "auto"], "--address needs --ray"),
         (["--ray", "--replicas", "2", "--autoscale", "1:2"], "not both"),
+        (["--ray", "--tensor-parallel"], "--tensor-parallel is not for --ray"),
         (["--ray", "--port", "0"], "--ray needs a port"),
         (["--ray", "--access-log"], "--access-log is not for --ray"),
         (["--ray", "--autoscale", "many"], "as in 1:4; got 'many'"),
@@ -127,7 +129,9 @@ def test_options_that_cannot_be(arguments, message, monkeypatch):
 
 def test_configuration_of_the_guide():
     (block,) = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    (application,) = yaml.safe_load(block)["applications"]
+    configuration = yaml.safe_load(block)
+    assert configuration["controller_options"] == CONTROLLER_OPTIONS
+    (application,) = configuration["applications"]
     module, _, name = application["import_path"].partition(":")
     assert (module, name) == (ray_serve.__name__, ray_serve.app_from.__name__)
     args = AppArgs.model_validate(application["args"])

@@ -1,4 +1,4 @@
-"""Load on `monge serve`: throughput and latency against concurrency, speculation on, off and adaptive.
+"""Load on `monge serve`: throughput and latency against concurrency, speculation on, off and adaptive, beside other engines.
 
 Every arm is a server process of its own; all are up during the whole run and take turns, so that a machine that slows down
 slows all of them. A closed loop of `concurrency` clients sends requests with fixed prompts and seeds and equal lengths: each
@@ -6,14 +6,10 @@ client sends its next request when its last one is answered.
 """
 
 import asyncio
-import re
-import subprocess
-import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -22,6 +18,7 @@ import torch
 
 from monge.bench.provenance import provenance
 from monge.bench.serve_client import Reply, complete
+from monge.bench.servers import Beside, Server, running, running_beside
 from monge.bench.statistics import Summary
 from monge.core.errors import MongeError, OptionError
 
@@ -33,8 +30,6 @@ ARMS: Final[Mapping[str, tuple[str, ...]]] = {
 """What the server of an arm is started with; the first one is what the others are compared with."""
 
 _PERCENTILES: Final = (50, 95, 99)
-_STARTED: Final = re.compile(r"at http://(\S+):(\d+)/v1")
-_STOP_S: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,47 +60,12 @@ class LoadSettings:
 QUICK: Final = LoadSettings(concurrency=(1, 4), per_client=2, max_tokens=24, repeats=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """A running server."""
-
-    host: str
-    port: int
-
-
-@contextmanager
-def running(arguments: Sequence[str]) -> Iterator[Server]:
-    """A `monge serve` process on a free port.
-
-    Raises:
-        MongeError: If it does not start; with what it said.
-    """
-    command = [sys.executable, "-m", "monge", "serve", "--port", "0", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        said = list[str]()
-        try:
-            for line in process.stderr:
-                said.append(line)
-                if (found := _STARTED.search(line)) is not None:
-                    # Read on, or a talkative server would wait for room in the pipe.
-                    threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()
-                    yield Server(host=found[1], port=int(found[2]))
-                    return
-            raise MongeError(f"the server did not start: {' '.join(''.join(said).split())}")
-        finally:
-            process.terminate()
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
 def measure(
     arms: Mapping[str, Sequence[str]],
     prompts: Sequence[str],
     settings: LoadSettings,
     *,
+    besides: Mapping[str, Beside] | None = None,
     watch: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Load every arm at every concurrency.
@@ -114,6 +74,7 @@ def measure(
         arms: Arguments of every arm's server, by name; the first is the baseline.
         prompts: Prompts, taken in turns.
         settings: What is sent.
+        besides: Servers of other engines, by name.
         watch: Told what is measured next.
 
     Returns:
@@ -121,11 +82,15 @@ def measure(
     """
     before = provenance(torch.device("cpu"))
     runs: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    others = besides or {}
     with ExitStack() as stack:
-        servers = {}
+        servers = dict[str, Server]()
         for name, arguments in arms.items():
             watch(f"starting {name}")
             servers[name] = stack.enter_context(running([*settings.server, *arguments]))
+        for name, other in others.items():
+            watch(f"starting {name}")
+            servers[name] = stack.enter_context(running_beside(other, settings.server))
         for name, server in servers.items():
             watch(f"warming up {name}")
             _load(server, prompts, settings, min(4, max(settings.concurrency)))
@@ -137,6 +102,7 @@ def measure(
     return {
         "settings": asdict(settings),
         "arms": {name: list(arguments) for name, arguments in arms.items()},
+        "besides": {name: asdict(other) | {"version": servers[name].version} for name, other in others.items()},
         "provenance": before | {"load_average_after": provenance(torch.device("cpu"))["load_average"]},
         "cells": [_cell(clients, name, some, runs[clients, next(iter(arms))]) for (clients, name), some in runs.items()],
     }
@@ -163,11 +129,18 @@ async def _replies(server: Server, prompts: Sequence[str], settings: LoadSetting
                 "seed": number,
                 "ignore_eos": True,
             }
-            replies.append(await complete(server.host, server.port, body))
+            replies.append(_of_length(await complete(server.host, server.port, server.body(body)), settings.max_tokens))
 
     start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
     return replies, time.perf_counter() - start
+
+
+def _of_length(reply: Reply, num_tokens: int) -> Reply:
+    """The reply, if it has the length that was asked for: otherwise it says nothing about speed."""
+    if reply.failure is not None or reply.num_tokens == num_tokens:
+        return reply
+    return Reply(failure=f"{reply.num_tokens} tokens came where {num_tokens} were asked for")
 
 
 def figures(replies: Sequence[Reply], wall_s: float) -> dict[str, Any]:
@@ -192,6 +165,7 @@ def figures(replies: Sequence[Reply], wall_s: float) -> dict[str, Any]:
         "requests_per_s": len(good) / wall_s,
         "first_token_s": percentiles([reply.chunk_s[0] for reply in good if reply.chunk_s]),
         "between_chunks_s": percentiles(gaps),
+        "per_token_s": percentiles([reply.per_token_s for reply in good if reply.per_token_s is not None]),
         "request_s": percentiles([reply.total_s for reply in good]),
         "mean_acceptance_length": 1 + sum(one["num_accepted_draft_tokens"] for one in steps) / rounds if rounds else None,
     }

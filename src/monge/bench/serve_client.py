@@ -26,6 +26,13 @@ class Reply:
     metrics: dict[str, Any] | None = None
     failure: str | None = None
 
+    @property
+    def per_token_s(self) -> float | None:
+        """Seconds per token between the first chunk and the last; `None` where that is the same one."""
+        if len(self.chunk_s) < 2 or self.num_tokens < 2:
+            return None
+        return (self.chunk_s[-1] - self.chunk_s[0]) / (self.num_tokens - 1)
+
 
 async def complete(host: str, port: int, body: dict[str, Any]) -> Reply:
     """Ask `/v1/completions` for a stream.
@@ -63,12 +70,11 @@ async def complete(host: str, port: int, body: dict[str, Any]) -> Reply:
 async def _read(reader: asyncio.StreamReader, start: float) -> Reply:
     times, end = list[float](), dict[str, Any]()
     async for event in _events(reader):
-        if "error" in event:
-            return Reply(failure=str(event["error"]["message"]))
-        if event["choices"]:
-            if event["choices"][0]["text"]:
-                times.append(time.perf_counter() - start)
-        else:
+        if (error := event.get("error")) is not None:
+            return Reply(failure=str(error.get("message") if isinstance(error, dict) else error))
+        if event["choices"] and event["choices"][0]["text"]:
+            times.append(time.perf_counter() - start)
+        if event.get("usage") is not None:  # on a chunk of its own, or on the last one with text
             end = event
     if not end:
         return Reply(failure="the stream ended without usage")

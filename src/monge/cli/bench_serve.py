@@ -3,64 +3,42 @@
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
 from monge.bench.provenance import busy_note
 from monge.bench.serve import ARMS, QUICK, LoadSettings, measure
+from monge.bench.servers import Beside
 from monge.bench.tasks import interleaved, read_prompts, shipped
+from monge.cli import bench_serve_options as asked
 from monge.cli import options
 from monge.cli.console import notes, reported
 from monge.core.errors import OptionError
 
-OUT: Final = Path("bench-serve")
-MEASURING: Final = "Measuring"
-_DEFAULTS: Final = LoadSettings()
 _MS: Final = 1000.0
-
-
-def _asked(*names: str, help: str, default: object = None) -> Any:  # noqa: ANN401
-    return options.option(*names, help=help, panel=MEASURING, default=default)
 
 
 @reported
 def bench_serve(
     *,
-    quick: Annotated[bool, _asked("--quick", help="Two concurrencies, short completions, once.")] = False,
-    concurrency: Annotated[
-        list[int] | None, _asked("--concurrency", help="Clients; may be repeated.", default="1, 2, 4, ... 64")
-    ] = None,
-    per_client: Annotated[
-        int | None, _asked("--requests", help="Requests of every client.", default=_DEFAULTS.per_client)
-    ] = None,
-    max_tokens: Annotated[
-        int | None, _asked("--max-tokens", help="Length of every completion.", default=_DEFAULTS.max_tokens)
-    ] = None,
-    temperature: Annotated[
-        float | None, _asked("--temperature", help="Of every request.", default=_DEFAULTS.temperature)
-    ] = None,
-    repeats: Annotated[
-        int | None, _asked("--repeats", help="How often everything is measured.", default=_DEFAULTS.repeats)
-    ] = None,
-    prompts: Annotated[
-        Path | None, _asked("--prompts", help="Text lines, or *.jsonl.", default="the shipped prompts, tasks in turns")
-    ] = None,
-    server: Annotated[
-        str | None,
-        _asked("--server", help="Arguments of every server, in one string.", default=" ".join(_DEFAULTS.server)),
-    ] = None,
-    arm: Annotated[
-        list[str] | None,
-        _asked(
-            "--arm", help="Compare these instead, `name: arguments`; may be repeated.", default="speculation off, on, adaptive"
-        ),
-    ] = None,
-    out: Annotated[Path, options.option("--out", help="Folder for JSON.", panel=options.OUTPUT, default=OUT)] = OUT,
+    quick: asked.Quick = False,
+    concurrency: asked.Concurrency = None,
+    per_client: asked.PerClient = None,
+    max_tokens: asked.MaxTokens = None,
+    temperature: asked.Temperature = None,
+    repeats: asked.Repeats = None,
+    prompts: asked.Prompts = None,
+    server: asked.Server = None,
+    arm: asked.Arm = None,
+    beside: asked.Besides = None,
+    beside_fields: asked.BesideFields = None,
+    out: asked.Out = asked.OUT,
+    plots: asked.Plots = True,
     as_json: options.Json = False,
 ) -> None:
     """Load `monge serve` with 1 to 64 clients: throughput and latency with speculation off, on and adaptive.
@@ -74,17 +52,22 @@ def bench_serve(
         monge bench serve --concurrency 1 --concurrency 16 --temperature 0
         monge bench serve --server "./my-target ./my-draft --max-batch-size 32"
         monge bench serve --arm "plain: --drafter none" --arm "ngram: --drafter ngram"
+        monge bench serve --beside "vllm: .venv-vllm/bin/vllm serve {target} --port {port}"
     """
     given = options.given(per_client=per_client, max_tokens=max_tokens, temperature=temperature, repeats=repeats)
     lists = {"concurrency": tuple(concurrency or ()), "server": tuple(shlex.split(server or ""))}
-    settings = replace(QUICK if quick else _DEFAULTS, **given, **{name: some for name, some in lists.items() if some})
+    settings = replace(QUICK if quick else LoadSettings(), **given, **{name: some for name, some in lists.items() if some})
     texts = [prompt.text for prompt in (interleaved(shipped()) if prompts is None else read_prompts(prompts))]
+    arms = _arms(arm or ())
+    besides = _besides(beside or (), beside_fields or (), arms)
+    draw = _plotter() if plots else None
     out.mkdir(parents=True, exist_ok=True)
     console = notes()
     with console.status("") as status:
-        document = measure(_arms(arm or ()), texts, settings, watch=status.update)
+        document = measure(arms, texts, settings, besides=besides, watch=status.update)
     (out / "serve.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    _report(document, out / "serve.json")
+    files = [out / "serve.json"] + ([draw(document["cells"], out / "serve.png")] if draw is not None else [])
+    _report(document, files)
     if as_json:
         print(json.dumps(document))
 
@@ -92,17 +75,47 @@ def bench_serve(
 def _arms(given: Sequence[str]) -> dict[str, Sequence[str]]:
     if not given:
         return dict(ARMS)
-    arms: dict[str, Sequence[str]] = {}
+    return {name: tuple(shlex.split(text)) for name, text in _named("--arm", "arguments of monge serve", given).items()}
+
+
+def _besides(given: Sequence[str], fields: Sequence[str], arms: Mapping[str, Any]) -> dict[str, Beside]:
+    servers = _named("--beside", "address or command", given)
+    words = _named("--beside-fields", "JSON object", fields)
+    if wrong := set(servers) & set(arms) | set(words) - set(servers):
+        raise OptionError(f"--beside {min(wrong)!r}: name every server once, and fields by the name of their server")
+    return {name: Beside(where=where, fields=_fields(name, words.get(name, "{}"))) for name, where in servers.items()}
+
+
+def _fields(name: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise OptionError(f"--beside-fields {name!r}: a JSON object is expected; got {text!r}")
+    return found
+
+
+def _named(option: str, what: str, given: Sequence[str]) -> dict[str, str]:
+    found = dict[str, str]()
     for text in given:
-        name, colon, arguments = text.partition(":")
-        if not colon or not name.strip() or name.strip() in arms:
-            raise OptionError(f"--arm {text!r}: write `name: arguments of monge serve`, each name once")
-        arms[name.strip()] = tuple(shlex.split(arguments))
-    return arms
+        name, colon, rest = map(str.strip, text.partition(":"))
+        if not colon or not name or name in found:
+            raise OptionError(f"{option} {text!r}: write `name: {what}`, each name once")
+        found[name] = rest
+    return found
 
 
-def _report(document: dict[str, Any], file: Path) -> None:
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 130)
+def _plotter() -> Callable[[Sequence[dict[str, Any]], Path], Path]:
+    try:
+        from monge.bench.serve_plots import write_plot
+    except ImportError as error:
+        raise OptionError("plots need matplotlib: pip install 'monge[bench]', or run with --no-plots") from error
+    return write_plot
+
+
+def _report(document: dict[str, Any], files: Sequence[Path]) -> None:
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 150)
     baseline = next(iter(document["arms"]))
     heads = (
         "clients",
@@ -110,6 +123,7 @@ def _report(document: dict[str, Any], file: Path) -> None:
         "tokens/s",
         f"against {baseline}",
         "first token, ms",
+        "per further token, ms",
         "between chunks, ms",
         "accepted + 1",
         "failed",
@@ -124,6 +138,7 @@ def _report(document: dict[str, Any], file: Path) -> None:
             f"{speed['median']:.0f} ({speed['low']:.0f} to {speed['high']:.0f})",
             f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})",
             _latency(last["first_token_s"]),
+            _latency(last["per_token_s"]),
             _latency(last["between_chunks_s"]),
             "-" if accepted is None else f"{accepted:.2f}",
             str(sum(run["num_failed"] for run in cell["runs"])),
@@ -131,10 +146,15 @@ def _report(document: dict[str, Any], file: Path) -> None:
     console.print(table)
     for failure in sorted({failure for cell in document["cells"] for run in cell["runs"] for failure in run["failures"]}):
         console.print(f"failed: {failure}", style="red", markup=False, soft_wrap=True)
-    console.print(f"written to {file}", style="dim", markup=False)
+    for file in files:
+        console.print(f"written to {file}", style="dim", markup=False)
     if (busy := busy_note()) is not None:
         notes().print(busy, style="yellow", markup=False)
 
 
 def _latency(values: dict[str, float] | None) -> str:
-    return "-" if values is None else " / ".join(f"{values[name] * _MS:.0f}" for name in ("p50", "p95", "p99"))
+    return "-" if values is None else " / ".join(_three_digits(values[name] * _MS) for name in ("p50", "p95", "p99"))
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:.0f}"

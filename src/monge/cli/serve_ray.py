@@ -34,6 +34,10 @@ def serves_with_ray(given: Mapping[str, Any]) -> bool:
         if wrong:
             raise OptionError(f"--{wrong[0].replace('_', '-')} needs --ray")
         return False
+    if given["tensor_parallel"]:
+        raise OptionError(
+            "--tensor-parallel is not for --ray: start the replicas of a sharded target with torchrun, one by one"
+        )
     wrong = [name for name in _HERE_ONLY if given[name]]
     if wrong:
         raise OptionError(f"--{wrong[0].replace('_', '-')} is not for --ray: Ray keeps the replicas' logs")
@@ -60,6 +64,7 @@ def range_of(text: str) -> tuple[int, int]:
 def _serve(given: Mapping[str, Any]) -> None:
     from pydantic import ValidationError
 
+    from monge.scale.door import CONTROLLER_OPTIONS
     from monge.scale.ray_cluster import connect, require_ray
     from monge.scale.ray_serve import AppArgs, app_from
 
@@ -79,7 +84,7 @@ def _serve(given: Mapping[str, Any]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     try:
-        serve.start(http_options={"host": given["host"], "port": given["port"]})
+        serve.start(http_options={"host": given["host"], "port": given["port"]}, controller_options=CONTROLLER_OPTIONS)
         serve.run(application, name=_APPLICATION, route_prefix="/")
         notes().print(f"serving at http://{given['host']}:{given['port']}/v1", markup=False, soft_wrap=True)
         told.wait()
