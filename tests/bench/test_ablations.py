@@ -49,6 +49,8 @@ def test_speeds_need_times() -> None:
 
 @pytest.mark.slow
 def test_simulated_ablations() -> None:
-    rows = compare_controllers(60, lambda number: TorchDraws(torch.Generator().manual_seed(number)), ABLATIONS)
+    rows = compare_controllers(
+        60, lambda number: TorchDraws(torch.Generator().manual_seed(number)), ABLATIONS, clock=lambda: 0.0
+    )
     assert len(rows) == len(WORLDS) * (len(ABLATIONS) + 1)
     assert all(row["speed"] > 0.0 for row in rows)

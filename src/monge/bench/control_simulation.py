@@ -2,7 +2,7 @@
 
 A round's acceptance is drawn from regimes that last; every position deviates a little. All controllers meet the same rounds and
 the same coins, so their speeds are compared in pairs. The drafter's confidence is that acceptance itself. Times are those of a
-linear cost table in units of a plain forward. The controllers are the real ones.
+linear cost table in units of a plain forward. The controllers are the real ones, and their own time is taken.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,7 +101,34 @@ ABLATIONS: Final[Mapping[str, str]] = {
 """One setting changed at a time: the history's length, how often a controller that is off looks again."""
 
 
-def speed(controller: AnyController, world: World, rounds: Iterable[Round], draws: Draws, *, confident: bool = True) -> float:
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds that a controller itself took.
+
+    Args:
+        clock: What seconds are.
+    """
+
+    clock: Callable[[], float]
+    seconds: float = 0.0
+
+    def run(self, work: Callable[..., Any], *given: Any) -> Any:  # noqa: ANN401 (whatever the work gives)
+        """Work on the clock."""
+        start = self.clock()
+        done = work(*given)
+        self.seconds += self.clock() - start
+        return done
+
+
+def speed(
+    controller: AnyController,
+    world: World,
+    rounds: Iterable[Round],
+    draws: Draws,
+    *,
+    confident: bool = True,
+    watch: Stopwatch | None = None,
+) -> float:
     """Tokens per plain forward's time of a controller in a world.
 
     Args:
@@ -110,14 +137,16 @@ def speed(controller: AnyController, world: World, rounds: Iterable[Round], draw
         rounds: Its rounds, as one request.
         draws: The controller's own source of randomness.
         confident: Whether the drafter tells its confidence.
+        watch: Takes the time of plans and updates.
     """
     costs = world.costs()
     memory = Memory(costs)
     state = controller.init(memory)
     tokens, seconds, length = 0, 0.0, 0
+    watch = watch or Stopwatch(lambda: 0.0)
     for one in rounds:
-        record = _record(controller.plan(state, draws), one, length, confident=confident)
-        state = controller.update(state, record)
+        record = _record(watch.run(controller.plan, state, draws), one, length, confident=confident)
+        state = watch.run(controller.update, state, record)
         tokens += len(record.token_ids)
         length += len(record.token_ids)
         reads = max(record.depth, record.levels_read)
@@ -126,14 +155,15 @@ def speed(controller: AnyController, world: World, rounds: Iterable[Round], draw
 
 
 def compare_controllers(
-    num_rounds: int, make_draws: Callable[[int], Draws], arms: Mapping[str, str] = ARMS
+    num_rounds: int, make_draws: Callable[[int], Draws], arms: Mapping[str, str] = ARMS, *, clock: Callable[[], float]
 ) -> list[dict[str, Any]]:
-    """Speeds of the best fixed window, found by trying all, and of the controllers, in every world.
+    """Speeds of the best fixed window, found by trying all, and of the controllers, in every world; and their own time.
 
     Args:
         num_rounds: Rounds of every arm.
         make_draws: Makes a source of randomness of some number: 0 for the worlds, 1 for the controllers, the same for each.
         arms: Controllers by name.
+        clock: Takes the controllers' own time.
     """
     rows: list[dict[str, Any]] = []
     for name, world in WORLDS.items():
@@ -142,8 +172,10 @@ def compare_controllers(
         best = max(fixed, key=fixed.__getitem__)
         rows.append({"world": name, "controller": f"fixed, window {best} (the best)", "speed": fixed[best], "ratio": 1.0})
         for arm, text in arms.items():
-            reached = speed(CONTROLLERS.parse(text), world, rounds, make_draws(1), confident="without confidence" not in arm)
-            rows.append({"world": name, "controller": arm, "speed": reached, "ratio": reached / fixed[best]})
+            controller, watch, confident = CONTROLLERS.parse(text), Stopwatch(clock), "without confidence" not in arm
+            reached = speed(controller, world, rounds, make_draws(1), confident=confident, watch=watch)
+            own = {"own_s_per_round": watch.seconds / num_rounds}
+            rows.append({"world": name, "controller": arm, "speed": reached, "ratio": reached / fixed[best], **own})
     return rows
 
 

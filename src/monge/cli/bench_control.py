@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from typing import Annotated, Final
 
 import torch
@@ -36,7 +37,7 @@ def bench_control(
 
     Acceptance stays in one of four regimes for ten rounds on average; a drafter of perfectly calibrated confidence proposes
     chains. The best fixed window is found by trying all of them. Minutes at the default length; the controllers are those that
-    decode.
+    decode, and the processor time that they take themselves is told.
 
     **Example**
 
@@ -47,13 +48,18 @@ def bench_control(
     if count < 1:
         raise OptionError(f"rounds must be at least 1; got {count}")
     arms = ABLATIONS if ablations else ARMS
-    rows = compare_controllers(count, lambda number: TorchDraws(torch.Generator().manual_seed(2 * (seed or 0) + number)), arms)
+
+    def make_draws(number: int) -> TorchDraws:
+        return TorchDraws(torch.Generator().manual_seed(2 * (seed or 0) + number))
+
+    rows = compare_controllers(count, make_draws, arms, clock=time.process_time)
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 110)
     for world in WORLDS:
-        table = Table("controller", "tokens per forward's time", "against the best fixed window", title=world)
+        table = Table("controller", "tokens per forward's time", "against the best fixed window", "own µs a round", title=world)
         for row in rows:
             if row["world"] == world:
-                table.add_row(str(row["controller"]), f"{row['speed']:.2f}", f"{row['ratio']:.2f}")
+                own = f"{1e6 * row['own_s_per_round']:.0f}" if "own_s_per_round" in row else ""
+                table.add_row(str(row["controller"]), f"{row['speed']:.2f}", f"{row['ratio']:.2f}", own)
         console.print(table)
     if as_json:
         print(json.dumps({"rounds": count, "seed": seed or 0, "arms": rows}))

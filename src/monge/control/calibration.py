@@ -116,4 +116,5 @@ def sequential_temperatures(rounds: Sequence[Round], grid: Sequence[float] = _TE
 
 def sigmoid(score: float) -> float:
     """Probability of log odds."""
-    return 1.0 / (1.0 + math.exp(-max(-30.0, min(30.0, score))))
+    bounded = 30.0 if score > 30.0 else -30.0 if score < -30.0 else score
+    return 1.0 / (1.0 + math.exp(-bounded))

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from types import MappingProxyType
 from typing import Any, Final
@@ -105,6 +105,14 @@ class CostModel:
         verify = self.verify_s(self.nodes_at(depth), batch_size, context_length)
         return verify + (self.draft_s(depth, batch_size) if depth else 0.0)
 
+    def levels_s(self, deepest: int, batch_size: int = 1, context_length: int | None = None) -> tuple[list[float], list[float]]:
+        """Seconds of drafting, and of all else, in rounds whose plans have the depths 0 to `deepest`: one look at the table."""
+        sizes = [self._padded(self.nodes_at(depth)) for depth in range(deepest + 1)]
+        beyond = 0 if context_length is None else context_length - self.base_context
+        further = self.context_s * batch_size * beyond
+        drafting = [0.0, *_row(self._draft, batch_size, range(1, deepest + 1))]
+        return drafting, [max(base + further, 0.1 * base) for base in _row(self._verify, batch_size, sizes)]
+
     def without_drafting(self) -> "CostModel":
         """The same table, later corrections included, for chains whose drafting costs nothing."""
         free = copy(self)
@@ -186,6 +194,15 @@ def _checked(name: str, table: Table, *, may_be_zero: bool) -> dict[int, dict[in
     return {batch: dict(sorted(row.items())) for batch, row in sorted(table.items())}
 
 
+def _row(table: Mapping[int, Mapping[int, float]], batch: int, sizes: Iterable[int]) -> list[float]:
+    """Entries of one batch size, interpolated."""
+    row = table.get(batch)
+    if row is None:
+        return [_interpolated(table, batch, size) for size in sizes]
+    known = list(row)
+    return [row[size] if size in row else _between(row, known, size) for size in sizes]
+
+
 def _interpolated(table: Mapping[int, Mapping[int, float]], batch: int, size: int) -> float:
     row = table.get(batch)
     if row is not None:
@@ -201,9 +218,11 @@ def _interpolated(table: Mapping[int, Mapping[int, float]], batch: int, size: in
 
 def _value(row: Mapping[int, float], size: int) -> float:
     found = row.get(size)
-    if found is not None:
-        return found
-    sizes = list(row)
+    return _between(row, list(row), size) if found is None else found
+
+
+def _between(row: Mapping[int, float], sizes: Sequence[int], size: int) -> float:
+    """The value at a size that has no entry."""
     place = bisect_left(sizes, size)
     if len(sizes) == 1 or place == 0:
         return row[sizes[0]]

@@ -91,7 +91,8 @@ class OnTheFly(Controller[History]):
         """The window that the estimate asks for."""
         acceptance = censored_acceptance(state.rounds, self.prior, self.max_acceptance)
         costs = state.costs
-        seconds = [costs.round_s(window, costs.batch_size, state.context_length) for window in range(self.max_window + 1)]
+        drafting, verifying = costs.levels_s(self.max_window, costs.batch_size, state.context_length)
+        seconds = [sum(both) for both in zip(drafting, verifying, strict=True)]
         return best_window(acceptance, seconds)
 
 

@@ -40,6 +40,7 @@ class Outlook:
     acceptance: tuple[float, ...]
     tokens: Sequence[float]
     seconds: Sequence[float]
+    verifying: Sequence[float]
     price: float
 
     @property
@@ -142,7 +143,7 @@ class Price(Controller[Request]):
         outlook, calibration = state.outlook or self.outlook(state), _pooled(state.memory).calibration
         if calibration.num_rounds == 0:
             return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)), price=outlook.price)
-        stop = self._stop(state, outlook, calibration)
+        stop = self._stop(outlook, calibration)
         if state.trial_left > 0 or state.rounds_on % _EXPLORE == _EXPLORE - 1:
             # Prices of nothing stop nothing; the forecasts stay in the record.
             stop = replace(stop, draw_prices=(0.0,), read_prices=())
@@ -179,22 +180,18 @@ class Price(Controller[Request]):
         costs, pooled = costs_of(state.memory, "price"), _pooled(state.memory)
         acceptance = state.counts.acceptance(self.max_window, pooled.counts.acceptance(self.max_window))
         context = state.context_length
-        seconds = [costs.round_s(window, costs.batch_size, context) for window in range(self.max_window + 1)]
+        drafting, verifying = costs.levels_s(self.max_window, costs.batch_size, context)
+        seconds = [sum(both) for both in zip(drafting, verifying, strict=True)]
         speed = pooled.tokens / pooled.seconds if pooled.seconds > 0.0 else 0.0
-        return Outlook(acceptance, expected_tokens(acceptance), seconds, max(speed, 1.0 / seconds[0]))
+        return Outlook(acceptance, expected_tokens(acceptance), seconds, verifying, max(speed, 1.0 / seconds[0]))
 
-    def _stop(self, state: Request, outlook: Outlook, calibration: Calibration) -> StopRule:
-        costs, depths = costs_of(state.memory, "price"), range(1, self.max_window + 1)
-        drafting = [0.0, *(costs.draft_s(depth, costs.batch_size) for depth in depths)]
-        verifying = [seconds - drafted for seconds, drafted in zip(outlook.seconds, drafting, strict=True)]
+    def _stop(self, outlook: Outlook, calibration: Calibration) -> StopRule:
         return StopRule(
             bias=calibration.bias,
             slope=calibration.slope,
             temperatures=calibration.temperatures,
-            draw_prices=tuple(max(0.0, outlook.price * (verifying[depth] - verifying[depth - 1])) for depth in depths),
-            read_prices=tuple(
-                max(0.0, outlook.price * (outlook.seconds[depth] - outlook.seconds[depth - 1])) for depth in depths
-            ),
+            draw_prices=_prices(outlook.price, outlook.verifying),
+            read_prices=_prices(outlook.price, outlook.seconds),
             expected=outlook.acceptance,
             persistence=calibration.persistence,
         )
@@ -224,6 +221,11 @@ def _pooled(memory: Memory) -> Pooled:
 
 
 _NOTHING = Pooled()
+
+
+def _prices(price: float, seconds: Sequence[float]) -> tuple[float, ...]:
+    """Tokens that each level's further seconds are worth."""
+    return tuple(max(0.0, price * (after - before)) for before, after in zip(seconds, seconds[1:], strict=False))
 
 
 def _note_off(memory: Memory, off_tokens: int) -> None:

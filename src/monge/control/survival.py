@@ -1,15 +1,15 @@
 """How far the target follows: acceptance by depth, from finished rounds."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.core.stopping import logit
 from monge.core.verdict import StepRecord
 
 _PRIOR_WEIGHT = 2.0
 """Rounds that earlier knowledge counts for: a drafter that is useless must be found out in a few."""
 _FIRST_ACCEPTANCE = 0.75
+_RAREST = 3e-4
+"""Smallest estimate of acceptance, and of rejection, that says something about other depths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,16 @@ class DepthCounts:
             prior: What is known otherwise, by depth; without, each depth starts from the estimate of the one above it.
         """
         estimates: list[float] = []
-        shift = 0.0
+        estimate, ratio, known = _FIRST_ACCEPTANCE, 1.0, len(self.reached)
         for depth in range(depths):
-            before = _FIRST_ACCEPTANCE if not estimates else estimates[-1]
-            expected = before if prior is None else _shifted(prior[depth], shift)
-            reached = self.reached[depth] if depth < len(self.reached) else 0.0
-            accepted = self.accepted[depth] if depth < len(self.accepted) else 0.0
-            estimates.append((accepted + _PRIOR_WEIGHT * expected) / (reached + _PRIOR_WEIGHT))
+            usual = 0.0 if prior is None else _odds(prior[depth])
+            expected = estimate if prior is None else usual * ratio / (1.0 + usual * ratio)
+            reached, accepted = (self.reached[depth], self.accepted[depth]) if depth < known else (0.0, 0.0)
+            estimate = (accepted + _PRIOR_WEIGHT * expected) / (reached + _PRIOR_WEIGHT)
+            estimates.append(estimate)
             if prior is not None:
                 # A request that does better than others at one depth is expected to do so below it.
-                shift = logit(estimates[-1]) - logit(prior[depth])
+                ratio = _odds(estimate) / usual
         return tuple(estimates)
 
 
@@ -73,6 +73,7 @@ def expected_tokens(acceptance: Sequence[float]) -> list[float]:
     return tokens
 
 
-def _shifted(prob: float, shift: float) -> float:
-    odds = math.exp(logit(prob) + shift)
-    return odds / (1.0 + odds)
+def _odds(prob: float) -> float:
+    """Odds, bounded: what was never seen is not impossible."""
+    bounded = _RAREST if prob < _RAREST else 1.0 - _RAREST if prob > 1.0 - _RAREST else prob
+    return bounded / (1.0 - bounded)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from monge.core.errors import OptionError
 
 _LARGEST_LOGIT = 8.0
+_SMALLEST_PROB = 1.0 / (1.0 + math.exp(_LARGEST_LOGIT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,8 @@ class StopRule:
     def acceptance(self, depth: int, confidence: float) -> float:
         """Chance that a candidate at `depth` (1 for the root's children) is accepted, given that its parent was."""
         score = (self.bias + self.slope * logit(confidence)) / _at(self.temperatures, depth, 1.0)
-        return 1.0 / (1.0 + math.exp(-max(-_LARGEST_LOGIT, min(_LARGEST_LOGIT, score))))
+        bounded = _LARGEST_LOGIT if score > _LARGEST_LOGIT else -_LARGEST_LOGIT if score < -_LARGEST_LOGIT else score
+        return 1.0 / (1.0 + math.exp(-bounded))
 
     def next_acceptance(self, depth: int, last: float) -> float:
         """The same before the confidence there is known, given the acceptance `last` of the level above."""
@@ -118,11 +120,11 @@ class Evidence:
 
 def logit(prob: float) -> float:
     """Log odds, bounded: a certain network is not infinitely certain."""
-    if prob <= 0.0:
+    if prob <= _SMALLEST_PROB:
         return -_LARGEST_LOGIT
-    if prob >= 1.0:
+    if prob >= 1.0 - _SMALLEST_PROB:
         return _LARGEST_LOGIT
-    return max(-_LARGEST_LOGIT, min(_LARGEST_LOGIT, math.log(prob / (1.0 - prob))))
+    return math.log(prob / (1.0 - prob))
 
 
 def _known(values: Iterable[float | None]) -> tuple[float, ...]:
