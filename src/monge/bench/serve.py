@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from monge.bench.processor_time import tree_seconds
 from monge.bench.provenance import provenance
 from monge.bench.serve_client import Reply, complete
 from monge.bench.servers import Beside, Server, running, running_beside
@@ -109,10 +110,18 @@ def measure(
 
 
 def _load(server: Server, prompts: Sequence[str], settings: LoadSettings, clients: int) -> dict[str, Any]:
+    before = _processor_s(server)
     run = figures(*asyncio.run(_replies(server, prompts, settings, clients)))
+    after = _processor_s(server)
+    used = None if before is None or after is None or after <= before else after - before
+    run |= {"processor_s": used, "tokens_per_processor_s": None if used is None else run["tokens_per_s"] * run["wall_s"] / used}
     if not run["num_requests"]:
         raise MongeError(f"no request of {clients} clients succeeded: {'; '.join(run['failures'])}")
     return run
+
+
+def _processor_s(server: Server) -> float | None:
+    return None if server.pid is None else tree_seconds(server.pid)
 
 
 async def _replies(server: Server, prompts: Sequence[str], settings: LoadSettings, clients: int) -> tuple[list[Reply], float]:
@@ -180,6 +189,24 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 def _cell(clients: int, arm: str, runs: Sequence[dict[str, Any]], baseline: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One arm at one concurrency; ratios compare runs of one repeat, which lie next to each other in time."""
-    speed = Summary.of([run["tokens_per_s"] for run in runs])
-    ratio = Summary.of([run["tokens_per_s"] / other["tokens_per_s"] for run, other in zip(runs, baseline, strict=True)])
-    return {"concurrency": clients, "arm": arm, "tokens_per_s": asdict(speed), "ratio": asdict(ratio), "runs": list(runs)}
+    wall, processor = "tokens_per_s", "tokens_per_processor_s"
+    return {
+        "concurrency": clients,
+        "arm": arm,
+        wall: _summary([run[wall] for run in runs]),
+        "ratio": _summary([run[wall] / other[wall] for run, other in zip(runs, baseline, strict=True)]),
+        processor: _summary([run[processor] for run in runs]),
+        "processor_ratio": _summary(
+            [_share(run[processor], other[processor]) for run, other in zip(runs, baseline, strict=True)]
+        ),
+        "runs": list(runs),
+    }
+
+
+def _summary(values: Sequence[float | None]) -> dict[str, Any] | None:
+    known = [value for value in values if value is not None]
+    return asdict(Summary.of(known)) if known else None
+
+
+def _share(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one / other

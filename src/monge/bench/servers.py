@@ -24,7 +24,8 @@ from monge.api import built_in
 from monge.core.errors import MongeError, OptionError
 
 _STARTED: Final = re.compile(r"at http://(\S+):(\d+)/v1")
-_START_S: Final = 600.0
+_START_S: Final = 1200.0
+"""Some engines compile before they answer."""
 _ASK_S: Final = 5.0
 _STOP_S: Final = 20
 
@@ -38,10 +39,12 @@ class Server:
         port: Its port.
         fields: Fields of its requests in place of ours; `None` leaves a field out.
         version: What it says of its version, if anything.
+        pid: Its process, if it was started here.
     """
 
     host: str
     port: int
+    pid: int | None = None
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     version: str | None = None
 
@@ -52,7 +55,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """A server of another engine, which answers `/v1/models` and streams `/v1/completions`.
+    """A server of another engine, which answers `/health` and streams `/v1/completions`.
 
     Args:
         where: Its address, or the command that starts it on this machine, without a shell; in a command `{port}` stands for a
@@ -97,7 +100,7 @@ def running(arguments: Sequence[str]) -> Iterator[Server]:
                 if (found := _STARTED.search(line)) is not None:
                     # Read on, or a talkative server would wait for room in the pipe.
                     threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()
-                    yield Server(host=found[1], port=int(found[2]))
+                    yield Server(host=found[1], port=int(found[2]), pid=process.pid)
                     return
             raise MongeError(f"the server did not start: {' '.join(''.join(said).split())}")
         finally:
@@ -147,31 +150,37 @@ class _NotReadyError(MongeError):
 
 def _ready(host: str, port: int, beside: Beside, process: subprocess.Popen[bytes] | None = None) -> Server:
     end = time.monotonic() + _START_S
-    while _get(host, port, "/v1/models") is None:
+    while _get(host, port, "/health") is None:
         if process is None:
-            raise MongeError(f"nothing answers at http://{host}:{port}/v1/models")
+            raise MongeError(f"nothing answers at http://{host}:{port}/health")
         if process.poll() is not None:
             raise _NotReadyError(f"ended with status {process.returncode}")
         if time.monotonic() > end:
             raise _NotReadyError(f"did not answer within {_START_S:g} s")
         time.sleep(0.5)
-    told = _get(host, port, "/version") or {}
-    version = told.get("version")
-    return Server(host=host, port=port, fields=beside.fields, version=None if version is None else str(version))
+    pid = None if process is None else process.pid
+    return Server(host=host, port=port, pid=pid, fields=beside.fields, version=_version(_get(host, port, "/version")))
 
 
-def _get(host: str, port: int, path: str) -> dict[str, Any] | None:
-    """A JSON object, if there is one."""
+def _version(told: bytes | None) -> str | None:
+    try:
+        found = json.loads(told or b"{}")
+    except ValueError:
+        return None
+    return str(found["version"]) if isinstance(found, dict) and "version" in found else None
+
+
+def _get(host: str, port: int, path: str) -> bytes | None:
+    """What is there, if anything is."""
     connection = http.client.HTTPConnection(host, port, timeout=_ASK_S)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
-        told = json.loads(answer.read()) if answer.status == http.client.OK else None
-    except (OSError, ValueError, http.client.HTTPException):
+        return answer.read() if answer.status == http.client.OK else None
+    except (OSError, http.client.HTTPException):
         return None
     finally:
         connection.close()
-    return told if isinstance(told, dict) else None
 
 
 def _stop(process: subprocess.Popen[Any], *, group: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -61,6 +62,8 @@ def bench_serve(
     arms = _arms(arm or ())
     besides = _besides(beside or (), beside_fields or (), arms)
     draw = _plotter() if plots else None
+    # Told to end, it ends its servers first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     out.mkdir(parents=True, exist_ok=True)
     console = notes()
     with console.status("") as status:
@@ -116,30 +119,21 @@ def _plotter() -> Callable[[Sequence[dict[str, Any]], Path], Path]:
 
 def _report(document: dict[str, Any], files: Sequence[Path]) -> None:
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 150)
-    baseline = next(iter(document["arms"]))
-    heads = (
-        "clients",
-        "arm",
-        "tokens/s",
-        f"against {baseline}",
-        "first token, ms",
-        "per further token, ms",
-        "between chunks, ms",
-        "accepted + 1",
-        "failed",
-    )
-    table = Table(*heads, title="throughput: median (lowest to highest); latency: p50 / p95 / p99 of the last repeat")
+    against = f"against {next(iter(document['arms']))}"
+    heads = ("clients", "arm", "tokens/s", against, "tokens/processor s", against, "first token, ms", "per further token, ms")
+    title = "throughput: median (lowest to highest); latency: p50 / p95 / p99 of the last repeat"
+    table = Table(*heads, "accepted + 1", "failed", title=title)
     for cell in document["cells"]:
-        speed, ratio, last = cell["tokens_per_s"], cell["ratio"], cell["runs"][-1]
-        accepted = last["mean_acceptance_length"]
+        last, accepted = cell["runs"][-1], cell["runs"][-1]["mean_acceptance_length"]
         table.add_row(
             str(cell["concurrency"]),
             cell["arm"],
-            f"{speed['median']:.0f} ({speed['low']:.0f} to {speed['high']:.0f})",
-            f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})",
+            _range(cell["tokens_per_s"], 0),
+            _range(cell["ratio"], 2),
+            _range(cell["tokens_per_processor_s"], 0),
+            _range(cell["processor_ratio"], 2),
             _latency(last["first_token_s"]),
             _latency(last["per_token_s"]),
-            _latency(last["between_chunks_s"]),
             "-" if accepted is None else f"{accepted:.2f}",
             str(sum(run["num_failed"] for run in cell["runs"])),
         )
@@ -150,6 +144,14 @@ def _report(document: dict[str, Any], files: Sequence[Path]) -> None:
         console.print(f"written to {file}", style="dim", markup=False)
     if (busy := busy_note()) is not None:
         notes().print(busy, style="yellow", markup=False)
+
+
+def _range(values: Mapping[str, float] | None, digits: int) -> str:
+    """Median, and the range where there is one."""
+    if values is None:
+        return "-"
+    median, low, high = (f"{values[name]:.{digits}f}" for name in ("median", "low", "high"))
+    return median if low == high else f"{median} ({low} to {high})"
 
 
 def _latency(values: dict[str, float] | None) -> str:
