@@ -3,6 +3,7 @@
 import copy
 import resource
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,6 +73,33 @@ class TestSteps:
             logits.update(model.extend(blocks))
         for row, expected in eager.items():
             torch.testing.assert_close(ours[row], expected, atol=LARGEST_DIFFERENCE, rtol=0)
+
+    @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32])
+    @pytest.mark.parametrize("start", [0, 1, 700])
+    def test_a_chain_is_read_as_any_block(self, compiled, mask_dtype, start):
+        step, model = compiled(target()), HfTreeModel(target())
+        model.open({0: (5,) * start or (5,)})
+        cache, seen = model._cache, []
+        step._run = lambda inputs: seen.append(inputs) or [torch.zeros(1, 3, 2)]
+        step._spec = replace(step._spec, mask_dtype=mask_dtype)
+        cache.place(slice(0, 1), (start,), 3)
+        mask = torch.ones(3, start + 3, dtype=torch.bool).tril(start)[None, None]
+        form = mask if mask_dtype == torch.bool else torch.where(mask, 0.0, torch.finfo(mask_dtype).min)
+        step(torch.tensor([(7, 8, 9)]), torch.arange(start, start + 3)[None], (form,), cache)
+        step.read_chain((7, 8, 9), start, cache)
+        assert all(map(torch.equal, *seen))
+        assert [tensor.dtype for tensor in seen[0]] == [tensor.dtype for tensor in seen[1]]
+        assert all(tensor.is_contiguous() for tensor in seen[1][:4])
+
+    def test_chains_take_the_short_way(self, compiled, monkeypatch):
+        model = HfTreeModel(target(), compiled(target()))
+        model.open({0: (5, 6), 1: (7,)})
+        monkeypatch.setattr(CompiledStep, "__call__", no_compiling)
+        model.extend({0: NodeBlock.chain((7, 8))})
+        model.extend({0: NodeBlock.chain((9,), after=1)})
+        model.commit({0: (0, 1)})
+        with pytest.raises(AssertionError, match="nothing was to be compiled"):
+            model.extend({0: NodeBlock((7, 8), (-1, -1))})
 
     def test_a_step_right_after_the_first_forward(self, compiled):
         model = HfTreeModel(target(), compiled(target()))

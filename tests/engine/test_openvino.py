@@ -83,6 +83,24 @@ class TestSteps:
         for row, expected in eager.items():
             torch.testing.assert_close(ours[row], expected, atol=LARGEST_DIFFERENCE, rtol=0)
 
+    @pytest.mark.parametrize("num_nodes", [1, 3, 64])
+    def test_a_chain_is_read_as_any_block(self, num_nodes, monkeypatch):
+        step = openvino_step(target(), "same", silent)
+        plain, short = HfTreeModel(target(), step), HfTreeModel(target(), openvino_step(target(), "same", silent))
+        monkeypatch.setattr(plain, "_chain_step", None)
+        logits = {plain: [], short: []}
+        for model, made in logits.items():
+            model.open({0: (9,), 1: prompts((70,), seed=1)[0]})  # the second row, so that rows are told apart
+            for _ in range(3):
+                block = NodeBlock.chain(prompts((num_nodes,), seed=2)[0])
+                made.append(model.extend({1: block})[1])
+                made.append(model.extend({1: NodeBlock.chain((7, 8), after=num_nodes - 1)})[1])
+                model.commit({1: range(num_nodes + 1)})
+                # A tree in between, which writes into the same memory.
+                made.append(model.extend({1: NodeBlock((7, 8, 9), (-1, 0, 0))})[1])
+                model.commit({1: (0, 2)})
+        assert all(map(torch.equal, *logits.values()))
+
     def test_logits_of_one_step_survive_the_next(self):
         model = HfTreeModel(target(), openvino_step(target(), "same", silent))
         model.open({0: (5, 6)})

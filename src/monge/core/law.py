@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Final, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from monge.core.errors import LawError
@@ -189,6 +189,16 @@ class DenseLaw(Law):
         return tuple((token, mass) for token, mass in zip(ids.tolist(), masses.tolist(), strict=True) if mass > 0.0)
 
 
+def softmax_laws(scores: Float[Tensor, "nodes vocab"]) -> list[DenseLaw | None]:
+    """The law proportional to `exp(scores)` of every row; `None` where a score is NaN or +inf, or all are -inf.
+
+    What is normalised here is not added up again, which would take as long as many a decision.
+    """
+    probs = torch.softmax(scores, dim=-1, dtype=torch.float64)
+    firsts = probs[:, 0].tolist()  # one bad score makes every mass of its row NaN
+    return [None if math.isnan(first) else _unchecked(row) for row, first in zip(probs, firsts, strict=True)]
+
+
 @lru_cache(maxsize=8192)
 def one_hot(token_id: int, device: torch.device | None = None) -> SparseLaw:
     """The point mass at one token. Greedy decoding asks for few of them, often; laws are never edited, so they are kept."""
@@ -229,6 +239,13 @@ def _quantile_index(probs: Tensor, position: float) -> int:
     return int(torch.searchsorted(cumulative, position * float(cumulative[-1]), right=True))
 
 
+def _unchecked(probs: Tensor) -> DenseLaw:
+    """A law of masses that were normalised by its maker."""
+    law = object.__new__(DenseLaw)
+    object.__setattr__(law, "probs", probs)
+    return law
+
+
 def _normalised(token_ids: Tensor, masses: Tensor) -> SparseLaw | None:
     kept = masses > 0.0
     masses = masses[kept]
@@ -237,4 +254,4 @@ def _normalised(token_ids: Tensor, masses: Tensor) -> SparseLaw | None:
 
 def _normalised_dense(masses: Tensor) -> DenseLaw | None:
     total = masses.sum()
-    return DenseLaw(masses / total) if float(total) > 0.0 else None
+    return _unchecked(masses / total) if float(total) > 0.0 else None

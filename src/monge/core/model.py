@@ -27,6 +27,10 @@ class NodeBlock:
         first = after + 1
         return cls(tuple(token_ids), (after, *range(first, first + len(token_ids) - 1)))
 
+    def continues(self, count: int) -> bool:
+        """Whether it is a chain whose first node follows the last of `count` uncommitted nodes."""
+        return self.parents == tuple(range(count - 1, count - 1 + len(self.parents)))
+
 
 @runtime_checkable
 class SequenceModel(Protocol):

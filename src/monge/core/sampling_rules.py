@@ -8,7 +8,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from monge.core.errors import NonFiniteLogitsError, OptionError
-from monge.core.law import DenseLaw, Law, SparseLaw, one_hot
+from monge.core.law import DenseLaw, Law, SparseLaw, one_hot, softmax_laws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +56,10 @@ def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> La
         NonFiniteLogitsError: If a logit is NaN or +inf, or all are -inf.
     """
     if rules.temperature == 1 and not rules.truncates:
-        probs = torch.softmax(logits, dim=-1, dtype=torch.float64)
-        if math.isnan(float(probs[0])):  # one bad logit makes every mass NaN
+        (law,) = softmax_laws(logits[None])
+        if law is None:
             raise _non_finite(logits)
-        return DenseLaw(probs)
+        return law
     maximum, where = logits.max(dim=-1)  # NaN anywhere makes the maximum NaN; the first of equal logits is found
     largest = float(maximum)
     if not math.isfinite(largest):
@@ -74,9 +74,7 @@ def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> La
 def laws_from_logits(logits: Float[Tensor, "nodes vocab"], rules: SamplingRules) -> list[Law | None]:
     """`law_from_logits` for every row at once; `None` where a row's logits make no law."""
     if rules.temperature == 1 and not rules.truncates:
-        probs = torch.softmax(logits, dim=-1, dtype=torch.float64)
-        bad = [math.isnan(first) for first in probs[:, 0].tolist()]  # one bad logit makes every mass of its row NaN
-        return [None if wrong else DenseLaw(row) for row, wrong in zip(probs, bad, strict=True)]
+        return list(softmax_laws(logits))
     largest, where = (part.tolist() for part in logits.max(dim=-1))
     sound = [math.isfinite(value) for value in largest]
     if rules.temperature == 0:

@@ -14,6 +14,7 @@ from monge.core.errors import BackendError
 from monge.engine.cache import TreeCache
 from monge.engine.compiled_export import Step, export_step
 from monge.engine.compiled_store import StoredProgram, find_program, program_key, scratch_folder, store_program
+from monge.engine.masks import chain_visibility
 from monge.engine.network_facts import tree_obstacle
 from monge.engine.step import Notify, StepOutput, StepSpec
 from monge.engine.step_check import largest_difference, step_spec
@@ -39,23 +40,34 @@ class CompiledStep:
     Args:
         path: The compiled package.
         tensors: Weights and constants by name.
-        layers: Hidden states that it gives.
+        spec: What it reads and gives.
     """
 
     name = "compiled"
 
-    def __init__(self, path: Path, tensors: Mapping[str, Tensor], layers: tuple[int, ...] = ()) -> None:
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor], spec: StepSpec) -> None:
         program: Any = torch._inductor.aoti_load_package(str(path))
         # The program keeps addresses: the tensors live as long as it does.
         self._constants = {name: tensors[name].detach() for name in program.get_constant_fqns()}
         program.load_constants(self._constants, check_full_update=True, user_managed=True)
         self._run = program.loader.run
-        self.layers = layers
+        self.layers, self._spec = spec.layers, spec
 
     def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
         # The program does not ask for strides: masks of chains are windows onto a wider one, and must be cut out.
         dense = (mask.contiguous() for mask in masks)
-        logits, *states = self._run([token_ids, positions, cache.columns(token_ids.shape[1]), *dense, *cache.kept()])
+        return self._output([token_ids, positions, cache.columns(token_ids.shape[1]), *dense, *cache.kept()])
+
+    def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> StepOutput:
+        places = torch.arange(start, start + len(token_ids))[None]
+        mask = chain_visibility(len(token_ids), start)[None].contiguous()
+        if self._spec.mask_dtype != torch.bool:
+            mask = torch.where(mask, 0.0, torch.finfo(self._spec.mask_dtype).min).to(self._spec.mask_dtype)
+        masks = [mask] * len(self._spec.kinds)
+        return self._output([torch.tensor([token_ids]), places, places, *masks, *cache.kept()])
+
+    def _output(self, inputs: list[Tensor]) -> StepOutput:
+        logits, *states = self._run(inputs)
         return StepOutput(logits=logits, states=tuple(states))
 
 
@@ -126,7 +138,7 @@ def _load_or_build(network: PreTrainedModel, spec: StepSpec, name: str, notify: 
         what = f"{name} with its hidden states" if spec.layers else name
         notify(f"compiling {what}, once for this machine; it can take minutes")
         stored = _build(step, spec, key)
-    return CompiledStep(stored.path, {**step.tensors(), **stored.constants}, spec.layers)
+    return CompiledStep(stored.path, {**step.tensors(), **stored.constants}, spec)
 
 
 def _build(step: Step, spec: StepSpec, key: str) -> StoredProgram:

@@ -19,7 +19,7 @@ from monge.engine.features import FeatureLog
 from monge.engine.masks import UncommittedNodes, block_mask, forward_inputs, within_window
 from monge.engine.network_facts import context_length, layer_windows, output_logits, tree_obstacle
 from monge.engine.shortened import shortened
-from monge.engine.step import NodeStep, StepMaker, StepOutput, StepSpec
+from monge.engine.step import ChainStep, NodeStep, StepMaker, StepOutput, StepSpec
 
 _PREFILL: Final = 1024  # tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt
 _STEP: Final = 64  # nodes a row that a step reads; in larger blocks arithmetic counts, not what lies between operations
@@ -56,9 +56,10 @@ class HfTreeModel:
         reason = tree_obstacle(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        self._model, self._step, self._step_with = model, step, step_with
+        self._model, self._step_with = model, step_with
         config = model.config.get_text_config()
         self._windows = layer_windows(config)
+        self._take(step)
         self._attention = str(config._attn_implementation)
         self._device, self._dtype = model.device, model.dtype
         self._cache = TreeCache(config.num_hidden_layers, model.device)
@@ -101,6 +102,11 @@ class HfTreeModel:
             self.commit({seq: range(len(part)) for seq, part in parts.items()})
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+        if len(blocks) == 1 and self._chain_step is not None and self._cache.is_settled:
+            ((sequence, block),) = blocks.items()
+            row, count = self._rows[self._row_of[sequence]], len(block.token_ids)
+            if count <= _STEP and row.nodes.is_chain and block.continues(len(row.nodes)):
+                return {sequence: self._read_chain(row, block, self._chain_step)}
         logits = self._read(blocks, keep_logits=True)
         first = min(self._row_of[sequence] for sequence in blocks)
         return {sequence: logits[self._row_of[sequence] - first, : len(block.token_ids)] for sequence, block in blocks.items()}
@@ -136,7 +142,7 @@ class HfTreeModel:
         if self._rows:
             raise MongeError(f"hidden states must be watched before sequences are open; {len(self._rows)} are")
         self._features = FeatureLog(layers, self.num_layers)
-        self._step = self._watching_step(self._features.layers)
+        self._take(self._watching_step(self._features.layers))
 
     def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
         return None if self._features is None else self._features.take(sequence)
@@ -199,6 +205,27 @@ class HfTreeModel:
         self._forward_s += now() - start
         self._cache.settle()
         return output.logits
+
+    def _read_chain(self, row: _Row, block: NodeBlock, step: ChainStep) -> Tensor:
+        """`_read` for a chain behind one text."""
+        index, first = self._row_of[row.sequence], row.length + len(row.nodes)
+        row.nodes.add(block)
+        held = len(self._rows), max(one.length + len(one.nodes) for one in self._rows)
+        self._cache.place(slice(index, index + 1), (first,), len(block.token_ids), held)
+        start = now()
+        with torch.inference_mode():
+            output = step.read_chain(block.token_ids, first, self._cache)
+            if self._features is not None:
+                self._features.read(row.sequence, [state[0] for state in output.states])
+            logits = output.logits[0]
+        self._forward_s += now() - start
+        return logits
+
+    def _take(self, step: NodeStep | None) -> None:
+        """Read small blocks by this step from now on."""
+        self._step = step
+        sees_all = all(window is None for window in self._windows.values())
+        self._chain_step = step if sees_all and isinstance(step, ChainStep) else None
 
     def _whole(self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool) -> StepOutput:
         """A forward of the network itself."""

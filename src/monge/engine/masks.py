@@ -100,12 +100,16 @@ def _one_row(
     token_ids = torch.tensor([block.token_ids])
     positions = torch.tensor([[length + depth for depth in nodes.depths[total - count :]]])
     if nodes.is_chain:
-        start = length + total - count
-        capacity = max(_BAND, 1 << start.bit_length())
-        return token_ids, positions, _band(count, capacity)[None, :, capacity - start : capacity + count]
+        return token_ids, positions, chain_visibility(count, length + total - count)
     visible = np.ones((1, count, length + total), dtype=np.bool_)
     visible[0, :, length:] = nodes.visible(total - count)
     return token_ids, positions, torch.from_numpy(visible)
+
+
+def chain_visibility(count: int, start: int) -> Bool[Tensor, "one nodes seq"]:
+    """What the nodes of a chain see whose first one lies in column `start`: all columns before them, and themselves."""
+    capacity = max(_BAND, 1 << start.bit_length())
+    return _band(count, capacity)[None, :, capacity - start : capacity + count]
 
 
 @lru_cache(maxsize=64)

@@ -4,9 +4,7 @@ import importlib.util
 import tempfile
 import warnings
 import zipfile
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +18,7 @@ from monge.core.errors import BackendError
 from monge.engine.cache import TreeCache
 from monge.engine.compiled_store import find_program, program_key, scratch_folder, store_program
 from monge.engine.network_facts import tree_obstacle
+from monge.engine.openvino_buffers import Buffers
 from monge.engine.openvino_export import export_graph, weights
 from monge.engine.openvino_weights import constant, linear_weights
 from monge.engine.step import Notify, StepOutput, StepSpec
@@ -31,8 +30,6 @@ _AGREEMENT: Final = {"f32": 1e-4, "bf16": 0.1}
 _FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, OSError, ImportError)
 _COLUMNS: Final = 64  # past columns come in steps: a new shape costs the runtime as much as a step of a small network
 _KEPT_SIZES: Final = 32  # numbers of rows, nodes and columns whose memory is kept
-_HIDDEN: Final = np.finfo(np.float32).min
-_SHOWN: Final = np.float32(0)
 
 
 class OpenVinoStep:
@@ -59,21 +56,25 @@ class OpenVinoStep:
         self._num_tokens = int(graph.outputs[0].partial_shape[2].get_length())
         self._request = openvino.Core().compile_model(graph, "CPU", options).create_infer_request()
         self._spec, self.layers = spec, spec.layers
+        self._num_masks = len(spec.kinds)
         self._hidden = int(graph.outputs[1].partial_shape[2].get_length()) if spec.layers else 0
         self._seen: tuple[int, ...] = ()
         self._sizes: tuple[int, ...] = ()
-        self._buffers: dict[tuple[int, ...], _Buffers] = {}
+        self._buffers: dict[tuple[int, ...], Buffers] = {}
 
     def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
-        starts, kept = cache.starts, cache.kept()
-        past = -(-max(starts) // _COLUMNS) * _COLUMNS
-        self._show(kept, past)
+        starts = cache.starts
         rows, nodes = token_ids.shape
-        buffers = self._bound(rows, nodes, past)
-        buffers.token_ids.copy_(token_ids)
-        buffers.positions.copy_(positions)
-        for shown, mask in zip(buffers.masks, masks, strict=True):
-            _fill(shown, mask.numpy(), starts, past)
+        buffers = self._bound(rows, nodes, max(starts), cache)
+        buffers.fill(token_ids.numpy(), positions.numpy(), [mask.numpy() for mask in masks], starts)
+        return self._run(buffers, cache)
+
+    def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> StepOutput:
+        buffers = self._bound(1, len(token_ids), start, cache)
+        buffers.fill_chain(token_ids, start)
+        return self._run(buffers, cache)
+
+    def _run(self, buffers: Buffers, cache: TreeCache) -> StepOutput:
         self._request.infer(share_outputs=True)
         cache.write(buffers.new)
         # Copies: the next step writes its own to the same place.
@@ -84,56 +85,31 @@ class OpenVinoStep:
         place = (kept[0].data_ptr(), *kept[0].shape, past)
         if place == self._seen:
             return
-        for index, tensor in enumerate(kept, start=2 + len(self._spec.kinds)):
+        for index, tensor in enumerate(kept, start=2 + self._num_masks):
             whole = self._host.Tensor(tensor.numpy(), shared_memory=True)
             rows, heads, _, size = tensor.shape
             window = self._host.Tensor(whole, self._host.Coordinate([0] * 4), self._host.Coordinate([rows, heads, past, size]))
             self._request.set_input_tensor(index, window)
         self._seen = place
 
-    def _bound(self, rows: int, nodes: int, past: int) -> "_Buffers":
-        """Memory for everything of these sizes but keys and values of the past, known to the runtime."""
+    def _bound(self, rows: int, nodes: int, start: int, cache: TreeCache) -> Buffers:
+        """Memory for everything of these sizes but keys and values of the past, all known to the runtime."""
+        past = -(-start // _COLUMNS) * _COLUMNS
+        self._show(cache.kept(), past)
         sizes = (rows, nodes, past)
         if sizes not in self._buffers:
             if len(self._buffers) >= _KEPT_SIZES:
                 self._buffers.clear()
-            self._buffers[sizes] = _Buffers.of(self._spec, rows, nodes, past, (self._num_tokens, self._hidden))
+            widths = self._num_tokens, self._hidden
+            self._buffers[sizes] = Buffers.of(self._spec, sizes, widths, partial(self._host.Tensor, shared_memory=True))
         buffers = self._buffers[sizes]
         if sizes != self._sizes:
-            shared = partial(self._host.Tensor, shared_memory=True)
-            for index, tensor in enumerate((buffers.token_ids, buffers.positions)):
-                self._request.set_input_tensor(index, shared(tensor.numpy()))
-            for index, mask in enumerate(buffers.masks, start=2):
-                self._request.set_input_tensor(index, shared(mask))
-            for index, tensor in enumerate((buffers.logits, *buffers.states, *buffers.new)):
-                self._request.set_output_tensor(index, shared(tensor.numpy()))
+            for index, shared in enumerate(buffers.inputs):
+                self._request.set_input_tensor(index, shared)
+            for index, shared in enumerate(buffers.outputs):
+                self._request.set_output_tensor(index, shared)
             self._sizes = sizes
         return buffers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Buffers:
-    """What a step reads and writes, shared with the runtime, for one number of rows, nodes and past columns."""
-
-    token_ids: Tensor
-    positions: Tensor
-    masks: tuple[np.ndarray, ...]
-    logits: Tensor
-    states: tuple[Tensor, ...]
-    new: list[Tensor]
-
-    @classmethod
-    def of(cls, spec: StepSpec, rows: int, nodes: int, past: int, widths: tuple[int, int]) -> "_Buffers":
-        """Empty ones; `widths` are those of logits and of a hidden state."""
-        counts = Counter(spec.cache_shapes)
-        return cls(
-            token_ids=torch.zeros(rows, nodes, dtype=torch.int64),
-            positions=torch.zeros(rows, nodes, dtype=torch.int64),
-            masks=tuple(np.zeros((rows, 1, nodes, past + nodes), dtype=np.float32) for _ in spec.kinds),
-            logits=torch.zeros(rows, nodes, widths[0]),
-            states=tuple(torch.zeros(rows, nodes, widths[1]) for _ in spec.layers),
-            new=[torch.zeros(count, rows, heads, nodes, size) for (heads, size), count in counts.items()],
-        )
 
 
 def openvino_step(network: PreTrainedModel, weights_kind: str, notify: Notify, layers: tuple[int, ...] = ()) -> OpenVinoStep:
@@ -253,16 +229,6 @@ def _set_weights(graph: Any, network: PreTrainedModel, kind: str) -> None:
         parameter.output(0).replace(node.output(0))
         graph.remove_parameter(parameter)
     graph.validate_nodes_and_infer_types()
-
-
-def _fill(shown: np.ndarray, seen: np.ndarray, starts: Sequence[int], past: int) -> None:
-    """A mask over columns of the cache as one over past and nodes, `[batch, 1, nodes, past + nodes]`: 0 where seen."""
-    added = np.where(seen, _SHOWN, _HIDDEN) if seen.dtype == np.bool_ else seen
-    nodes = shown.shape[2]
-    for row, start in enumerate(starts):
-        shown[row, :, :, :start] = added[row, :, :, :start]
-        shown[row, :, :, start:past] = _HIDDEN
-        shown[row, :, :, past:] = added[row, :, :, start : start + nodes]
 
 
 def _has_bfloat16() -> bool:

@@ -69,5 +69,20 @@ class NodeStep(Protocol):
         ...
 
 
+@runtime_checkable
+class ChainStep(NodeStep, Protocol):
+    """A step that is told of the commonest block, a chain behind one text, without tensors being made for it."""
+
+    def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> StepOutput:
+        """What a call gives for a chain of one row whose nodes see all columns before them, and themselves.
+
+        Args:
+            token_ids: Tokens of the chain.
+            start: Column and position of the first of them.
+            cache: The cache, placed.
+        """
+        ...
+
+
 StepMaker = Callable[[tuple[int, ...]], NodeStep]
 """Makes the step that gives these hidden states; raises `BackendError` where there is none."""

@@ -1,0 +1,102 @@
+"""Memory that an OpenVINO step shares with the runtime."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from monge.engine.step import StepSpec
+
+_HIDDEN: Final = np.finfo(np.float32).min
+_SHOWN: Final = np.float32(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffers:
+    """What a step reads and writes, shared with the runtime, for one number of rows, nodes and past columns."""
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    masks: tuple[np.ndarray, ...]
+    logits: Tensor
+    states: tuple[Tensor, ...]
+    new: tuple[Tensor, ...]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+    @classmethod
+    def of(
+        cls, spec: StepSpec, sizes: tuple[int, int, int], widths: tuple[int, int], shared: Callable[[np.ndarray], Any]
+    ) -> "Buffers":
+        """Empty ones.
+
+        Args:
+            spec: What the step reads and gives.
+            sizes: Rows, nodes and past columns.
+            widths: Those of logits and of a hidden state.
+            shared: Makes the runtime's view of memory.
+        """
+        rows, nodes, past = sizes
+        ids, positions = np.zeros((rows, nodes), dtype=np.int64), np.zeros((rows, nodes), dtype=np.int64)
+        masks = tuple(np.zeros((rows, 1, nodes, past + nodes), dtype=np.float32) for _ in spec.kinds)
+        logits = torch.zeros(rows, nodes, widths[0])
+        states = tuple(torch.zeros(rows, nodes, widths[1]) for _ in spec.layers)
+        counts = Counter(spec.cache_shapes)
+        new = tuple(torch.zeros(count, rows, heads, nodes, size) for (heads, size), count in counts.items())
+        return cls(
+            token_ids=ids,
+            positions=positions,
+            masks=masks,
+            logits=logits,
+            states=states,
+            new=new,
+            inputs=tuple(shared(array) for array in (ids, positions, *masks)),
+            outputs=tuple(shared(tensor.numpy()) for tensor in (logits, *states, *new)),
+        )
+
+    def fill(self, token_ids: np.ndarray, positions: np.ndarray, masks: Sequence[np.ndarray], starts: Sequence[int]) -> None:
+        """Take the inputs of a step.
+
+        Args:
+            token_ids: Tokens, `[rows, nodes]`.
+            positions: Their positions.
+            masks: Masks over columns of the cache, boolean or additive, `[rows, 1, nodes, seq]`.
+            starts: First column that is written, row by row.
+        """
+        self.token_ids[:] = token_ids
+        self.positions[:] = positions
+        for shown, mask in zip(self.masks, masks, strict=True):
+            _fill(shown, mask, starts)
+
+    def fill_chain(self, token_ids: Sequence[int], start: int) -> None:
+        """Take a chain behind one text, from column `start` on."""
+        nodes = len(token_ids)
+        self.token_ids[0] = token_ids
+        self.positions[0] = range(start, start + nodes)
+        for shown in self.masks:
+            past = shown.shape[3] - nodes
+            shown[..., :start] = _SHOWN
+            shown[..., start:past] = _HIDDEN
+            shown[..., past:] = _below(nodes)
+
+
+@lru_cache(maxsize=128)
+def _below(nodes: int) -> np.ndarray:
+    """The mask of a chain over its own nodes."""
+    return np.where(np.tri(nodes, dtype=np.bool_), _SHOWN, _HIDDEN)
+
+
+def _fill(shown: np.ndarray, seen: np.ndarray, starts: Sequence[int]) -> None:
+    """A mask over columns of the cache as one over past and nodes, `[batch, 1, nodes, past + nodes]`: 0 where seen."""
+    added = np.where(seen, _SHOWN, _HIDDEN) if seen.dtype == np.bool_ else seen
+    nodes = shown.shape[2]
+    past = shown.shape[3] - nodes
+    for row, start in enumerate(starts):
+        shown[row, :, :, :start] = added[row, :, :, :start]
+        shown[row, :, :, start:past] = _HIDDEN
+        shown[row, :, :, past:] = added[row, :, :, start : start + nodes]
