@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 Cell = Mapping[str, Any]
 _COLOURS: Final = ("#777777", "#0f7b6c", "#c8762b", "#4878a8", "#7a5195", "#b5a642")
@@ -39,7 +40,9 @@ def write_plot(cells: Sequence[Cell], path: Path) -> Path:
         axes.set_xticks(sorted({cell["concurrency"] for cell in cells}), labels=sorted({cell["concurrency"] for cell in cells}))
         axes.set_xlabel("clients")
         axes.set_title(title, loc="left", fontsize=10)
-        axes.tick_params(labelsize=8)
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        axes.tick_params(which="both", labelsize=8)
     speed.legend(fontsize=8, frameon=False)
     panels[0].text(0.02, 0.97, "— p50   - - p95   ··· p99", transform=panels[0].transAxes, va="top", fontsize=8)
     figure.savefig(path, dpi=130)
