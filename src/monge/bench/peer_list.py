@@ -100,18 +100,24 @@ PEERS: Final = (
     Peer(
         name="vllm",
         methods={
-            # Its compiler can take longer than a worker is waited for; eager steps always start.
-            "plain": Method(candidates=({}, {"enforce_eager": True})),
+            # Its compiler can take longer than a worker is waited for, and than all other engines together; eager steps always
+            # start, and are all that a quick search looks at.
+            "plain": Method(candidates=({"enforce_eager": True}, {}), quick=1),
             "draft": Method(
                 candidates=(
-                    *_counts("num_speculative_tokens", (3, 5, 2)),
                     {"num_speculative_tokens": 3, "enforce_eager": True},
+                    *_counts("num_speculative_tokens", (3, 5, 2)),
                 ),
+                quick=1,
                 is_sampled=False,
                 why_not_sampled=_BIASED_VLLM,
             ),
             "lookup": Method(
-                candidates=_counts("num_speculative_tokens", (5, 3), prompt_lookup_max=3, prompt_lookup_min=2),
+                candidates=(
+                    {"num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 2, "enforce_eager": True},
+                    *_counts("num_speculative_tokens", (5, 3), prompt_lookup_max=3, prompt_lookup_min=2),
+                ),
+                quick=1,
                 is_sampled=False,
                 why_not_sampled=_BIASED_VLLM,
             ),

@@ -71,6 +71,7 @@ class _Engines:
         self._settings, self._notify = settings, notify
         self._pythons: dict[str, Path | str] = {}
         self._kept: dict[str, _Running] = {}
+        self._started: list[PeerProcess] = []
 
     def opened(self, peer: Peer, arm: PeerArm, settings: Settings) -> _Running:
         """A worker with an engine: the kept one if it has these settings."""
@@ -79,6 +80,7 @@ class _Engines:
             return kept
         asked = self._settings
         process = PeerProcess(self._python(peer), peer.name)
+        self._started.append(process)  # so that it ends whatever happens while it loads
         folders = {"target": asked.target, "draft": asked.draft, "work": str(asked.work)}
         try:
             version = process.open(**folders, threads=asked.threads, method=arm.method, settings=dict(settings))
@@ -105,10 +107,15 @@ class _Engines:
         if kept is not None:
             kept.process.stop()
 
-    def close(self, but: Collection[str] = ()) -> None:
-        """End all of them but those of these ways of decoding."""
-        for name in [name for name in self._kept if name not in but]:
+    def keep_only(self, names: Collection[str]) -> None:
+        """End the kept ones but those of these ways of decoding."""
+        for name in [name for name in self._kept if name not in names]:
             self._kept.pop(name).process.stop()
+
+    def close(self) -> None:
+        """End all of them."""
+        for process in self._started:
+            process.stop()
 
     def _python(self, peer: Peer) -> Path:
         if peer.name not in self._pythons:
@@ -143,7 +150,7 @@ def compare_peers(
     try:
         for temperature in settings.temperatures:
             cell = _cell(peers, temperature, left_out)
-            engines.close(but=[arm.name for _, arm in cell])
+            engines.keep_only([arm.name for _, arm in cell])
             for peer, arm in cell:
                 notify(f"looking for settings of {arm.name}, temperature {temperature:g}")
                 _search(engines, peer, arm, prompts, settings, candidates=_candidates(peer, arm, arms, settings))
