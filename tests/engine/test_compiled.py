@@ -198,6 +198,11 @@ class TestStoredPrograms:
         assert backend.program_key(target(), spec) == backend.program_key(perturbed(target()), spec)
         assert backend.program_key(target(), spec) != backend.program_key(wider, spec)
 
+    def test_another_folder_has_the_same_name(self):
+        spec, moved = step_spec(target()), copy.deepcopy(target())
+        moved.config._name_or_path = "elsewhere"
+        assert backend.program_key(moved, spec) == backend.program_key(target(), spec)
+
     def test_a_program_with_other_logits_is_refused(self, compiled, monkeypatch):
         compiled(target())
         run = CompiledStep.__call__

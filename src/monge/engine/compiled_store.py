@@ -1,6 +1,7 @@
 """Compiled programs on disk: made once for a model, a machine and its libraries, checked whenever they are read."""
 
 import hashlib
+import json
 import os
 import platform
 import tempfile
@@ -59,7 +60,7 @@ def program_key(network: PreTrainedModel, spec: StepSpec, *versions: str) -> str
         _machine(),
         type(network).__module__,
         type(network).__qualname__,
-        network.config.to_json_string(use_diff=False),
+        _settings(network),
         str(network.config.get_text_config()._attn_implementation),
         spec,
         tensors,
@@ -100,6 +101,11 @@ def scratch_folder() -> Path:
     folder = cache_folder() / "programs"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _settings(network: PreTrainedModel) -> str:
+    """The configuration without the place that it was read from: a copy of a folder holds the same architecture."""
+    return json.dumps({name: value for name, value in network.config.to_dict().items() if name != "_name_or_path"}, default=str)
 
 
 def _files(key: str, suffix: str) -> tuple[Path, Path]:
