@@ -9,11 +9,12 @@ def test_drafters_are_compared_on_equal_terms(run, tiny_paths, tmp_path):
     (tmp_path / "mine.txt").write_text("One and two.\n")
     target, draft = tiny_paths
     asked = ["--target", target, "--draft", draft, "--head", head, "--data", tmp_path / "mine.txt", "--tokens", 1800]
-    limits = ["--num-prompts", 1, "--max-new-tokens", 4, "--repeats", 1, "--out", tmp_path / "out", "--json"]
+    limits = ["--num-prompts", 1, "--max-new-tokens", 4, "--repeats", 1, "--clock", "cpu", "--out", tmp_path / "out", "--json"]
     result = run("bench", "drafters", *asked, *limits)
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     assert json.loads((tmp_path / "out" / "drafters.json").read_text()) == document
+    assert (document["settings"]["clock"], document["backend"]) == ("cpu", "eager")
     lines = document["drafters"]
     assert len(lines) == 2 * (len(OTHERS) + 1 + len(VARIANTS) + 1)
     assert all(line["nodes_per_round"] <= 16 and 1.0 <= line["block_efficiency"] <= 4.0 for line in lines)

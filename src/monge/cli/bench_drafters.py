@@ -19,6 +19,7 @@ from monge.bench.pair import load_pair
 from monge.bench.provenance import busy_note, provenance
 from monge.bench.runner import Settings
 from monge.bench.tasks import interleaved, read_prompts, shipped
+from monge.cli import bench_options as asked
 from monge.cli import options
 from monge.cli.bench_heads import MEASURING, Heads, spinner
 from monge.cli.console import quiet_host, reported
@@ -36,6 +37,7 @@ def drafters(
     draft: options.Draft = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    backend: options.Backend = None,
     threads: options.Threads = None,
     data: Annotated[Path | None, options.option("--data", help="Prompts.", panel=MEASURING, default="the shipped ones")] = None,
     tokens: Annotated[
@@ -50,6 +52,7 @@ def drafters(
     repeats: Annotated[
         int, options.option("--repeats", help="Timed passes, drafters in turns.", panel=MEASURING, default=REPEATS)
     ] = REPEATS,
+    clock: asked.Clock = None,
     out: Annotated[Path, options.option("--out", help="Folder of text and result.", panel=options.OUTPUT, default=OUT)] = OUT,
     as_json: options.Json = False,
 ) -> None:
@@ -65,13 +68,14 @@ def drafters(
 
         monge bench drafters
         monge bench drafters --head my-shape --head my-medusa --head my-eagle --num-prompts 12
+        monge bench drafters --backend openvino --clock cpu --threads 1
     """
     quiet_host()
     torch.set_num_threads(torch.get_num_threads() if threads is None else threads)
-    pair = load_pair(target, draft, **options.given(dtype=dtype, device=device))
+    settings = Settings(max_new_tokens=max_new_tokens, repeats=repeats, **options.given(clock=clock))
+    pair = load_pair(target, draft, **options.given(dtype=dtype, device=device, backend=backend))
     shown = shipped() if data is None else read_prompts(data)
     chosen = tuple(encode(pair.tokenizer, prompt.text) for prompt in interleaved(shown)[:num_prompts])
-    settings = Settings(max_new_tokens=max_new_tokens, repeats=repeats)
     with spinner() as say:
         say("writing rows")
         texts = [encode(pair.tokenizer, prompt.text) for prompt in shown]
@@ -80,6 +84,7 @@ def drafters(
     document = {
         "provenance": provenance(pair.target.device),
         "models": dict(pair.names),
+        "backend": pair.backend,
         "num_prompts": len(chosen),
         "num_nodes": NODES,
         "settings": asdict(settings),
