@@ -245,3 +245,38 @@ def test_rests_are_longer_where_a_drafter_has_much_to_catch_up_with() -> None:
         return state.off_tokens
 
     assert longest(0.64) == pytest.approx(3 * longest(0.0), abs=4)
+
+
+def short_request(controller: Price, memory: Memory, accepted: int, num_tokens: int = 40) -> list[int]:
+    """The windows of a request of some tokens whose rounds have so many accepted, as far as they draft."""
+    state, windows, length = controller.init(memory), [], 0
+    while length < num_tokens:
+        plan = controller.plan(state, draws())
+        window = min(4, plan.max_depth or 0)
+        record = chain_round(window, min(accepted, window), plan=plan, context_length=length)
+        state, length = controller.update(state, record), length + len(record.token_ids)
+        windows.append(window)
+    return windows
+
+
+def test_short_requests_rest_together() -> None:
+    """A rest that is longer than every request ends all the same, once that many tokens have been decoded."""
+    controller, memory = Price(), memory_of(draft=0.3)
+    while memory.notes.get("price") is None or memory.notes["price"].off_tokens < 64:
+        short_request(controller, memory, 0, num_tokens=400)
+    resting = [short_request(controller, memory, 4) for _ in range(12)]
+    assert set(resting[0]) == {0}
+    assert max(resting[-1]) > 0
+    assert sum(resting[-1]) > 20
+
+
+def test_two_bad_rounds_do_not_outweigh_good_requests() -> None:
+    controller, memory = Price(), memory_of(draft=0.5)
+    for _ in range(5):
+        short_request(controller, memory, 4)
+    state = controller.init(memory)
+    for _ in range(2):
+        plan = controller.plan(state, draws())
+        assert plan.max_depth != 0
+        state = controller.update(state, chain_round(4, 0, plan=plan))
+    assert controller.plan(state, draws()).max_depth != 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
 from monge.control.calibration import Calibration
-from monge.control.survival import DepthCounts, expected_tokens
+from monge.control.survival import PRIOR_WEIGHT, DepthCounts, expected_tokens
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -20,17 +20,23 @@ _SHORT_KEEP = 0.85  # and in the speed that decides whether speculation goes on
 _EXPLORE = 32  # rounds between two that draft without looking at the price, so that low confidences are tried too
 _BASELINE = 128  # rounds between two plain ones, which keep the cost of plain decoding up to date
 _SETTLED = 8  # rounds after which a request that speculates again counts as settled
+_FIRST_WEIGHT = 4.0  # rounds that the first guess of acceptance counts for
+_KIN = 6.0  # further rounds that earlier requests count for in a request's acceptance, once they had as many
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """What requests taught: acceptance by depth, calibration, tokens and seconds of late, and how long the last one rested."""
+    """What requests taught: acceptance by depth, calibration, tokens and seconds of late, and how long the last one rested.
+
+    `rested` counts the tokens that all of them decoded plainly since a trial last failed.
+    """
 
     counts: DepthCounts = DepthCounts()
     calibration: Calibration = Calibration()
     tokens: float = 0.0
     seconds: float = 0.0
     off_tokens: int = 0
+    rested: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ class Request:
 
     Args:
         memory: What the decoder's requests share.
+        kin: Rounds beyond the usual ones that requests before it count for in its acceptance.
         counts: Acceptance by depth in this request.
         tokens: Tokens of the last rounds, the latest counting most.
         seconds: Their predicted seconds.
@@ -78,6 +85,7 @@ class Request:
     """
 
     memory: Memory
+    kin: float = 0.0
     counts: DepthCounts = DepthCounts()
     tokens: float = 0.0
     seconds: float = 0.0
@@ -132,10 +140,14 @@ class Price(Controller[Request]):
             )
 
     def init(self, memory: Memory) -> Request:
-        costs_of(memory, "price")
-        # Where the last requests gave up for long, a new one starts where they ended.
-        off = _pooled(memory).off_tokens
-        return Request(memory, off_left=off if off > self.first_off else 0, off_tokens=off)
+        pooled = _pooled(memory)
+        request = Request(memory, min(_KIN, pooled.counts.reached[0] if pooled.counts.reached else 0.0))
+        outlook = self.outlook(request)
+        if pooled.off_tokens <= self.first_off or outlook.speed >= outlook.plain_speed * (1.0 + self.margin):
+            return request
+        # Where the last requests gave up for long, a new one goes on resting: it may be too short for a rest of its own.
+        left = max(0, pooled.off_tokens - pooled.rested)
+        return replace(request, off_left=left, off_tokens=pooled.off_tokens, trial_left=0 if left else self.trial)
 
     def plan(self, state: Request, draws: Draws) -> DraftPlan:
         if state.off_left > 0 or (state.rounds_on + 1) % _BASELINE == 0:
@@ -154,6 +166,7 @@ class Price(Controller[Request]):
         context = record.context_length + len(record.token_ids)
         if record.plan.max_depth == 0:
             left = max(0, state.off_left - len(record.token_ids))
+            _note_rest(state.memory, len(record.token_ids) if state.off_left > 0 else 0)
             begins = state.off_left > 0 and left == 0
             counts = state.counts.aged(0.5) if begins else state.counts
             trial = self.trial if begins else state.trial_left
@@ -178,7 +191,8 @@ class Price(Controller[Request]):
     def outlook(self, state: Request) -> Outlook:
         """Expected tokens and seconds of the coming round's windows."""
         costs, pooled = costs_of(state.memory, "price"), _pooled(state.memory)
-        acceptance = state.counts.acceptance(self.max_window, pooled.counts.acceptance(self.max_window))
+        usual = pooled.counts.acceptance(self.max_window, weight=_FIRST_WEIGHT)
+        acceptance = state.counts.acceptance(self.max_window, usual, PRIOR_WEIGHT + state.kin)
         context = state.context_length
         drafting, verifying = costs.levels_s(self.max_window, costs.batch_size, context)
         seconds = [sum(both) for both in zip(drafting, verifying, strict=True)]
@@ -229,7 +243,13 @@ def _prices(price: float, seconds: Sequence[float]) -> tuple[float, ...]:
 
 
 def _note_off(memory: Memory, off_tokens: int) -> None:
-    memory.notes["price"] = replace(_pooled(memory), off_tokens=off_tokens)
+    memory.notes["price"] = replace(_pooled(memory), off_tokens=off_tokens, rested=0)
+
+
+def _note_rest(memory: Memory, num_tokens: int) -> None:
+    pooled = _pooled(memory)
+    if num_tokens:
+        memory.notes["price"] = replace(pooled, rested=pooled.rested + num_tokens)
 
 
 def _teach(memory: Memory, record: StepRecord, tokens: int, seconds: float) -> None:
@@ -240,6 +260,7 @@ def _teach(memory: Memory, record: StepRecord, tokens: int, seconds: float) -> N
         tokens=_RATE_KEEP * pooled.tokens + tokens,
         seconds=_RATE_KEEP * pooled.seconds + seconds,
         off_tokens=pooled.off_tokens,
+        rested=pooled.rested,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from monge.core.verdict import StepRecord
 
-_PRIOR_WEIGHT = 2.0
+PRIOR_WEIGHT = 2.0
 """Rounds that earlier knowledge counts for: a drafter that is useless must be found out in a few."""
 _FIRST_ACCEPTANCE = 0.75
 _RAREST = 3e-4
@@ -43,12 +43,13 @@ class DepthCounts:
         """The same shares as weaker evidence."""
         return DepthCounts(tuple(keep * count for count in self.reached), tuple(keep * count for count in self.accepted))
 
-    def acceptance(self, depths: int, prior: Sequence[float] | None = None) -> tuple[float, ...]:
+    def acceptance(self, depths: int, prior: Sequence[float] | None = None, weight: float = PRIOR_WEIGHT) -> tuple[float, ...]:
         """Acceptance at the first depths.
 
         Args:
             depths: How many.
             prior: What is known otherwise, by depth; without, each depth starts from the estimate of the one above it.
+            weight: Rounds that this knowledge counts for.
         """
         estimates: list[float] = []
         estimate, ratio, known = _FIRST_ACCEPTANCE, 1.0, len(self.reached)
@@ -56,7 +57,7 @@ class DepthCounts:
             usual = 0.0 if prior is None else _odds(prior[depth])
             expected = estimate if prior is None else usual * ratio / (1.0 + usual * ratio)
             reached, accepted = (self.reached[depth], self.accepted[depth]) if depth < known else (0.0, 0.0)
-            estimate = (accepted + _PRIOR_WEIGHT * expected) / (reached + _PRIOR_WEIGHT)
+            estimate = (accepted + weight * expected) / (reached + weight)
             estimates.append(estimate)
             if prior is not None:
                 # A request that does better than others at one depth is expected to do so below it.
