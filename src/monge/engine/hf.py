@@ -23,6 +23,7 @@ from monge.engine.step import ChainStep, NodeStep, StepMaker, StepOutput, StepSp
 
 _PREFILL: Final = 1024  # tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt
 _STEP: Final = 64  # nodes a row that a step reads; in larger blocks arithmetic counts, not what lies between operations
+_UNWANTED: Final = 1 << 20  # logits that nobody asked for and a step gives all the same: a short prompt's, where words are few
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class HfTreeModel:
 
     Args:
         model: A causal language model in evaluation mode that takes 4-D masks and position ids.
-        step: Reads small blocks of nodes in the network's place; prompts are always read by the network itself.
+        step: Reads small blocks of nodes in the network's place, short prompts too; longer ones are read by the network itself.
         step_with: Makes the step that gives hidden states as well, for when they are watched.
 
     Raises:
@@ -194,7 +195,8 @@ class HfTreeModel:
         masks = self._masks(visible, positions, lengths, nodes)
         start = now()
         with torch.inference_mode():
-            if self._step is not None and keep_logits and token_ids.shape[1] <= _STEP and self._cache.is_settled:
+            small = token_ids.shape[1] <= _STEP and (keep_logits or token_ids.numel() * self.vocab_size <= _UNWANTED)
+            if self._step is not None and small and self._cache.is_settled:
                 output = self._step(token_ids, positions, tuple(masks.values()), self._cache)
             else:
                 output = self._whole(token_ids, positions, masks, keep_logits=keep_logits)
