@@ -15,6 +15,7 @@ from monge.control.on_the_fly import OnTheFly, best_window, censored_acceptance
 from monge.control.price import Price
 from monge.control.q_learning import QLearning
 from monge.control.survival import DepthCounts, expected_tokens
+from monge.core.context import DraftPlan
 from monge.core.draws import TorchDraws
 from monge.core.reliability import calibration_error
 from monge.core.stopping import StopRule, logit
@@ -280,3 +281,33 @@ def test_two_bad_rounds_do_not_outweigh_good_requests() -> None:
         assert plan.max_depth != 0
         state = controller.update(state, chain_round(4, 0, plan=plan))
     assert controller.plan(state, draws()).max_depth != 0
+
+
+def batch_of(memory: Memory, accepted: list[int]) -> list[DraftPlan]:
+    """Plans of a batch after ten rounds in which request i had `accepted[i]` of four tokens accepted."""
+    controller = Price()
+    states = [controller.init(memory) for _ in accepted]
+    for _ in range(10):
+        rounds = [chain_round(4, count, plan=DraftPlan(max_depth=4), batch_size=len(accepted)) for count in accepted]
+        states = [controller.update(state, one) for state, one in zip(states, rounds, strict=True)]
+    return controller.plan_many(states, [draws()] * len(states))
+
+
+def test_one_easy_text_does_not_hold_up_a_batch() -> None:
+    """A drafted level takes as long for one request as for eight: one that is sure to gain a token costs the others seven."""
+    costs = {batch: {0: 1.0, 8: 2.6} for batch in (1, 8)}
+    memory = Memory(CostModel(verify_s=costs, draft_s={batch: {0: 0.0, 8: 1.6} for batch in (1, 8)}, learns=False))
+    assert {plan.max_depth for plan in batch_of(memory, [4] + [0] * 7)} == {0}
+    controller = Price()
+    states, depths = [controller.init(memory) for _ in range(8)], []
+    for _ in range(130):
+        plans = controller.plan_many(states, [draws()] * 8)
+        depths.append({plan.max_depth for plan in plans})
+        rounds = [chain_round(plan.max_depth or 0, 0, plan=plan, batch_size=8) for plan in plans]
+        states = [controller.update(state, one) for state, one in zip(states, rounds, strict=True)]
+    assert [number for number, depth in enumerate(depths) if depth == {1}] == [64, 129]  # all together, to learn
+    assert depths.count({0}) == 128
+    memory.notes.clear()
+    assert batch_of(memory, [4])[0].max_depth == 8
+    memory.notes.clear()
+    assert all(plan.max_depth != 0 for plan in batch_of(memory, [4] * 8))

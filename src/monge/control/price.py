@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
 from monge.control.calibration import Calibration
+from monge.control.price_memory import note_off, note_rest, pooled_of, teach
 from monge.control.survival import PRIOR_WEIGHT, DepthCounts, expected_tokens
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
@@ -14,29 +15,14 @@ from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
 
 _REQUEST_KEEP = 0.9  # weight that a round keeps with every later one, in a request's acceptance
-_POOLED_KEEP = 0.99
-_RATE_KEEP = 0.98  # the same in the running speed, whose inverse is the price of a token
 _SHORT_KEEP = 0.85  # and in the speed that decides whether speculation goes on
 _EXPLORE = 32  # rounds between two that draft without looking at the price, so that low confidences are tried too
 _BASELINE = 128  # rounds between two plain ones, which keep the cost of plain decoding up to date
+_RESTED = 64  # plain rounds of a batch between two in which it drafts to learn
+_GAIN = 1.1  # what drafting must promise a batch: its requests do not end together, and the last ones are decoded alone
 _SETTLED = 8  # rounds after which a request that speculates again counts as settled
 _FIRST_WEIGHT = 4.0  # rounds that the first guess of acceptance counts for
 _KIN = 6.0  # further rounds that earlier requests count for in a request's acceptance, once they had as many
-
-
-@dataclass(frozen=True, slots=True)
-class Pooled:
-    """What requests taught: acceptance by depth, calibration, tokens and seconds of late, and how long the last one rested.
-
-    `rested` counts the tokens that all of them decoded plainly since a trial last failed.
-    """
-
-    counts: DepthCounts = DepthCounts()
-    calibration: Calibration = Calibration()
-    tokens: float = 0.0
-    seconds: float = 0.0
-    off_tokens: int = 0
-    rested: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +126,7 @@ class Price(Controller[Request]):
             )
 
     def init(self, memory: Memory) -> Request:
-        pooled = _pooled(memory)
+        pooled = pooled_of(memory)
         request = Request(memory, min(_KIN, pooled.counts.reached[0] if pooled.counts.reached else 0.0))
         outlook = self.outlook(request)
         if pooled.off_tokens <= self.first_off or outlook.speed >= outlook.plain_speed * (1.0 + self.margin):
@@ -152,21 +138,33 @@ class Price(Controller[Request]):
     def plan(self, state: Request, draws: Draws) -> DraftPlan:
         if state.off_left > 0 or (state.rounds_on + 1) % _BASELINE == 0:
             return PLAIN
-        outlook, calibration = state.outlook or self.outlook(state), _pooled(state.memory).calibration
+        outlook, calibration = state.outlook or self.outlook(state), pooled_of(state.memory).calibration
         if calibration.num_rounds == 0:
             return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)), price=outlook.price)
         stop = self._stop(outlook, calibration)
         if state.trial_left > 0 or state.rounds_on % _EXPLORE == _EXPLORE - 1:
-            # Prices of nothing stop nothing; the forecasts stay in the record.
-            stop = replace(stop, draw_prices=(0.0,), read_prices=())
-            return DraftPlan(max_depth=outlook.window, stop=stop, price=outlook.price)
+            return _unstopped(DraftPlan(max_depth=outlook.window, stop=stop, price=outlook.price))
         return DraftPlan(max_depth=self.max_window, stop=stop, price=outlook.price)
+
+    def plan_many(self, states: Sequence[Request], draws: Sequence[Draws]) -> list[DraftPlan]:
+        if len(states) == 1:
+            return [self.plan(states[0], draws[0])]
+        outlooks = [state.outlook or self.outlook(state) for state in states]
+        shared, pooled = self._shared_depth(states, outlooks), pooled_of(states[0].memory)
+        depth = shared or int(pooled.rested >= _RESTED * len(states))
+        if depth == 0:
+            return [PLAIN] * len(states)
+        stops = [self._stop(outlook, pooled.calibration) for outlook in outlooks]
+        return [
+            _unstopped(DraftPlan(max_depth=depth, stop=stop, price=outlook.price))
+            for stop, outlook in zip(stops, outlooks, strict=True)
+        ]
 
     def update(self, state: Request, record: StepRecord) -> Request:
         context = record.context_length + len(record.token_ids)
         if record.plan.max_depth == 0:
             left = max(0, state.off_left - len(record.token_ids))
-            _note_rest(state.memory, len(record.token_ids) if state.off_left > 0 else 0)
+            note_rest(state.memory, len(record.token_ids))
             begins = state.off_left > 0 and left == 0
             counts = state.counts.aged(0.5) if begins else state.counts
             trial = self.trial if begins else state.trial_left
@@ -176,7 +174,7 @@ class Price(Controller[Request]):
             )
         seconds = _seconds(state.memory, record)
         tokens = record.num_accepted + 1
-        _teach(state.memory, record, tokens, seconds)
+        teach(state.memory, record, tokens, seconds)
         following = replace(
             state,
             counts=state.counts.update(record, _REQUEST_KEEP),
@@ -190,7 +188,7 @@ class Price(Controller[Request]):
 
     def outlook(self, state: Request) -> Outlook:
         """Expected tokens and seconds of the coming round's windows."""
-        costs, pooled = costs_of(state.memory, "price"), _pooled(state.memory)
+        costs, pooled = costs_of(state.memory, "price"), pooled_of(state.memory)
         usual = pooled.counts.acceptance(self.max_window, weight=_FIRST_WEIGHT)
         acceptance = state.counts.acceptance(self.max_window, usual, PRIOR_WEIGHT + state.kin)
         context = state.context_length
@@ -210,18 +208,30 @@ class Price(Controller[Request]):
             persistence=calibration.persistence,
         )
 
+    def _shared_depth(self, states: Sequence[Request], outlooks: Sequence[Outlook]) -> int:
+        """The depth for which the batch is expected to be fastest: all wait for the deepest draft, so all draft as deep."""
+        costs = costs_of(states[0].memory, "price")
+        context = max((state.context_length for state in states if state.context_length is not None), default=None)
+        seconds = map(sum, zip(*costs.levels_s(self.max_window, len(states), context), strict=True))
+        tokens = map(sum, zip(*(outlook.tokens for outlook in outlooks), strict=True))
+        speeds = [gained / spent for gained, spent in zip(tokens, seconds, strict=True)]
+        best = max(speeds)
+        return speeds.index(best) if best >= _GAIN * speeds[0] else 0
+
     def _switched(self, state: Request) -> Request:
         """The state with speculation off if it does not pay."""
         outlook = self.outlook(state)
+        if state.off_left > 0:
+            return replace(state, outlook=outlook)  # it drafts since its batch does
         needed = outlook.plain_speed * (1.0 + (self.margin if state.off_tokens else 0.0))
         pays = outlook.speed >= needed or state.tokens / state.seconds >= needed
         if state.trial_left > 0 or pays:
             if state.rounds_on == _SETTLED and state.off_tokens:
-                _note_off(state.memory, 0)
+                note_off(state.memory, 0)
                 return replace(state, off_tokens=0, outlook=outlook)
             return replace(state, outlook=outlook)
         off = min(2 * state.off_tokens, self._longest_rest(state, outlook)) if state.off_tokens else self.first_off
-        _note_off(state.memory, off)
+        note_off(state.memory, off)
         return replace(state, off_left=off, off_tokens=off, tokens=0.0, seconds=0.0, outlook=None)
 
     def _longest_rest(self, state: Request, outlook: Outlook) -> int:
@@ -230,38 +240,14 @@ class Price(Controller[Request]):
         return max(self.first_off, min(self.last_off, math.ceil(lost / (self.probe_share * outlook.seconds[0]))))
 
 
-def _pooled(memory: Memory) -> Pooled:
-    return memory.notes.get("price", _NOTHING)
-
-
-_NOTHING = Pooled()
-
-
 def _prices(price: float, seconds: Sequence[float]) -> tuple[float, ...]:
     """Tokens that each level's further seconds are worth."""
     return tuple(max(0.0, price * (after - before)) for before, after in zip(seconds, seconds[1:], strict=False))
 
 
-def _note_off(memory: Memory, off_tokens: int) -> None:
-    memory.notes["price"] = replace(_pooled(memory), off_tokens=off_tokens, rested=0)
-
-
-def _note_rest(memory: Memory, num_tokens: int) -> None:
-    pooled = _pooled(memory)
-    if num_tokens:
-        memory.notes["price"] = replace(pooled, rested=pooled.rested + num_tokens)
-
-
-def _teach(memory: Memory, record: StepRecord, tokens: int, seconds: float) -> None:
-    pooled = _pooled(memory)
-    memory.notes["price"] = Pooled(
-        counts=pooled.counts.update(record, _POOLED_KEEP),
-        calibration=pooled.calibration.update(record.confidences, record.num_accepted, len(record.examined)),
-        tokens=_RATE_KEEP * pooled.tokens + tokens,
-        seconds=_RATE_KEEP * pooled.seconds + seconds,
-        off_tokens=pooled.off_tokens,
-        rested=pooled.rested,
-    )
+def _unstopped(plan: DraftPlan) -> DraftPlan:
+    """The plan with prices that stop nothing; the forecasts stay in the record."""
+    return plan if plan.stop is None else replace(plan, stop=replace(plan.stop, draw_prices=(0.0,), read_prices=()))
 
 
 def _seconds(memory: Memory, record: StepRecord) -> float:

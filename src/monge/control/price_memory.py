@@ -1,0 +1,57 @@
+"""What the requests of a decoder that plans by `price` teach each other."""
+
+from dataclasses import dataclass, replace
+
+from monge.control.calibration import Calibration
+from monge.control.memory import Memory
+from monge.control.survival import DepthCounts
+from monge.core.verdict import StepRecord
+
+_POOLED_KEEP = 0.99  # weight that a round keeps with every later one, in all requests' acceptance
+_RATE_KEEP = 0.98  # the same in the running speed, whose inverse is the price of a token
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """What requests taught: acceptance by depth, calibration, tokens and seconds of late, and how long the last one rested.
+
+    `rested` counts the tokens that all of them decoded plainly since one last drafted.
+    """
+
+    counts: DepthCounts = DepthCounts()
+    calibration: Calibration = Calibration()
+    tokens: float = 0.0
+    seconds: float = 0.0
+    off_tokens: int = 0
+    rested: int = 0
+
+
+_NOTHING = Pooled()
+
+
+def pooled_of(memory: Memory) -> Pooled:
+    """What is known by now."""
+    return memory.notes.get("price", _NOTHING)
+
+
+def note_off(memory: Memory, off_tokens: int) -> None:
+    """A request has switched drafting off for so many tokens, or found that it pays (0)."""
+    memory.notes["price"] = replace(pooled_of(memory), off_tokens=off_tokens, rested=0)
+
+
+def note_rest(memory: Memory, num_tokens: int) -> None:
+    """So many tokens were decoded plainly."""
+    pooled = pooled_of(memory)
+    memory.notes["price"] = replace(pooled, rested=pooled.rested + num_tokens)
+
+
+def teach(memory: Memory, record: StepRecord, tokens: int, seconds: float) -> None:
+    """A round that drafted: its tokens and predicted seconds."""
+    pooled = pooled_of(memory)
+    memory.notes["price"] = Pooled(
+        counts=pooled.counts.update(record, _POOLED_KEEP),
+        calibration=pooled.calibration.update(record.confidences, record.num_accepted, len(record.examined)),
+        tokens=_RATE_KEEP * pooled.tokens + tokens,
+        seconds=_RATE_KEEP * pooled.seconds + seconds,
+        off_tokens=pooled.off_tokens,
+    )
