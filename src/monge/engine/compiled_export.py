@@ -2,18 +2,18 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental import _config
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from monge.engine.grouped_attention import attend_in_groups
 from monge.engine.step import StepSpec
 
-_GROUPED: Final = "monge_grouped"
 Size = int | torch.SymInt
 _tracing: Any = _config  # its `patch` is installed at run time, out of sight of type checkers
 
@@ -124,30 +124,10 @@ def _skeleton(network: PreTrainedModel) -> PreTrainedModel:
             module.weight = torch.nn.Parameter(weight.t().contiguous().t(), requires_grad=False)
     config = twin.config.get_text_config()
     if str(config._attn_implementation) == "sdpa" and _shares_heads(config):
-        AttentionInterface.register(_GROUPED, _grouped_attention)
-        twin.set_attn_implementation(_GROUPED)
+        attend_in_groups(twin)
     return twin
 
 
 def _shares_heads(config: Any) -> bool:
     heads = getattr(config, "num_attention_heads", None)
     return getattr(config, "num_key_value_heads", heads) != heads
-
-
-def _grouped_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    *,
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """The host's `sdpa` without its copies of keys and values: heads that share keys are further queries of one head."""
-    batch, heads, nodes, size = query.shape
-    shared = key.shape[1]
-    queries = query.reshape(batch, shared, heads // shared * nodes, size)
-    mask = attention_mask.repeat(1, 1, heads // shared, 1)
-    attended = torch.nn.functional.scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=scaling)
-    return attended.reshape(batch, heads, nodes, value.shape[-1]).transpose(1, 2).contiguous(), None

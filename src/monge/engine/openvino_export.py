@@ -2,18 +2,18 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.export import Dim
 from torch.fx.experimental import _config
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from monge.engine.grouped_attention import attend_in_groups
 from monge.engine.step import StepSpec
 
-_ATTENTION: Final = "monge_openvino"
 _tracing: Any = _config  # its `patch` is installed at run time, out of sight of type checkers
 
 
@@ -31,8 +31,7 @@ class Graph(torch.nn.Module):
         self._network = copy.deepcopy(network, {id(tensor): tensor for tensor in shared})
         config = self._network.config.get_text_config()
         if str(config._attn_implementation) == "sdpa":
-            AttentionInterface.register(_ATTENTION, _attention)
-            self._network.set_attn_implementation(_ATTENTION)
+            attend_in_groups(self._network)
         if self._network._can_set_experts_implementation():
             self._network.set_experts_implementation("batched_mm")  # the host's other ways have no conversion
         self._kinds, self._layers = spec.kinds, spec.layers
@@ -147,22 +146,3 @@ class _PastLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    *,
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """The host's `sdpa` without its copies of keys and values: heads that share keys are further queries of one head."""
-    batch, heads, nodes, size = query.shape
-    shared = key.shape[1]
-    queries = query.reshape(batch, shared, heads // shared * nodes, size)
-    mask = attention_mask.repeat(1, 1, heads // shared, 1)
-    attended = torch.nn.functional.scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=scaling)
-    return attended.reshape(batch, heads, nodes, value.shape[-1]).transpose(1, 2).contiguous(), None
