@@ -83,7 +83,7 @@ def test_a_narrow_node_has_the_hub_alone() -> None:
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ("fixed_width((3,), 'mixed(0)')", "mixed: num_fixed must be at least 1; got 0"),
+        ("fixed_width((3,), 'mixed(-1)')", "mixed: num_fixed must be at least 0; got -1"),
         ("fixed_width((2, 1), 'mixed(2)')", r"fixed_width: children 'mixed\(2\)' .* must have 3 or more; the widest has 2"),
         ("chain(3, 'mixed')", "chain: children 'mixed' .* must have 2 or more; the widest has 1"),
         ("fixed_width((2,), 'temperatures(())')", r"temperatures: give one or more finite numbers above 0; got \(\)"),

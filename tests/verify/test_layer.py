@@ -169,6 +169,7 @@ def _trees(children: Children):  # type: ignore[no-untyped-def]
     return exact_law(run)
 
 
+@pytest.mark.slow
 def test_between_the_walk_and_the_optimum() -> None:
     """Never above the multi-step optimum; on this bank never below the same rule node by node, and more on average."""
     gains = []

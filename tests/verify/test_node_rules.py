@@ -59,7 +59,7 @@ def masses_of(proposal: Mixed, size: int):  # type: ignore[no-untyped-def]
     return dense
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(pair=weight_pairs(max_vocab=4))
 def test_closed_forms(pair: tuple[list[int], list[int]]) -> None:
     for width in (1, 2, 3):
