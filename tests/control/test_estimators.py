@@ -311,3 +311,14 @@ def test_one_easy_text_does_not_hold_up_a_batch() -> None:
     assert batch_of(memory, [4])[0].max_depth == 8
     memory.notes.clear()
     assert all(plan.max_depth != 0 for plan in batch_of(memory, [4] * 8))
+
+
+def test_a_batch_that_drafts_decodes_plainly_now_and_then() -> None:
+    controller, memory = Price(), memory_of(draft=0.01, node=0.0)
+    states, depths = [controller.init(memory) for _ in range(2)], []
+    for _ in range(140):
+        plans = controller.plan_many(states, [draws()] * 2)
+        depths.append({plan.max_depth for plan in plans})
+        rounds = [chain_round(plan.max_depth or 0, plan.max_depth or 0, plan=plan, batch_size=2) for plan in plans]
+        states = [controller.update(state, one) for state, one in zip(states, rounds, strict=True)]
+    assert [number for number, depth in enumerate(depths) if depth == {0}] == [127]

@@ -1,5 +1,6 @@
 """The controller that splits candidates into top tokens and draws: what it learns, and that it leaves the law alone."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from monge.api import make_parts
-from monge.control.base import Memory
+from monge.control.base import CostModel, Memory
 from monge.control.mixed_split import MixedSplit
 from monge.control.registry import CONTROLLERS
 from monge.core.context import DraftPlan
@@ -119,6 +120,17 @@ def test_it_plans_with_any_window_controller() -> None:
     plan = controller.plan(controller.init(Memory()), TapeDraws([]))
     assert plan.stop is not None
     assert len(plan.num_fixed) == 8
+
+
+def test_a_batch_is_planned_as_its_window_controller_plans_it() -> None:
+    """`survival_budget` shares six slots among three requests; planned one by one, each would get six."""
+    memory = Memory(CostModel.linear(plain=1.0, node=0.01, draft=0.01))
+    for text in ("survival_budget(max_slots=6)", "price"):
+        inner, outer = CONTROLLERS.parse(text), CONTROLLERS.parse(f"mixed_split({text!r})")
+        expected = inner.plan_many([inner.init(memory) for _ in range(3)], [TapeDraws([])] * 3)
+        planned = outer.plan_many([outer.init(memory) for _ in range(3)], [TapeDraws([])] * 3)
+        assert [replace(plan, num_fixed=()) for plan in planned] == list(expected)
+        assert all(len(plan.num_fixed) == 8 for plan in planned)
 
 
 @pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 1), 'iid')", "best_first(3, 2, 2, 2)"])

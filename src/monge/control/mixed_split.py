@@ -1,7 +1,7 @@
 """How many of a node's candidates are its most probable tokens, by what such nodes had accepted so far."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -102,7 +102,11 @@ class MixedSplit(Controller[SplitState]):
         )
 
     def plan(self, state: SplitState, draws: Draws) -> DraftPlan:
-        return replace(self.windows().plan(state.inner, draws), num_fixed=state.num_fixed)
+        return self.plan_many([state], [draws])[0]
+
+    def plan_many(self, states: Sequence[SplitState], draws: Sequence[Draws]) -> list[DraftPlan]:
+        plans = self.windows().plan_many([state.inner for state in states], draws)
+        return [replace(plan, num_fixed=state.num_fixed) for plan, state in zip(plans, states, strict=True)]
 
     def update(self, state: SplitState, record: StepRecord) -> SplitState:
         pooled, own, best = dict(_pooled(state.memory)), dict(state.counts), list(state.num_fixed)
