@@ -99,7 +99,9 @@ class TestSteps:
                 # A tree in between, which writes into the same memory.
                 made.append(model.extend({1: NodeBlock((7, 8, 9), (-1, 0, 0))})[1])
                 model.commit({1: (0, 2)})
-        assert all(map(torch.equal, *logits.values()))
+        # Not bit for bit: the runtime may choose another kernel for a buffer that lies elsewhere.
+        for expected, ours in zip(*logits.values(), strict=True):
+            torch.testing.assert_close(ours, expected, atol=LARGEST_DIFFERENCE, rtol=0)
 
     def test_short_prompts_are_read_by_steps(self, monkeypatch):
         models = HfTreeModel(target()), HfTreeModel(target(), openvino_step(target(), "same", silent))
