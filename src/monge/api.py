@@ -61,6 +61,7 @@ def load(
     device: str | torch.device | None = None,
     attention: str | None = None,
     backend: str | Backend = "eager",
+    draft_backend: str | Backend | None = None,
     max_batch_size: int = 8,
     trust_remote_code: bool = False,
     cross_tokenizer: bool = False,
@@ -93,6 +94,8 @@ def load(
         backend: `eager` runs the networks as `transformers` does; `compiled` compiles their steps for this machine, once;
             `openvino` exports them for the OpenVINO runtime, once; `openvino(weights='int8')` with weights of fewer bits, whose
             law is that of the network so rounded. An object of `monge.engine.backends` does too.
+        draft_backend: How the draft model alone runs; `None` runs it as the target. Rounded weights of a draft model change
+            what is drafted, never the law of the text: candidates are verified against the law that they were drawn from.
         max_batch_size: Requests decoded together.
         trust_remote_code: Run code that comes with a checkpoint.
         cross_tokenizer: Take a draft model with another tokenizer too: it drafts the tokens that both have, or with the drafter
@@ -111,8 +114,9 @@ def load(
     draft_model, head = None, None
     if (found := drafter_of(draft, target)) is not None:
         drafter, head, draft = drafter or found, cast(AnyHead | str | Path, draft), None
+    check_draft_backend(draft_backend, draft)
     if draft is not None:
-        options = {"backend": backend, "cross_tokenizer": cross_tokenizer}
+        options = {"backend": draft_backend or backend, "cross_tokenizer": cross_tokenizer}
         draft_model = _load_draft(cast(Source, draft), target_model, loading, target_tokenizer=tokenizer, **options)
     parts = make_parts(
         target_model,
@@ -199,6 +203,18 @@ def default_draft(
     if draft is None and target is None and (drafter is None or _needs_model(drafter)):
         return built_in("draft")
     return draft
+
+
+def check_draft_backend(draft_backend: str | Backend | None, draft: object) -> None:
+    """Refuse a way of running a draft model where there is none.
+
+    Raises:
+        OptionError: If one was named.
+    """
+    if draft_backend is not None and draft is None:
+        raise OptionError(
+            f"draft_backend={str(draft_backend)!r} says how a draft model runs, and there is none; give one, or leave this out"
+        )
 
 
 def eos_ids_of(network: PreTrainedModel) -> frozenset[int]:

@@ -37,6 +37,19 @@ def test_greedy_arms_agree(tiny_pair, arms, plain):
         assert arm.decode(tiny_pair, call(tiny_pair, ["The sea was calm"])).token_ids == plain, arm.name
 
 
+def test_an_arm_runs_its_draft_model_in_its_own_way(tiny_pair, plain):
+    arm, asked = named_arm("own: draft_backend=eager()"), call(tiny_pair, ["The sea was calm"])
+    assert arm.decode(tiny_pair, asked).token_ids == plain
+    made = arm.kept.draft
+    assert made is not None
+    assert made is not tiny_pair.draft_model
+    arm.decode(tiny_pair, asked)
+    assert arm.kept.draft is made, "the network is made once"
+    for drafter in ("ngram", "none"):
+        with pytest.raises(OptionError, match=f"draft_backend says how a draft model runs, and '{drafter}' has none"):
+            named_arm(f"own: draft_backend=eager, drafter={drafter}").decode(tiny_pair, asked)
+
+
 def test_batches_of_ragged_prompts_agree(tiny_pair, plain):
     asked = call(tiny_pair, ["The sea was calm", "A", "Question: why is this one so much longer?"])
     host, ours = (arm.decode(tiny_pair, asked).token_ids for arm in (HostArm(name="h", family="plain"), MongeArm(name="m")))

@@ -35,6 +35,8 @@ def test_named_arm():
         ("a: controller=price(max_windw=3)", "did you mean 'max_window'"),
         ("a: drafter=ngrams", "did you mean 'ngram'"),
         ("a: verifier=rss", "did you mean 'rrs'"),
+        ("a: draft_backend=openvin", "did you mean 'openvino'"),
+        ("a: draft_backend=openvino(weights='int4')", "weights must be one of same, bf16, int8"),
         ("a: draft_top_k=many", "draft_top_k must be a number; got 'many'"),
         ("a: tree=chain(0)", "depth must be at least 1"),
     ],

@@ -15,10 +15,11 @@ import torch
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from monge.api import make_parts
-from monge.bench.pair import Pair, empty_settings
+from monge.bench.pair import Pair, draft_model_by, empty_settings
 from monge.control.base import CostModel, Memory
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
+from monge.core.model import SequenceModel
 from monge.core.verdict import StepRecord
 from monge.draft.by_name import drafters_in, options_of, takes_target
 from monge.engine.decoder import Decoder
@@ -118,10 +119,12 @@ class Kept:
         memories: By temperature and batch size.
         parts: With a target of their own, of a drafter that reads the target's hidden states or runs its layers: made once, as
             a head is read once, and away from the other arms, which have no use for hidden states.
+        draft: The draft model of an arm that runs it in its own way.
     """
 
     costs: CostModel | None = None
     parts: Parts | None = None
+    draft: SequenceModel | None = None
     memories: dict[tuple[float, int], Memory] = field(default_factory=dict[tuple[float, int], Memory])
 
     def memory(self, call: Call) -> Memory:
@@ -139,7 +142,8 @@ class MongeArm(Arm):
 
     Args:
         name: Name in tables.
-        settings: Parts by name, as `monge.load` takes them; what is missing is the library's default.
+        settings: Parts by name, and `draft_backend`, as `monge.load` takes them; what is missing is the library's default,
+            and the pair's backend.
         family: Always `monge`.
         max_batch_size: Unbounded.
         kept: What outlives a call.
@@ -182,8 +186,10 @@ class MongeArm(Arm):
 
     def _parts(self, pair: Pair, *, costs: CostModel | None = None, max_batch_size: int) -> Parts:
         drafter = pair.drafter(self.settings.get("drafter"))
-        draft = pair.draft_model if any("model" in options_of(name) for name in drafters_in(drafter)) else None
+        draft = self._draft(pair) if any("model" in options_of(name) for name in drafters_in(drafter)) else None
         settings = {**self.settings, "drafter": drafter, "max_batch_size": max_batch_size}
+        if settings.pop("draft_backend", None) is not None and draft is None:
+            raise OptionError(f"arm {self.name!r}: draft_backend says how a draft model runs, and {drafter!r} has none")
         if not takes_target(drafter):
             return make_parts(pair.target_model, draft, costs=costs, **settings)
         if self.kept.parts is None:
@@ -191,6 +197,14 @@ class MongeArm(Arm):
             self.kept.parts = make_parts(target, draft, costs=costs, **settings)
         made = self.kept.parts
         return made if costs is None else replace(made, memory=Memory(costs))
+
+    def _draft(self, pair: Pair) -> SequenceModel | None:
+        backend = self.settings.get("draft_backend")
+        if backend is None:
+            return pair.draft_model
+        if self.kept.draft is None:
+            self.kept.draft = draft_model_by(pair, backend)
+        return self.kept.draft
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:

@@ -104,6 +104,7 @@ def compare(pair: Pair, prompts: Sequence[Prompt], settings: Settings, *, choice
         "settings": asdict(settings),
         "models": dict(pair.names),
         "target_model": repr(pair.target_model),
+        "draft_model": None if pair.draft_model is None else repr(pair.draft_model),
         "dtype": str(pair.target.dtype).removeprefix("torch."),
         "prompts": [{"task": p.task, "num_tokens": len(ids)} for p, ids in zip(prompts, token_ids, strict=True)],
         "assisted_tuning": tried,

@@ -10,6 +10,7 @@ from monge.core.errors import OptionError, unknown_name
 from monge.core.registry import Registry
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
+from monge.engine.backends import BACKENDS
 from monge.verify.registry import VERIFIERS
 
 _ROOMS: Final[Mapping[str, Registry[Any]]] = {
@@ -17,6 +18,7 @@ _ROOMS: Final[Mapping[str, Registry[Any]]] = {
     "tree": TREES,
     "verifier": VERIFIERS,
     "controller": CONTROLLERS,
+    "draft_backend": BACKENDS,
 }
 _NUMBERS: Final = ("draft_temperature", "draft_top_k")
 _FORM: Final = "write 'name: part=value, ...', e.g. 'price, wide: tree=chain(8), controller=price, verifier=block'"
@@ -27,7 +29,7 @@ def named_arm(text: str) -> MongeArm:
 
     Args:
         text: `name: part=value, ..`; parts are written as on the command line (`drafter`, `tree`, `verifier`, `controller`,
-            `draft_temperature`, `draft_top_k`). A name alone is an arm with the default parts.
+            `draft_backend`, `draft_temperature`, `draft_top_k`). A name alone is an arm with the default parts.
 
     Raises:
         OptionError: If it cannot be read, or names a part, setting or value that does not exist.

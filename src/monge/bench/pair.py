@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from monge.api import built_in
+from monge.api import built_in, check_draft_backend
 from monge.bench.grow import grown, num_parameters, shape_for
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
@@ -28,6 +28,8 @@ class Pair:
         names: Where they come from.
         head: The drafter of a head that stands in the draft model's place, with its folder.
         backend: How this library's arms run the networks.
+        draft_backend: How they run the draft model, if otherwise.
+        draft_tokenizer: Of the draft model.
     """
 
     target: PreTrainedModel
@@ -38,6 +40,8 @@ class Pair:
     names: Mapping[str, str | None]
     head: str | None = None
     backend: str = "eager"
+    draft_backend: str | None = None
+    draft_tokenizer: PreTrainedTokenizerBase | None = None
 
     def drafter(self, text: str | None = None) -> str:
         """What was written of a drafter, the given head filled in; without a text, what drafts by default."""
@@ -51,6 +55,7 @@ def load_pair(
     draft: str | None = None,
     *,
     backend: str = "eager",
+    draft_backend: str | None = None,
     useless_draft: bool = False,
     grow: str | None = None,
     **loading: Any,
@@ -61,6 +66,7 @@ def load_pair(
         target: Folder or name.
         draft: Likewise, or the folder of a head for the target; `None` beside a named target means that there is none.
         backend: How this library's arms run them; the host's arms always run the networks as they are.
+        draft_backend: How they run the draft model, if otherwise.
         useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary: it costs what it costs, and
             guesses nothing.
         grow: Let the target say the same at the cost of so many parameters, as `0.5B`; see `monge.bench.grow`.
@@ -72,15 +78,16 @@ def load_pair(
     if grow is not None:
         network = grown(network, shape_for(network, num_parameters(grow)))
         target = f"{target}, grown to {grow}"
-    target_model, draft_network, draft_model = as_sequence_model(network, backend=backend), None, None
     head = None if draft is None else head_drafter(draft, target)
+    check_draft_backend(draft_backend, draft if head is None else None)
+    target_model, draft_network, draft_model, draft_tokenizer = as_sequence_model(network, backend=backend), None, None, None
     if draft is not None and head is None:
         draft_network = load_network(draft, **loading)
         if useless_draft:
             _spoil(draft_network)
-        draft_model = as_draft_model(
-            draft_network, target_model, tokenizer=load_tokenizer(draft), target_tokenizer=tokenizer, backend=backend
-        )
+        draft_tokenizer = load_tokenizer(draft)
+        tokenizers = {"tokenizer": draft_tokenizer, "target_tokenizer": tokenizer}
+        draft_model = as_draft_model(draft_network, target_model, **tokenizers, backend=draft_backend or backend)
         draft_network.generation_config = empty_settings(tokenizer)
     elif useless_draft:
         raise OptionError("a useless draft needs a draft model to spoil; give --draft")
@@ -94,7 +101,21 @@ def load_pair(
         names={"target": target, "draft": f"{draft}, output shifted" if useless_draft else draft},
         head=head,
         backend=backend,
+        draft_backend=draft_backend,
+        draft_tokenizer=draft_tokenizer,
     )
+
+
+def draft_model_by(pair: Pair, backend: str) -> SequenceModel:
+    """The draft model of a pair, run in another way.
+
+    Raises:
+        OptionError: If there is none.
+    """
+    check_draft_backend(backend, pair.draft)
+    assert pair.draft is not None
+    tokenizers = {"tokenizer": pair.draft_tokenizer, "target_tokenizer": pair.tokenizer}
+    return as_draft_model(pair.draft, pair.target_model, **tokenizers, backend=backend)
 
 
 def empty_settings(tokenizer: PreTrainedTokenizerBase, **options: Any) -> GenerationConfig:

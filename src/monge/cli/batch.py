@@ -34,6 +34,7 @@ def batch(
     device: options.Device = None,
     attention: options.Attention = None,
     backend: options.Backend = None,
+    draft_backend: options.DraftBackend = None,
     drafter: options.Drafter = None,
     tree: options.Tree = None,
     verifier: options.Verifier = None,
@@ -75,16 +76,15 @@ def batch(
     quiet_host()
     parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs)
     parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
-    parts |= options.given(cross_tokenizer=cross_tokenizer or None)
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size)
+    loading |= options.given(draft_backend=draft_backend, cross_tokenizer=cross_tokenizer or None)
     wanted = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     wanted |= options.given(stop=stop, ignore_eos=ignore_eos or None)
     ray = options.given(num_workers=workers, address=address, num_cpus=cpus_per_worker, num_gpus=gpus_per_worker)
     spec = DecoderSpec(target=target, draft=draft, options=parts | loading)
     rows = RowFile(source, **options.given(prompt_field=prompt_field))
     settings = options.given(seed=seed, shard_rows=shard_rows, overwrite=overwrite, restart=restart)
-    job = BatchJob(source=rows, output=output, spec=spec, options=wanted, **settings)
-    _run(job, _workers(ray, use_ray=use_ray))
+    _run(BatchJob(source=rows, output=output, spec=spec, options=wanted, **settings), _workers(ray, use_ray=use_ray))
 
 
 def _run(job: BatchJob, workers: Workers) -> None:

@@ -54,6 +54,7 @@ def decode(
     device: options.Device = None,
     attention: options.Attention = None,
     backend: options.Backend = None,
+    draft_backend: options.DraftBackend = None,
     prompts: asked.Prompts = None,
     mixed: asked.Mixed = False,
     quick: asked.Quick = False,
@@ -98,7 +99,7 @@ def decode(
     lists = {"batch_sizes": tuple(batch or ()), "temperatures": tuple(temperature or ())}
     settings = replace(QUICK if quick else Settings(), **given, **{name: some for name, some in lists.items() if some})
     choice = Choice(is_quick=quick, controllers=controllers, named=tuple(arm or ()))
-    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
+    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, draft_backend=draft_backend)
     pair = load_pair(target, draft, useless_draft=useless_draft, grow=grow, **loading)
     with call_bar(notes()) as watch:
         outcome = compare(pair, interleaved(shown) if mixed else shown, settings, choice=choice, watch=watch)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -15,7 +15,7 @@ from rich.table import Table
 from monge.bench.arms import encode
 from monge.bench.head_table import NODES, REPEATS, TREES, Line, entries, table
 from monge.bench.own_text import TextSettings, write_own_text
-from monge.bench.pair import load_pair
+from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import busy_note, provenance
 from monge.bench.runner import Settings
 from monge.bench.tasks import interleaved, read_prompts, shipped
@@ -38,6 +38,7 @@ def drafters(
     dtype: options.Dtype = None,
     device: options.Device = None,
     backend: options.Backend = None,
+    draft_backend: options.DraftBackend = None,
     threads: options.Threads = None,
     data: Annotated[Path | None, options.option("--data", help="Prompts.", panel=MEASURING, default="the shipped ones")] = None,
     tokens: Annotated[
@@ -73,7 +74,8 @@ def drafters(
     quiet_host()
     torch.set_num_threads(torch.get_num_threads() if threads is None else threads)
     settings = Settings(max_new_tokens=max_new_tokens, repeats=repeats, **options.given(clock=clock))
-    pair = load_pair(target, draft, **options.given(dtype=dtype, device=device, backend=backend))
+    loading = options.given(dtype=dtype, device=device, backend=backend, draft_backend=draft_backend)
+    pair = load_pair(target, draft, **loading)
     shown = shipped() if data is None else read_prompts(data)
     chosen = tuple(encode(pair.tokenizer, prompt.text) for prompt in interleaved(shown)[:num_prompts])
     with spinner() as say:
@@ -82,18 +84,25 @@ def drafters(
         rows = write_own_text(pair.target, texts, replace(TextSettings(), num_tokens=tokens), out)
         lines = table(pair, entries(pair, head or _built_in(target), rows, out, say), chosen, settings, say)
     document = {
-        "provenance": provenance(pair.target.device),
-        "models": dict(pair.names),
-        "backend": pair.backend,
+        **_circumstances(pair, settings),
         "num_prompts": len(chosen),
         "num_nodes": NODES,
-        "settings": asdict(settings),
         "drafters": [asdict(line) for line in lines],
     }
     (out / "drafters.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     _show(lines, len(chosen))
     if as_json:
         print(json.dumps(document))
+
+
+def _circumstances(pair: Pair, settings: Settings) -> dict[str, Any]:
+    return {
+        "provenance": provenance(pair.target.device),
+        "models": dict(pair.names),
+        "backend": pair.backend,
+        "draft_backend": pair.draft_backend,
+        "settings": asdict(settings),
+    }
 
 
 def _built_in(target: str | None) -> list[Path]:

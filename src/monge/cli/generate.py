@@ -34,6 +34,7 @@ def generate(
     device: options.Device = None,
     attention: options.Attention = None,
     backend: options.Backend = None,
+    draft_backend: options.DraftBackend = None,
     tensor_parallel: options.TensorParallel = False,
     drafter: options.Drafter = None,
     tree: options.Tree = None,
@@ -74,7 +75,7 @@ def generate(
     prompts, writers = _prompts(prompt, file), {path: check_trace(path) for path in trace or ()}
     parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs)
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size)
-    loading |= options.given(cross_tokenizer=cross_tokenizer or None)
+    loading |= options.given(draft_backend=draft_backend, cross_tokenizer=cross_tokenizer or None)
     parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
     limits = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p, stop=stop)
     with loaded(target, draft, tensor_parallel=tensor_parallel, **parts, **loading) as decoder:

@@ -71,6 +71,15 @@ Backend = Annotated[
         default=default_of(load, "backend"),
     ),
 ]
+DraftBackend = Annotated[
+    str | None,
+    option(
+        "--draft-backend",
+        help="How the draft model alone runs, e.g. \"openvino(weights='int8')\".",
+        panel=MODELS,
+        default="as the target",
+    ),
+]
 TensorParallel = Annotated[
     bool,
     option("--tensor-parallel", help="Spread the target over the processes of this `torchrun`.", panel=MODELS),

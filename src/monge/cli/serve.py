@@ -41,6 +41,7 @@ def serve(
     device: options.Device = None,
     attention: options.Attention = None,
     backend: options.Backend = None,
+    draft_backend: options.DraftBackend = None,
     tensor_parallel: options.TensorParallel = False,
     drafter: options.Drafter = None,
     tree: options.Tree = None,
@@ -88,7 +89,7 @@ def _serve_here(given: Mapping[str, Any]) -> None:
     name = given.get("served_model_name") or server.served_name(target)
     settings = server.ServerSettings(model_name=name, api_keys=tuple(given.get("api_key", ())), **limits)
     _use_threads(given.get("threads"))
-    loading = chosen("dtype", "device", "attention", "backend", "max_batch_size", "tensor_parallel")
+    loading = chosen("dtype", "device", "attention", "backend", "draft_backend", "max_batch_size", "tensor_parallel")
     parts = chosen("drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k")
     if given["tensor_parallel"] and is_led():
         follow(target, given.get("draft"), **parts, **loading)

@@ -19,7 +19,7 @@ from monge.serve.settings import ServerSettings, served_name
 
 _LOADING = (
     *("drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k"),
-    *("dtype", "device", "attention", "backend", "max_batch_size"),
+    *("dtype", "device", "attention", "backend", "draft_backend", "max_batch_size"),
 )
 _SETTINGS = ("logprobs_of", "max_choices", "max_request_bytes", "request_timeout_s")
 _SCHEDULING = ("max_waiting", "kv_budget_tokens", "prefill_chunk")
@@ -46,6 +46,7 @@ class AppArgs(BaseModel):
     device: str | None = None
     attention: str | None = None
     backend: str | None = None
+    draft_backend: str | None = None
     max_batch_size: int | None = Field(default=None, ge=1)
     served_model_name: str | None = None
     api_keys: tuple[str, ...] = ()
