@@ -1,5 +1,7 @@
 """The public way in: load the parts and check them against each other."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any, Final, cast
 import torch
 from transformers import PreTrainedModel
 
-from monge.control.base import AnyController, CostModel, Memory
+from monge.control.base import AnyController, Controller, CostModel, Memory
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
@@ -52,7 +54,7 @@ def load(
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
-    controller: str | AnyController = "fixed",
+    controller: str | AnyController | Sequence[str] = "fixed",
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
     costs: str | Path | CostModel | None = None,
@@ -80,7 +82,7 @@ def load(
         tree: Tree builder of a drafter that has laws; `None` takes a chain, or another tree where the verifier needs one.
         verifier: Acceptance rule; `None` takes the one for the drafter's candidates: `target_walk` for deterministic ones,
             `single_draft` for one sampled candidate a node, recursive rejection for several.
-        controller: How much to draft.
+        controller: How much to draft. Of several names a request may name one; the first serves those that name none.
         draft_temperature: Draft at this temperature instead of the request's own.
         draft_top_k: Draft from so many of the draft model's most probable tokens, renormalised: under the request's rules, or
             the draft temperature, with this top-k where theirs is wider. Candidates are verified against that truncated law:
@@ -142,7 +144,7 @@ def make_parts(
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
-    controller: str | AnyController = "fixed",
+    controller: str | AnyController | Sequence[str] = "fixed",
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
     draft_rules: SamplingRules | None = None,
@@ -155,9 +157,8 @@ def make_parts(
     their own have no use for them.
     """
     rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
-    controller = CONTROLLERS.parse(controller) if isinstance(controller, str) else controller
-    if drafter is None:
-        drafter = "ngram" if draft is None else "model"
+    first, controllers = _controllers(controller)
+    drafter = ("ngram" if draft is None else "model") if drafter is None else drafter
     if isinstance(drafter, str):
         names = drafters_in(drafter)
         resources: dict[str, Any] = {"model": draft}
@@ -174,7 +175,7 @@ def make_parts(
         if tree is not None:
             resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
         elif any("tree" in options_of(name) for name in names):
-            resources["tree"] = _default_tree(rule, target, is_adaptive=bool(controller.reads))
+            resources["tree"] = _default_tree(rule, target, (first, *controllers.values()))
         drafter = make_drafter(drafter, resources)
     elif any(given is not None for given in (tree, draft, head, draft_temperature, draft_top_k)):
         raise OptionError("a drafter object brings its own tree, draft model, temperature and top-k; give none beside it")
@@ -182,13 +183,14 @@ def make_parts(
         target=target,
         drafter=drafter,
         rule=_default_rule(drafter.capabilities) if rule is None else rule,
-        controller=controller,
+        controller=first,
         draft_models=() if draft is None else (draft,),
         alternatives=tuple((name, VERIFIERS.make(name)) for name in VERIFIERS),
         memory=Memory(costs if isinstance(costs, CostModel) else None),
+        controllers=controllers,
     )
     folder = Path(costs) if isinstance(costs, str | Path) else None
-    return with_costs(parts, batch_sizes=(1, max_batch_size), folder=folder)
+    return _able_to_plan(with_costs(parts, batch_sizes=(1, max_batch_size), folder=folder))
 
 
 def built_in(which: str) -> Path:
@@ -240,11 +242,33 @@ def _load_draft(
     return as_draft_model(network, target, tokenizer=tokenizer, target_tokenizer=target_tokenizer, **options)
 
 
+def _controllers(controller: str | AnyController | Sequence[str]) -> tuple[AnyController, dict[str, AnyController]]:
+    """The first controller, and all by what the user wrote, blanks at the ends removed; an object has no name."""
+    if isinstance(controller, Controller):
+        return controller, {}
+    names = [name.strip() for name in ([controller] if isinstance(controller, str) else controller)]
+    if not names:
+        raise OptionError("controller: the list is empty; name at least one, or leave it out")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise OptionError(f"controller {repeated[0]!r} is given twice; leave one out")
+    named = {name: CONTROLLERS.parse(name) for name in names}
+    return named[names[0]], named
+
+
+def _able_to_plan(parts: Parts) -> Parts:
+    """The parts, whose controllers are refused now if they cannot plan for them, and not when a request names one."""
+    for planner in map(parts.planner, parts.controllers):
+        planner.controller.init(planner.memory)
+    return parts
+
+
 def _needs_model(drafter: str | AnyDrafter) -> bool:
     return isinstance(drafter, str) and any("model" in options_of(name) for name in drafters_in(drafter))
 
 
-def _default_tree(rule: Rule | None, target: SequenceModel, *, is_adaptive: bool) -> TreeBuilder:
+def _default_tree(rule: Rule | None, target: SequenceModel, controllers: Sequence[AnyController]) -> TreeBuilder:
+    is_adaptive = any(controller.reads for controller in controllers)
     for tree in (Chain(depth=_ADAPTIVE_DEPTH), *_TREES) if is_adaptive else _TREES:
         limits = tree.limits
         readable = limits.max_width == 1 or target.no_tree_reason is None

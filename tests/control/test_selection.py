@@ -320,6 +320,5 @@ def test_bad_settings_are_refused(text: str, message: str) -> None:
 
 def test_there_must_be_something_to_choose_from() -> None:
     costs = CostModel.linear(plain=1.0, node=0.1, draft=0.2)
-    parts = make_parts(TabularModel(RandomTable(5, 1), 5), drafter="ngram", controller="hedge", costs=costs)
     with pytest.raises(OptionError, match="chooses between drafters"):
-        Decoder(parts).generate([(0,)], max_new_tokens=2, temperature=0.0, seed=0)
+        make_parts(TabularModel(RandomTable(5, 1), 5), drafter="ngram", controller="hedge", costs=costs)

@@ -1,6 +1,7 @@
 """Ray Data and Ray Serve on a cluster of two nodes, simulated on this machine; the commands as their users type them."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -134,10 +135,16 @@ def ask(url, seed):
     return answer.status_code, answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
 
 
+def generated(url):
+    """Tokens that each replica has generated, as the metrics tell."""
+    text = httpx.get(f"{url}/metrics", timeout=60).text
+    found = re.findall(r'^vllm:generation_tokens_total\{engine="(\w+)".*\} (\S+)$', text, re.MULTILINE)
+    return {engine: float(count) for engine, count in found}
+
+
 def engines(url):
     """Replicas that the metrics tell of."""
-    text = httpx.get(f"{url}/metrics", timeout=60).text
-    return set(re.findall(r'^vllm:generation_tokens_total\{engine="(\w+)"', text, re.MULTILINE))
+    return set(generated(url))
 
 
 def stream(url):
@@ -171,29 +178,61 @@ def test_two_replicas_serve_as_one(pair, address):
         assert process.wait(120) == 0
 
 
-def kill_one_of_two_under_load(url):
-    expected, told, ended = {seed: ask(url, seed) for seed in range(3)}, [], threading.Event()
+@contextmanager
+def asking(url, expected, num_clients):
+    """Clients that ask for texts of known seeds, one after another; gives what they were told, and checks it in the end."""
+    told, ended = [], threading.Event()
 
     def client(number):
         while not ended.is_set():
-            told.append((number % 3, ask(url, number % 3)))
+            seed = number % len(expected)
+            told.append((seed, ask(url, seed)))
             number += 1
 
-    clients = [threading.Thread(target=client, args=(number,)) for number in range(4)]
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(num_clients)]
     for one in clients:
         one.start()
-    before = engines(url)
-    wait_for(lambda: len(told) > 8)
-    victim = pids_of("ServeReplica")[0]
-    os.kill(victim, signal.SIGKILL)
-    wait_for(lambda: len(pids_of("ServeReplica")) == 2 and len(engines(url) - before) == 1)
-    num_before = len(told)
-    wait_for(lambda: len(told) > num_before + 12)
-    ended.set()
-    for one in clients:
-        one.join()
-    # Whoever was on the lost replica is served by the other one: everybody gets the text of the seed.
+    try:
+        yield told
+    finally:
+        ended.set()
+        for one in clients:
+            one.join()
+    assert told
     assert all(answer == expected[seed] for seed, answer in told)
+
+
+def kill_one_of_two_under_load(url):
+    before = engines(url)
+    # Whoever was on the lost replica is served by the other one: everybody gets the text of the seed.
+    with asking(url, {seed: ask(url, seed) for seed in range(3)}, num_clients=4) as told:
+        wait_for(lambda: len(told) > 8)
+        victim = pids_of("ServeReplica")[0]
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: len(pids_of("ServeReplica")) == 2 and len(engines(url) - before) == 1)
+        num_before = len(told)
+        wait_for(lambda: len(told) > num_before + 12)
+
+
+def test_replicas_come_with_load_and_go_after_it(pair, address):
+    see = logging.getLogger(__name__).info  # with its time, under --log-cli-level=INFO
+    with served(pair, address, "--autoscale", "1:2", "--upscale-delay", 2, "--downscale-delay", 5) as (url, _):
+        expected = {seed: ask(url, seed) for seed in range(3)}
+        assert {status for status, _ in expected.values()} == {200}
+        assert len(pids_of("ServeReplica")) == 1
+        see("one replica; 12 clients begin")
+        with asking(url, expected, num_clients=12) as crowd:
+            wait_for(lambda: len(pids_of("ServeReplica")) == 2)
+            see("the second replica starts; %d answers so far", len(crowd))
+            wait_for(lambda: len(generated(url)) == 2 and min(generated(url).values()) > 0)
+            see("it has written; %d answers so far", len(crowd))
+        see("11 clients leave; %d answers, all of them the texts of their seeds", len(crowd))
+        with asking(url, expected, num_clients=1) as rest:
+            wait_for(lambda: len(pids_of("ServeReplica")) == 1)
+            see("one replica is gone; %d answers since", len(rest))
+            num_before = len(rest)
+            wait_for(lambda: len(rest) > num_before + 3)
+        see("%d answers since, all of them the texts of their seeds", len(rest))
 
 
 def break_streams_off(url):

@@ -97,6 +97,10 @@ def test_deployment_options():
     assert fixed["ray_actor_options"] == {"num_cpus": 1, "num_gpus": 1}
     scaled = ray_serve._deployment(AppArgs(autoscale=(1, 4)))
     assert scaled["autoscaling_config"] == {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 8}
+    hasty = ray_serve._deployment(AppArgs(autoscale=(0, 4), upscale_delay_s=1, downscale_delay_s=0))
+    assert hasty["autoscaling_config"] | {"upscale_delay_s": 1, "downscale_delay_s": 0} == hasty["autoscaling_config"]
+    with pytest.raises(OptionError, match="downscale_delay_s needs autoscale"):
+        ray_serve._deployment(AppArgs(downscale_delay_s=5))
     with pytest.raises(OptionError, match="got 3:2"):
         ray_serve._deployment(AppArgs(autoscale=(3, 2)))
 
@@ -107,6 +111,7 @@ def test_deployment_options():
         (["--replicas", "2"], "--replicas needs --ray"),
         (["--address", "auto"], "--address needs --ray"),
         (["--ray", "--replicas", "2", "--autoscale", "1:2"], "not both"),
+        (["--ray", "--upscale-delay", "2"], "--upscale-delay needs --autoscale"),
         (["--ray", "--tensor-parallel"], "--tensor-parallel is not for --ray"),
         (["--ray", "--port", "0"], "--ray needs a port"),
         (["--ray", "--access-log"], "--access-log is not for --ray"),
@@ -136,3 +141,12 @@ def test_configuration_of_the_guide():
     assert (module, name) == (ray_serve.__name__, ray_serve.app_from.__name__)
     args = AppArgs.model_validate(application["args"])
     assert (args.autoscale, args.tree) == ((1, 8), "chain(6)")
+
+
+def test_controllers_come_as_one_or_as_a_list():
+    parsed = AppArgs.model_validate(yaml.safe_load("controller: [price, fixed]"))
+    assert parsed.given(("controller",)) == {"controller": ("price", "fixed")}
+    assert DecoderSpec(options={"controller": ("price", "fixed")}).as_dict()["controller"] == ("price", "fixed")
+    assert AppArgs.model_validate({"controller": "price"}).controller == "price"
+    with pytest.raises(OptionError, match="controller must be written as text"):
+        DecoderSpec(options={"controller": (object(),)})

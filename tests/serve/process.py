@@ -11,9 +11,9 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 @contextmanager
-def served() -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(*options: str, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process and the address that it told."""
-    command = [sys.executable, "-m", "monge", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "monge", "serve", "--port", str(port), *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         try:
             assert process.stderr is not None

@@ -106,6 +106,8 @@ def say_parts(decoder: Decoder) -> None:
     parts = decoder.parts
     drafter = repr(parts.drafter).replace("\n", " ")
     notes().print(f"drafter {drafter}\nverifier {parts.rule!r}\ncontroller {parts.controller!r}", markup=False)
+    if len(parts.controllers) > 1:
+        notes().print(f"controllers that a request may name: {', '.join(parts.controllers)}", markup=False)
 
 
 def say_memory(decoder: Decoder) -> None:

@@ -46,7 +46,7 @@ def serve(
     drafter: options.Drafter = None,
     tree: options.Tree = None,
     verifier: options.Verifier = None,
-    controller: options.Controller = None,
+    controller: asked.Controllers = None,
     costs: options.Costs = None,
     draft_temperature: options.DraftTemperature = None,
     draft_top_k: options.DraftTopK = None,
@@ -55,6 +55,8 @@ def serve(
     use_ray: asked.UseRay = False,
     replicas: asked.Replicas = None,
     autoscale: asked.Autoscale = None,
+    upscale_delay: asked.UpscaleDelay = None,
+    downscale_delay: asked.DownscaleDelay = None,
     address: asked.Address = None,
     cpus_per_replica: asked.CpusPerReplica = None,
     gpus_per_replica: asked.GpusPerReplica = None,
@@ -69,6 +71,7 @@ def serve(
         monge serve
         monge serve ./my-target ./my-draft --tree "chain(6)" --max-batch-size 16
         monge serve ./my-target --drafter ngram --controller price --port 8080
+        monge serve --controller price --controller fixed
         MONGE_API_KEY=secret monge serve ./my-target --host 0.0.0.0
         torchrun --nproc-per-node 2 -m monge serve ./my-target ./my-draft --tensor-parallel
         monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from monge.api import load
-from monge.cli.options import default_of, option
+from monge.cli.options import SPECULATION, default_of, option
 from monge.engine.logprobs import LogprobSource
 
 SERVER: Final = "Server"
@@ -53,6 +53,15 @@ LogprobsOf = Annotated[
     LogprobSource | None,
     _server("--logprobs-of", help="raw: the target's own law; processed: the law that tokens are drawn from.", default="raw"),
 ]
+Controllers = Annotated[
+    list[str] | None,
+    option(
+        "--controller",
+        help="How much to draft, e.g. `fixed(max_depth=2)`; may be repeated: a request may name one, the others get the first.",
+        panel=SPECULATION,
+        default=default_of(load, "controller"),
+    ),
+]
 Drain = Annotated[int, _server("--drain", help="Seconds that running requests get after SIGTERM.", default=DRAIN_S)]
 AccessLog = Annotated[bool, _server("--access-log", help="Log every request.")]
 MaxBatchSize = Annotated[
@@ -74,6 +83,10 @@ UseRay = Annotated[bool, typer.Option("--ray", help="Serve from replicas, on man
 Replicas = Annotated[int | None, _ray("--replicas", help="Replicas.", default=1)]
 Autoscale = Annotated[
     str | None, _ray("--autoscale", help="Fewest and most replicas, as `1:4`, in place of --replicas.", default="off")
+]
+UpscaleDelay = Annotated[float | None, _ray("--upscale-delay", help="Seconds of load before a replica is added.", default=30)]
+DownscaleDelay = Annotated[
+    float | None, _ray("--downscale-delay", help="Seconds without it before a replica is taken away.", default=600)
 ]
 Address = Annotated[
     str | None, _ray("--address", help="Address of a running cluster, or `auto`.", default="a cluster of this machine alone")

@@ -8,7 +8,9 @@ from typing import Any, Final
 from monge.cli.console import notes
 from monge.core.errors import OptionError
 
-_RAY_ONLY: Final = ("replicas", "autoscale", "address", "cpus_per_replica", "gpus_per_replica")
+_RAY_ONLY: Final = (
+    *("replicas", "autoscale", "upscale_delay", "downscale_delay", "address", "cpus_per_replica", "gpus_per_replica"),
+)
 _HERE_ONLY: Final = ("access_log", "verbose")
 _NAMES: Final = {
     "api_key": "api_keys",
@@ -16,6 +18,8 @@ _NAMES: Final = {
     "request_timeout": "request_timeout_s",
     "drain": "drain_s",
     "replicas": "num_replicas",
+    "upscale_delay": "upscale_delay_s",
+    "downscale_delay": "downscale_delay_s",
 }
 _APPLICATION: Final = "monge"
 
@@ -43,6 +47,9 @@ def serves_with_ray(given: Mapping[str, Any]) -> bool:
         raise OptionError(f"--{wrong[0].replace('_', '-')} is not for --ray: Ray keeps the replicas' logs")
     if "autoscale" in given and "replicas" in given:
         raise OptionError("give --replicas or --autoscale, not both")
+    delays = [name for name in ("upscale_delay", "downscale_delay") if name in given]
+    if delays and "autoscale" not in given:
+        raise OptionError(f"--{delays[0].replace('_', '-')} needs --autoscale")
     if given["port"] == 0:
         raise OptionError("--ray needs a port; got 0")
     _serve(given)

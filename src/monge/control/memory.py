@@ -25,3 +25,11 @@ class Memory:
     costs: CostModel | None = None
     notes: dict[str, Any] = field(default_factory=dict[str, Any])
     members: tuple[Member, ...] = ()
+
+    def beside(self, name: str) -> "Memory":
+        """What a further controller of the same decoder knows: these costs and drafters, and notes of its own.
+
+        Args:
+            name: Of the controller; equal names share notes.
+        """
+        return Memory(self.costs, self.notes.setdefault(f"controller {name}", {}), self.members)

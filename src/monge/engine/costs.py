@@ -50,8 +50,8 @@ class _Cycle(Controller[int]):
 
 
 def with_costs(parts: Parts, *, batch_sizes: Sequence[int], folder: Path | None = None) -> Parts:
-    """The parts with costs, if the controller reads them: those they have, those kept in the folder, or new ones."""
-    if "costs" not in parts.controller.reads or parts.memory.costs is not None:
+    """The parts with costs, if a controller reads them: those they have, those kept in the folder, or new ones."""
+    if "costs" not in parts.reads or parts.memory.costs is not None:
         return parts
     key = costs_key(parts)
     costs = None if folder is None else load_costs(folder, key)

@@ -84,11 +84,12 @@ class Decoder:
         """A session for one request, checked against the models.
 
         Raises:
-            OptionError: If the prompt has token ids that the target does not have.
+            OptionError: If the prompt has token ids that the target does not have, or no controller has the name asked for.
             ContextLengthError: If prompt and completion do not fit.
         """
         _check_tokens(request.prompt_ids, self.parts.target.vocab_size)
         check_length(request, self.parts.target.max_length, "target")
+        self.parts.planner(request.controller)  # which refuses names that nobody has
         if request.speculative:
             check_length(request, self.parts.drafter.capabilities.max_length, "draft model")
         return Session(request, next(self._request_ids), self.tokenizer, keeps_records=keeps_records)
@@ -107,6 +108,7 @@ class Decoder:
         ignore_eos: bool = False,
         processors: Sequence[Processor] = (),
         stop_check: StopCheck | None = None,
+        controller: str | None = None,
     ) -> list[Request]:
         """Requests for prompts that share their options.
 
@@ -122,6 +124,7 @@ class Decoder:
             ignore_eos: Go on after an end-of-text token.
             processors: Prefix-dependent logits processors, `(token_ids [1, seq], scores [1, vocab]) -> scores`.
             stop_check: Called with all token ids after every token; true stops.
+            controller: Which of the controllers that `load` was given plans; absent, the first.
         """
         rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         first_seed = secrets.randbits(63) if seed is None else seed
@@ -135,6 +138,7 @@ class Decoder:
                 stop=(stop,) if isinstance(stop, str) else tuple(stop),
                 processors=tuple(processors),
                 stop_check=stop_check,
+                controller=controller,
             )
             for row, prompt in enumerate(prompts)
         ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from monge.control.base import PromptReader
+from monge.control.base import AnyController, PromptReader
 from monge.core.context import DraftPlan
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
@@ -46,7 +46,7 @@ def open_sessions(sessions: Sequence[Session], parts: Parts) -> None:
     for session, state in zip(drafting, states, strict=True):
         session.drafter_state = state
     for session, prompt in zip(sessions, prompts, strict=True):
-        session.controller_state = controller_state(prompt, parts)
+        session.controller_state = controller_state(session, prompt, parts)
     passed = timer.lap("prefill_s")
     for session in sessions:
         session.prefill_s = passed
@@ -91,23 +91,27 @@ def close_session(session: Session, parts: Parts) -> None:
         parts.drafter.close(session.context)
 
 
-def controller_state(prompt: PromptProfile | None, parts: Parts) -> Any:
+def controller_state(session: Session, prompt: PromptProfile | None, parts: Parts) -> Any:
     """The controller's state for a new request, whose prompt is looked at if the controller asks."""
-    state = parts.controller.init(parts.memory)
-    if isinstance(parts.controller, PromptReader) and prompt is not None:
-        return parts.controller.read(state, prompt)
+    planner = parts.planner(session.request.controller)
+    state = planner.controller.init(planner.memory)
+    if isinstance(planner.controller, PromptReader) and prompt is not None:
+        return planner.controller.read(state, prompt)
     return state
 
 
 def _open_target(sessions: Sequence[Session], parts: Parts) -> Sequence[PromptProfile | None]:
-    """Read all but the last token of every prompt; their profiles, for a controller that asks."""
-    ids, controller = [session.context.request_id for session in sessions], parts.controller
-    is_reader = isinstance(controller, PromptReader)
-    if is_reader and controller.reads_prompt_laws:
-        profiles = open_profiled(parts.target, {number: one.prompt for number, one in zip(ids, sessions, strict=True)})
-        return [profiles[number] for number in ids]
-    parts.target.open({number: session.context.token_ids[:-1] for number, session in zip(ids, sessions, strict=True)})
-    return [session.prompt if is_reader else None for session in sessions]
+    """Read all but the last token of every prompt; their profiles, for controllers that ask."""
+    controllers = {one.context.request_id: parts.planner(one.request.controller).controller for one in sessions}
+    readers = {number: one for number, one in controllers.items() if isinstance(one, PromptReader)}
+    profiles = {one.context.request_id: one.prompt for one in sessions if one.context.request_id in readers}
+    surprised = {number: profiles[number] for number, one in readers.items() if one.reads_prompt_laws}
+    plain = {one.context.request_id: one.context.token_ids[:-1] for one in sessions if one.context.request_id not in surprised}
+    if plain:
+        parts.target.open(plain)
+    if surprised:
+        profiles |= open_profiled(parts.target, surprised)
+    return [profiles.get(number) for number in controllers]
 
 
 def _stage(rows: list[Row], stage: Any, parts: Parts, *, isolated: bool) -> list[Row]:
@@ -126,13 +130,20 @@ def _every(rows: list[Row], work: Any, *, isolated: bool) -> list[Row]:
 
 
 def _plan(rows: Sequence[Row], parts: Parts) -> None:
-    """Plans of those that draft. Who does not, or wants the largest tree, has no part in a budget that is shared."""
-    drafting = [row for row in rows if row.session.drafting != "off"]
-    sessions = [row.session for row in drafting if row.session.request.adaptive]
-    states, draws = [session.controller_state for session in sessions], [session.draws for session in sessions]
-    planned = iter(parts.controller.plan_many(states, draws) if sessions else ())
+    """Plans of those that draft: each controller plans for its own together.
+
+    Who does not draft, or wants the largest tree, has no part in a budget that is shared.
+    """
+    drafting, groups = [row for row in rows if row.session.drafting != "off"], dict[int, tuple[AnyController, list[Row]]]()
     for row in drafting:
-        row.plan = row.session.limit(next(planned) if row.session.request.adaptive else DraftPlan())
+        row.plan = row.session.limit(DraftPlan())
+        if row.session.request.adaptive:
+            controller = parts.planner(row.session.request.controller).controller
+            groups.setdefault(id(controller), (controller, []))[1].append(row)
+    for controller, group in groups.values():
+        states, draws = [row.session.controller_state for row in group], [row.session.draws for row in group]
+        for row, plan in zip(group, controller.plan_many(states, draws), strict=True):
+            row.plan = row.session.limit(plan)
 
 
 def _decide(rows: Sequence[Row], parts: Parts, timer: _Timer) -> None:
@@ -193,7 +204,8 @@ def _update(row: Row, records: dict[int, StepRecord], times: StageTimes, parts: 
     session, record = row.session, records[row.context.request_id]
     session.note(replace(record, times=times, hindsight=parts.hindsight(session.drafter_state)))
     if session.request.adaptive:
-        session.controller_state = parts.controller.update(session.controller_state, session.records[-1])
+        controller = parts.planner(session.request.controller).controller
+        session.controller_state = controller.update(session.controller_state, session.records[-1])
 
 
 def _learn_costs(records: Sequence[StepRecord], times: StageTimes, parts: Parts) -> None:

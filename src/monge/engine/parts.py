@@ -1,16 +1,24 @@
 """The parts that a round is made of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from monge.control.base import AnyController, Memory
-from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedModelError, VocabularyMismatchError
+from monge.control.base import AnyController, Memory, Reads
+from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedModelError, VocabularyMismatchError, unknown_name
 from monge.core.model import SequenceModel
 from monge.core.proposal import Mixed
 from monge.core.selection import Hindsight
 from monge.draft.base import AnyDrafter, DrafterPool
 from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """A controller, and what it knows beyond a request."""
+
+    controller: AnyController
+    memory: Memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +30,7 @@ class Parts:
         drafter: Where candidates come from.
         rule: Node rule or verifier.
         controller: How much to draft.
+        controllers: Those that a request may name, `controller` among them if it has a name.
         draft_models: Networks that the drafter runs, for the accounting of forward times.
         alternatives: Verifiers by name, to be named where `rule` does not fit the drafter.
         memory: What the controller knows beyond a request; the one part that changes.
@@ -39,6 +48,7 @@ class Parts:
     draft_models: tuple[SequenceModel, ...] = ()
     alternatives: Sequence[tuple[str, Rule]] = ()
     memory: Memory = field(default_factory=Memory)
+    controllers: Mapping[str, AnyController] = field(default_factory=dict[str, AnyController])
 
     def __post_init__(self) -> None:
         self.memory.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()
@@ -52,11 +62,12 @@ class Parts:
             raise UnsupportedModelError(f"speculation is not possible: {self.target.no_draft_reason}; use drafter='none'")
         if can.needs_trees and self.target.no_tree_reason is not None:
             raise UnsupportedModelError(f"trees are not possible: {self.target.no_tree_reason}; use tree='chain'")
-        if self.controller.plans_splits and Mixed not in can.proposes:
-            raise OptionError(
-                f"{type(self.controller).__name__} chooses how many candidates of a node are its top tokens, and this drafter "
-                "has no such nodes; give it a tree of mixed children, such as tree=\"fixed_width((4, 1, 1, 1), 'mixed')\""
-            )
+        for controller in (self.controller, *self.controllers.values()):
+            if controller.plans_splits and Mixed not in can.proposes:
+                raise OptionError(
+                    f"{type(controller).__name__} chooses how many candidates of a node are its top tokens, and this drafter "
+                    "has no such nodes; give it a tree of mixed children, such as tree=\"fixed_width((4, 1, 1, 1), 'mixed')\""
+                )
         if self.target.max_length is not None and can.max_depth >= self.target.max_length:
             raise OptionError(
                 f"draft depth {can.max_depth} does not fit the target's context of {self.target.max_length} tokens"
@@ -72,6 +83,33 @@ class Parts:
     def verifier(self) -> Verifier:
         """The whole-tree form of the rule."""
         return as_verifier(self.rule)
+
+    @property
+    def reads(self) -> frozenset[Reads]:
+        """What plans may depend on, whichever controller makes them."""
+        return self.controller.reads.union(*(controller.reads for controller in self.controllers.values()))
+
+    @property
+    def controller_name(self) -> str:
+        """What the controller of requests that name none is called."""
+        named = (name for name, controller in self.controllers.items() if controller is self.controller)
+        return next(named, type(self.controller).__name__)
+
+    def planner(self, name: str | None) -> Planner:
+        """Who plans for a request.
+
+        Args:
+            name: The controller that it names; `None` for the one that serves those that name none.
+
+        Raises:
+            OptionError: If no controller has this name.
+        """
+        if name is None:
+            return Planner(self.controller, self.memory)
+        if name not in self.controllers:
+            raise unknown_name("controller", name, self.controllers)
+        controller = self.controllers[name]
+        return Planner(controller, self.memory if controller is self.controller else self.memory.beside(name))
 
     def hindsight(self, drafter_state: Any) -> tuple[Hindsight, ...]:
         """What a pool of drafters knows by now about earlier rounds of a request; nothing without a pool, or without state."""

@@ -68,7 +68,7 @@ class Prefills:
     def join(self, session: Session) -> None:
         """Begin with a prompt."""
         self._open(session)
-        prompt, controller = _Prompt(session), self._parts.controller
+        prompt, controller = _Prompt(session), self._parts.planner(session.request.controller).controller
         if isinstance(controller, PromptReader):
             prompt.profile = session.prompt
             prompt.ending = ending_size(self._parts.target, prompt.profile) if controller.reads_prompt_laws else 0
@@ -164,7 +164,7 @@ class Prefills:
         session, profile = prompt.session, prompt.profile
         if prompt.ending and profile is not None:
             profile = profiled(profile, self._laws(prompt, prompt.num_read, prompt.ending))
-        session.controller_state = controller_state(profile, self._parts)
+        session.controller_state = controller_state(session, profile, self._parts)
         if session.drafting != "off" and not isinstance(self._parts.drafter, PieceReader):
             start(session, self._parts)
 

@@ -45,6 +45,7 @@ class Request:
         speculative: Whether anything is drafted for it; if not, the drafter is not even shown the prompt.
         adaptive: Whether the controller plans for it; if not, every round has the largest tree within its limits.
         limits: No plan of it goes beyond their depth and nodes.
+        controller: Name of the controller that plans for it; `None` for the one that serves those that name none.
         logprobs: Log-probabilities wanted with every generated token.
         prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always those of `raw`, and only
             where the prompt is read in pieces (see `monge.engine.prefill`).
@@ -63,6 +64,7 @@ class Request:
     speculative: bool = True
     adaptive: bool = True
     limits: DraftPlan = DraftPlan()
+    controller: str | None = None
     logprobs: LogprobOptions | None = None
     prompt_logprobs: LogprobOptions | None = None
 

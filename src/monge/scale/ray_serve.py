@@ -22,6 +22,7 @@ _LOADING = (
     *("dtype", "device", "attention", "backend", "draft_backend", "max_batch_size"),
 )
 _SETTINGS = ("logprobs_of", "max_choices", "max_request_bytes", "request_timeout_s")
+_SCALING = ("upscale_delay_s", "downscale_delay_s")
 _SCHEDULING = ("max_waiting", "kv_budget_tokens", "prefill_chunk")
 
 
@@ -38,7 +39,7 @@ class AppArgs(BaseModel):
     drafter: str | None = None
     tree: str | None = None
     verifier: str | None = None
-    controller: str | None = None
+    controller: str | tuple[str, ...] | None = Field(default=None, description="One, or those that a request may name.")
     costs: str | None = None
     draft_temperature: float | None = None
     draft_top_k: int | None = None
@@ -61,6 +62,10 @@ class AppArgs(BaseModel):
     threads: int | None = Field(default=None, ge=1)
     num_replicas: int = Field(default=1, ge=1)
     autoscale: tuple[int, int] | None = Field(default=None, description="Fewest and most replicas, in place of a number.")
+    upscale_delay_s: float | None = Field(
+        default=None, ge=0, description="Seconds of load before a replica is added; Ray has 30."
+    )
+    downscale_delay_s: float | None = Field(default=None, ge=0, description="And before one is taken away; Ray has 600.")
     cpus_per_replica: float = Field(default=1, ge=0)
     gpus_per_replica: float = Field(default=0, ge=0)
     drain_s: int = Field(default=30, ge=0, description="Seconds that running requests get when a replica leaves.")
@@ -106,13 +111,16 @@ def _deployment(args: AppArgs) -> dict[str, Any]:
         "graceful_shutdown_timeout_s": args.drain_s,
         "graceful_shutdown_wait_loop_s": 0.1,
     }
+    delays = args.given(_SCALING)
     if args.autoscale is None:
+        if delays:
+            raise OptionError(f"{next(iter(delays))} needs autoscale: the number of replicas is fixed")
         return options | {"num_replicas": args.num_replicas}
     fewest, most = args.autoscale
     if not 0 <= fewest <= most or most < 1:
         raise OptionError(f"autoscale needs the fewest and the most replicas, as in 1:4; got {fewest}:{most}")
     scaling = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": rows}
-    return options | {"autoscaling_config": scaling}
+    return options | {"autoscaling_config": scaling | delays}
 
 
 def _builder(args: AppArgs) -> Callable[[], FastAPI]:

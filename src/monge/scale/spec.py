@@ -18,7 +18,7 @@ class DecoderSpec:
     Args:
         target: Folder or name of the target, as every process finds it; `None` for the built-in one.
         draft: Likewise for the draft model.
-        options: Further options of `monge.load`, plain values only.
+        options: Further options of `monge.load`, plain values and tuples of them only.
 
     Raises:
         OptionError: If an option is an object, which would mean something else elsewhere.
@@ -29,7 +29,7 @@ class DecoderSpec:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        wrong = [name for name, value in self.options.items() if not isinstance(value, _PLAIN)]
+        wrong = [name for name, value in self.options.items() if not all(isinstance(one, _PLAIN) for one in _each(value))]
         if wrong:
             raise OptionError(f"{wrong[0]} must be written as text or a number, since other processes read it; got an object")
 
@@ -40,3 +40,7 @@ class DecoderSpec:
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {"target": self.target, "draft": self.draft, **self.options}
+
+
+def _each(value: Any) -> tuple[Any, ...]:  # noqa: ANN401 (whatever was given)
+    return value if isinstance(value, tuple) else (value,)

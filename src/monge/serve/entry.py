@@ -20,6 +20,7 @@ class Entry:
         session: Its decoding.
         ticket: Where its events go.
         tally: What drafting is worth to it.
+        planner: Name of the controller that plans for it, or `none`.
         sink: Told what is observed.
     """
 
@@ -27,6 +28,7 @@ class Entry:
     session: Session
     ticket: Ticket
     tally: SpeculationTally
+    planner: str
     sink: Sink
     submitted_at: float = field(default_factory=time.perf_counter)
     admitted_at: float | None = None

@@ -61,6 +61,7 @@ class Job:
         speculative: Whether anything is drafted for it, whatever the controller plans.
         adaptive: Whether the controller plans for it; if not, every round has the largest tree within its limits.
         limits: No plan of it goes beyond their depth and nodes.
+        controller: Name of the controller that plans for it; `None` for the one of jobs that name none.
         deadline_s: Seconds after submission at which it is ended, with what it has; `None` for no limit.
     """
 
@@ -77,6 +78,7 @@ class Job:
     speculative: bool = True
     adaptive: bool = True
     limits: DraftPlan = DraftPlan()
+    controller: str | None = None
     deadline_s: float | int | None = None
 
     def __post_init__(self) -> None:
@@ -231,6 +233,7 @@ class Snapshot:
         finished: Jobs ended since the start, by reason.
         num_preemptions: Always 0: what is admitted has its room reserved.
         speculation: Of all rounds since the start.
+        by_controller: The same by the controller that planned them; `none` where none did.
     """
 
     num_running: int
@@ -245,3 +248,4 @@ class Snapshot:
     finished: Mapping[JobFinish, int] = field(default_factory=dict[JobFinish, int])
     num_preemptions: int = 0
     speculation: Speculation = Speculation()
+    by_controller: Mapping[str, Speculation] = field(default_factory=dict[str, Speculation])

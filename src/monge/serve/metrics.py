@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from monge.serve.jobs import JobFinish, Measure, Snapshot
+from monge.serve.jobs import JobFinish, Measure, Snapshot, Speculation
 
 _LABELS: Final = ("engine", "model_name")
 Gather = Callable[[Sequence[Metric]], Sequence[Metric]]
@@ -93,6 +93,13 @@ _HISTOGRAMS: Final[Mapping[Measure, tuple[str, str, tuple[float, ...]]]] = {
     "generated_tokens": ("vllm:request_generation_tokens", "Generated tokens of a request.", _TOKENS),
 }
 
+_BY_CONTROLLER: Final[Mapping[str, tuple[str, Callable[[Speculation], int]]]] = {
+    "monge:rounds_by_controller": ("Rounds, by the controller that planned them.", lambda one: one.num_rounds),
+    "monge:drafts_by_controller": ("Rounds with candidates, likewise.", lambda one: one.num_drafts),
+    "monge:draft_tokens_by_controller": ("Candidates verified, likewise.", lambda one: one.num_draft_tokens),
+    "monge:accepted_tokens_by_controller": ("Candidates accepted, likewise.", lambda one: one.num_accepted_tokens),
+}
+
 
 class ServerMetrics:
     """All metrics of one server, in a registry of its own.
@@ -122,6 +129,12 @@ class ServerMetrics:
             (*_LABELS, "speculation"),
             registry=self._registry,
         )
+        self._planning = Counter(
+            "monge:requests_by_controller",
+            "Requests taken, by the controller that plans for them.",
+            (*_LABELS, "controller"),
+            registry=self._registry,
+        )
         self._engine, self._model_name = engine, model_name
         for asked in get_args(Asked):
             self._drafting.labels(engine, model_name, asked)
@@ -134,12 +147,15 @@ class ServerMetrics:
         """One HTTP answer."""
         self._requests.labels(self._engine, endpoint, str(status), code).inc()
 
-    def count_request(self, asked: Asked) -> None:
+    def count_request(self, asked: Asked, controller: str) -> None:
         """One request that was taken."""
         self._drafting.labels(self._engine, self._model_name, asked).inc()
+        self._planning.labels(self._engine, self._model_name, controller).inc()
 
     def watch(self, snapshot: Callable[[], Snapshot]) -> None:
         """Read counters and gauges from a scheduler whenever metrics are asked for."""
+        for controller in snapshot().by_controller:
+            self._planning.labels(self._engine, self._model_name, controller)
         self._registry.register(_SchedulerState(snapshot, (self._engine, self._model_name)))
 
     def families(self) -> list[Metric]:
@@ -188,6 +204,9 @@ class _SchedulerState(Collector):
         yield self._gauge("vllm:num_requests_waiting", "Requests in the queue.", now.num_waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the cache that is reserved, 1 for all.", _share(now))
         yield self._counter("monge:target_rounds", "Rounds of all requests: target forwards after the prompt.", spec.num_rounds)
+        for name, (text, figure) in _BY_CONTROLLER.items():
+            counts = {controller: figure(one) for controller, one in now.by_controller.items()}
+            yield self._by_label(name, text, "controller", counts)
         yield self._gauge("monge:num_requests_prefilling", "Requests whose prompt is being read.", now.num_prefilling)
         yield self._gauge("monge:kv_reserved_tokens", "Tokens reserved in the cache.", now.kv_used_tokens)
         yield self._gauge("monge:kv_budget_tokens", "Tokens that may be reserved.", now.kv_budget_tokens)
@@ -203,17 +222,21 @@ class _SchedulerState(Collector):
         return family
 
     def _by_position(self, accepted: tuple[int, ...]) -> Metric:
-        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
-        family = CounterMetricFamily(name, "Drafts that accepted a candidate at this depth.", labels=(*_LABELS, "position"))
-        for position, count in enumerate(accepted):
-            family.add_metric((*self._labels, str(position)), count)
-        return family
+        counts = {str(position): count for position, count in enumerate(accepted)}
+        text = "Drafts that accepted a candidate at this depth."
+        return self._by_label("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position", counts)
 
     def _finished(self, finished: Mapping[JobFinish, int]) -> Metric:
-        family = CounterMetricFamily("vllm:request_success", "Requests that ended.", labels=(*_LABELS, "finished_reason"))
-        for word in dict.fromkeys(_REASONS.values()):
-            count = sum(finished.get(reason, 0) for reason, name in _REASONS.items() if name == word)
-            family.add_metric((*self._labels, word), count)
+        counts = {
+            word: sum(finished.get(reason, 0) for reason, name in _REASONS.items() if name == word)
+            for word in dict.fromkeys(_REASONS.values())
+        }
+        return self._by_label("vllm:request_success", "Requests that ended.", "finished_reason", counts)
+
+    def _by_label(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+        family = CounterMetricFamily(name, text, labels=(*_LABELS, label))
+        for value, count in counts.items():
+            family.add_metric((*self._labels, value), count)
         return family
 
 

@@ -185,9 +185,25 @@ class OrderDesk:
             logprobs=logprobs,
             prompt_logprobs=logprobs if scores_prompt else None,
             logprobs_of=self.settings.logprobs_of,
-            **_drafting(request),
+            **self._drafting(request),
             deadline_s=self.settings.request_timeout_s,
         )
+
+    def _drafting(self, request: SamplingRequest) -> dict[str, Any]:
+        asked = request.speculation
+        if asked is None or isinstance(asked, bool):
+            return {"speculative": asked is not False}
+        offered = self.decoder.parts.controllers
+        if asked.controller is not None and asked.controller not in offered:
+            known = f"there are: {', '.join(offered)}" if offered else "this server's has no name; leave it out"
+            raise refused(f"speculation.controller: no such controller here; {known}", "speculation.controller")
+        return {
+            # With no room for a candidate the drafter need not even read the prompt.
+            "speculative": 0 not in {asked.max_depth, asked.max_nodes},
+            "adaptive": asked.adaptive is not False,
+            "limits": DraftPlan(max_depth=asked.max_depth, max_nodes=asked.max_nodes),
+            "controller": asked.controller,
+        }
 
     def _text(self, prompt: str | tuple[int, ...]) -> str:
         if isinstance(prompt, str):
@@ -204,19 +220,6 @@ def _rules(request: SamplingRequest) -> SamplingRules:
         top_p=_given(request.top_p, 1.0),
         min_p=_given(request.min_p, 0.0),
     )
-
-
-def _drafting(request: SamplingRequest) -> dict[str, Any]:
-    asked = request.speculation
-    if asked is None or isinstance(asked, bool):
-        return {"speculative": asked is not False}
-    limits = DraftPlan(max_depth=asked.max_depth, max_nodes=asked.max_nodes)
-    # With no room for a candidate the drafter need not even read the prompt.
-    return {
-        "speculative": 0 not in {asked.max_depth, asked.max_nodes},
-        "adaptive": asked.adaptive is not False,
-        "limits": limits,
-    }
 
 
 def _given(value: float | None, absent: float) -> float:

@@ -13,6 +13,7 @@ from monge.engine.logprobs import LogprobOptions
 from monge.engine.session import Request, Session
 from monge.serve.entry import Entry
 from monge.serve.jobs import Job, JobFinish, Measure, QueueFullError, SchedulerClosedError, Sink, Snapshot
+from monge.serve.planners import Planners
 from monge.serve.room import Room
 from monge.serve.tally import SpeculationTally, Totals
 from monge.serve.ticket import Ticket
@@ -74,7 +75,8 @@ class Scheduler:
         self._running: dict[int, Entry] = {}
         self._cancelled: set[int] = set()
         self._is_open, self._failure = True, None
-        self._totals = Totals(self._max_depth)
+        self._planners = Planners(decoder.parts)
+        self._totals = Totals(self._max_depth, self._planners.names)
         self._batch = self._new_batch()
         self._thread = threading.Thread(target=self._run, name="monge-decoding", daemon=True)
 
@@ -105,6 +107,7 @@ class Scheduler:
             session=session,
             ticket=Ticket(request_id, lambda: self._cancel(request_id)),
             tally=SpeculationTally(self._max_depth),
+            planner=self._planners.of(job),
             sink=self._sink,
         )
         with self._changed:
@@ -132,6 +135,7 @@ class Scheduler:
                 num_generated_tokens=self._totals.num_generated_tokens,
                 finished=dict(self._totals.finished),
                 speculation=self._totals.speculation.total(),
+                by_controller={name: tally.total() for name, tally in self._totals.by_controller.items()},
             )
 
     def close(self, *, drain: bool = True, timeout_s: float | int | None = None) -> None:
@@ -166,6 +170,7 @@ class Scheduler:
             speculative=job.speculative,
             adaptive=job.adaptive,
             limits=job.limits,
+            controller=job.controller,
             logprobs=None if job.logprobs is None else LogprobOptions(num_top=job.logprobs, source=job.logprobs_of),
             prompt_logprobs=prompt_logprobs,
         )
@@ -265,7 +270,7 @@ class Scheduler:
             if is_first and event.token_ids:
                 self._totals.num_prompt_tokens += len(entry.job.prompt_ids)
             if record is not None:
-                self._totals.speculation.add(record)
+                self._totals.add(record, entry.planner)
         if event.finish_reason is not None:
             self._forget(entry, event.finish_reason)
         # Last, so that whoever reads the end of a job finds it counted.

@@ -147,8 +147,17 @@ class SpeculationOptions(_Strict):
     )
     adaptive: bool | None = Field(
         default=None,
-        description="Whether the server's controller plans each round; false drafts the largest tree within the limits.",
+        description="Whether a controller plans each round; false drafts the largest tree within the limits.",
     )
+    controller: Annotated[str, Field(max_length=MAX_LABEL)] | None = Field(
+        default=None, description="Which of the server's controllers plans; absent means its first."
+    )
+
+    @model_validator(mode="after")
+    def _check_controller(self) -> "SpeculationOptions":
+        if self.controller is not None and self.adaptive is False:
+            raise ValueError("controller: adaptive=false asks for none; send one of them")
+        return self
 
 
 class StreamOptions(_Strict):

@@ -20,6 +20,7 @@ from monge.serve.errors import ApiError
 from monge.serve.jobs import Completion
 from monge.serve.metrics import Asked, ServerMetrics
 from monge.serve.orders import Order, OrderDesk
+from monge.serve.planners import Planners
 from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import ChatRequest, CompletionRequest, SamplingRequest, SpeculationOptions
 from monge.serve.settings import ServerSettings
@@ -66,6 +67,7 @@ class Service:
         bounds = [scheduler.snapshot().kv_budget_tokens, *(length for length in lengths if length is not None)]
         self._max_job_tokens = min(bounds)
         self._desk = OrderDesk(decoder=decoder, settings=settings, chat=chat, max_job_tokens=self._max_job_tokens)
+        self._planners = Planners(decoder.parts)
         self._texts = TokenTexts(decoder.tokenizer)
         self._created = int(time.time())
         self._fingerprint = _fingerprint(decoder)
@@ -109,7 +111,7 @@ class Service:
             self._check_model(body.model)
         order = await asyncio.get_running_loop().run_in_executor(self._clerk, understand, body)
         tickets = self._submit(order)
-        self._metrics.count_request(_asked(body))
+        self._metrics.count_request(_asked(body), self._planners.of(order.jobs[0]))
         answers = Answers(order=order, model_name=self._settings.model_name, fingerprint=self._fingerprint, texts=self._texts)
         if order.is_stream:
             return EventStream(answers, tickets)

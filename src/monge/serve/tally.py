@@ -1,6 +1,7 @@
 """Running totals, so that nothing is kept per round."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from monge.core.verdict import StepRecord
 from monge.serve.jobs import JobFinish, Speculation
@@ -40,9 +41,16 @@ class Totals:
 
     Args:
         max_depth: Most tokens that a draft can have accepted.
+        planners: Who may have planned a round.
     """
 
-    def __init__(self, max_depth: int) -> None:
+    def __init__(self, max_depth: int, planners: Sequence[str]) -> None:
         self.speculation = SpeculationTally(max_depth)
+        self.by_controller = {name: SpeculationTally(max_depth) for name in planners}
         self.finished: Counter[JobFinish] = Counter()
         self.num_prompt_tokens = self.num_generated_tokens = 0
+
+    def add(self, record: StepRecord, planner: str) -> None:
+        """Count a round of one request."""
+        self.speculation.add(record)
+        self.by_controller[planner].add(record)
