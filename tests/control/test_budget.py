@@ -157,7 +157,7 @@ def models() -> tuple[TabularModel, TabularModel]:
     return TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB)
 
 
-def crowd(text: str) -> Callable[[], Parts]:
+def crowd(text: str | tuple[str, ...]) -> Callable[[], Parts]:
     costs = CostModel.linear(plain=1.0, node=0.05, draft=0.05)
     return lambda: make_parts(*models(), controller=text, tree="chain(2)", costs=costs, max_batch_size=3)
 
@@ -167,6 +167,24 @@ def test_law_with_neighbours(text: str) -> None:
     """The neighbours' rounds decide how much this request drafts, and not what it says."""
     case = Case(horizon=2, max_new_tokens=3, neighbours=((1,), (2, 0)), slot=1)
     assert law_error(output_law(crowd(text), case), target_law(models()[0], case)) < 1e-12
+
+
+OFFERED = ("survival_budget(max_slots=3)", "price(first_off=1)", "confidence_threshold(threshold=0.45)")
+
+
+@pytest.mark.parametrize(
+    "controllers",
+    [
+        pytest.param(OFFERED, marks=pytest.mark.slow),
+        pytest.param((OFFERED[1], OFFERED[1], OFFERED[0]), marks=pytest.mark.slow),
+        (None, OFFERED[2], OFFERED[2]),
+    ],
+    ids=str,
+)
+def test_law_beside_other_controllers(controllers: tuple[str | None, ...]) -> None:
+    """Each request of a batch is planned for by the controller that it names, together with those that name the same."""
+    case = Case(horizon=2, max_new_tokens=3, neighbours=((1,), (2, 0)), slot=1, controllers=controllers)
+    assert law_error(output_law(crowd(OFFERED), case), target_law(models()[0], case)) < 1e-12
 
 
 def test_plans_in_a_crowd_are_not_those_alone() -> None:

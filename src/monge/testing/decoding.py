@@ -30,6 +30,7 @@ class Case:
         slot: Place of the enumerated request in the batch.
         limits: Of the enumerated request's trees.
         adaptive: Whether the controller plans for the enumerated request.
+        controllers: Names of the controllers that plan, by place in the batch; empty where no request names one.
     """
 
     prompt: Text = (0,)
@@ -41,6 +42,7 @@ class Case:
     slot: int = 0
     limits: DraftPlan = DraftPlan()
     adaptive: bool = True
+    controllers: tuple[str | None, ...] = ()
 
 
 def output_law(make_parts: Callable[[], Parts], case: Case, *, max_runs: int = 200_000) -> dict[Text, float]:
@@ -83,6 +85,7 @@ def _run(parts: Parts, case: Case, draws: Draws) -> Text:
                 draws=draws if row == case.slot else None,
                 limits=case.limits if row == case.slot else DraftPlan(),
                 adaptive=case.adaptive or row != case.slot,
+                controller=case.controllers[row] if case.controllers else None,
             ),
             request_id=row,
         )
