@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from monge.core.errors import OptionError, UnsupportedModelError, unknown_name
 from monge.core.model import FeatureModel
 from monge.engine.loading import as_sequence_model
-from monge.engine.network_facts import output_logits
+from monge.engine.network_facts import OutputLayer
 from monge.heads.shape.calibrate import calibrate_alignments, calibrate_ridge
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
@@ -102,7 +102,8 @@ def gradient_ends(network: PreTrainedModel) -> Ends:
     """The two ends of a network, through which gradients pass but into which none flow."""
     network.requires_grad_(False)
     layer: Any = network.get_input_embeddings()
-    return Ends(embed=layer, unembed=lambda states: output_logits(network, states.to(network.dtype)))
+    output = OutputLayer(network)
+    return Ends(embed=layer, unembed=lambda states: output(states.to(network.dtype))[0])
 
 
 def make_head(

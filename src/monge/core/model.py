@@ -1,11 +1,14 @@
 """What the loop and the drafters ask of a network: read nodes, keep a path."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+
+Forward = Callable[..., tuple[Tensor, ...]]
+"""What a module computes: tensors in, tensors out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,20 @@ class FeatureModel(SequenceModel, Protocol):
 
     def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
         """The network's embeddings of tokens."""
+        ...
+
+
+@runtime_checkable
+class ModuleHost(FeatureModel, Protocol):
+    """A network whose backend also runs small modules beside it, such as the steps of a head."""
+
+    def hosted(self, module: nn.Module, like: Sequence[Tensor]) -> Forward:
+        """What runs a module: the backend, or where it cannot, with a warning, the module itself.
+
+        Args:
+            module: In evaluation mode; takes matrices with one row a node, and gives a tuple of such.
+            like: Inputs of the widths and types that will come; the number of rows is free.
+        """
         ...
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.model import FeatureModel, SequenceModel
+from monge.core.model import FeatureModel, Forward, ModuleHost, SequenceModel
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
@@ -20,6 +20,7 @@ from monge.draft.growth import Growth
 from monge.draft.tree.base import TreeBuilder
 from monge.heads.shape.checkpoint import built_in_head, load_head
 from monge.heads.shape.head import ShapeHead
+from monge.heads.shape.steps import FirstStep, LaterStep
 
 LastState = Tensor | None
 """State of one request: the target's hidden state after the last token but one; `None` until it has been seen."""
@@ -58,6 +59,8 @@ class ShapeDrafter(Drafter[LastState]):
     _model: FeatureModel = field(init=False, repr=False, compare=False)
     _head: ShapeHead = field(init=False, repr=False, compare=False)
     _kind: Tensor = field(init=False, repr=False, compare=False)
+    _steps: tuple[Forward, ...] = field(init=False, repr=False, compare=False)
+    _temperatures: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, FeatureModel):
@@ -73,7 +76,8 @@ class ShapeDrafter(Drafter[LastState]):
         # Predictions of a float16 or bfloat16 target are made in float32 and read in the target's own type.
         head = head.to(device=kind.device, dtype=torch.float64 if kind.dtype == torch.float64 else torch.float32).eval()
         self.target.watch((self.target.num_layers,))
-        for name, value in (("_model", self.target), ("_head", head), ("_kind", kind)):
+        made = {"_model": self.target, "_head": head, "_kind": kind, "_steps": _steps_beside(self.target, head)}
+        for name, value in {**made, "_temperatures": tuple(head.temperatures.tolist())}.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -135,36 +139,40 @@ class ShapeDrafter(Drafter[LastState]):
     def _grow(self, growths: Sequence[Growth], states: Sequence[Tensor]) -> None:
         if not growths:
             return
-        roots = self._embedded([growth.context.token_ids[-1] for growth in growths])
-        starts = self._head.predictor.start(torch.cat(list(states)), roots).split(1)
-        parts = zip(growths, starts, states, strict=True)
-        active = [_Row(growth, start, {-1: state}) for growth, start, state in parts]
-        for number in range(1, self._head.predictor.num_steps + 1):
-            logits = self._level(number, active)
+        known = self._embedded([growth.context.token_ids[-1] for growth in growths])
+        start, predicted = self._steps[0](_rows_of(states), known)
+        logits = self._logits(1, predicted).split(1)
+        parts = zip(growths, start.split(1), predicted.split(1), strict=True)
+        active = [_Row(growth, one, {0: state}) for growth, one, state in parts]
+        for number in range(2, self._head.predictor.num_steps + 2):
             for row, row_logits in zip(active, logits, strict=True):
                 row.growth.grow(row_logits)
             active = [row for row in active if row.growth.frontier]
-            if not active:
+            if not active or number > self._head.predictor.num_steps:
                 return
+            logits = self._level(number, active)
 
     def _level(self, number: int, rows: Sequence["_Row"]) -> Sequence[Float[Tensor, "nodes vocab"]]:
         """Logits at every row's frontier. Nodes of one depth share one prediction unless the head looks at branches."""
         branched = self._head.predictor.is_branched
         nodes = [row.growth.frontier if branched else row.growth.frontier[:1] for row in rows]
         counts = [len(own) for own in nodes]
-        start = torch.cat([row.start.expand(count, -1) for row, count in zip(rows, counts, strict=True)])
-        previous = torch.cat(
-            [row.states[row.growth.tree.parents[node]] for row, own in zip(rows, nodes, strict=True) for node in own]
-        )
-        last = self._embedded([row.growth.tree.token_ids[node] for row, own in zip(rows, nodes, strict=True) for node in own])
-        predicted = self._head.step(number, start, previous, last)
-        logits = self._head.cooled(number, self._model.unembed(predicted.to(self._kind.dtype)))
+        places = [(row, node) for row, own in zip(rows, nodes, strict=True) for node in own]
+        start = _rows_of([row.start for row, _ in places])
+        previous = _rows_of([row.states[row.growth.tree.parents[node]] for row, node in places])
+        last = self._embedded([row.growth.tree.token_ids[node] for row, node in places])
+        (predicted,) = self._steps[number - 1](start, previous, last)
         for row, own, states in zip(rows, nodes, predicted.split(counts), strict=True):
             shared = own if branched else row.growth.frontier
             row.states |= {node: states[index : index + 1] if branched else states for index, node in enumerate(shared)}
+        logits = self._logits(number, predicted).split(counts)
         if branched:
-            return logits.split(counts)
-        return [one.expand(len(row.growth.frontier), -1) for row, one in zip(rows, logits.split(counts), strict=True)]
+            return logits
+        return [one.expand(len(row.growth.frontier), -1) for row, one in zip(rows, logits, strict=True)]
+
+    def _logits(self, number: int, predicted: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
+        logits, temperature = self._model.unembed(predicted.to(self._kind.dtype)), self._temperatures[number - 1]
+        return logits if temperature == 1.0 else logits / temperature
 
     def _embedded(self, token_ids: Sequence[int]) -> Tensor:
         return self._model.embed(token_ids).to(self._head.probe.dtype)
@@ -183,3 +191,20 @@ class _Row:
     growth: Growth
     start: Tensor
     states: dict[int, Tensor]
+
+
+def _steps_beside(target: FeatureModel, head: ShapeHead) -> tuple[Forward, ...]:
+    """The head's steps, run by the target's backend where it runs more than the target."""
+    state, first = head.probe[:1], FirstStep(head).eval()
+    with torch.inference_mode():
+        start, _ = first(state, state)
+        target.unembed(state.to(target.embed((0,)).dtype))  # what takes long the first time is done before anybody waits
+    steps: list[tuple[nn.Module, list[Tensor]]] = [(first, [state, state])]
+    steps += [(LaterStep(head, number).eval(), [start, state, state]) for number in range(2, head.predictor.num_steps + 1)]
+    if not isinstance(target, ModuleHost):
+        return tuple(step for step, _ in steps)
+    return tuple(target.hosted(step, like) for step, like in steps)
+
+
+def _rows_of(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

@@ -51,10 +51,11 @@ class Compiled(Backend):
 
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
         from monge.engine.compiled import compile_step  # the compiler is slow to import
+        from monge.engine.compiled_module import compile_module
 
         try:
             step_with = partial(compile_step, network, _LOG.info)
-            return HfTreeModel(network, step_with(), step_with)
+            return HfTreeModel(network, step_with(), step_with, partial(compile_module, _LOG.info))
         except BackendError as error:
             return _eager_after_all("compiled", network, error)
 
@@ -79,13 +80,14 @@ class OpenVino(Backend):
 
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
         from monge.engine.openvino import openvino_step, require_openvino
+        from monge.engine.openvino_module import openvino_module
         from monge.engine.openvino_weights import with_weights
 
         require_openvino()
         try:
             held = with_weights(network, self.weights)
             step_with = partial(openvino_step, held, self.weights, _LOG.info)
-            return HfTreeModel(held, step_with(), step_with)
+            return HfTreeModel(held, step_with(), step_with, partial(openvino_module, _LOG.info))
         except BackendError as error:
             if self.weights != "same":
                 raise

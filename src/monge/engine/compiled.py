@@ -19,14 +19,14 @@ from monge.engine.network_facts import tree_obstacle
 from monge.engine.step import Notify, StepOutput, StepSpec
 from monge.engine.step_check import largest_difference, step_spec
 
-_AGREEMENT: Final = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
+AGREEMENT: Final = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 """Largest difference to the network's own logits, as a share of the largest logit. Rounding stays well below; a lost mask or a
 wrong position does not."""
-_FAILURES: Final = (
+FAILURES: Final = (
     *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),  # code that cannot be traced
     *(OSError, ImportError),  # no compiler, no room
 )
-_OPTIONS: Final = {
+OPTIONS: Final = {
     # Weights stay where they are and are handed over when a program is loaded.
     "aot_inductor.package_constants_in_so": False,
     # Between two products a step has a few thousand numbers: threads would take longer to start than to work.
@@ -89,8 +89,8 @@ def compile_step(network: PreTrainedModel, notify: Notify, layers: tuple[int, ..
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer's and the compiler's own, about themselves
             compiled = _load_or_build(network, step_spec(network, layers), name, notify)
-            difference, bound = largest_difference(network, compiled), _AGREEMENT[network.dtype]
-    except _FAILURES as error:
+            difference, bound = largest_difference(network, compiled), AGREEMENT[network.dtype]
+    except FAILURES as error:
         text = str(error).strip().splitlines() or [""]
         raise BackendError(f"{name} cannot be compiled: {type(error).__name__}: {text[0][:300]}") from error
     if not difference <= bound:
@@ -108,8 +108,8 @@ def obstacle(network: PreTrainedModel) -> str | None:
     name, attention = type(network).__name__, str(network.config.get_text_config()._attn_implementation)
     if network.device.type != "cpu":
         return f"{name} is on {network.device}, and steps are compiled for the CPU only"
-    if network.dtype not in _AGREEMENT:
-        return f"{name} has weights of type {network.dtype}; known are {', '.join(map(str, _AGREEMENT))}"
+    if network.dtype not in AGREEMENT:
+        return f"{name} has weights of type {network.dtype}; known are {', '.join(map(str, AGREEMENT))}"
     if attention not in {"eager", "sdpa"}:
         return f"{name} runs attention {attention!r}; eager and sdpa are compiled"
     return _compiler_obstacle()
@@ -145,7 +145,7 @@ def _build(step: Step, spec: StepSpec, key: str) -> StoredProgram:
     program = export_step(step, spec)
     with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
         package = Path(scratch) / "program.pt2"
-        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=_OPTIONS)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=OPTIONS)
         known = step.tensors()
         made = {name: tensor for name, tensor in program.constants.items() if name not in known and isinstance(tensor, Tensor)}
         return store_program(key, package, made)

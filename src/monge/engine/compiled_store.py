@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -69,6 +69,26 @@ def program_key(network: PreTrainedModel, spec: StepSpec, *versions: str) -> str
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
+def module_key(module: torch.nn.Module, like: Sequence[Tensor], *versions: str) -> str:
+    """Name of the program of a small module; as `program_key`, values of weights do not count.
+
+    Args:
+        module: The module; what its modules keep as plain values counts.
+        like: Its inputs.
+        *versions: What else made the program.
+    """
+    parts = (
+        torch.__version__,
+        transformers.__version__,
+        _machine(),
+        [(name, type(one).__module__, type(one).__qualname__, _plain_values(one)) for name, one in module.named_modules()],
+        [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in module.state_dict().items()],
+        [(str(tensor.dtype), tensor.shape[1]) for tensor in like],
+        *versions,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
 def find_program(key: str, suffix: str) -> tuple[StoredProgram | None, str | None]:
     """The stored program, or `None` and, where there are files that cannot be used, what is wrong with them."""
     path, notes = _files(key, suffix)
@@ -106,6 +126,11 @@ def scratch_folder() -> Path:
 def _settings(network: PreTrainedModel) -> str:
     """The configuration without the place that it was read from: a copy of a folder holds the same architecture."""
     return json.dumps({name: value for name, value in network.config.to_dict().items() if name != "_name_or_path"}, default=str)
+
+
+def _plain_values(module: torch.nn.Module) -> list[tuple[str, object]]:
+    """What a trace takes for constant."""
+    return sorted((name, value) for name, value in vars(module).items() if isinstance(value, int | float | str | None))
 
 
 def _files(key: str, suffix: str) -> tuple[Path, Path]:

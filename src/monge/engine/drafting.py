@@ -52,7 +52,7 @@ def observe(
     told = [row for row in rows if row[0].drafting != "off"]
     if told:
         sessions, drafts, verdicts = zip(*told, strict=True)
-        count = parts.drafter.capabilities.num_successors
+        count = parts.num_successors
         if count:
             verdicts = [
                 replace(verdict, successors=_successors(logits[session.context.request_id], count))

@@ -12,12 +12,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
-from monge.core.model import NodeBlock
+from monge.core.model import Forward, NodeBlock
 from monge.engine.cache import TreeCache
 from monge.engine.clock import now
 from monge.engine.features import FeatureLog
+from monge.engine.hosted import Hosted, ModuleMaker
 from monge.engine.masks import UncommittedNodes, block_mask, forward_inputs, within_window
-from monge.engine.network_facts import context_length, layer_windows, output_logits, tree_obstacle
+from monge.engine.network_facts import context_length, layer_windows, tree_obstacle
 from monge.engine.shortened import shortened
 from monge.engine.step import ChainStep, NodeStep, StepMaker, StepOutput, StepSpec
 
@@ -36,7 +37,7 @@ class _Row:
 
 
 class HfTreeModel:
-    """Reads trees for many sequences in one forward; a `FeatureModel` and a `LayeredModel`.
+    """Reads trees for many sequences in one forward; a `ModuleHost` and a `LayeredModel`.
 
     Every node gets its own position (committed length + depth) and sees the committed text, its ancestors and itself. Layers
     with a sliding window keep all columns and apply the window in the mask, so trees and rollback are exact there too.
@@ -45,6 +46,7 @@ class HfTreeModel:
         model: A causal language model in evaluation mode that takes 4-D masks and position ids.
         step: Reads small blocks of nodes in the network's place, short prompts too; longer ones are read by the network itself.
         step_with: Makes the step that gives hidden states as well, for when they are watched.
+        module_with: Runs the output layer and the steps of heads; `None` leaves them as they are.
 
     Raises:
         UnsupportedModelError: If the network cannot read trees; the message says why.
@@ -53,16 +55,22 @@ class HfTreeModel:
     no_draft_reason: str | None = None
     no_tree_reason: str | None = None
 
-    def __init__(self, model: PreTrainedModel, step: NodeStep | None = None, step_with: StepMaker | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        step: NodeStep | None = None,
+        step_with: StepMaker | None = None,
+        module_with: ModuleMaker | None = None,
+    ) -> None:
         reason = tree_obstacle(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        self._model, self._step_with = model, step_with
+        self._model, self._step_with, self._hosted = model, step_with, Hosted(model, module_with)
         config = model.config.get_text_config()
         self._windows = layer_windows(config)
         self._take(step)
         self._attention = str(config._attn_implementation)
-        self._device, self._dtype = model.device, model.dtype
+        self._device, self._dtype, self._embedding = model.device, model.dtype, model.get_input_embeddings()
         self._cache = TreeCache(config.num_hidden_layers, model.device)
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._rows: list[_Row] = []
@@ -150,11 +158,15 @@ class HfTreeModel:
 
     def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
         with torch.inference_mode():
-            return output_logits(self._model, states)
+            return self._hosted.logits(states)
 
     def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
         with torch.inference_mode():
-            return self._model.get_input_embeddings()(torch.tensor(list(token_ids), device=self._device))
+            return self._embedding(torch.tensor(list(token_ids), device=self._device))
+
+    def hosted(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
+        """What runs a small module; see `ModuleHost`."""
+        return self._hosted.run(module, like)
 
     def shortened(self, layers: Sequence[int]) -> "HfTreeModel":
         """A model that runs only these layers; see `LayeredModel`."""

@@ -27,17 +27,32 @@ def tree_obstacle(model: PreTrainedModel) -> str | None:
     return None
 
 
-def output_logits(model: PreTrainedModel, states: Tensor) -> Tensor:
-    """What the network makes of last hidden states: its output layer, with the scale and the cap that some families add."""
-    config = model.config.get_text_config()
-    output_layer = model.get_output_embeddings()
-    if output_layer is None:
-        raise UnsupportedModelError(f"{type(model).__name__} has no output layer, so its hidden states give no logits")
-    logits = output_layer(states)
-    logits = logits * float(getattr(config, "logit_scale", None) or 1.0)
-    logits = logits / float(getattr(config, "logits_scaling", None) or 1.0)
-    cap = getattr(config, "final_logit_softcapping", None)
-    return logits if cap is None else torch.tanh(logits / cap) * cap
+class OutputLayer(torch.nn.Module):
+    """What a network makes of last hidden states: its output layer, with the scale and the cap that some families add.
+
+    Args:
+        network: The network, whose layer is shared.
+
+    Raises:
+        UnsupportedModelError: If it has none.
+    """
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        super().__init__()
+        config, layer = network.config.get_text_config(), network.get_output_embeddings()
+        if layer is None:
+            raise UnsupportedModelError(f"{type(network).__name__} has no output layer, so its hidden states give no logits")
+        self.layer = layer
+        self.factor = float(getattr(config, "logit_scale", None) or 1.0)
+        self.divisor = float(getattr(config, "logits_scaling", None) or 1.0)
+        self.cap = getattr(config, "final_logit_softcapping", None)
+
+    def forward(self, states: Tensor) -> tuple[Tensor]:
+        """The logits."""
+        logits = self.layer(states)
+        logits = logits if self.factor == 1.0 else logits * self.factor
+        logits = logits if self.divisor == 1.0 else logits / self.divisor
+        return (logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap,)
 
 
 def is_stateful(model: PreTrainedModel) -> bool:

@@ -4,7 +4,7 @@ import importlib.util
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -25,9 +25,9 @@ from monge.engine.step import Notify, StepOutput, StepSpec
 from monge.engine.step_check import largest_difference, step_spec
 
 _FORMAT: Final = "openvino graph 1"  # raised whenever the traced graph, its inputs or the file change
-_AGREEMENT: Final = {"f32": 1e-4, "bf16": 0.1}
+AGREEMENT: Final = {"f32": 1e-4, "bf16": 0.1}
 """Largest difference to the network's own logits, as a share of the largest logit, by type of arithmetic."""
-_FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, OSError, ImportError)
+FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, OSError, ImportError)
 _COLUMNS: Final = 64  # past columns come in steps: a new shape costs the runtime as much as a step of a small network
 _KEPT_SIZES: Final = 32  # numbers of rows, nodes and columns whose memory is kept
 
@@ -46,15 +46,9 @@ class OpenVinoStep:
         import openvino
 
         self.name = name
-        options = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-            "INFERENCE_PRECISION_HINT": precision,
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # only weights have fewer bits; otherwise there were no law to compare with
-        }
         self._host: Any = openvino
         self._num_tokens = int(graph.outputs[0].partial_shape[2].get_length())
-        self._request = openvino.Core().compile_model(graph, "CPU", options).create_infer_request()
+        self._request = openvino.Core().compile_model(graph, "CPU", runtime_options(precision)).create_infer_request()
         self._spec, self.layers = spec, spec.layers
         self._num_masks = len(spec.kinds)
         self._hidden = int(graph.outputs[1].partial_shape[2].get_length()) if spec.layers else 0
@@ -132,12 +126,14 @@ def openvino_step(network: PreTrainedModel, weights_kind: str, notify: Notify, l
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer's and the converter's own, about themselves
             spec = step_spec(network, layers)
-            graph = _load_or_export(network, spec, name, notify)
+            key = program_key(network, spec, _FORMAT, openvino_version())
+            what = f"{name} with its hidden states" if layers else name
+            graph = load_or_export(key, what, notify, lambda: export_graph(network, spec))
             _set_weights(graph, network, weights_kind)
             title = "openvino" if weights_kind == "same" else f"openvino, {weights_kind} weights"
             step = OpenVinoStep(graph, spec, title, precision)
-            difference, bound = largest_difference(network, step), _AGREEMENT[precision]
-    except _FAILURES as error:
+            difference, bound = largest_difference(network, step), AGREEMENT[precision]
+    except FAILURES as error:
         text = str(error).strip().splitlines() or [""]
         raise BackendError(f"{name} cannot run in OpenVINO: {type(error).__name__}: {' '.join(text)[:300]}") from error
     if not difference <= bound:
@@ -182,17 +178,37 @@ def openvino_version() -> str:
     return str(openvino.get_version())
 
 
-def _load_or_export(network: PreTrainedModel, spec: StepSpec, name: str, notify: Notify) -> Any:
-    version = openvino_version()
-    key = program_key(network, spec, _FORMAT, version)
+def runtime_options(precision: str) -> dict[str, Any]:
+    """How the runtime is to work.
+
+    Args:
+        precision: Type of its arithmetic.
+    """
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": precision,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # only weights have fewer bits; otherwise there were no law to compare with
+    }
+
+
+def load_or_export(key: str, name: str, notify: Notify, export: Callable[[], Any]) -> Any:
+    """The stored graph, or a new one, which is kept if there is room.
+
+    Args:
+        key: Its name in the store.
+        name: What it computes, for messages.
+        notify: Told what takes long.
+        export: Makes it.
+    """
     stored, damage = find_program(key, ".zip")
     if damage is not None:
         notify(f"the stored graph of {name} cannot be used: {damage}")
     if stored is not None:
         return _read(stored.path)
-    what = f"{name} with its hidden states" if spec.layers else name
-    notify(f"exporting {what} for OpenVINO {version}, once for this model and these versions; it can take a minute")
-    graph = export_graph(network, spec)
+    version = openvino_version()
+    notify(f"exporting {name} for OpenVINO {version}, once for this model and these versions; it can take a minute")
+    graph = export()
     try:
         with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
             store_program(key, _packed(graph, Path(scratch)), {})

@@ -76,7 +76,7 @@ class Graph(torch.nn.Module):
         return output.logits, *states, *(torch.stack(tensors) for tensors in new.values())
 
 
-def weights(network: PreTrainedModel) -> Mapping[str, Tensor]:
+def weights(network: torch.nn.Module) -> Mapping[str, Tensor]:
     """Weights by name; shared ones once."""
     named: dict[str, Tensor] = {}
     seen: set[int] = set()

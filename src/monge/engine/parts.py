@@ -35,6 +35,9 @@ class Parts:
         alternatives: Verifiers by name, to be named where `rule` does not fit the drafter.
         memory: What the controller knows beyond a request; the one part that changes.
 
+    Attributes:
+        num_successors: As the drafter's capabilities say.
+
     Raises:
         ProposalMismatchError: If the verifier is not exact for what the drafter proposes.
         UnsupportedModelError: If the target cannot read what the drafter proposes.
@@ -49,10 +52,12 @@ class Parts:
     alternatives: Sequence[tuple[str, Rule]] = ()
     memory: Memory = field(default_factory=Memory)
     controllers: Mapping[str, AnyController] = field(default_factory=dict[str, AnyController])
+    num_successors: int = field(init=False)  # asked for in every round, and capabilities may take long to tell
 
     def __post_init__(self) -> None:
         self.memory.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()
         can = self.drafter.capabilities
+        object.__setattr__(self, "num_successors", can.num_successors)
         reason = unsupported_reason(self.rule, can.proposes, can.max_width)
         if reason is not None:
             legal = [n for n, rule in self.alternatives if unsupported_reason(rule, can.proposes, can.max_width) is None]

@@ -1,0 +1,101 @@
+"""Small modules as machine code, as the compiled backend runs a network's steps."""
+
+import copy
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from monge.core.errors import BackendError
+from monge.core.model import Forward
+from monge.engine.compiled import AGREEMENT, FAILURES, OPTIONS
+from monge.engine.compiled_store import StoredProgram, find_program, module_key, scratch_folder, store_program
+from monge.engine.module_export import export_module, module_difference
+from monge.engine.step import Notify
+
+_FORMAT: Final = "compiled module 1"  # raised whenever what is traced, or the files, change
+
+
+class CompiledModule:
+    """A compiled module. One program serves all numbers of rows, and all modules of one architecture.
+
+    Args:
+        path: The compiled package.
+        tensors: Weights and constants by name.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        program: Any = torch._inductor.aoti_load_package(str(path))
+        # The program keeps addresses: the tensors live as long as it does.
+        self._constants = {name: tensors[name].detach() for name in program.get_constant_fqns()}
+        program.load_constants(self._constants, check_full_update=True, user_managed=True)
+        self._run = program.loader.run
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        # The program does not ask for strides.
+        return tuple(self._run([tensor.contiguous() for tensor in inputs]))
+
+
+def compile_module(notify: Notify, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
+    """A module, compiled, or loaded where that was done before; either way checked against the module itself.
+
+    Args:
+        notify: Told what takes long.
+        module: See `ModuleHost.hosted`.
+        like: Likewise.
+
+    Raises:
+        BackendError: If it cannot be compiled here; the message says why.
+    """
+    name = type(module).__name__
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the tracer's and the compiler's own, about themselves
+            program = _load_or_build(_laid_out(module), like, name, notify)
+            difference, bound = module_difference(module, program, like), AGREEMENT[like[0].dtype]
+    except FAILURES as error:
+        text = str(error).strip().splitlines() or [""]
+        raise BackendError(f"{name} cannot be compiled: {type(error).__name__}: {text[0][:300]}") from error
+    if not difference <= bound:
+        raise BackendError(f"{name}, compiled, gives other numbers: {difference:.2g} of the largest, not {bound:.2g}")
+    return program
+
+
+def _load_or_build(module: torch.nn.Module, like: Sequence[Tensor], name: str, notify: Notify) -> CompiledModule:
+    key = module_key(module, like, _FORMAT)
+    stored, damage = find_program(key, ".pt2")
+    if damage is not None:
+        notify(f"the stored program of {name} cannot be used: {damage}")
+    if stored is None:
+        notify(f"compiling {name}, once for this machine; it can take a minute")
+        stored = _build(module, like, key)
+    return CompiledModule(stored.path, {**_tensors(module), **stored.constants})
+
+
+def _build(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredProgram:
+    inputs = tuple(tensor.new_zeros(3, tensor.shape[1]) for tensor in like)
+    program = export_module(module, (inputs,), (tuple({0: Dim.DYNAMIC} for _ in inputs),))
+    with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
+        package = Path(scratch) / "program.pt2"
+        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=OPTIONS)
+        known = _tensors(module)
+        made = {name: tensor for name, tensor in program.constants.items() if name not in known and isinstance(tensor, Tensor)}
+        return store_program(key, package, made)
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+
+
+def _laid_out(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy that shares its tensors, except that float32 matrices lie transposed: products with a few rows stream through."""
+    kept = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    for tensor in module.parameters():
+        if tensor.ndim == 2 and tensor.dtype in {torch.float32, torch.float64}:
+            kept[id(tensor)] = torch.nn.Parameter(tensor.detach().t().contiguous().t(), requires_grad=False)
+    return copy.deepcopy(module, dict(kept))
