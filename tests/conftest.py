@@ -10,9 +10,11 @@ import jaxtyping
 import pytest
 import torch
 
+from tests import type_checks
+
 torch.set_num_threads(1)  # xdist runs one process per core
 
-hypothesis.settings.register_profile("ci", derandomize=True, max_examples=40, deadline=None, database=None, print_blob=True)
+hypothesis.settings.register_profile("ci", derandomize=True, max_examples=30, deadline=None, database=None, print_blob=True)
 hypothesis.settings.register_profile("nightly", max_examples=1000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci")
 
@@ -24,6 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _checked_types():
+    type_checks.start()
 
 
 @pytest.fixture

@@ -208,6 +208,15 @@ def endless(tiny_paths):
     return [sys.executable, "-m", "monge", "generate", PROMPT, "--max-new-tokens", "4000", "--ignore-eos", *models]
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    """A suite that was started in the background ignores Ctrl-C, and so would the processes that it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_keeps_the_text(tiny_paths):
     with subprocess.Popen(endless(tiny_paths), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

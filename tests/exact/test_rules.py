@@ -33,7 +33,7 @@ def masses(p: DenseLaw) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("name", NODE_RULES)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(pair=weight_pairs(max_vocab=4))
 def test_emitted_token_follows_the_target_law(name: str, pair: tuple[list[int], list[int]]) -> None:
     p, q = map(dense_law, pair)

@@ -224,8 +224,8 @@ class MassesOfAnother(KSeq):
 
 @pytest.mark.parametrize("rule", [ScaleForgotten(), MassesOfAnother()])
 def test_wrong_flows_are_seen(rule: FlowRule) -> None:
-    assert max(_errors(Layer(rule))) > 1e-5
-    assert max(_errors(Layer(type(rule).__mro__[1]()))) < EXACT
+    assert _error(Layer(rule)) > 1e-5
+    assert _error(Layer(type(rule).__mro__[1]())) < EXACT
 
 
 def test_a_wrong_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,20 +236,17 @@ def test_a_wrong_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return right(1.0, p, flow)
 
     monkeypatch.setattr(layer_pass, "_left", of_the_whole_target)
-    assert max(_errors(Layer("rrs"))) > 1e-5
+    assert _error(Layer("rrs")) > 1e-5
 
 
 def test_a_wrong_mass_of_the_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LayerPass, "_stop_prob", lambda self, layer: 0.5)
-    assert max(_errors(Layer("rrs"))) > 1e-5
+    assert _error(Layer("rrs")) > 1e-5
 
 
-def _errors(rule: Layer) -> list[float]:
-    found = []
-    for seed in range(2):
-        tables = random_tables(vocab=3, depth=2, seed=seed)
-        found.append(text_error(rule, tables, fixed_width(tables, (2, 1), "iid"), 3))
-    return found
+def _error(rule: Layer) -> float:
+    tables = random_tables(vocab=3, depth=2, seed=1)
+    return text_error(rule, tables, fixed_width(tables, (2, 1), "iid"), 3)
 
 
 def test_by_name() -> None:
