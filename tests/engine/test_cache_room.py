@@ -31,7 +31,8 @@ def test_a_long_text_is_not_paid_for_after_it_is_gone():
 
 def test_rows_that_are_gone_are_not_paid_for_when_a_text_grows():
     model = HfTreeModel(network("llama", max_position_embeddings=4096))
-    model.open(dict(enumerate(prompts((5,) * 8))))
+    texts = prompts((150,) * 8)
+    model.open(dict(enumerate(texts)))
     for number in range(7):
         model.close(number)
     crowd = model.cache_bytes
@@ -39,7 +40,7 @@ def test_rows_that_are_gone_are_not_paid_for_when_a_text_grows():
     model.append({7: long})
     assert model.cache_bytes <= crowd, "one long row was to take the place of eight short ones"
     fresh = HfTreeModel(network("llama", max_position_embeddings=4096))
-    fresh.open({7: (*prompts((5,) * 8)[7], *long)})
+    fresh.open({7: (*texts[7], *long)})
     torch.testing.assert_close(model.extend({7: BLOCK})[7], fresh.extend({7: BLOCK})[7], rtol=1e-4, atol=1e-4)
 
 
@@ -61,3 +62,16 @@ def test_a_first_forward_that_fails_half_way_leaves_a_usable_cache():
     for one in (model, fresh):
         one.open({1: long})
     torch.testing.assert_close(model.extend({1: BLOCK})[1], fresh.extend({1: BLOCK})[1])
+
+
+def test_a_short_text_after_a_long_one_has_a_short_cache():
+    model = HfTreeModel(network("llama", max_position_embeddings=4096))
+    long, short = prompts((900, 5), seed=3)
+    model.open({0: long})
+    before = model.cache_bytes
+    model.close(0)
+    model.open({0: short})
+    assert 4 * model.cache_bytes < before
+    fresh = HfTreeModel(network("llama", max_position_embeddings=4096))
+    fresh.open({0: short})
+    torch.testing.assert_close(model.extend({0: BLOCK})[0], fresh.extend({0: BLOCK})[0], rtol=1e-4, atol=1e-4)

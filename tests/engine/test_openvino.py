@@ -16,7 +16,7 @@ from monge.engine.compiled_store import FOLDER_VARIABLE, cache_folder
 from monge.engine.hf import HfTreeModel
 from monge.engine.loading import as_sequence_model
 from monge.engine.openvino import OpenVinoStep, openvino_step
-from monge.engine.openvino_weights import linear_weights, with_weights
+from monge.engine.openvino_weights import constant, linear_weights, with_weights
 from monge.engine.step import StepOutput
 from monge.engine.step_check import step_spec
 from tests.engine.compiling import shared_programs
@@ -52,6 +52,18 @@ def graph(folder):
     key = backend.program_key(target(), step_spec(target()), backend._FORMAT, backend.openvino_version())
     stored, _ = backend.find_program(key, ".zip")
     return backend._read(stored.path)
+
+
+def evaluated(node):
+    """What the runtime makes of a node without inputs."""
+    import openvino
+    from openvino import opset13
+
+    unused = opset13.parameter([1], openvino.Type.f32)
+    compiled = openvino.Core().compile_model(
+        openvino.Model([node, unused], [unused]), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+    )
+    return torch.from_numpy(compiled(torch.zeros(1).numpy())[0].copy())
 
 
 def no_exporting(*_):
@@ -103,6 +115,21 @@ class TestSteps:
         for expected, ours in zip(*logits.values(), strict=True):
             torch.testing.assert_close(ours, expected, atol=LARGEST_DIFFERENCE, rtol=0)
 
+    def test_the_cache_may_move_under_a_text(self):
+        """It does where a text outgrows it, and where a short text follows a long one: no place of before may be touched."""
+        models = HfTreeModel(target()), HfTreeModel(target(), openvino_step(target(), "same", silent))
+        for sequence, (length, count) in enumerate(((180, 4), (3, 3), (230, 2), (5, 12))):
+            blocks = [NodeBlock.chain(tokens) for tokens in prompts((20,) * count, seed=sequence)]
+            logits = []
+            for model in models:
+                model.open({sequence: prompts((length,), seed=9)[0]})
+                for block in blocks:
+                    logits.append(model.extend({sequence: block})[sequence])
+                    model.commit({sequence: range(20)})
+                model.close(sequence)
+            for expected, ours in zip(logits[:count], logits[count:], strict=True):
+                torch.testing.assert_close(ours, expected, atol=LARGEST_DIFFERENCE, rtol=0)
+
     def test_short_prompts_are_read_by_steps(self, monkeypatch):
         models = HfTreeModel(target()), HfTreeModel(target(), openvino_step(target(), "same", silent))
         texts, logits = dict(enumerate(prompts((64, 3), seed=4), start=1)), []
@@ -149,6 +176,24 @@ class TestWeights:
             torch.testing.assert_close(codes, codes.round(), atol=1e-3, rtol=0)
             assert (after - before).abs().le(scale * 0.501).all()
             assert not torch.equal(after, before)
+
+    @pytest.mark.parametrize(("dtype", "held"), [("bfloat16", "bf16"), ("float16", "f16"), ("float32", "f32")])
+    def test_numbers_of_16_bits_are_held_in_16_bits(self, dtype, held):
+        pytest.importorskip("openvino")
+        matrix = torch.randn(30, 20, generator=torch.Generator().manual_seed(1)).to(getattr(torch, dtype)).float()
+        node = constant(matrix, "same")
+        source = node if held == "f32" else node.input_value(0).get_node()
+        assert source.get_element_type().get_type_name() == held
+        assert torch.equal(evaluated(node), matrix)
+
+    @pytest.mark.parametrize("weights", ["same", "bf16"])
+    def test_constants_own_their_memory(self, weights):
+        pytest.importorskip("openvino")
+        matrix = torch.randn(300, 200, generator=torch.Generator().manual_seed(1)).bfloat16().float()
+        nodes = [constant(matrix.clone(), weights) for _ in range(10)]
+        # Takes the place of memory that was given back.
+        rubbish = [torch.full((300, 200), 7, dtype=torch.int16) for _ in range(50)]
+        assert all(torch.equal(evaluated(node), matrix) for node in nodes), len(rubbish)
 
     def test_bf16_is_what_torch_rounds_to(self):
         rounded = with_weights(target(), "bf16")

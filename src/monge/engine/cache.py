@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from monge.core.errors import UnsupportedModelError
 
-_COLUMNS: Final = 256  # columns are added in steps, so that a growing text rarely moves the cache
+_COLUMNS: Final = 64  # columns are added in steps, so that a growing text rarely moves the cache
 
 
 class _Placement:
@@ -152,7 +152,9 @@ class TreeCache(Cache):
             for layer in self._layers:  # a first forward that failed half-way has laid out nothing that can be used
                 layer.is_initialized = False
         num_rows, num_columns = max(rows.stop, held[0]), max(max(starts) + width, held[1])
-        if num_rows > self._num_rows or num_columns > self._num_columns:
+        # Some backends read every column there is: after a long text, a short one gets a short cache.
+        is_long = 2 * num_columns + _COLUMNS < self._num_columns
+        if num_rows > self._num_rows or num_columns > self._num_columns or is_long:
             self._resize(num_rows, num_columns)
         self._placement.set(rows, starts, width, (self._num_rows, self._num_columns), self._device)
 
@@ -178,6 +180,11 @@ class TreeCache(Cache):
         """Zero a row, so that whatever it held can never meet a later sequence."""
         for slab in self._slabs:
             slab[:, row] = 0
+
+    @property
+    def capacity(self) -> int:
+        """Columns of every row, written or not."""
+        return self._num_columns
 
     @property
     def num_bytes(self) -> int:

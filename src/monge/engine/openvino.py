@@ -24,11 +24,10 @@ from monge.engine.openvino_weights import constant, linear_weights
 from monge.engine.step import Notify, StepOutput, StepSpec
 from monge.engine.step_check import largest_difference, step_spec
 
-_FORMAT: Final = "openvino graph 1"  # raised whenever the traced graph, its inputs or the file change
+_FORMAT: Final = "openvino graph 2"  # raised whenever the traced graph, its inputs or the file change
 AGREEMENT: Final = {"f32": 1e-4, "bf16": 0.1}
 """Largest difference to the network's own logits, as a share of the largest logit, by type of arithmetic."""
 FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, OSError, ImportError)
-_COLUMNS: Final = 64  # past columns come in steps: a new shape costs the runtime as much as a step of a small network
 _KEPT_SIZES: Final = 32  # numbers of rows, nodes and columns whose memory is kept
 
 
@@ -59,12 +58,12 @@ class OpenVinoStep:
     def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
         starts = cache.starts
         rows, nodes = token_ids.shape
-        buffers = self._bound(rows, nodes, max(starts), cache)
+        buffers = self._bound(rows, nodes, cache)
         buffers.fill(token_ids.numpy(), positions.numpy(), [mask.numpy() for mask in masks], starts)
         return self._run(buffers, cache)
 
     def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> StepOutput:
-        buffers = self._bound(1, len(token_ids), start, cache)
+        buffers = self._bound(1, len(token_ids), cache)
         buffers.fill_chain(token_ids, start)
         return self._run(buffers, cache)
 
@@ -74,23 +73,24 @@ class OpenVinoStep:
         # Copies: the next step writes its own to the same place.
         return StepOutput(logits=buffers.logits.clone(), states=tuple(state.clone() for state in buffers.states))
 
-    def _show(self, kept: Sequence[Tensor], past: int) -> None:
-        """Show the runtime the first columns of keys and values, unless it sees them already."""
-        place = (kept[0].data_ptr(), *kept[0].shape, past)
+    def _show(self, kept: Sequence[Tensor]) -> None:
+        """Show the runtime all columns of keys and values, unless it sees them already.
+
+        Never some of the columns: the runtime copies what does not lie in one piece, at every step, and to the place where it
+        last read in one piece, which may be a cache that is gone.
+        """
+        place = (kept[0].data_ptr(), *kept[0].shape)
         if place == self._seen:
             return
         for index, tensor in enumerate(kept, start=2 + self._num_masks):
-            whole = self._host.Tensor(tensor.numpy(), shared_memory=True)
-            rows, heads, _, size = tensor.shape
-            window = self._host.Tensor(whole, self._host.Coordinate([0] * 4), self._host.Coordinate([rows, heads, past, size]))
-            self._request.set_input_tensor(index, window)
+            assert tensor.is_contiguous(), "rows of the cache lie in one piece"
+            self._request.set_input_tensor(index, self._host.Tensor(tensor.numpy(), shared_memory=True))
         self._seen = place
 
-    def _bound(self, rows: int, nodes: int, start: int, cache: TreeCache) -> Buffers:
+    def _bound(self, rows: int, nodes: int, cache: TreeCache) -> Buffers:
         """Memory for everything of these sizes but keys and values of the past, all known to the runtime."""
-        past = -(-start // _COLUMNS) * _COLUMNS
-        self._show(cache.kept(), past)
-        sizes = (rows, nodes, past)
+        self._show(cache.kept())
+        sizes = (rows, nodes, cache.capacity)
         if sizes not in self._buffers:
             if len(self._buffers) >= _KEPT_SIZES:
                 self._buffers.clear()

@@ -51,19 +51,30 @@ def constant(tensor: Tensor, weights: str) -> Any:
 
     Args:
         tensor: Values that weights of this kind can hold.
-        weights: One of `WEIGHTS`; `same` shares the memory.
+        weights: One of `WEIGHTS`. With `same`, a matrix whose numbers all have 16 bits is held in 16 bits: a step of few nodes
+            lasts as long as reading the weights does. Any other shares its memory.
     """
     import openvino
     from openvino import opset13
 
+    narrow = {"same": _exact_type(tensor), "bf16": torch.bfloat16}.get(weights)
+    if narrow is not None:
+        kind = openvino.Type.bf16 if narrow == torch.bfloat16 else openvino.Type.f16
+        bits = openvino.Tensor(tensor.to(narrow).view(torch.int16).numpy(), list(tensor.shape), kind)
+        # Copied: a constant that shares memory does not keep it alive.
+        return opset13.convert(opset13.constant(bits, shared_memory=False), openvino.Type.f32)
     if weights == "same":
         return opset13.constant(tensor.numpy(), shared_memory=tensor.is_contiguous())
-    if weights == "bf16":
-        bits = openvino.Tensor(tensor.bfloat16().view(torch.int16).numpy(), list(tensor.shape), openvino.Type.bf16)
-        return opset13.convert(opset13.constant(bits), openvino.Type.f32)
     scale = _scale(tensor)
     codes = opset13.constant((tensor / scale).round().to(torch.int8).numpy())
     return opset13.multiply(opset13.convert(codes, openvino.Type.f32), opset13.constant(scale.numpy()))
+
+
+def _exact_type(tensor: Tensor) -> torch.dtype | None:
+    """A type of 16 bits that holds every number of a matrix, as it does where a checkpoint of that type was loaded."""
+    if tensor.ndim != 2 or tensor.dtype != torch.float32:
+        return None
+    return next((kind for kind in (torch.bfloat16, torch.float16) if torch.equal(tensor.to(kind).float(), tensor)), None)
 
 
 def _rounded(tensor: Tensor, weights: str) -> Tensor:
