@@ -79,7 +79,7 @@ def _load_or_build(module: torch.nn.Module, like: Sequence[Tensor], name: str, n
 
 def _build(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredProgram:
     inputs = tuple(tensor.new_zeros(3, tensor.shape[1]) for tensor in like)
-    program = export_module(module, (inputs,), (tuple({0: Dim.DYNAMIC} for _ in inputs),))
+    program = export_module(module, inputs, tuple({0: Dim.DYNAMIC} for _ in inputs))
     with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
         package = Path(scratch) / "program.pt2"
         torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=OPTIONS)
