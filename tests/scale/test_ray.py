@@ -130,8 +130,8 @@ def served(pair, address, *options):
                 process.wait(120)
 
 
-def ask(url, seed):
-    answer = httpx.post(f"{url}/v1/completions", json=COMPLETION | {"seed": seed}, timeout=120)
+def ask(url, seed, **fields):
+    answer = httpx.post(f"{url}/v1/completions", json=COMPLETION | {"seed": seed} | fields, timeout=120)
     return answer.status_code, answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
 
 
@@ -215,11 +215,20 @@ def kill_one_of_two_under_load(url):
 
 
 def test_replicas_come_with_load_and_go_after_it(pair, address):
-    see = logging.getLogger(__name__).info  # with its time, under --log-cli-level=INFO
-    with served(pair, address, "--autoscale", "1:2", "--upscale-delay", 2, "--downscale-delay", 5) as (url, _):
+    def see(what, *counts):  # shown by --log-cli-level=INFO
+        logging.getLogger(__name__).info(f"%.0f s: {what}", time.monotonic() - start, *counts)
+
+    offered = ("fixed", "fsm")
+    (offline,) = load(*pair, controller=offered).generate(
+        "The history of", max_new_tokens=48, temperature=0.8, seed=1, ignore_eos=True, controller="fsm"
+    )
+    options = ("--autoscale", "1:2", "--upscale-delay", 2, "--downscale-delay", 5)
+    with served(pair, address, *options, "--controller", offered[0], "--controller", offered[1]) as (url, _):
         expected = {seed: ask(url, seed) for seed in range(3)}
         assert {status for status, _ in expected.values()} == {200}
+        assert ask(url, 1, speculation={"controller": "fsm"}) == (200, offline.text)
         assert len(pids_of("ServeReplica")) == 1
+        start = time.monotonic()
         see("one replica; 12 clients begin")
         with asking(url, expected, num_clients=12) as crowd:
             wait_for(lambda: len(pids_of("ServeReplica")) == 2)
