@@ -7,8 +7,9 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.serve.served import toy_app
+from tests.serve.served import toy_app, toy_decoder
 
+CONTROLLERS = ("fixed", "fsm")
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -19,7 +20,8 @@ ODD_NUMBERS = st.sampled_from([0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**400, 0.
 
 @pytest.fixture(scope="module")
 def client():
-    with TestClient(toy_app(settings={"request_timeout_s": 20}), raise_server_exceptions=False) as made:
+    app = toy_app(toy_decoder(controller=CONTROLLERS), settings={"request_timeout_s": 20})
+    with TestClient(app, raise_server_exceptions=False) as made:
         yield made
 
 
@@ -58,7 +60,7 @@ def values(schema, components):  # noqa: PLR0911 (one case a kind of schema)
         case "null":
             return st.none()
         case _:
-            return st.text(min_size=schema.get("minLength", 0), max_size=20)
+            return st.text(min_size=schema.get("minLength", 0), max_size=20) | st.sampled_from(CONTROLLERS)
 
 
 def bodies(schema, components):

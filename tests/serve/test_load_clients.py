@@ -9,7 +9,7 @@ import pytest
 
 from monge.api import built_in
 from tests.serve.process import ENVIRONMENT, served
-from tests.serve.served import live, toy_app
+from tests.serve.served import live, toy_app, toy_decoder
 
 pytestmark = pytest.mark.clients
 TARGET = str(built_in("target"))
@@ -34,7 +34,7 @@ def pair():
 
 
 def test_schemathesis_finds_no_server_error(tmp_path):
-    with live(toy_app(settings={"request_timeout_s": 20})) as url:
+    with live(toy_app(toy_decoder(controller=("fixed", "fsm")), settings={"request_timeout_s": 20})) as url:
         checks = "not_a_server_error,status_code_conformance,unsupported_method"
         arguments = ["--checks", checks, "--max-examples", "40", "--seed", "1", "--phases", "coverage,fuzzing"]
         output = client("schemathesis", "run", f"{url}/openapi.json", *arguments, cwd=tmp_path)
