@@ -66,6 +66,18 @@ def evaluated(node):
     return torch.from_numpy(compiled(torch.zeros(1).numpy())[0].copy())
 
 
+def types_in_the_runtime(node):
+    """Types of the constants in the program that the runtime makes of a product with a matrix."""
+    import openvino
+    from openvino import opset13
+
+    rows = opset13.parameter([-1, node.get_output_shape(0)[1]], openvino.Type.f32)
+    model = openvino.Model([opset13.matmul(rows, node, False, True)], [rows])
+    compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    facts = [one.get_rt_info() for one in compiled.get_runtime_model().get_ops()]
+    return {one["outputPrecisions"].astype(str) for one in facts if one["layerType"].astype(str) == "Const"}
+
+
 def no_exporting(*_):
     raise AssertionError("nothing was to be exported here")
 
@@ -185,6 +197,7 @@ class TestWeights:
         source = node if held == "f32" else node.input_value(0).get_node()
         assert source.get_element_type().get_type_name() == held
         assert torch.equal(evaluated(node), matrix)
+        assert held in types_in_the_runtime(node), "the runtime was to keep them so"
 
     @pytest.mark.parametrize("weights", ["same", "bf16"])
     def test_constants_own_their_memory(self, weights):

@@ -24,7 +24,7 @@ from monge.engine.openvino_weights import constant, linear_weights
 from monge.engine.step import Notify, StepOutput, StepSpec
 from monge.engine.step_check import largest_difference, step_spec
 
-_FORMAT: Final = "openvino graph 2"  # raised whenever the traced graph, its inputs or the file change
+_FORMAT: Final = "openvino graph 1"  # raised whenever the traced graph, its inputs or the file change
 AGREEMENT: Final = {"f32": 1e-4, "bf16": 0.1}
 """Largest difference to the network's own logits, as a share of the largest logit, by type of arithmetic."""
 FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, OSError, ImportError)

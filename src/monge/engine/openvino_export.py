@@ -112,25 +112,7 @@ def export_graph(network: PreTrainedModel, spec: StepSpec) -> Any:
     count = 2 + len(masks) + len(kept) + len(named)
     if len(model.inputs) != count:
         raise ValueError(f"the converted graph has {len(model.inputs)} inputs, not {count}")
-    _count_steps(model)
     return model
-
-
-def _count_steps(model: Any) -> None:
-    """Give a graph a state, a number that counts its steps and that nothing reads.
-
-    The runtime keeps attention as the one operation that it is in graphs that have a state; in others it takes it apart, copies
-    all keys to transpose them and once more to scale them.
-    """
-    from openvino import PartialShape, Type, opset13
-    from openvino.op.util import Variable, VariableInfo
-
-    info = VariableInfo()
-    info.data_shape, info.data_type, info.variable_id = PartialShape([1]), Type.f32, "steps"
-    variable = Variable(info)
-    steps = opset13.read_value(opset13.constant([0.0], Type.f32), variable)
-    model.add_variables([variable])
-    model.add_sinks([opset13.assign(opset13.add(steps, opset13.constant([1.0], Type.f32)), variable)])
 
 
 class _PastLayer(CacheLayerMixin):

@@ -62,7 +62,9 @@ def constant(tensor: Tensor, weights: str) -> Any:
         kind = openvino.Type.bf16 if narrow == torch.bfloat16 else openvino.Type.f16
         bits = openvino.Tensor(tensor.to(narrow).view(torch.int16).numpy(), list(tensor.shape), kind)
         # Copied: a constant that shares memory does not keep it alive.
-        return opset13.convert(opset13.constant(bits, shared_memory=False), openvino.Type.f32)
+        widened = opset13.convert(opset13.constant(bits, shared_memory=False), openvino.Type.f32)
+        widened.get_rt_info()["decompression_0"] = ""  # unmarked, the runtime would widen the matrix once and for all
+        return widened
     if weights == "same":
         return opset13.constant(tensor.numpy(), shared_memory=tensor.is_contiguous())
     scale = _scale(tensor)
