@@ -124,6 +124,17 @@ def test_a_stale_budget_lags_two_rounds() -> None:
     assert (controller.plan(swapped, TapeDraws([])).max_depth or 0) > (controller.plan(state, TapeDraws([])).max_depth or 0)
 
 
+def test_neighbours_that_do_not_draft_count_as_those_who_wait() -> None:
+    """A slot that pays alone does not where five others write a token a round and wait for it."""
+    windows: list[int | None] = []
+    for batch_size in (1, 6):
+        memory = memory_of(node=0.2, draft=0.2)
+        assert memory.costs is not None
+        memory.costs.batch_size = batch_size
+        windows += plans(SurvivalBudget(), [2], memory, rounds=6)
+    assert windows == [8, 0]
+
+
 def test_nothing_is_drafted_where_it_does_not_pay_but_for_probes() -> None:
     controller, memory = SurvivalBudget(probe_rounds=5), memory_of(node=1.0, draft=1.0)
     state = controller.init(memory)
@@ -162,7 +173,7 @@ def crowd(text: str | tuple[str, ...]) -> Callable[[], Parts]:
     return lambda: make_parts(*models(), controller=text, tree="chain(2)", costs=costs, max_batch_size=3)
 
 
-@pytest.mark.parametrize("text", ["survival_budget(max_slots=3)", "survival_budget('first_stop', max_slots=3)"])
+@pytest.mark.parametrize("text", ["survival_budget(max_slots=3)", "survival_budget('first_stop', max_slots=3)", "price"])
 def test_law_with_neighbours(text: str) -> None:
     """The neighbours' rounds decide how much this request drafts, and not what it says."""
     case = Case(horizon=2, max_new_tokens=3, neighbours=((1,), (2, 0)), slot=1)

@@ -51,7 +51,7 @@ def test_steps_of_compiled_graphs_are_kept() -> None:
         assert len(set(steps[1:4])) == 1
         assert len(set(steps[4:])) == 1
         assert steps[0] < steps[1] < steps[4]
-    assert costs.verify_s(1) == pytest.approx(1.5, rel=0.1)
+    assert costs.verify_s(1, 1, 0) == pytest.approx(1.5, rel=0.1)
 
 
 def test_trees_have_nodes_by_depth() -> None:
@@ -76,9 +76,23 @@ def test_the_table_follows_the_machine() -> None:
         costs.observe(timing(4, 2.8, depth=4, draft_s=0.8))
         costs.observe(timing(0, 2.0))
         costs.observe(timing(4, 2.8, depth=4, draft_s=0.8))
-    assert costs.verify_s(4) == pytest.approx(2.8, rel=0.05)
-    assert costs.verify_s(0) == pytest.approx(2.0, rel=0.05)
+    assert costs.verify_s(4, 1, 0) == pytest.approx(2.8, rel=0.05)
+    assert costs.verify_s(0, 1, 0) == pytest.approx(2.0, rel=0.05)
     assert costs.draft_s(4) == pytest.approx(0.8, rel=0.05)
+
+
+def test_long_texts_are_learnt_apart_and_plain_rounds_too() -> None:
+    """The slope of plain rounds was measured ten times too steep, that of others is right; short texts are as they were."""
+    costs = table(context_s=0.001, plain_context_s=0.01)
+    for _ in range(3):
+        costs.observe(timing(0, 1.5, context=500))
+        costs.observe(timing(4, 1.9, depth=4, draft_s=0.4, context=500))
+    assert costs.verify_s(0, 1, 500) == pytest.approx(1.5, rel=0.1)
+    assert costs.verify_s(4, 1, 500) == pytest.approx(1.9, rel=0.1)
+    assert costs.verify_s(0, 1, 10) == pytest.approx(1.1, rel=0.2)
+    drafting, verifying = costs.levels_s(4, 1, 500)
+    assert drafting[0] == 0.0
+    assert verifying == sorted(verifying)
 
 
 def test_reading_missed_text_is_no_cost_of_the_draft() -> None:
@@ -106,6 +120,7 @@ def test_times_that_are_none(seconds: float) -> None:
         ({"verify_s": {0: {1: 1.0}}}, r"verify_s\[0\]\[1\]"),
         ({"draft_s": {1: {1: -0.1}}}, r"draft_s\[1\]\[1\] must be a number of seconds"),
         ({"context_s": math.nan}, "context_s must be"),
+        ({"plain_context_s": -1.0}, "plain_context_s must be"),
     ],
 )
 def test_bad_tables(settings: dict[str, object], message: str) -> None:
@@ -114,7 +129,7 @@ def test_bad_tables(settings: dict[str, object], message: str) -> None:
 
 
 def test_a_table_survives_json() -> None:
-    costs = table(context_s=0.5, base_context=3, graph_sizes=(2, 1), nodes=(0, 2))
+    costs = table(context_s=0.5, plain_context_s=0.25, base_context=3, graph_sizes=(2, 1), nodes=(0, 2))
     assert CostModel.from_dict(costs.as_dict()).as_dict() == costs.as_dict()
 
 

@@ -65,6 +65,25 @@ def test_price_rests_without_forwards_and_catches_up() -> None:
     assert result.token_ids == greedy(make_parts(target(), drafter="none"), [(1, 2)], 90)[0]
 
 
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_prompts_of_requests_that_rest_are_not_read_by_the_drafter(num_prompts: int) -> None:
+    """A dear, useless drafter rests for longer than these requests; one that drafts again reads what it has missed."""
+    draft = Counting(RandomTable(VOCAB, 4), VOCAB)
+    costs = CostModel.linear(plain=1.0, node=0.5, draft=0.9)
+    parts = make_parts(target(), draft, controller="price(probe_share=1e-5)", costs=costs, max_batch_size=3)
+    prompts = [(1, 2, row) for row in range(num_prompts)]
+    plain = greedy(make_parts(target(), drafter="none"), prompts, 20)
+    greedy(parts, prompts, 90)
+    assert 0 < draft.forwards < 40
+    read, opened = list[int](), draft.open
+    draft.open = lambda prefixes: (read.extend(map(len, prefixes.values())), opened(prefixes))[1]  # type: ignore[method-assign]
+    assert greedy(parts, prompts, 20) == plain
+    assert set(read) == {0}
+    parts.memory.notes.clear()
+    assert greedy(parts, prompts, 20) == plain
+    assert read[num_prompts:] == [2] * num_prompts
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failing(NgramDrafter):
     """Raises for requests whose prompt begins with a token, from some length on."""

@@ -268,6 +268,22 @@ def test_the_prompt_chooses_who_begins() -> None:
     assert 0.0 < selection.hedge().probs(state.hedge)[1] < 1.0
 
 
+def test_a_batch_is_planned_together_drafter_by_drafter() -> None:
+    """`survival_budget` shares six slots among the requests of one drafter; planned one by one, each would get six."""
+    for text, selection in (("hedge", Hedge), ("linear_selection", LinearSelection)):
+        memory = memory_of(SMALL, LARGE, draft=0.01)
+        controller = selection(inner="survival_budget(max_slots=6)")
+        states = [controller.init(memory) for _ in range(4)]
+        if text == "linear_selection":
+            states = [controller.read(state, PromptProfile(token_ids=(0,))) for state in states]
+        plans = controller.plan_many(states, [TapeDraws([coin] * 3) for coin in (0.1, 0.9, 0.1, 0.9)])
+        slots: dict[str, int] = {}
+        for plan in plans:
+            slots[str(plan.drafter)] = slots.get(str(plan.drafter), 0) + (plan.max_depth or 0)
+        assert set(slots) == ({"small", "large"} if text == "hedge" else {plans[0].drafter})
+        assert max(slots.values()) <= 6
+
+
 # In the loop.
 
 
@@ -282,6 +298,20 @@ def test_the_law_is_the_targets(controller: str, pool: str) -> None:
         costs = CostModel.linear(plain=1.0, node=0.1, draft=0.2)
         return make_parts(*models, drafter=pool, tree="chain(1)", controller=controller, costs=costs)
 
+    assert law_error(output_law(parts, case), target_law(TabularModel(RandomTable(2, 11), 2), case)) < 1e-12
+
+
+@pytest.mark.parametrize("inner", ["price", "survival_budget"])
+def test_a_batch_keeps_the_law(inner: str) -> None:
+    """The first of two requests of a batch, every draw of both enumerated; their plans are made together."""
+
+    def parts() -> Any:
+        models = TabularModel(RandomTable(2, 11), 2), TabularModel(RandomTable(2, 23), 2)
+        costs = CostModel.linear(plain=1.0, node=0.1, draft=0.2)
+        controller = f"hedge(inner={inner!r}, keep=0.5, explore=0.4)"
+        return make_parts(*models, drafter="pool('none', 'model')", tree="chain(1)", controller=controller, costs=costs)
+
+    case = Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=2, neighbours=((1,),))
     assert law_error(output_law(parts, case), target_law(TabularModel(RandomTable(2, 11), 2), case)) < 1e-12
 
 

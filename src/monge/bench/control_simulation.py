@@ -145,7 +145,7 @@ def speed(
     tokens, seconds, length = 0, 0.0, 0
     watch = watch or Stopwatch(lambda: 0.0)
     for one in rounds:
-        record = _record(watch.run(controller.plan, state, draws), one, length, confident=confident)
+        record = chain_record(watch.run(controller.plan, state, draws), one, length, confident=confident)
         state = watch.run(controller.update, state, record)
         tokens += len(record.token_ids)
         length += len(record.token_ids)
@@ -179,8 +179,8 @@ def compare_controllers(
     return rows
 
 
-def _record(plan: DraftPlan, one: Round, length: int, *, confident: bool) -> StepRecord:
-    """One round of a chain drafter under a plan."""
+def chain_record(plan: DraftPlan, one: Round, length: int, *, confident: bool, **fields: Any) -> StepRecord:
+    """One round of a chain drafter under a plan; `fields` are further fields of the record."""
     limit = min(plan.depth(MAX_WINDOW), MAX_WINDOW)
     depth, levels_read = _drafted(plan, one.acceptance, limit) if confident and plan.stop else (limit, 0)
     accepted = one.num_accepted(depth)
@@ -195,6 +195,7 @@ def _record(plan: DraftPlan, one: Round, length: int, *, confident: bool) -> Ste
         context_length=length,
         levels_read=levels_read,
         confidences=one.acceptance[:depth] if levels_read else (),
+        **fields,
     )
 
 

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from monge.bench.control_simulation import ABLATIONS, ARMS, WORLDS, compare_controllers
+from monge.bench.selection_simulation import WORLD as SELECTION
+from monge.bench.selection_simulation import compare_selections
 from monge.cli import options
 from monge.cli.console import reported
 from monge.core.draws import TorchDraws
@@ -36,7 +38,8 @@ def bench_control(
     """Compare controllers on simulated streams, without networks: tokens per plain forward's time.
 
     Acceptance stays in one of four regimes for ten rounds on average; a drafter of perfectly calibrated confidence proposes
-    chains. The best fixed window is found by trying all of them. Minutes at the default length; the controllers are those that
+    chains. The best fixed window is found by trying all of them. In a fourth world, requests of three kinds meet a drafter with
+    a network and a lookup, and controllers choose between them. Minutes at the default length; the controllers are those that
     decode, and the processor time that they take themselves is told.
 
     **Example**
@@ -53,9 +56,11 @@ def bench_control(
         return TorchDraws(torch.Generator().manual_seed(2 * (seed or 0) + number))
 
     rows = compare_controllers(count, make_draws, arms, clock=time.process_time)
+    if not ablations:
+        rows += compare_selections(count, make_draws, clock=time.process_time)
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 110)
-    for world in WORLDS:
-        table = Table("controller", "tokens per forward's time", "against the best fixed window", "own µs a round", title=world)
+    for world in (*WORLDS, SELECTION) if not ablations else WORLDS:
+        table = Table("controller", "tokens per forward's time", "against the best fixed", "own µs a round", title=world)
         for row in rows:
             if row["world"] == world:
                 own = f"{1e6 * row['own_s_per_round']:.0f}" if "own_s_per_round" in row else ""

@@ -41,6 +41,13 @@ class Controller(ABC, Generic[State]):
             OptionError: If it reads costs and there are none.
         """
 
+    def rests(self, memory: Memory, num_requests: int) -> bool:
+        """Whether so many requests that begin now are decoded plainly at first, so that no drafter need read their prompts.
+
+        It is about time only: a drafter reads what it has missed when it is asked for a draft.
+        """
+        return False
+
     @abstractmethod
     def plan(self, state: State, draws: Draws) -> DraftPlan:
         """Limits of the coming round."""

@@ -12,12 +12,14 @@ from monge.core.verdict import RoundTiming
 
 _OWN_RATE: Final = 0.12
 """Share of a log-ratio measured / predicted that the observed entry takes over: a wrong entry is half mended in six rounds."""
-_DRIFT_RATE: Final = 0.02
+_DRIFT_RATE: Final = 0.04
 """Share that all other entries take over: a machine that slows down does so for every size."""
 _CATCH_UP_RATE: Final = 0.3
 """Share of a difference that the running time of catching up takes over."""
 _LARGEST_RATIO: Final = 0.4
 """Largest log-ratio that one round may show: a round during which the machine was busy elsewhere is no news about its cost."""
+_LARGEST_NEWS: Final = 1.5
+"""The same for texts of some length."""
 
 Table = Mapping[int, Mapping[int, float]]
 """Seconds by batch size and by a number of tokens or levels."""
@@ -28,12 +30,14 @@ class CostModel:
 
     `verify_s` is a table over batch sizes and numbers of nodes, linear between its entries; more nodes never cost less. Where
     the target runs in compiled graphs of fixed sizes it is a step function of them. Each entry follows the measured rounds:
-    it takes over part of the logarithm of measured / predicted, and the whole table a small part of it.
+    it takes over part of the logarithm of measured / predicted, and the whole table a small part of it. What texts of some
+    length cost beyond that is learnt apart, for plain rounds and for those that verify a draft.
 
     Args:
         verify_s: Seconds by batch size and drafted nodes (0: plain decoding), context `base_context`.
         draft_s: Seconds of drafting by batch size and depth.
-        context_s: Seconds per further token of context and per request.
+        context_s: Seconds per further token of context and per request, in rounds that verify a draft.
+        plain_context_s: The same in plain rounds, whose attention may run otherwise; `None` for no difference.
         base_context: Context length at which the table holds.
         graph_sizes: Numbers of tokens (the root counted) that compiled graphs are padded to; empty where there are none.
         nodes: Drafted nodes by depth of the plan, from depth 0 on; where it ends, a chain goes on.
@@ -50,6 +54,7 @@ class CostModel:
         verify_s: Table,
         draft_s: Table,
         context_s: float | int = 0.0,
+        plain_context_s: float | int | None = None,
         base_context: int = 0,
         graph_sizes: Sequence[int] = (),
         nodes: Sequence[int] = (),
@@ -58,15 +63,20 @@ class CostModel:
     ) -> None:
         self._verify = _checked("verify_s", verify_s, may_be_zero=False)
         self._draft = _checked("draft_s", draft_s, may_be_zero=True)
-        if not (math.isfinite(context_s) and context_s >= 0.0):
-            raise OptionError(f"costs: context_s must be a number >= 0; got {context_s}")
-        self.context_s, self.base_context = float(context_s), base_context
+        plain_context_s = context_s if plain_context_s is None else plain_context_s
+        for name, seconds in (("context_s", context_s), ("plain_context_s", plain_context_s)):
+            if not (math.isfinite(seconds) and seconds >= 0.0):
+                raise OptionError(f"costs: {name} must be a number >= 0; got {seconds}")
+        self.context_s, self.plain_context_s, self.base_context = float(context_s), float(plain_context_s), base_context
+        self._by_context: dict[tuple[bool, int, int], tuple[float, int]] = {}  # log of measured / predicted, and rounds
         self.graph_sizes, self.nodes, self.learns = tuple(sorted(graph_sizes)), tuple(nodes), learns
         self.batch_size, self.context_length, self.num_rounds = 1, base_context, 0
         self._drafters = {
             name: (_checked(f"draft_s of {name}", seconds, may_be_zero=True), tuple(its_nodes))
             for name, (seconds, its_nodes) in drafters.items()
         }
+        self.num_waiting = 0
+        """Requests that wait for the place of one that ends."""
         self.catch_up_s = 0.0
         """Seconds of late that a drafter needed after a rest to read the text that it had missed."""
         self._rested: set[str | None] = set()  # drafters that have text to read before they draft again
@@ -91,10 +101,8 @@ class CostModel:
 
     def verify_s(self, num_nodes: int, batch_size: int = 1, context_length: int | None = None) -> float:
         """Seconds of a round without its drafting."""
-        beyond = 0 if context_length is None else context_length - self.base_context
         base = _interpolated(self._verify, batch_size, self._padded(num_nodes))
-        # A text shorter than the measured one cannot cost less than nothing.
-        return max(base + self.context_s * batch_size * beyond, 0.1 * base)
+        return self._in_context(base, num_nodes > 0, batch_size, context_length)
 
     def draft_s(self, depth: int, batch_size: int = 1) -> float:
         """Seconds of drafting."""
@@ -108,10 +116,10 @@ class CostModel:
     def levels_s(self, deepest: int, batch_size: int = 1, context_length: int | None = None) -> tuple[list[float], list[float]]:
         """Seconds of drafting, and of all else, in rounds whose plans have the depths 0 to `deepest`: one look at the table."""
         sizes = [self._padded(self.nodes_at(depth)) for depth in range(deepest + 1)]
-        beyond = 0 if context_length is None else context_length - self.base_context
-        further = self.context_s * batch_size * beyond
         drafting = [0.0, *_row(self._draft, batch_size, range(1, deepest + 1))]
-        return drafting, [max(base + further, 0.1 * base) for base in _row(self._verify, batch_size, sizes)]
+        plain, *others = _row(self._verify, batch_size, sizes)
+        plain = self._in_context(plain, False, batch_size, context_length)
+        return drafting, [plain, *(max(plain, self._in_context(one, True, batch_size, context_length)) for one in others)]
 
     def without_drafting(self) -> "CostModel":
         """The same table, later corrections included, for chains whose drafting costs nothing."""
@@ -133,6 +141,10 @@ class CostModel:
             return
         predicted = self.verify_s(timing.num_nodes, timing.batch_size, timing.context_length)
         _correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), timing.rest_s, predicted)
+        kind = _kind(timing.num_nodes > 0, timing.batch_size, timing.context_length)
+        known, count = self._by_context.get(kind, (0.0, 0))
+        share = max(_OWN_RATE, 1.0 / (1 + count))  # a mean of the first rounds: the slopes may be far off
+        self._by_context[kind] = known + share * _log_ratio(timing.rest_s, predicted, _LARGEST_NEWS), count + 1
         for row in self._verify.values():
             _make_isotonic(row)
         if timing.depth > 0:
@@ -151,6 +163,7 @@ class CostModel:
             "verify_s": {str(batch): {str(n): s for n, s in row.items()} for batch, row in self._verify.items()},
             "draft_s": {str(batch): {str(n): s for n, s in row.items()} for batch, row in self._draft.items()},
             "context_s": self.context_s,
+            "plain_context_s": self.plain_context_s,
             "base_context": self.base_context,
             "graph_sizes": list(self.graph_sizes),
             "nodes": list(self.nodes),
@@ -172,7 +185,17 @@ class CostModel:
 
         drafters = {name: (table(own["draft_s"]), tuple(own["nodes"])) for name, own in values.get("drafters", {}).items()}
         rest = {name: values[name] for name in ("context_s", "base_context", "graph_sizes", "nodes")}
+        rest["plain_context_s"] = values.get("plain_context_s")
         return cls(verify_s=table(values["verify_s"]), draft_s=table(values["draft_s"]), drafters=drafters, **rest)
+
+    def _in_context(self, base: float, drafts: bool, batch_size: int, context_length: int | None) -> float:
+        """Seconds at some length of the text, of an entry of the table."""
+        if context_length is None:
+            return base
+        slope = self.context_s if drafts else self.plain_context_s
+        # A text shorter than the measured one cannot cost less than nothing.
+        seconds = max(base + slope * batch_size * (context_length - self.base_context), 0.1 * base)
+        return seconds * math.exp(self._by_context.get(_kind(drafts, batch_size, context_length), (0.0, 0))[0])
 
     def _padded(self, num_nodes: int) -> int:
         """Nodes that are paid for: those of the graph that the tree and its root fit in."""
@@ -230,10 +253,20 @@ def _between(row: Mapping[int, float], sizes: Sequence[int], size: int) -> float
     return row[low] + (row[high] - row[low]) * (size - low) / (high - low)
 
 
-def _correct(table: dict[int, dict[int, float]], batch: int, size: int, measured: float, predicted: float) -> None:
+def _kind(drafts: bool, batch_size: int, context_length: int) -> tuple[bool, int, int]:
+    """Rounds whose texts cost alike: drafts or none, batch and context within a factor of two."""
+    return drafts, batch_size.bit_length(), context_length.bit_length()
+
+
+def _log_ratio(measured: float, predicted: float, largest: float) -> float:
+    """What a round says about its costs, bounded; nothing where its time is no positive number."""
     if not (math.isfinite(measured) and measured > 0.0 and predicted > 0.0):
-        return
-    ratio = max(-_LARGEST_RATIO, min(_LARGEST_RATIO, math.log(measured / predicted)))
+        return 0.0
+    return max(-largest, min(largest, math.log(measured / predicted)))
+
+
+def _correct(table: dict[int, dict[int, float]], batch: int, size: int, measured: float, predicted: float) -> None:
+    ratio = _log_ratio(measured, predicted, _LARGEST_RATIO)
     if batch not in table:
         sizes = next(iter(table.values()))
         table[batch] = {other: _interpolated(table, batch, other) for other in sizes}

@@ -117,13 +117,10 @@ class Hedge(Controller[HedgeState]):
         )
 
     def plan(self, state: HedgeState, draws: Draws) -> DraftPlan:
-        possible = [(arm, prob) for arm, prob in enumerate(self.probs(state)) if prob > 0.0]
-        left = 1.0
-        for arm, prob in possible[:-1]:
-            if draws.bernoulli(min(1.0, prob / left)):
-                return self.plan_of(state, arm, draws)
-            left -= prob
-        return self.plan_of(state, possible[-1][0], draws)
+        return self.plan_many([state], [draws])[0]
+
+    def plan_many(self, states: Sequence[HedgeState], draws: Sequence[Draws]) -> list[DraftPlan]:
+        return self.plans_of(states, [self.choose(state, own) for state, own in zip(states, draws, strict=True)], draws)
 
     def update(self, state: HedgeState, record: StepRecord) -> HedgeState:
         return self.learn(state, record, self.probs(state))
@@ -141,9 +138,26 @@ class Hedge(Controller[HedgeState]):
             for weight, member in zip(state.weights.weights, state.arms.members, strict=True)
         )
 
-    def plan_of(self, state: HedgeState, arm: int, draws: Draws) -> DraftPlan:
-        """The plan of a drafter's window controller, for that drafter."""
-        return replace(self.windows().plan(state.inner[arm], draws), drafter=state.arms.names[arm])
+    def choose(self, state: HedgeState, draws: Draws) -> int:
+        """Draw the drafter of the coming round."""
+        possible = [(arm, prob) for arm, prob in enumerate(self.probs(state)) if prob > 0.0]
+        left = 1.0
+        for arm, prob in possible[:-1]:
+            if draws.bernoulli(min(1.0, prob / left)):
+                return arm
+            left -= prob
+        return possible[-1][0]
+
+    def plans_of(self, states: Sequence[HedgeState], chosen: Sequence[int], draws: Sequence[Draws]) -> list[DraftPlan]:
+        """Plans of a batch whose drafters are chosen: the requests of one drafter are planned together."""
+        states[0].arms.follow()
+        plans: dict[int, DraftPlan] = {}
+        for arm in sorted(set(chosen)):
+            rows = [row for row, own in enumerate(chosen) if own == arm]
+            planned = self.windows().plan_many([states[row].inner[arm] for row in rows], [draws[row] for row in rows])
+            for row, plan in zip(rows, planned, strict=True):
+                plans[row] = replace(plan, drafter=states[row].arms.names[arm])
+        return [plans[row] for row in range(len(states))]
 
     def learn(self, state: HedgeState, record: StepRecord, probs: Sequence[float]) -> HedgeState:
         """The state after a round whose drafter was chosen with these probabilities."""

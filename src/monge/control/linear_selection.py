@@ -115,9 +115,15 @@ class LinearSelection(PromptReader[LinearState]):
         return replace(state, features=features, choice=choice, opening_left=self.opening)
 
     def plan(self, state: LinearState, draws: Draws) -> DraftPlan:
-        if state.opening_left > 0:
-            return self.hedge().plan_of(state.hedge, state.choice, draws)
-        return self.hedge().plan(state.hedge, draws)
+        return self.plan_many([state], [draws])[0]
+
+    def plan_many(self, states: Sequence[LinearState], draws: Sequence[Draws]) -> list[DraftPlan]:
+        hedge = self.hedge()
+        chosen = [
+            state.choice if state.opening_left > 0 else hedge.choose(state.hedge, own)
+            for state, own in zip(states, draws, strict=True)
+        ]
+        return hedge.plans_of([state.hedge for state in states], chosen, draws)
 
     def update(self, state: LinearState, record: StepRecord) -> LinearState:
         hedge, is_opening = self.hedge(), state.opening_left > 0

@@ -101,6 +101,9 @@ class MixedSplit(Controller[SplitState]):
             memory, self.windows().init(memory), tuple(self._best({}, _pooled(memory), width) for width in widths)
         )
 
+    def rests(self, memory: Memory, num_requests: int) -> bool:
+        return self.windows().rests(memory, num_requests)
+
     def plan(self, state: SplitState, draws: Draws) -> DraftPlan:
         return self.plan_many([state], [draws])[0]
 

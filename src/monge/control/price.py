@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 
 from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
 from monge.control.calibration import Calibration
-from monge.control.price_memory import note_off, note_rest, pooled_of, teach
+from monge.control.price_batch import Crowd, batch_gains, batch_seconds
+from monge.control.price_memory import note_crowd, note_off, note_rest, pooled_of, teach
+from monge.control.price_outlook import Outlook, measured_rounds, predicted_seconds, prices, unstopped
 from monge.control.survival import PRIOR_WEIGHT, DepthCounts, expected_tokens
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
@@ -18,38 +20,13 @@ _REQUEST_KEEP = 0.9  # weight that a round keeps with every later one, in a requ
 _SHORT_KEEP = 0.85  # and in the speed that decides whether speculation goes on
 _EXPLORE = 32  # rounds between two that draft without looking at the price, so that low confidences are tried too
 _BASELINE = 128  # rounds between two plain ones, which keep the cost of plain decoding up to date
-_RESTED = 64  # plain rounds of a batch between two in which it drafts to learn
-_GAIN = 1.1  # what drafting must promise a batch: its requests do not end together, and the last ones are decoded alone
+_BATCH_BASELINE = 32  # the same for a batch: its size and the length of its texts change
+_STEEP = 4  # how much longer a batch rests after a trial that failed: all of its requests were tried at once
+_TRIAL_DEPTH = 2  # of a batch, which waits for it
+_GAIN = 1.1  # what drafting must promise a batch that does not draft yet, as it pays at once and gains only in the end
 _SETTLED = 8  # rounds after which a request that speculates again counts as settled
 _FIRST_WEIGHT = 4.0  # rounds that the first guess of acceptance counts for
 _KIN = 6.0  # further rounds that earlier requests count for in a request's acceptance, once they had as many
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What a round is expected to bring, by window from 0 on, and the price of a second in tokens."""
-
-    acceptance: tuple[float, ...]
-    tokens: Sequence[float]
-    seconds: Sequence[float]
-    verifying: Sequence[float]
-    price: float
-
-    @property
-    def speed(self) -> float:
-        """Largest expected tokens per second of a round that drafts."""
-        return max(tokens / seconds for tokens, seconds in zip(self.tokens[1:], self.seconds[1:], strict=True))
-
-    @property
-    def plain_speed(self) -> float:
-        """Tokens per second of plain decoding."""
-        return 1.0 / self.seconds[0]
-
-    @property
-    def window(self) -> int:
-        """The drafting window of largest worth: tokens less the price of their time."""
-        windows = range(1, len(self.tokens))
-        return max(windows, key=lambda window: self.tokens[window] - self.price * self.seconds[window])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +45,7 @@ class Request:
         trial_left: Rounds of the present trial that are left.
         rounds_on: Rounds since it was switched on.
         outlook: What the coming round is expected to bring, if it is known already.
+        was_shared: Whether the last round was a batch's, so that the batch decided.
     """
 
     memory: Memory
@@ -81,6 +59,7 @@ class Request:
     trial_left: int = 0
     rounds_on: int = 0
     outlook: Outlook | None = None
+    was_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,48 +114,28 @@ class Price(Controller[Request]):
         left = max(0, pooled.off_tokens - pooled.rested)
         return replace(request, off_left=left, off_tokens=pooled.off_tokens, trial_left=0 if left else self.trial)
 
+    def rests(self, memory: Memory, num_requests: int) -> bool:
+        pooled = pooled_of(memory)
+        if max(num_requests, costs_of(memory, "price").batch_size) > 1:
+            return not pooled.crowd.is_on and pooled.rested < pooled.crowd.off_tokens * num_requests
+        return self.init(memory).off_left > 0
+
     def plan(self, state: Request, draws: Draws) -> DraftPlan:
-        if state.off_left > 0 or (state.rounds_on + 1) % _BASELINE == 0:
-            return PLAIN
-        outlook, calibration = state.outlook or self.outlook(state), pooled_of(state.memory).calibration
-        if calibration.num_rounds == 0:
-            return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)), price=outlook.price)
-        stop = self._stop(outlook, calibration)
-        if state.trial_left > 0 or state.rounds_on % _EXPLORE == _EXPLORE - 1:
-            return _unstopped(DraftPlan(max_depth=outlook.window, stop=stop, price=outlook.price))
-        return DraftPlan(max_depth=self.max_window, stop=stop, price=outlook.price)
+        return self.plan_many([state], [draws])[0]
 
     def plan_many(self, states: Sequence[Request], draws: Sequence[Draws]) -> list[DraftPlan]:
-        if len(states) == 1:
-            return [self.plan(states[0], draws[0])]
-        outlooks = [state.outlook or self.outlook(state) for state in states]
-        shared, pooled = self._shared_depth(states, outlooks), pooled_of(states[0].memory)
-        depth = shared or int(pooled.rested >= _RESTED * len(states))
-        if (states[0].rounds_on + 1) % _BASELINE == 0:
-            depth = 0
-        if depth == 0:
-            return [PLAIN] * len(states)
-        stops = [self._stop(outlook, pooled.calibration) for outlook in outlooks]
-        return [
-            _unstopped(DraftPlan(max_depth=depth, stop=stop, price=outlook.price))
-            for stop, outlook in zip(stops, outlooks, strict=True)
-        ]
+        num_rows = max(len(states), costs_of(states[0].memory, "price").batch_size)
+        return [self._alone(states[0])] if num_rows == 1 else self._together(states, num_rows)
 
     def update(self, state: Request, record: StepRecord) -> Request:
         context = record.context_length + len(record.token_ids)
         if record.plan.max_depth == 0:
-            left = max(0, state.off_left - len(record.token_ids))
-            note_rest(state.memory, len(record.token_ids))
-            begins = state.off_left > 0 and left == 0
-            counts = state.counts.aged(0.5) if begins else state.counts
-            trial = self.trial if begins else state.trial_left
-            rounds_on = 0 if begins else state.rounds_on + 1
-            return replace(
-                state, counts=counts, context_length=context, off_left=left, trial_left=trial, rounds_on=rounds_on, outlook=None
-            )
-        seconds = _seconds(state.memory, record)
+            return self._rested(replace(state, context_length=context), record)
+        seconds = predicted_seconds(state.memory, record)
         tokens = record.num_accepted + 1
         teach(state.memory, record, tokens, seconds)
+        if record.batch_size > 1:
+            note_crowd(state.memory, pooled_of(state.memory).crowd.met(tokens, measured_rounds(state.memory, record)))
         following = replace(
             state,
             counts=state.counts.update(record, _REQUEST_KEEP),
@@ -185,76 +144,122 @@ class Price(Controller[Request]):
             context_length=context,
             trial_left=max(0, state.trial_left - 1),
             rounds_on=state.rounds_on + 1,
+            outlook=None,
+            was_shared=record.batch_size > 1,
         )
-        return self._switched(following)
+        # Whether those who share a round go on is decided when the next one is planned.
+        return following if following.was_shared else self._switched(following)
 
     def outlook(self, state: Request) -> Outlook:
         """Expected tokens and seconds of the coming round's windows."""
         costs, pooled = costs_of(state.memory, "price"), pooled_of(state.memory)
         usual = pooled.counts.acceptance(self.max_window, weight=_FIRST_WEIGHT)
         acceptance = state.counts.acceptance(self.max_window, usual, PRIOR_WEIGHT + state.kin)
-        context = state.context_length
+        context = costs.context_length if state.context_length is None else state.context_length
         drafting, verifying = costs.levels_s(self.max_window, costs.batch_size, context)
         seconds = [sum(both) for both in zip(drafting, verifying, strict=True)]
         speed = pooled.tokens / pooled.seconds if pooled.seconds > 0.0 else 0.0
         return Outlook(acceptance, expected_tokens(acceptance), seconds, verifying, max(speed, 1.0 / seconds[0]))
+
+    def _alone(self, state: Request) -> DraftPlan:
+        if state.off_left > 0 or (state.rounds_on + 1) % _BASELINE == 0:
+            return PLAIN
+        outlook, calibration = state.outlook or self.outlook(state), pooled_of(state.memory).calibration
+        if state.was_shared and not self._pays(state, outlook):
+            return PLAIN
+        if calibration.num_rounds == 0:
+            return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)), price=outlook.price)
+        stop = self._stop(outlook, calibration)
+        if state.trial_left > 0 or state.rounds_on % _EXPLORE == _EXPLORE - 1:
+            return unstopped(DraftPlan(max_depth=outlook.window, stop=stop, price=outlook.price))
+        return DraftPlan(max_depth=self.max_window, stop=stop, price=outlook.price)
+
+    def _together(self, states: Sequence[Request], num_rows: int) -> list[DraftPlan]:
+        """One depth for all, the one for which the batch is expected to be done soonest."""
+        memory = states[0].memory
+        pooled, costs = pooled_of(memory), costs_of(memory, "price")
+        crowd, plain = pooled.crowd, [PLAIN] * len(states)
+        if not crowd.is_on and pooled.rested < crowd.off_tokens * len(states):
+            return plain
+        # Neighbours are evidence enough here: what requests before them did would hide that these differ.
+        outlooks = [state.outlook or self.outlook(replace(state, kin=0.0)) for state in states]
+        context = max((one.context_length for one in states if one.context_length is not None), default=costs.context_length)
+        seconds = batch_seconds(costs, self.max_window, num_rows, context)
+        gains = batch_gains(costs, seconds, [outlook.tokens for outlook in outlooks], num_rows, context)
+        depth = max(range(1, len(gains)), key=gains.__getitem__)
+        is_trial = not crowd.is_on
+        if is_trial:
+            depth, crowd = min(depth, _TRIAL_DEPTH), Crowd(off_tokens=crowd.off_tokens)
+        elif min(gains[depth], crowd.gain) < (_GAIN if crowd.rounds_on < _SETTLED else 1.0 + (_GAIN - 1.0) / 2.0):
+            lost = seconds[min(depth, _TRIAL_DEPTH)] - seconds[0] + costs.catch_up_s
+            note_crowd(
+                memory, Crowd(is_on=False, off_tokens=self._rest(_STEEP * crowd.off_tokens, lost, seconds[0])), rests=True
+            )
+            return plain
+        crowd = replace(crowd, rounds_on=crowd.rounds_on + 1)
+        note_crowd(memory, replace(crowd, off_tokens=0) if crowd.rounds_on == _SETTLED else crowd)
+        if crowd.rounds_on % _BATCH_BASELINE == _BATCH_BASELINE // 8:
+            return plain
+        stops = [self._stop(outlook, pooled.calibration) for outlook in outlooks]
+        return [
+            unstopped(DraftPlan(max_depth=depth, stop=stop, price=outlook.price))
+            for stop, outlook in zip(stops, outlooks, strict=True)
+        ]
 
     def _stop(self, outlook: Outlook, calibration: Calibration) -> StopRule:
         return StopRule(
             bias=calibration.bias,
             slope=calibration.slope,
             temperatures=calibration.temperatures,
-            draw_prices=_prices(outlook.price, outlook.verifying),
-            read_prices=_prices(outlook.price, outlook.seconds),
+            draw_prices=prices(outlook.price, outlook.verifying),
+            read_prices=prices(outlook.price, outlook.seconds),
             expected=outlook.acceptance,
             persistence=calibration.persistence,
         )
 
-    def _shared_depth(self, states: Sequence[Request], outlooks: Sequence[Outlook]) -> int:
-        """The depth for which the batch is expected to be fastest: all wait for the deepest draft, so all draft as deep."""
-        costs = costs_of(states[0].memory, "price")
-        context = max((state.context_length for state in states if state.context_length is not None), default=None)
-        seconds = map(sum, zip(*costs.levels_s(self.max_window, len(states), context), strict=True))
-        tokens = map(sum, zip(*(outlook.tokens for outlook in outlooks), strict=True))
-        speeds = [gained / spent for gained, spent in zip(tokens, seconds, strict=True)]
-        best = max(speeds)
-        return speeds.index(best) if best >= _GAIN * speeds[0] else 0
+    def _pays(self, state: Request, outlook: Outlook) -> bool:
+        """Whether drafting is expected to beat plain decoding, or did so of late."""
+        margin = _GAIN - 1.0 if state.was_shared else self.margin if state.off_tokens else 0.0
+        needed = outlook.plain_speed * (1.0 + margin)
+        return outlook.speed >= needed or (state.seconds > 0.0 and state.tokens / state.seconds >= needed)
+
+    def _rested(self, state: Request, record: StepRecord) -> Request:
+        """The state after a plain round."""
+        note_rest(state.memory, len(record.token_ids))
+        if state.was_shared and record.batch_size == 1:
+            following = replace(state, was_shared=False, outlook=None)
+            return following if state.off_left or self._pays(state, self.outlook(state)) else self._off(following)
+        left = max(0, state.off_left - len(record.token_ids))
+        begins = state.off_left > 0 and left == 0
+        return replace(
+            state,
+            counts=state.counts.aged(0.5) if begins else state.counts,
+            off_left=left,
+            trial_left=self.trial if begins else state.trial_left,
+            rounds_on=0 if begins else state.rounds_on + 1,
+            outlook=None,
+            was_shared=record.batch_size > 1,
+        )
 
     def _switched(self, state: Request) -> Request:
         """The state with speculation off if it does not pay."""
         outlook = self.outlook(state)
-        if state.off_left > 0:
-            return replace(state, outlook=outlook)  # it drafts since its batch does
-        needed = outlook.plain_speed * (1.0 + (self.margin if state.off_tokens else 0.0))
-        pays = outlook.speed >= needed or state.tokens / state.seconds >= needed
-        if state.trial_left > 0 or pays:
+        if state.trial_left > 0 or self._pays(state, outlook):
             if state.rounds_on == _SETTLED and state.off_tokens:
                 note_off(state.memory, 0)
                 return replace(state, off_tokens=0, outlook=outlook)
             return replace(state, outlook=outlook)
-        off = min(2 * state.off_tokens, self._longest_rest(state, outlook)) if state.off_tokens else self.first_off
+        return self._off(state)
+
+    def _off(self, state: Request) -> Request:
+        """The state at the beginning of a rest."""
+        outlook = self.outlook(state)
+        lost = self.trial * (outlook.seconds[outlook.window] - outlook.seconds[0])
+        off = self._rest(2 * state.off_tokens, lost + costs_of(state.memory, "price").catch_up_s, outlook.seconds[0])
         note_off(state.memory, off)
         return replace(state, off_left=off, off_tokens=off, tokens=0.0, seconds=0.0, outlook=None)
 
-    def _longest_rest(self, state: Request, outlook: Outlook) -> int:
-        """Tokens of plain decoding after which a trial, even if nothing of it is accepted, takes its share of the time."""
-        lost = self.trial * (outlook.seconds[outlook.window] - outlook.seconds[0]) + costs_of(state.memory, "price").catch_up_s
-        return max(self.first_off, min(self.last_off, math.ceil(lost / (self.probe_share * outlook.seconds[0]))))
-
-
-def _prices(price: float, seconds: Sequence[float]) -> tuple[float, ...]:
-    """Tokens that each level's further seconds are worth."""
-    return tuple(max(0.0, price * (after - before)) for before, after in zip(seconds, seconds[1:], strict=False))
-
-
-def _unstopped(plan: DraftPlan) -> DraftPlan:
-    """The plan with prices that stop nothing; the forecasts stay in the record."""
-    return plan if plan.stop is None else replace(plan, stop=replace(plan.stop, draw_prices=(0.0,), read_prices=()))
-
-
-def _seconds(memory: Memory, record: StepRecord) -> float:
-    """Predicted seconds of a finished round: the text, not the clock, decides what a request learns."""
-    costs = costs_of(memory, "price")
-    reads = max(record.depth, record.levels_read)
-    drafted = costs.draft_s(reads, record.batch_size) if reads else 0.0
-    return costs.verify_s(record.num_nodes, record.batch_size, record.context_length) + drafted
+    def _rest(self, wanted: int, lost_s: float, plain_s: float) -> int:
+        """Tokens of a rest: those wanted, but no more than for a trial without success to take its share of the time."""
+        longest = min(self.last_off, math.ceil(lost_s / (self.probe_share * plain_s)))
+        return max(self.first_off, min(wanted, longest))

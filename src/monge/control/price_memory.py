@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from monge.control.calibration import Calibration
 from monge.control.memory import Memory
+from monge.control.price_batch import Crowd
 from monge.control.survival import DepthCounts
 from monge.core.verdict import StepRecord
 
@@ -15,7 +16,8 @@ _RATE_KEEP = 0.98  # the same in the running speed, whose inverse is the price o
 class Pooled:
     """What requests taught: acceptance by depth, calibration, tokens and seconds of late, and how long the last one rested.
 
-    `rested` counts the tokens that all of them decoded plainly since one last drafted.
+    `rested` counts the tokens that all of them decoded plainly since one last drafted; `crowd` is about those that share
+    rounds.
     """
 
     counts: DepthCounts = DepthCounts()
@@ -24,6 +26,7 @@ class Pooled:
     seconds: float = 0.0
     off_tokens: int = 0
     rested: int = 0
+    crowd: Crowd = Crowd()
 
 
 _NOTHING = Pooled()
@@ -37,6 +40,12 @@ def pooled_of(memory: Memory) -> Pooled:
 def note_off(memory: Memory, off_tokens: int) -> None:
     """A request has switched drafting off for so many tokens, or found that it pays (0)."""
     memory.notes["price"] = replace(pooled_of(memory), off_tokens=off_tokens, rested=0)
+
+
+def note_crowd(memory: Memory, crowd: Crowd, *, rests: bool = False) -> None:
+    """How the requests that share rounds go on; a rest may begin."""
+    pooled = pooled_of(memory)
+    memory.notes["price"] = replace(pooled, crowd=crowd, rested=0 if rests else pooled.rested)
 
 
 def note_rest(memory: Memory, num_tokens: int) -> None:
@@ -54,4 +63,5 @@ def teach(memory: Memory, record: StepRecord, tokens: int, seconds: float) -> No
         tokens=_RATE_KEEP * pooled.tokens + tokens,
         seconds=_RATE_KEEP * pooled.seconds + seconds,
         off_tokens=pooled.off_tokens,
+        crowd=pooled.crowd,
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
-from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
+from monge.control.base import PLAIN, Controller, CostModel, Memory, check_windows, costs_of
 from monge.control.budget import Speed, best_count, depths_of, first_stop
 from monge.control.survival import DepthCounts
 from monge.core.context import DraftPlan
@@ -87,11 +87,13 @@ class SurvivalBudget(Controller[BudgetState]):
         return self.plan_many([state], [draws])[0]
 
     def plan_many(self, states: Sequence[BudgetState], draws: Sequence[Draws]) -> list[DraftPlan]:
-        now, speed = [state.survivals[-1] for state in states], _speed(states)
+        now, num_rows = [state.survivals[-1] for state in states], max(len(states), _costs(states).batch_size)
+        # Neighbours that do not draft have no slots, but wait for those who do, and write a token a round.
+        idle, speed = [()] * (num_rows - len(states)), _speed(states, num_rows)
         if self.barrier == "stale":
-            count = best_count([state.survivals[0] for state in states], speed)
+            count = best_count([*(state.survivals[0] for state in states), *idle], speed)
         else:
-            count = first_stop(now, speed)
+            count = first_stop([*now, *idle], speed)
         depths = depths_of(now, count if self.max_slots is None else min(count, self.max_slots))
         probes = [state.idle_rounds >= self.probe_rounds for state in states]
         return [
@@ -118,16 +120,20 @@ class SurvivalBudget(Controller[BudgetState]):
         return tuple(accumulate(counts.acceptance(self.max_window, pooled.acceptance(self.max_window)), mul))
 
 
-def _speed(states: Sequence[BudgetState]) -> Speed:
+def _costs(states: Sequence[BudgetState]) -> CostModel:
+    return costs_of(states[0].memory, _NAME)
+
+
+def _speed(states: Sequence[BudgetState], num_rows: int) -> Speed:
     """Rounds per second of this batch by its tokens to verify; a fraction of a level costs that fraction."""
-    costs, num_rows = costs_of(states[0].memory, _NAME), len(states)
+    costs = _costs(states)
     context = max((state.context_length for state in states if state.context_length is not None), default=None)
 
     def speed(num_tokens: int) -> float:
-        depth, beyond = divmod(num_tokens - num_rows, num_rows)
+        depth, beyond = divmod(num_tokens - num_rows, len(states))
         seconds = costs.round_s(depth, num_rows, context)
         if beyond:
-            seconds += beyond / num_rows * (costs.round_s(depth + 1, num_rows, context) - seconds)
+            seconds += beyond / len(states) * (costs.round_s(depth + 1, num_rows, context) - seconds)
         return 1.0 / seconds
 
     return speed

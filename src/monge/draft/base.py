@@ -93,7 +93,10 @@ class Drafter(ABC, Generic[State]):
 
 
 class PieceReader(Drafter[State]):
-    """A drafter whose network reads prompts: it can be opened on the first part of one and read the rest in pieces."""
+    """A drafter whose network reads prompts: it can be opened on the first part of one and read the rest in pieces.
+
+    What it has not read when a draft is wanted, it reads then.
+    """
 
     @abstractmethod
     def read(self, contexts: Sequence[Context]) -> None:

@@ -17,8 +17,8 @@ from monge.draft.base import Capabilities, Draft, PieceReader
 from monge.draft.growth import Growth
 from monge.draft.tree.base import TreeBuilder
 
-_CATCH_UP: Final = 256
-"""Most unread tokens of one forward."""
+_CATCH_UP: Final = 16
+"""Most unread tokens whose logits are made with the last one's: a second forward costs more."""
 
 ReadPaths = tuple[tuple[int, ...], ...]
 """State of one request: the nodes that the draft model has read behind the committed text, in reading order, each as the tokens
@@ -116,14 +116,12 @@ class ModelDrafter(PieceReader[ReadPaths]):
         return Growth(context=context, plan=plan, draws=draws, builder=self.tree, rules=rules, network="draft model")
 
     def _read_text(self, rows: Sequence[Growth]) -> Mapping[int, Tensor]:
-        unread = {row.request_id: row.context.token_ids[self.model.length(row.request_id) :] for row in rows}
-        # After a long time without drafts: in parts, so that the logits of one part are all that is held.
-        while behind := {request: tokens for request, tokens in unread.items() if len(tokens) > _CATCH_UP}:
-            self._read({request: tokens[:_CATCH_UP] for request, tokens in behind.items()})
-            unread |= {request: tokens[_CATCH_UP:] for request, tokens in behind.items()}
-        return {request: logits[-1:] for request, logits in self._read(unread).items()}
-
-    def _read(self, unread: Mapping[int, Sequence[int]]) -> Mapping[int, Tensor]:
+        texts = {row.request_id: row.context.token_ids for row in rows}
+        unread = {request: tokens[self.model.length(request) :] for request, tokens in texts.items()}
+        # After a long time without drafts, or a prompt that nobody wanted drafts for: no logits but the last token's.
+        if behind := {request: tokens[:-1] for request, tokens in unread.items() if len(tokens) > _CATCH_UP}:
+            self.model.append(behind)
+            unread |= {request: texts[request][-1:] for request in behind}
         logits = self.model.extend({request: NodeBlock.chain(tokens) for request, tokens in unread.items()})
         self.model.commit({request: range(len(tokens)) for request, tokens in unread.items()})
-        return logits
+        return {request: own[-1:] for request, own in logits.items()}

@@ -54,13 +54,18 @@ class Batch:
         else:
             self._prefills.leave(session)
 
-    def step(self) -> list[Session]:
+    def step(self, *, num_waiting: int = 0) -> list[Session]:
         """Read pieces of prompts, then run one round.
+
+        Args:
+            num_waiting: Requests that wait for the place of one that ends; controllers that read costs weigh it.
 
         Returns:
             The requests that took part in the round, and those that failed before it; finished ones have left.
         """
         failed = self._read() if self._prefill_chunk is not None and len(self._prefills) else []
+        if self._parts.memory.costs is not None:
+            self._parts.memory.costs.num_waiting = num_waiting
         if self._active:
             run_round(self._active, self._parts, isolated=self._isolated)
         served, self._active = self._active, [session for session in self._active if session.finish_reason is None]
@@ -96,6 +101,6 @@ def decode(sessions: Iterable[Session], parts: Parts, *, max_batch_size: int) ->
     try:
         while waiting or len(batch):
             batch.join([waiting.popleft() for _ in range(min(len(waiting), max_batch_size - len(batch)))])
-            yield from batch.step()
+            yield from batch.step(num_waiting=len(waiting))
     finally:
         batch.close()

@@ -27,6 +27,7 @@ BUDGET_S: Final = 1.0
 DEPTHS: Final = (0, 1, 2, 4, 8)
 _PROMPT: Final = 32  # tokens of the text that the table is measured on
 _LONG_PROMPT: Final = 512  # tokens of the text that shows what context costs
+_CONTEXT_DEPTH: Final = 2  # of the drafts whose verification shows it too
 _ROUNDS: Final = 4  # measured rounds of every depth, if the budget allows; the first of all is a warm-up
 _PATIENCE: Final = 4.0  # budgets after which one cycle, the cold one, has to do
 _REQUESTS: Final = -1_000_000  # ids of the measured requests: below those of real ones
@@ -84,11 +85,12 @@ def measure_costs(parts: Parts, *, batch_sizes: Sequence[int] = (1,), budget_s: 
         verify[batch_size] = {count: median(times) for count, times in rest.items()}
         for other in others:
             other.measure(parts, batch_size, share)
-    plain = verify[sizes[0]][0]
+    plain_context_s, context_s = _context_s(parts, sizes[0], share)
     return CostModel(
         verify_s=verify,
         draft_s=first.seconds,
-        context_s=_context_s(parts, sizes[0], plain, share),
+        context_s=context_s,
+        plain_context_s=plain_context_s,
         base_context=_PROMPT,
         nodes=_filled(first.nodes),
         drafters={one.name: (one.seconds, _filled(one.nodes)) for one in (first, *others) if one.name is not None},
@@ -180,7 +182,7 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
     longest = min(length for length in (parts.target.max_length, parts.drafter.capabilities.max_length, 1 << 30) if length)
     most = min(len(depths) * (_ROUNDS + 1) * (max(depths) + 1) + 1, longest - 1)
     prompt = max(1, min(prompt, longest - most))
-    vocab, start = parts.target.vocab_size, now()
+    vocab = parts.target.vocab_size
     sessions = [
         Session(
             Request(prompt_ids=_text(prompt, vocab, row), max_new_tokens=most, rules=SamplingRules(), seed=row),
@@ -189,6 +191,7 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
         for row in range(batch_size)
     ]
     open_sessions(sessions, trial)
+    start = now()
     try:
         for number in range(len(depths) * (_ROUNDS + 1)):
             passed, cycles = now() - start, number / len(depths)
@@ -203,14 +206,26 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
     return records[len(depths) :] if len(records) >= 2 * len(depths) else records
 
 
-def _context_s(parts: Parts, batch_size: int, plain_s: float, budget_s: float) -> float:
-    """Seconds per token of context and per request, from plain rounds after a long text."""
-    records = _rounds(parts, _Cycle((0,)), batch_size, _LONG_PROMPT, budget_s)
-    length = records[0].context_length
+def _context_s(parts: Parts, batch_size: int, budget_s: float) -> tuple[float, float]:
+    """Seconds per token of context and per request, in plain rounds and in those that verify a draft.
+
+    Short and long texts are read one right after the other, and the fastest rounds are compared: a slower moment of the machine
+    would look like a cost of the text.
+    """
+    cycle = _Cycle((0, min(_CONTEXT_DEPTH, parts.drafter.capabilities.max_depth)))
+    short, long = (_rounds(parts, cycle, batch_size, length, budget_s) for length in (_PROMPT, _LONG_PROMPT))
+    length = long[0].context_length
     if length <= 2 * _PROMPT:
-        return 0.0
-    slower = median(record.times.total_s - record.times.draft_s for record in records) - plain_s
-    return max(0.0, slower / (length - _PROMPT) / batch_size)
+        return 0.0, 0.0
+
+    def fastest(records: Sequence[StepRecord], is_plain: bool) -> float:
+        return min(
+            (one.times.total_s - one.times.draft_s for one in records if (one.num_nodes == 0) == is_plain), default=math.inf
+        )
+
+    slopes = [(fastest(long, kind) - fastest(short, kind)) / (length - _PROMPT) / batch_size for kind in (True, False)]
+    plain, drafting = (max(0.0, slope) if math.isfinite(slope) else 0.0 for slope in slopes)
+    return plain, max(plain, drafting)
 
 
 def _filled(nodes: Mapping[int, int]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
 from monge.core.splits import splits_along
 from monge.core.verdict import RoundTiming, StageTimes, StepRecord
+from monge.draft.base import PieceReader
 from monge.engine.clock import now
 from monge.engine.drafting import observe, propose
 from monge.engine.logprobs import along
@@ -42,7 +43,10 @@ def open_sessions(sessions: Sequence[Session], parts: Parts) -> None:
     timer = _Timer()
     prompts = _open_target(sessions, parts)
     drafting = [session for session in sessions if session.drafting != "off"]
-    states = parts.drafter.open([session.context for session in drafting]) if drafting else ()
+    contexts = [session.context for session in drafting]
+    if reads_later(parts, len(sessions)):
+        contexts = [replace(context, token_ids=context.token_ids[:1]) for context in contexts]
+    states = parts.drafter.open(contexts) if drafting else ()
     for session, state in zip(drafting, states, strict=True):
         session.drafter_state = state
     for session, prompt in zip(sessions, prompts, strict=True):
@@ -64,6 +68,9 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, isolated: bool = Fal
     rows = [Row(session) for session in sessions]
     for session in sessions:
         session.begin_round()
+    if parts.memory.costs is not None:
+        # Who drafts makes all wait, those too that the controller does not plan for.
+        parts.memory.costs.batch_size = len(sessions)
     rows = _stage(rows, partial(_plan, parts=parts), parts, isolated=isolated)
     if not rows:
         return
@@ -98,6 +105,11 @@ def controller_state(session: Session, prompt: PromptProfile | None, parts: Part
     if isinstance(planner.controller, PromptReader) and prompt is not None:
         return planner.controller.read(state, prompt)
     return state
+
+
+def reads_later(parts: Parts, num_requests: int) -> bool:
+    """Whether the drafter need not read the prompts of so many new requests before the first draft for them is wanted."""
+    return isinstance(parts.drafter, PieceReader) and parts.controller.rests(parts.memory, num_requests)
 
 
 def _open_target(sessions: Sequence[Session], parts: Parts) -> Sequence[PromptProfile | None]:

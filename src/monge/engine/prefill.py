@@ -18,7 +18,7 @@ from monge.engine.attempt import attempt
 from monge.engine.clock import now
 from monge.engine.drafting import give_up, start
 from monge.engine.logprobs import of_logits
-from monge.engine.loop import close_session, controller_state
+from monge.engine.loop import close_session, controller_state, reads_later
 from monge.engine.parts import Parts
 from monge.engine.prompts import ending_size, profiled
 from monge.engine.session import Session
@@ -152,7 +152,7 @@ class Prefills:
     def _read_drafter(self, sessions: Sequence[Session], contexts: Sequence[Context]) -> None:
         drafter = self._parts.drafter
         drafting = [row for row, session in enumerate(sessions) if session.drafting != "off"]
-        if not isinstance(drafter, PieceReader) or not drafting:
+        if not isinstance(drafter, PieceReader) or not drafting or reads_later(self._parts, len(drafting)):
             return
         error = attempt(lambda: drafter.read([contexts[row] for row in drafting]))
         for row in drafting if error is not None else ():

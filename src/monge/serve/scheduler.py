@@ -249,7 +249,7 @@ class Scheduler:
 
     def _round(self) -> None:
         before, served = self._batch.num_prompt_tokens, list[Session]()
-        error = attempt(lambda: served.extend(self._batch.step()))
+        error = attempt(lambda: served.extend(self._batch.step(num_waiting=len(self._waiting))))
         for one in (error, *(session.error for session in served)):
             if isinstance(one, OutOfStepError):
                 raise one  # no later round can be better

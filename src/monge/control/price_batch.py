@@ -1,0 +1,74 @@
+"""Whether requests that share rounds draft together, and how deep: all wait for the deepest draft."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from monge.control.base import CostModel
+
+_KEEP = 0.97  # weight that a request's round keeps with every later one, in what drafting was seen to gain
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """How the requests that share rounds stand with drafting.
+
+    Args:
+        is_on: Whether they draft, or would if it paid.
+        off_tokens: Tokens of each request that they last rested for; 0 once drafting has gone well for a while.
+        rounds_on: Rounds since they were switched on.
+        tokens: Tokens of requests in rounds that drafted since then, the latest counting most.
+        plain_rounds: How many plain rounds would have taken as long.
+    """
+
+    is_on: bool = True
+    off_tokens: int = 0
+    rounds_on: int = 0
+    tokens: float = 0.0
+    plain_rounds: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """Tokens for one of plain decoding, as measured."""
+        return self.tokens / self.plain_rounds if self.plain_rounds else float("inf")
+
+    def met(self, tokens: int, plain_rounds: float) -> "Crowd":
+        """After one request's part of a round."""
+        return replace(self, tokens=_KEEP * self.tokens + tokens, plain_rounds=_KEEP * self.plain_rounds + plain_rounds)
+
+
+def batch_seconds(costs: CostModel, deepest: int, num_rows: int, context: int | None) -> list[float]:
+    """Seconds of a round of a batch by depth, from 0 on."""
+    return [sum(both) for both in zip(*costs.levels_s(deepest, num_rows, context), strict=True)]
+
+
+def batch_gains(
+    costs: CostModel, seconds: Sequence[float], tokens: Sequence[Sequence[float]], num_rows: int, context: int | None
+) -> list[float]:
+    """How much faster than plain decoding a batch is expected to be done, by depth of the draft.
+
+    A plain round takes `fixed + num_rows * per_row` seconds. A request that gets on faster than its neighbours leaves early,
+    which saves its `per_row` of the rounds that are left, while `fixed` is paid until the slowest one has ended. Only where
+    others wait for its place is all of its share saved.
+
+    Args:
+        costs: What rounds cost.
+        seconds: Of a round, by depth from 0 on.
+        tokens: Expected tokens of every request that drafts, by depth; the others write one.
+        num_rows: Requests that share the round.
+        context: Tokens of the longest text, if known.
+
+    Returns:
+        By depth, seconds of plain decoding that a round saves over its own; 1 for depth 0.
+    """
+    idle, plain = num_rows - len(tokens), seconds[0]
+    if costs.num_waiting:
+        per_row = plain / num_rows
+    else:
+        per_row = min(max((plain - costs.verify_s(0, 1, context)) / (num_rows - 1), 0.0), plain / num_rows)
+    fixed = plain - per_row * num_rows
+    gains: list[float] = []
+    for depth, spent in enumerate(seconds):
+        gained = [own[depth] for own in tokens]
+        slowest = 1.0 if idle else min(gained)
+        gains.append((fixed * slowest + per_row * (sum(gained) + idle)) / spent)
+    return gains

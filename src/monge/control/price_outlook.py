@@ -1,0 +1,64 @@
+"""What a round that may draft is expected to bring, and the prices that this puts on its tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from monge.control.base import Memory, costs_of
+from monge.core.context import DraftPlan
+from monge.core.verdict import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a round is expected to bring, by window from 0 on, and the price of a second in tokens."""
+
+    acceptance: tuple[float, ...]
+    tokens: Sequence[float]
+    seconds: Sequence[float]
+    verifying: Sequence[float]
+    price: float
+
+    @property
+    def speed(self) -> float:
+        """Largest expected tokens per second of a round that drafts."""
+        return max(tokens / seconds for tokens, seconds in zip(self.tokens[1:], self.seconds[1:], strict=True))
+
+    @property
+    def plain_speed(self) -> float:
+        """Tokens per second of plain decoding."""
+        return 1.0 / self.seconds[0]
+
+    @property
+    def window(self) -> int:
+        """The drafting window of largest worth: tokens less the price of their time."""
+        windows = range(1, len(self.tokens))
+        return max(windows, key=lambda window: self.tokens[window] - self.price * self.seconds[window])
+
+
+def prices(price: float, seconds: Sequence[float]) -> tuple[float, ...]:
+    """Tokens that each level's further seconds are worth."""
+    return tuple(max(0.0, price * (after - before)) for before, after in zip(seconds, seconds[1:], strict=False))
+
+
+def unstopped(plan: DraftPlan) -> DraftPlan:
+    """The plan with prices that stop nothing; the forecasts stay in the record."""
+    return plan if plan.stop is None else replace(plan, stop=replace(plan.stop, draw_prices=(0.0,), read_prices=()))
+
+
+def predicted_seconds(memory: Memory, record: StepRecord) -> float:
+    """Predicted seconds of a finished round: the text, not the clock, decides what a request learns."""
+    costs = costs_of(memory, "price")
+    reads = max(record.depth, record.levels_read)
+    drafted = costs.draft_s(reads, record.batch_size) if reads else 0.0
+    return costs.verify_s(record.num_nodes, record.batch_size, record.context_length) + drafted
+
+
+def measured_rounds(memory: Memory, record: StepRecord) -> float:
+    """What a finished round took, in plain rounds of the same batch: by the clock, if the table goes by it too."""
+    costs, times = costs_of(memory, "price"), record.times
+    plain = costs.verify_s(0, record.batch_size, record.context_length)
+    if not costs.learns or times.total_s <= 0.0:
+        return predicted_seconds(memory, record) / plain
+    # Text that the drafter had missed is read once; it is no cost of going on.
+    usual = 1.5 * costs.draft_s(record.depth, record.batch_size) if record.depth else 0.0
+    return (times.total_s - max(0.0, times.draft_s - usual)) / plain
