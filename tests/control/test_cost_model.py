@@ -164,7 +164,7 @@ def test_a_drafter_that_rested_reads_what_it_missed_first() -> None:
     for draft_s in (9.0, 1.6):
         costs.observe(replace(timing(4, 1.4, depth=4, draft_s=draft_s), drafter="large"))
     assert costs.of("large").draft_s(4) == pytest.approx(1.6)
-    assert costs.catch_up_s == pytest.approx(0.3 * (9.0 - 1.6))
+    assert costs.catch_up_s == pytest.approx(9.0 - 1.6)
     costs.observe(timing(0, 1.0))
     costs.observe(replace(timing(4, 1.4, depth=4, draft_s=9.0), drafter="large"))
     assert costs.of("large").draft_s(4) == pytest.approx(1.6)

@@ -154,7 +154,8 @@ class CostModel:
                 _correct(table, timing.batch_size, timing.depth, timing.draft_s, expected)
             elif math.isfinite(timing.draft_s):
                 # After a rest a drafter first reads the text that it has missed, which is no cost of the draft.
-                self.catch_up_s += _CATCH_UP_RATE * (max(0.0, timing.draft_s - expected) - self.catch_up_s)
+                share = _CATCH_UP_RATE if self.catch_up_s else 1.0
+                self.catch_up_s += share * (max(0.0, timing.draft_s - expected) - self.catch_up_s)
         self._rested = {None, *self._drafters} - ({timing.drafter} if timing.depth > 0 else set())
 
     def as_dict(self) -> dict[str, Any]:
@@ -193,7 +194,6 @@ class CostModel:
         if context_length is None:
             return base
         slope = self.context_s if drafts else self.plain_context_s
-        # A text shorter than the measured one cannot cost less than nothing.
         seconds = max(base + slope * batch_size * (context_length - self.base_context), 0.1 * base)
         return seconds * math.exp(self._by_context.get(_kind(drafts, batch_size, context_length), (0.0, 0))[0])
 

@@ -22,6 +22,7 @@ _EXPLORE = 32  # rounds between two that draft without looking at the price, so 
 _BASELINE = 128  # rounds between two plain ones, which keep the cost of plain decoding up to date
 _BATCH_BASELINE = 32  # the same for a batch: its size and the length of its texts change
 _STEEP = 4  # how much longer a batch rests after a trial that failed: all of its requests were tried at once
+_READING = 8  # how much faster than one by one the draft model is taken to read tokens, until it is known better
 _TRIAL_DEPTH = 2  # of a batch, which waits for it
 _GAIN = 1.1  # what drafting must promise a batch that does not draft yet, as it pays at once and gains only in the end
 _SETTLED = 8  # rounds after which a request that speculates again counts as settled
@@ -191,10 +192,11 @@ class Price(Controller[Request]):
         if is_trial:
             depth, crowd = min(depth, _TRIAL_DEPTH), Crowd(off_tokens=crowd.off_tokens)
         elif min(gains[depth], crowd.gain) < (_GAIN if crowd.rounds_on < _SETTLED else 1.0 + (_GAIN - 1.0) / 2.0):
-            lost = seconds[min(depth, _TRIAL_DEPTH)] - seconds[0] + costs.catch_up_s
-            note_crowd(
-                memory, Crowd(is_on=False, off_tokens=self._rest(_STEEP * crowd.off_tokens, lost, seconds[0])), rests=True
-            )
+            # While it rests the draft model reads nothing, so a trial reads all texts.
+            unread_s = max(costs.catch_up_s, context * costs.draft_s(1, num_rows) / _READING)
+            longest = self._longest(seconds[min(depth, _TRIAL_DEPTH)] - seconds[0] + unread_s, seconds[0])
+            off = min(max(_STEEP * crowd.off_tokens, longest // _STEEP), longest)
+            note_crowd(memory, Crowd(is_on=False, off_tokens=max(self.first_off, off)), rests=True)
             return plain
         crowd = replace(crowd, rounds_on=crowd.rounds_on + 1)
         note_crowd(memory, replace(crowd, off_tokens=0) if crowd.rounds_on == _SETTLED else crowd)
@@ -255,11 +257,11 @@ class Price(Controller[Request]):
         """The state at the beginning of a rest."""
         outlook = self.outlook(state)
         lost = self.trial * (outlook.seconds[outlook.window] - outlook.seconds[0])
-        off = self._rest(2 * state.off_tokens, lost + costs_of(state.memory, "price").catch_up_s, outlook.seconds[0])
+        longest = self._longest(lost + costs_of(state.memory, "price").catch_up_s, outlook.seconds[0])
+        off = max(self.first_off, min(2 * state.off_tokens, longest))
         note_off(state.memory, off)
         return replace(state, off_left=off, off_tokens=off, tokens=0.0, seconds=0.0, outlook=None)
 
-    def _rest(self, wanted: int, lost_s: float, plain_s: float) -> int:
-        """Tokens of a rest: those wanted, but no more than for a trial without success to take its share of the time."""
-        longest = min(self.last_off, math.ceil(lost_s / (self.probe_share * plain_s)))
-        return max(self.first_off, min(wanted, longest))
+    def _longest(self, lost_s: float, plain_s: float) -> int:
+        """Tokens of a rest after which a trial without success, which loses so much, takes its share of the time."""
+        return max(self.first_off, min(self.last_off, math.ceil(lost_s / (self.probe_share * plain_s))))

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from monge.control.base import AnyController, PromptReader
-from monge.core.context import DraftPlan
+from monge.core.context import Context, DraftPlan
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
@@ -43,9 +43,7 @@ def open_sessions(sessions: Sequence[Session], parts: Parts) -> None:
     timer = _Timer()
     prompts = _open_target(sessions, parts)
     drafting = [session for session in sessions if session.drafting != "off"]
-    contexts = [session.context for session in drafting]
-    if reads_later(parts, len(sessions)):
-        contexts = [replace(context, token_ids=context.token_ids[:1]) for context in contexts]
+    contexts = [_opening(session, parts, len(sessions)) for session in drafting]
     states = parts.drafter.open(contexts) if drafting else ()
     for session, state in zip(drafting, states, strict=True):
         session.drafter_state = state
@@ -107,9 +105,26 @@ def controller_state(session: Session, prompt: PromptProfile | None, parts: Part
     return state
 
 
-def reads_later(parts: Parts, num_requests: int) -> bool:
-    """Whether the drafter need not read the prompts of so many new requests before the first draft for them is wanted."""
-    return isinstance(parts.drafter, PieceReader) and parts.controller.rests(parts.memory, num_requests)
+def reads_later(session: Session, parts: Parts, num_requests: int) -> bool:
+    """Whether the drafter need not read a new request's prompt before the first draft for it is wanted.
+
+    Args:
+        session: The request.
+        parts: The parts.
+        num_requests: New requests that begin together with it, itself counted.
+    """
+    if not isinstance(parts.drafter, PieceReader) or not session.request.adaptive:
+        return False
+    planner = parts.planner(session.request.controller)
+    return planner.controller.rests(planner.memory, num_requests)
+
+
+def _opening(session: Session, parts: Parts, num_requests: int) -> Context:
+    """What the drafter is shown of a new request."""
+    context = session.context
+    if reads_later(session, parts, num_requests):
+        return replace(context, token_ids=context.token_ids[:1])
+    return context
 
 
 def _open_target(sessions: Sequence[Session], parts: Parts) -> Sequence[PromptProfile | None]:

@@ -152,7 +152,8 @@ class Prefills:
     def _read_drafter(self, sessions: Sequence[Session], contexts: Sequence[Context]) -> None:
         drafter = self._parts.drafter
         drafting = [row for row, session in enumerate(sessions) if session.drafting != "off"]
-        if not isinstance(drafter, PieceReader) or not drafting or reads_later(self._parts, len(drafting)):
+        drafting = [row for row in drafting if not reads_later(sessions[row], self._parts, len(sessions))]
+        if not isinstance(drafter, PieceReader) or not drafting:
             return
         error = attempt(lambda: drafter.read([contexts[row] for row in drafting]))
         for row in drafting if error is not None else ():
