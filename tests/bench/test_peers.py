@@ -7,8 +7,9 @@ import pytest
 
 from monge.bench import peer_environments
 from monge.bench import peers as module
+from monge.bench.named_arms import named_arm
 from monge.bench.peer_environments import environment, install, python_of
-from monge.bench.peer_list import PEERS, Method, Peer, peer_named
+from monge.bench.peer_list import OURS, PEERS, Method, Peer, peer_named
 from monge.bench.peer_process import Completion, PeerProcess
 from monge.bench.peer_report import peer_table
 from monge.bench.peers import PeerSettings, compare_peers
@@ -215,3 +216,11 @@ class TestEnvironments:
         for peer in PEERS:
             for method in peer.methods.values():
                 assert method.is_sampled or method.why_not_sampled
+
+
+def test_the_settings_of_ours_are_parts_that_exist():
+    (ours,) = (peer for peer in PEERS if peer.name == OURS)
+    for method in ours.methods.values():
+        for candidate in method.candidates:
+            parts = ", ".join(f"{name}={value}" for name, value in candidate.items())
+            assert named_arm(f"ours: {parts}").settings == candidate
