@@ -1,5 +1,5 @@
 # make demo   a first look, nothing else to install        make test   the whole suite, what CI runs
-# make lint types imports docs                             one part of it
+# make lint types strict-types imports docs                one part of it
 # make exact                                               the proofs by enumeration only
 # make nightly                                             slow and statistical tests too
 # make test-scale        Ray on a simulated cluster of two nodes, in an environment of its own
@@ -18,10 +18,12 @@ WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Byte code is made when a module is first imported: most of these packages' modules never are.
+INSTALL := $(PIP) install --no-compile
 # One thread per process: the workers already share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8
 
-.PHONY: help demo test test-scale check lint types imports docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
+.PHONY: help demo test test-scale check lint types strict-types imports docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
 .DELETE_ON_ERROR:
 
 help:
@@ -33,7 +35,7 @@ $(VENV)/.torch: constraints.txt
 		"name another one: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "creating $(VENV) and installing $(TORCH)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install $(TORCH)
+	@$(INSTALL) $(TORCH)
 	@# Whatever build of torch was chosen stays: the next install may not replace it.
 	@sed '/^torch==/d' constraints.txt > $(VENV)/constraints.txt
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' \
@@ -42,12 +44,12 @@ $(VENV)/.torch: constraints.txt
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	@echo "installing monge"
-	@$(PIP) install -e ".[bench]" -c $(VENV)/constraints.txt
+	@$(INSTALL) -e ".[bench]" -c $(VENV)/constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	@echo "installing monge with its test tools"
-	@$(PIP) install -e ".[test,docs,bench,train]" -c $(VENV)/constraints.txt
+	@$(INSTALL) -e ".[test,docs,bench,train]" -c $(VENV)/constraints.txt
 	@touch $@ $(VENV)/.demo
 
 setup: $(VENV)/.test
@@ -56,7 +58,8 @@ demo: $(VENV)/.demo
 	$(BIN)/monge demo
 
 # pytest is last, so that its closing line is; it fails by itself when it finds no test (exit status 5).
-test: lint types imports docs
+test: $(VENV)/.test
+	@$(MAKE) --no-print-directory --jobs=2 lint types strict-types imports docs
 	$(PYTEST)
 
 check: test
@@ -67,6 +70,8 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+strict-types: $(VENV)/.test
 	$(BIN)/pyright --pythonpath $(BIN)/python --project pyright.strict.json
 
 imports: $(VENV)/.test
