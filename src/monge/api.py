@@ -79,7 +79,8 @@ def load(
             for the built-in draft model beside the built-in target, and otherwise for none.
         drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`; `None` chooses `model` where there is a
             draft model, `head` or `shape` where there is a head, and `ngram` otherwise.
-        tree: Tree builder of a drafter that has laws; `None` takes a chain, or another tree where the verifier needs one.
+        tree: Tree builder of a drafter that has laws; `None` takes a chain (of one token under a SHAPE head, otherwise of
+            three), or another tree where the verifier needs one.
         verifier: Acceptance rule; `None` takes the one for the drafter's candidates: `target_walk` for deterministic ones,
             `single_draft` for one sampled candidate a node, recursive rejection for several.
         controller: How much to draft. Of several names a request may name one; the first serves those that name none.
@@ -174,8 +175,8 @@ def make_parts(
             resources["top_k"] = draft_top_k
         if tree is not None:
             resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
-        elif any("tree" in options_of(name) for name in names):
-            resources["tree"] = _default_tree(rule, target, (first, *controllers.values()))
+        elif own := [options_of(name)["tree"] for name in names if "tree" in options_of(name)]:
+            resources["tree"] = _default_tree(rule, target, (first, *controllers.values()), own)
         drafter = make_drafter(drafter, resources)
     elif any(given is not None for given in (tree, draft, head, draft_temperature, draft_top_k)):
         raise OptionError("a drafter object brings its own tree, draft model, temperature and top-k; give none beside it")
@@ -267,9 +268,13 @@ def _needs_model(drafter: str | AnyDrafter) -> bool:
     return isinstance(drafter, str) and any("model" in options_of(name) for name in drafters_in(drafter))
 
 
-def _default_tree(rule: Rule | None, target: SequenceModel, controllers: Sequence[AnyController]) -> TreeBuilder:
+def _default_tree(
+    rule: Rule | None, target: SequenceModel, controllers: Sequence[AnyController], own: Sequence[Any]
+) -> TreeBuilder:
+    """A tree that fits; the drafters' own default, if they have one and agree, before the usual ones."""
     is_adaptive = any(controller.reads for controller in controllers)
-    for tree in (Chain(depth=_ADAPTIVE_DEPTH), *_TREES) if is_adaptive else _TREES:
+    agreed = [one for one in own[:1] if isinstance(one, TreeBuilder) and all(one == other for other in own)]
+    for tree in (Chain(depth=_ADAPTIVE_DEPTH), *_TREES) if is_adaptive else (*agreed, *_TREES):
         limits = tree.limits
         readable = limits.max_width == 1 or target.no_tree_reason is None
         if readable and (rule is None or unsupported_reason(rule, limits.proposes, limits.max_width) is None):

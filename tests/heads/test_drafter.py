@@ -143,6 +143,18 @@ def test_plans_depths_and_steps_bound_the_tree() -> None:
     assert shape("chain(5)").capabilities.max_depth == 2
 
 
+def test_one_token_is_drafted_where_nobody_names_a_tree() -> None:
+    def tree(**settings: object) -> object:
+        made = make_parts(table(), head=random_head(table()), drafter="shape", **settings).drafter
+        assert isinstance(made, ShapeDrafter)
+        return made.tree
+
+    assert tree() == tree(verifier="rrs") == TREES.parse("chain(1)")
+    assert tree(tree="chain(2)") == TREES.parse("chain(2)")
+    assert tree(verifier="greedy") == TREES.parse("fixed_width(children='greedy_plus_one')")
+    assert tree(controller="fsm") == TREES.parse("chain(8)")
+
+
 def test_the_truncated_law_is_the_declared_one() -> None:
     """Drawn from the top of q and declared with all of q costs a total variation of 0.09; here the two are one object."""
     tree = drafted(shape("chain(1)", top_k=2), (0, 1))

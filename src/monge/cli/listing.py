@@ -54,9 +54,16 @@ def describe(registry: Registry[Any], name: str) -> dict[str, Any]:
     return {
         "name": name,
         "summary": registry.summary(name),
-        "settings": {key: value for key, value in options_of.items() if value is not dataclasses.MISSING},
+        "settings": {key: _plain(value) for key, value in options_of.items() if value is not dataclasses.MISSING},
         "required": [key for key, value in options_of.items() if value is dataclasses.MISSING],
     }
+
+
+def _plain(value: object) -> object:
+    """A default; a tree as a user writes it."""
+    if isinstance(value, TreeBuilder):
+        return f"{TREES.name_of(value)}{repr(value).removeprefix(type(value).__name__)}"
+    return value
 
 
 def legality() -> dict[str, dict[str, str]]:

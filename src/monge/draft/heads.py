@@ -18,6 +18,7 @@ from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
 from monge.draft.growth import Growth
 from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.chain import Chain
 from monge.heads.shape.checkpoint import built_in_head, load_head
 from monge.heads.shape.head import ShapeHead
 from monge.heads.shape.steps import FirstStep, LaterStep
@@ -38,7 +39,8 @@ class ShapeDrafter(Drafter[LastState]):
     Args:
         target: The target, which must show its hidden states; it is asked to keep the last ones from now on.
         head: The head, or its folder; `None` takes the one that ships for the built-in target.
-        tree: Shape of the tree and how children are drawn; no deeper than the head's steps.
+        tree: Shape of the tree and how children are drawn; no deeper than the head's steps. By default one drawn token: every
+            further level costs what the first one does, and is reached less often.
         rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the most probable tokens draw
             nothing and only rank, so they are built from the law at temperature 1.
         top_k: Draft from so many of the head's most probable tokens only, renormalised; the declared law is the truncated one.
@@ -52,7 +54,7 @@ class ShapeDrafter(Drafter[LastState]):
     """
 
     target: SequenceModel
-    tree: TreeBuilder
+    tree: TreeBuilder = Chain(depth=1)
     head: ShapeHead | str | Path | None = None
     rules: SamplingRules | None = None
     top_k: int | None = None
