@@ -79,8 +79,8 @@ def load(
             for the built-in draft model beside the built-in target, and otherwise for none.
         drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`; `None` chooses `model` where there is a
             draft model, `head` or `shape` where there is a head, and `ngram` otherwise.
-        tree: Tree builder of a drafter that has laws; `None` takes a chain (of one token under a SHAPE head, otherwise of
-            three), or another tree where the verifier needs one.
+        tree: Tree builder of a drafter that has laws; `None` takes a chain, or another tree where the verifier needs one;
+            with a SHAPE head a chain for sampled requests and a few top tokens for greedy ones.
         verifier: Acceptance rule; `None` takes the one for the drafter's candidates: `target_walk` for deterministic ones,
             `single_draft` for one sampled candidate a node, recursive rejection for several.
         controller: How much to draft. Of several names a request may name one; the first serves those that name none.

@@ -12,6 +12,7 @@ from monge.core.proposal import Arbitrary, Deterministic, Iid
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import TokenTree
 from monge.draft.heads import ShapeDrafter
+from monge.draft.tree.by_request import ByRequest
 from monge.draft.tree.registry import TREES
 from monge.engine.parts import Parts
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
@@ -143,16 +144,37 @@ def test_plans_depths_and_steps_bound_the_tree() -> None:
     assert shape("chain(5)").capabilities.max_depth == 2
 
 
-def test_one_token_is_drafted_where_nobody_names_a_tree() -> None:
-    def tree(**settings: object) -> object:
-        made = make_parts(table(), head=random_head(table()), drafter="shape", **settings).drafter
-        assert isinstance(made, ShapeDrafter)
-        return made.tree
+def without_a_tree(**settings: object) -> Parts:
+    target = table()
+    return make_parts(target, head=random_head(target), drafter="shape", **settings)
 
-    assert tree() == tree(verifier="rrs") == TREES.parse("chain(1)")
-    assert tree(tree="chain(2)") == TREES.parse("chain(2)")
+
+def test_where_nobody_names_a_tree_greedy_requests_get_top_tokens_and_others_a_chain() -> None:
+    def tree(**settings: object) -> object:
+        drafter = without_a_tree(**settings).drafter
+        assert isinstance(drafter, ShapeDrafter)
+        return drafter.tree
+
+    default = ByRequest(TREES.parse("best_first(3, 1, 3, 1)"), TREES.parse("chain(2)"))
+    assert tree() == tree(verifier="rrs") == default
+    assert default.limits.proposes == {Deterministic, Iid}
+    assert tree(tree="chain(1)") == TREES.parse("chain(1)")
+    assert tree(verifier="single_draft") == TREES.parse("chain(3)")
     assert tree(verifier="greedy") == TREES.parse("fixed_width(children='greedy_plus_one')")
     assert tree(controller="fsm") == TREES.parse("chain(8)")
+    for temperature, num_nodes, kind in ((0.0, 3, Deterministic), (1.0, 2, Iid)):
+        drafter = without_a_tree().drafter
+        assert isinstance(drafter, ShapeDrafter)
+        made = drafted(drafter, (0, 1), rules=SamplingRules(temperature=temperature))
+        assert made.num_nodes == 1 + num_nodes
+        assert type(made.proposals[0]) is kind
+
+
+@pytest.mark.parametrize("temperature", [0, 0.7, 1])
+def test_lossless_with_the_default_tree(temperature: float) -> None:
+    case = Case(prompt=(0, 1), rules=SamplingRules(temperature=temperature))
+    found = output_law(without_a_tree, case)
+    assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
 
 
 def test_the_truncated_law_is_the_declared_one() -> None:

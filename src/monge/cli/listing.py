@@ -18,6 +18,7 @@ from monge.core.registry import Registry
 from monge.core.systematic import Systematic
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.by_request import ByRequest
 from monge.draft.tree.registry import TREES
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
@@ -61,6 +62,8 @@ def describe(registry: Registry[Any], name: str) -> dict[str, Any]:
 
 def _plain(value: object) -> object:
     """A default; a tree as a user writes it."""
+    if isinstance(value, ByRequest):
+        return f"{_plain(value.greedy)} where greedy, else {_plain(value.sampled)}"
     if isinstance(value, TreeBuilder):
         return f"{TREES.name_of(value)}{repr(value).removeprefix(type(value).__name__)}"
     return value

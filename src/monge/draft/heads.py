@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -18,6 +19,8 @@ from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
 from monge.draft.growth import Growth
 from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.best_first import BestFirst
+from monge.draft.tree.by_request import ByRequest
 from monge.draft.tree.chain import Chain
 from monge.heads.shape.checkpoint import built_in_head, load_head
 from monge.heads.shape.head import ShapeHead
@@ -25,6 +28,8 @@ from monge.heads.shape.steps import FirstStep, LaterStep
 
 LastState = Tensor | None
 """State of one request: the target's hidden state after the last token but one; `None` until it has been seen."""
+
+_DEFAULT_TREE: Final = ByRequest(BestFirst(num_nodes=3, depth=1, width=3, beam=1), Chain(depth=2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +44,9 @@ class ShapeDrafter(Drafter[LastState]):
     Args:
         target: The target, which must show its hidden states; it is asked to keep the last ones from now on.
         head: The head, or its folder; `None` takes the one that ships for the built-in target.
-        tree: Shape of the tree and how children are drawn; no deeper than the head's steps. By default one drawn token: every
-            further level costs what the first one does, and is reached less often.
+        tree: Shape of the tree and how children are drawn; no deeper than the head's steps. By default the three most probable
+            tokens for greedy requests and a chain of two for sampled ones, since every further level costs what the first one
+            does and is reached less often.
         rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the most probable tokens draw
             nothing and only rank, so they are built from the law at temperature 1.
         top_k: Draft from so many of the head's most probable tokens only, renormalised; the declared law is the truncated one.
@@ -54,7 +60,7 @@ class ShapeDrafter(Drafter[LastState]):
     """
 
     target: SequenceModel
-    tree: TreeBuilder = Chain(depth=1)
+    tree: TreeBuilder = _DEFAULT_TREE
     head: ShapeHead | str | Path | None = None
     rules: SamplingRules | None = None
     top_k: int | None = None
@@ -110,8 +116,8 @@ class ShapeDrafter(Drafter[LastState]):
                 context=context,
                 plan=plan,
                 draws=row_draws,
-                builder=self.tree,
-                rules=self._rules(context),
+                builder=(builder := self.tree.under(context.rules)),
+                rules=self._rules(context, builder),
                 network="shape head",
             )
             for context, plan, row_draws in zip(contexts, plans, draws, strict=True)
@@ -133,8 +139,8 @@ class ShapeDrafter(Drafter[LastState]):
         features = self._model.features(context.request_id)
         return before if features is None else features[-1:].to(self._head.probe.dtype)
 
-    def _rules(self, context: Context) -> SamplingRules:
-        only_ranks = self.tree.limits.proposes == {Deterministic}
+    def _rules(self, context: Context, builder: TreeBuilder) -> SamplingRules:
+        only_ranks = builder.limits.proposes == {Deterministic}
         rules = self.rules or (SamplingRules() if only_ranks else context.rules)
         return rules if self.top_k is None else rules.within_top(self.top_k)
 

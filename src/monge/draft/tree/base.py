@@ -9,6 +9,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.law import Law
 from monge.core.proposal import Proposal
+from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import GrowingTree, TokenTree
 
 
@@ -36,6 +37,10 @@ class TreeBuilder(ABC):
     @abstractmethod
     def limits(self) -> TreeLimits:
         """What it may produce."""
+
+    def under(self, rules: SamplingRules) -> "TreeBuilder":
+        """The builder for a request with these sampling rules: this one, unless it has several."""
+        return self
 
     @abstractmethod
     def expand(
