@@ -75,3 +75,21 @@ def test_a_short_text_after_a_long_one_has_a_short_cache():
     fresh = HfTreeModel(network("llama", max_position_embeddings=4096))
     fresh.open({0: short})
     torch.testing.assert_close(model.extend({0: BLOCK})[0], fresh.extend({0: BLOCK})[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2), (2, 3, 1)])
+def test_sequences_that_were_never_read_leave_no_trace(order: tuple[int, ...]) -> None:
+    """A draft model that rests opens texts without reading them: its cache has no rows for them yet."""
+    model, (text,) = HfTreeModel(network("llama")), prompts((5,), seed=2)
+    model.open({0: text})
+    model.open({1: (), 2: (), 3: ()})
+    for number in order:
+        model.close(number)
+    model.open({4: ()})
+    model.close(0)
+    model.append({4: text})
+    fresh = HfTreeModel(network("llama"))
+    fresh.open({4: text})
+    ours, theirs = model.extend({4: BLOCK}), fresh.extend({4: BLOCK})
+    torch.testing.assert_close(ours[4], theirs[4], rtol=1e-4, atol=1e-4)
+    model.check_integrity()

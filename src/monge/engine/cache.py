@@ -172,14 +172,18 @@ class TreeCache(Cache):
 
     def move_row(self, source: int, destination: int, num_columns: int) -> None:
         """Copy the first columns of a row over another row, whose own content is forgotten."""
+        if destination >= self._num_rows:
+            return  # neither was ever written to
         for slab in self._slabs:
             slab[:, destination] = 0
-            slab[:, destination, :, :num_columns] = slab[:, source, :, :num_columns]
+            if source < self._num_rows:
+                slab[:, destination, :, :num_columns] = slab[:, source, :, :num_columns]
 
     def clear_row(self, row: int) -> None:
         """Zero a row, so that whatever it held can never meet a later sequence."""
-        for slab in self._slabs:
-            slab[:, row] = 0
+        if row < self._num_rows:
+            for slab in self._slabs:
+                slab[:, row] = 0
 
     @property
     def capacity(self) -> int:
