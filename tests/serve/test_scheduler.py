@@ -1,7 +1,6 @@
 """The scheduler: the same text whoever shares the rounds, order, limits, ends."""
 
 import math
-import threading
 import time
 from collections import defaultdict
 
