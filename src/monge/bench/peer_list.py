@@ -53,7 +53,8 @@ def _counts(name: str, counts: tuple[int, ...], **fixed: object) -> tuple[Settin
 
 
 _CHAINS: Final = tuple({"tree": f"chain({depth})"} for depth in (4, 2, 6, 3))
-_OURS: Final = Method(candidates=(*_CHAINS, {"drafter": "ngram"}, {"drafter": "none"}, {"controller": "price"}), quick=2)
+_OURS: Final = Method(candidates=(*_CHAINS, {"drafter": "none"}, {"controller": "price"}), quick=2)
+_OUR_LOOKUP: Final = Method(candidates=tuple({"drafter": f"ngram(num_draft_tokens={count})"} for count in (3, 5, 10)), quick=2)
 _INT8_DRAFT: Final = tuple({"tree": f"chain({depth})", "draft_backend": "openvino(weights='int8')"} for depth in (3, 4, 2, 6))
 # A draft model of 8 bits first: a chain of the same length costs less with it, and the target's law stays the network's.
 _OURS_OPENVINO: Final = Method(candidates=(_INT8_DRAFT[0], _CHAINS[0], *_INT8_DRAFT[1:], *_OURS.candidates[1:]), quick=2)
@@ -63,7 +64,10 @@ _BIASED_VLLM: Final = "its CPU build verifies with uninitialised temperatures wh
 PEERS: Final = (
     Peer(
         name=OURS,
-        methods={"eager": _OURS, "compiled": _OURS, "openvino": _OURS_OPENVINO},
+        methods={
+            **{"eager": _OURS, "compiled": _OURS, "openvino": _OURS_OPENVINO},
+            **{f"{backend} lookup": _OUR_LOOKUP for backend in ("eager", "compiled", "openvino")},
+        },
     ),
     Peer(
         name=REFERENCE,

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
+from monge.engine.apart import apart
 from monge.engine.cache import TreeCache
 from monge.engine.compiled_export import Step, export_step
 from monge.engine.compiled_store import StoredProgram, find_program, program_key, scratch_folder, store_program
@@ -89,7 +90,7 @@ def compile_step(network: PreTrainedModel, notify: Notify, layers: tuple[int, ..
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer's and the compiler's own, about themselves
             compiled = _load_or_build(network, step_spec(network, layers), name, notify)
-            difference, bound = largest_difference(network, compiled), AGREEMENT[network.dtype]
+            difference, bound = apart(lambda: largest_difference(network, compiled)), AGREEMENT[network.dtype]
     except FAILURES as error:
         text = str(error).strip().splitlines() or [""]
         raise BackendError(f"{name} cannot be compiled: {type(error).__name__}: {text[0][:300]}") from error

@@ -18,6 +18,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
+from monge.engine.apart import apart
 from monge.engine.clock import now
 from monge.engine.loop import close_session, open_sessions, run_round
 from monge.engine.parts import Parts
@@ -57,7 +58,7 @@ def with_costs(parts: Parts, *, batch_sizes: Sequence[int], folder: Path | None 
     key = costs_key(parts)
     costs = None if folder is None else load_costs(folder, key)
     if costs is None:
-        costs = measure_costs(parts, batch_sizes=batch_sizes)
+        costs = apart(lambda: measure_costs(parts, batch_sizes=batch_sizes))
         if folder is not None:
             save_costs(costs, folder, key)
     return replace(parts, memory=Memory(costs))

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
+from monge.engine.apart import apart
 from monge.engine.cache import TreeCache
 from monge.engine.compiled_store import find_program, program_key, scratch_folder, store_program
 from monge.engine.network_facts import tree_obstacle
@@ -132,7 +133,7 @@ def openvino_step(network: PreTrainedModel, weights_kind: str, notify: Notify, l
             _set_weights(graph, network, weights_kind)
             title = "openvino" if weights_kind == "same" else f"openvino, {weights_kind} weights"
             step = OpenVinoStep(graph, spec, title, precision)
-            difference, bound = largest_difference(network, step), AGREEMENT[precision]
+            difference, bound = apart(lambda: largest_difference(network, step)), AGREEMENT[precision]
     except FAILURES as error:
         text = str(error).strip().splitlines() or [""]
         raise BackendError(f"{name} cannot run in OpenVINO: {type(error).__name__}: {' '.join(text)[:300]}") from error

@@ -1,4 +1,4 @@
-"""This library, for `worker.py`: the method is the backend, the settings are parts by name."""
+"""This library, for `worker.py`: the method names the backend, the settings are parts by name."""
 
 import warnings
 from typing import Any
@@ -19,7 +19,7 @@ class Engine:
         self.version = versions("monge")["monge"]
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # a backend that is not used would be measured under its name
-            self._decoder = load(target, **pair, **names, backend=method, dtype="float32")
+            self._decoder = load(target, **pair, **names, backend=method.removesuffix(" lookup"), dtype="float32")
 
     def generate(self, *, prompt_ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> tuple[int, ...]:
         """New tokens."""
