@@ -12,6 +12,7 @@ from monge.bench.peer_environments import environment, install, python_of
 from monge.bench.peer_list import OURS, PEERS, Method, Peer, peer_named
 from monge.bench.peer_process import Completion, PeerProcess
 from monge.bench.peer_report import peer_table
+from monge.bench.peer_workers.engine_monge import Engine
 from monge.bench.peers import PeerSettings, compare_peers
 from monge.core.errors import BackendError, OptionError
 
@@ -224,3 +225,13 @@ def test_the_settings_of_ours_are_parts_that_exist():
         for candidate in method.candidates:
             parts = ", ".join(f"{name}={value}" for name, value in candidate.items())
             assert named_arm(f"ours: {parts}").settings == candidate
+
+
+@pytest.mark.parametrize(("method", "drafter"), [("eager", "ModelDrafter"), ("eager lookup", "NgramDrafter")])
+def test_ours_drafts_as_its_method_says(tiny_paths, method, drafter):
+    (ours,) = (peer for peer in PEERS if peer.name == OURS)
+    target, draft = map(str, tiny_paths)
+    settings = dict(ours.methods[method].candidates[0])
+    engine = Engine(target=target, draft=draft, work="", threads=1, method=method, settings=settings)
+    assert type(engine._decoder.parts.drafter).__name__ == drafter
+    assert len(engine.generate(prompt_ids=[5, 6, 7], max_new_tokens=4, temperature=0.0, seed=0)) == 4

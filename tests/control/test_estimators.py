@@ -1,25 +1,20 @@
 """Estimators, windows and switches: what they recover, and that they are right where they must be."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monge.bench.control_simulation import World, speed
 from monge.control.base import CostModel, Memory
 from monge.control.calibration import Calibration, sequential_temperatures, sigmoid
 from monge.control.on_the_fly import OnTheFly, best_window, censored_acceptance
-from monge.control.price import Price
 from monge.control.q_learning import QLearning
 from monge.control.survival import DepthCounts, expected_tokens
-from monge.core.context import DraftPlan
 from monge.core.draws import TorchDraws
 from monge.core.reliability import calibration_error
 from monge.core.stopping import StopRule, logit
-from monge.core.verdict import StageTimes
 from tests.control.scripts import chain_round, memory_of
 
 
@@ -163,66 +158,6 @@ def test_a_shared_budget_may_not_look_ahead() -> None:
     assert not stop.draws(1, overlap)  # the same answer for either token
 
 
-def test_price_rests_doubles_and_returns() -> None:
-    controller, memory = Price(), memory_of(draft=0.3)
-    state, plain_runs, run = controller.init(memory), [], 0
-    for _ in range(700):
-        plan = controller.plan(state, draws())
-        run = run + 1 if plan.max_depth == 0 else 0
-        if run == 1:
-            plain_runs.append(0)
-        if run:
-            plain_runs[-1] = run
-        state = controller.update(state, chain_round(min(plan.max_depth or 0, 2), 0, plan=plan))
-    # A trial drafts one token for a good 0.32 plain forwards: every 65 tokens that is half a percent of the time.
-    assert plain_runs[:6] == [8, 16, 32, 64, 65, 65]
-    assert controller.init(memory).off_left > 0  # a new request begins where others gave up
-    good = replace(state, off_left=1)
-    for _ in range(30):
-        plan = controller.plan(good, draws())
-        window = min(plan.max_depth or 0, 4)
-        good = controller.update(good, chain_round(window, window, plan=plan))
-    assert good.off_left == 0
-    assert good.off_tokens == 0
-    assert controller.plan(good, draws()).max_depth != 0
-
-
-def test_price_is_never_much_slower_than_plain_decoding() -> None:
-    useless = World(regimes=(0.02,), noise=0.0, draft=0.3, node=0.1)
-    for confident in (True, False):
-        assert speed(Price(), useless, useless.rounds(600, draws()), draws(), confident=confident) > 0.97
-
-
-def best_fixed(world: World) -> float:
-    """Speed of the best fixed window, where positions do not deviate from their regime: all regimes are equally frequent."""
-    costs, speeds = world.costs(), []
-    for window in range(1, 13):
-        tokens = sum(expected_tokens((regime,) * window)[-1] for regime in world.regimes) / len(world.regimes)
-        speeds.append(tokens / costs.round_s(window))
-    return max(speeds)
-
-
-@pytest.mark.parametrize("acceptance", [0.5, 0.9])
-def test_price_on_steady_streams(acceptance: float) -> None:
-    world = World(regimes=(acceptance,), noise=0.0)
-    assert speed(Price(max_window=16), world, world.rounds(800, draws()), draws()) > 0.95 * best_fixed(world)
-
-
-def test_price_finds_short_stretches_that_pay() -> None:
-    """Rests that only grew would sleep through them; trials are as frequent as their share of the time allows."""
-    world = World(regimes=(0.02, 0.02, 0.02, 0.8), switch_prob=0.02)
-    rounds = list(world.rounds(1500, draws()))
-    sleepy = Price(max_window=16, probe_share=1e-6)
-    assert speed(Price(max_window=16), world, rounds, draws()) > 1.1 * speed(sleepy, world, rounds, draws())
-
-
-@pytest.mark.slow
-def test_price_on_changing_streams() -> None:
-    """The four regimes; `monge bench control` runs it for longer."""
-    world = World()
-    assert speed(Price(max_window=16), world, world.rounds(2000, draws()), draws()) > 1.15 * best_fixed(world)
-
-
 def test_q_learning_does_not_settle_on_one_token() -> None:
     memory = Memory(CostModel.linear(plain=1.0, node=0.0, draft=0.02))
     controller, source = QLearning(windows=(1, 4)), draws()
@@ -233,164 +168,3 @@ def test_q_learning_does_not_settle_on_one_token() -> None:
         chosen.append(window)
         state = controller.update(state, chain_round(window, accepted_of(window, 0.8, source), plan=plan))
     assert chosen[-500:].count(4) > 400
-
-
-def test_rests_are_longer_where_a_drafter_has_much_to_catch_up_with() -> None:
-    def longest(catch_up_s: float) -> int:
-        controller, memory = Price(), memory_of(draft=0.3)
-        assert memory.costs is not None
-        memory.costs.catch_up_s = catch_up_s
-        state = controller.init(memory)
-        for _ in range(400):
-            plan = controller.plan(state, draws())
-            state = controller.update(state, chain_round(min(plan.max_depth or 0, 2), 0, plan=plan))
-        return state.off_tokens
-
-    assert longest(0.64) == pytest.approx(3 * longest(0.0), abs=4)
-
-
-def short_request(controller: Price, memory: Memory, accepted: int, num_tokens: int = 40) -> list[int]:
-    """The windows of a request of some tokens whose rounds have so many accepted, as far as they draft."""
-    state, windows, length = controller.init(memory), [], 0
-    while length < num_tokens:
-        plan = controller.plan(state, draws())
-        window = min(4, plan.max_depth or 0)
-        record = chain_round(window, min(accepted, window), plan=plan, context_length=length)
-        state, length = controller.update(state, record), length + len(record.token_ids)
-        windows.append(window)
-    return windows
-
-
-def test_short_requests_rest_together() -> None:
-    """A rest that is longer than every request ends all the same, once that many tokens have been decoded."""
-    controller, memory = Price(), memory_of(draft=0.3)
-    while memory.notes.get("price") is None or memory.notes["price"].off_tokens < 64:
-        short_request(controller, memory, 0, num_tokens=400)
-    resting = [short_request(controller, memory, 4) for _ in range(12)]
-    assert set(resting[0]) == {0}
-    assert max(resting[-1]) > 0
-    assert sum(resting[-1]) > 20
-
-
-def test_two_bad_rounds_do_not_outweigh_good_requests() -> None:
-    controller, memory = Price(), memory_of(draft=0.5)
-    for _ in range(5):
-        short_request(controller, memory, 4)
-    state = controller.init(memory)
-    for _ in range(2):
-        plan = controller.plan(state, draws())
-        assert plan.max_depth != 0
-        state = controller.update(state, chain_round(4, 0, plan=plan))
-    assert controller.plan(state, draws()).max_depth != 0
-
-
-def batch_of(memory: Memory, accepted: list[int]) -> list[DraftPlan]:
-    """Plans of a batch after ten rounds in which request i had `accepted[i]` of four tokens accepted."""
-    controller = Price()
-    states = [controller.init(memory) for _ in accepted]
-    for _ in range(10):
-        rounds = [chain_round(4, count, plan=DraftPlan(max_depth=4), batch_size=len(accepted)) for count in accepted]
-        states = [controller.update(state, one) for state, one in zip(states, rounds, strict=True)]
-    return controller.plan_many(states, [draws()] * len(states))
-
-
-def test_one_easy_text_does_not_hold_up_a_batch() -> None:
-    """A drafted level takes as long for one request as for eight: one that is sure to gain a token costs the others seven."""
-    costs = {batch: {0: 1.0, 8: 2.6} for batch in (1, 8)}
-    memory = Memory(CostModel(verify_s=costs, draft_s={batch: {0: 0.0, 8: 1.6} for batch in (1, 8)}, learns=False))
-    assert {plan.max_depth for plan in batch_of(memory, [4] + [0] * 7)} == {0}
-    controller = Price()
-    states, depths = [controller.init(memory) for _ in range(8)], []
-    for _ in range(190):
-        plans = controller.plan_many(states, [draws()] * 8)
-        depths.append({plan.max_depth for plan in plans})
-        rounds = [chain_round(plan.max_depth or 0, 0, plan=plan, batch_size=8) for plan in plans]
-        states = [controller.update(state, one) for state, one in zip(states, rounds, strict=True)]
-    # All together, to learn: what a trial costs is half a percent of so many plain rounds, at first two percent.
-    tried = [number for number, depth in enumerate(depths) if depth != {0}]
-    assert tried == [26, 112]
-    assert controller.rests(memory, 8)
-    assert not controller.rests(Memory(memory.costs), 8)
-    memory.notes.clear()
-    assert batch_of(memory, [4])[0].max_depth == 8
-    memory.notes.clear()
-    assert all(plan.max_depth != 0 for plan in batch_of(memory, [4] * 8))
-
-
-def test_a_batch_that_drafts_decodes_plainly_now_and_then() -> None:
-    controller, memory = Price(), memory_of(draft=0.01, node=0.0)
-    states, depths = [controller.init(memory) for _ in range(2)], []
-    for _ in range(70):
-        plans = controller.plan_many(states, [draws()] * 2)
-        depths.append({plan.max_depth for plan in plans})
-        rounds = [chain_round(plan.max_depth or 0, plan.max_depth or 0, plan=plan, batch_size=2) for plan in plans]
-        states = [controller.update(state, one) for state, one in zip(states, rounds, strict=True)]
-    assert [number for number, depth in enumerate(depths) if depth == {0}] == [3, 35, 67]
-
-
-def crowd(memory: Memory, *, num_rows: int, accepted: list[int], rounds: int = 10) -> DraftPlan:
-    """The plan of the first of some requests that draft, in a batch of `num_rows`, after some rounds."""
-    assert memory.costs is not None
-    memory.costs.batch_size = num_rows
-    controller = Price()
-    states = [controller.init(memory) for _ in accepted]
-    for _ in range(rounds):
-        ones = [chain_round(4, count, plan=DraftPlan(max_depth=4), batch_size=num_rows) for count in accepted]
-        states = [controller.update(state, one) for state, one in zip(states, ones, strict=True)]
-    return controller.plan_many(states, [draws()] * len(states))[0]
-
-
-def batch_memory(*, per_row: float = 0.1, learns: bool = False) -> Memory:
-    """Rounds of one and of eight requests; a drafted level costs a fifth of a plain round, whatever the batch."""
-    verify = {batch: {0: 1.0 + per_row * (batch - 1), 8: 1.8 + per_row * (batch - 1)} for batch in (1, 8)}
-    return Memory(CostModel(verify_s=verify, draft_s={batch: {0: 0.0, 8: 0.8} for batch in (1, 8)}, learns=learns))
-
-
-def test_one_request_that_drafts_counts_those_that_do_not() -> None:
-    """Alone its four tokens a round pay; in a batch whose others write a token a round, all wait for them."""
-    assert crowd(batch_memory(), num_rows=1, accepted=[4]).max_depth == 8
-    assert crowd(batch_memory(), num_rows=8, accepted=[4]).max_depth == 0
-
-
-def test_a_batch_is_done_when_its_slowest_request_is() -> None:
-    """Seven easy texts and a hard one: what they gain is lost again while it goes on alone, unless others wait."""
-    mixed = [4] * 7 + [0]
-    assert crowd(batch_memory(per_row=0.01), num_rows=8, accepted=mixed).max_depth == 0
-    busy = batch_memory(per_row=0.01)
-    assert busy.costs is not None
-    busy.costs.num_waiting = 3
-    assert crowd(busy, num_rows=8, accepted=mixed).max_depth != 0
-    assert crowd(batch_memory(per_row=0.01), num_rows=8, accepted=[4] * 8).max_depth != 0
-
-
-def test_measured_rates_switch_a_batch_off() -> None:
-    """The table promises cheap drafts; rounds that draft take three times as long as plain ones, for two tokens each."""
-    memory, controller = batch_memory(learns=True), Price()
-    assert memory.costs is not None
-    memory.costs.batch_size = 8
-    plain_s = memory.costs.verify_s(0, 8, 0)
-    states, depths = [controller.init(memory) for _ in range(8)], []
-    for _ in range(7):
-        plans = controller.plan_many(states, [draws()] * 8)
-        depths.append(plans[0].max_depth or 0)
-        times = StageTimes(total_s=plain_s * (3.0 if depths[-1] else 1.0))
-        ones = [chain_round(min(depths[-1], 1), min(depths[-1], 1), plan=plan, batch_size=8, times=times) for plan in plans]
-        states = [controller.update(state, one) for state, one in zip(states, ones, strict=True)]
-    assert depths[0] > 0
-    assert depths[1:] == [0] * 6
-
-
-def test_who_is_left_alone_rests_unless_it_pays() -> None:
-    for accepted in (0, 4):
-        controller, memory = Price(), batch_memory()
-        assert memory.costs is not None
-        memory.costs.batch_size = 8
-        state = controller.init(memory)
-        for _ in range(6):
-            state = controller.update(state, chain_round(4, accepted, plan=DraftPlan(max_depth=4), batch_size=8))
-        memory.costs.batch_size = 1
-        plan = controller.plan(state, draws())
-        assert (plan.max_depth == 0) == (accepted == 0)
-        if not accepted:
-            state = controller.update(state, chain_round(0, 0, plan=plan))
-            assert state.off_left == controller.first_off

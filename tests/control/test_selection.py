@@ -1,7 +1,6 @@
 """Choosing between drafters: weights, price, delayed and partial feedback, the linear model, and the law of the text."""
 
 import itertools
-import math
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ from monge.control.ada_hedge import AdaHedge
 from monge.control.base import CostModel, Memory
 from monge.control.hedge import Hedge, HedgeState
 from monge.control.linear_selection import LinearSelection
-from monge.control.prompt_features import FEATURES
-from monge.control.ridge import Ridge
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError
@@ -47,36 +44,6 @@ def seen(drafter: str, position: int, *factors: float, num_nodes: int = 4) -> Hi
 def round_of(drafter: str, position: int, accepted: int, window: int, *hindsight: Hindsight) -> Any:
     plan = DraftPlan(max_depth=window, drafter=drafter)
     return chain_round(window, accepted, plan=plan, drafter=drafter, context_length=position, hindsight=hindsight)
-
-
-# Weights.
-
-
-@pytest.mark.parametrize("pattern", ["one is best", "alternating", "the best changes"])
-def test_regret_stays_below_the_bound(pattern: str) -> None:
-    """Synthetic drafters with losses in [0, 1]: de Rooij et al., Theorem 8, with V <= T / 4."""
-    rounds, weights, spent = 400, AdaHedge((0.0, 0.0, 0.0)), 0.0
-    sums = [0.0, 0.0, 0.0]
-    for number in range(rounds):
-        losses = {
-            "one is best": (0.5, 0.4 + 0.2 * (number % 2), 0.9),
-            "alternating": (float(number % 2), float((number + 1) % 2), 0.5),
-            "the best changes": (float(number >= 200), float(number < 200), 0.6),
-        }[pattern]
-        spent += math.fsum(weight * loss for weight, loss in zip(weights.weights, losses, strict=True))
-        sums = [total + loss for total, loss in zip(sums, losses, strict=True)]
-        weights = weights.update(losses)
-        assert math.isclose(sum(weights.weights), 1.0)
-    bound = math.sqrt(rounds * math.log(3)) + 4 / 3 * math.log(3) + 2
-    assert spent - min(sums) <= bound
-    assert bound < 0.1 * rounds + 5  # the bound says something
-
-
-def test_forgetting_follows_a_change() -> None:
-    weights = AdaHedge((0.0, 0.0))
-    for number in range(300):
-        weights = weights.update((1.0, 0.0) if number < 200 else (0.0, 1.0), 0.95)
-    assert weights.weights[0] > 0.9
 
 
 # Estimates.
@@ -215,35 +182,6 @@ def test_a_request_whose_drafter_failed_goes_on() -> None:
 
 
 # The linear model.
-
-
-def test_recursive_ridge_equals_the_solution_of_the_normal_equations() -> None:
-    import torch
-
-    examples = [((1.0, 0.5 * k, float(k % 3)), 0.3 * k - 1.0, 1.0 + k % 2) for k in range(12)]
-    ridge = Ridge.empty(3, 2.0)
-    for features, value, weight in examples:
-        ridge = ridge.update(features, value, weight)
-    x = torch.tensor([one[0] for one in examples], dtype=torch.float64)
-    y, w = (torch.tensor([one[place] for one in examples], dtype=torch.float64) for place in (1, 2))
-    matrix = 2.0 * torch.eye(3, dtype=torch.float64) + x.T @ (w[:, None] * x)
-    assert ridge.coefficients == pytest.approx(torch.linalg.solve(matrix, x.T @ (w * y)).tolist())
-    at = torch.tensor((1.0, 2.0, 0.0), dtype=torch.float64)
-    assert ridge.width((1.0, 2.0, 0.0)) == pytest.approx(float((at @ matrix.inverse() @ at).sqrt()))
-
-
-def test_features_of_prompts() -> None:
-    def features(**known: Any) -> dict[str, float]:
-        return {name: feature(PromptProfile(**known)) for name, feature in FEATURES.items()}
-
-    nothing = dict.fromkeys(FEATURES, 0.0)
-    assert features(token_ids=(7,)) == nothing | {"length": math.log(2) / 8}
-    repeated = features(token_ids=(1, 2, 1, 2, 1, 2))
-    assert repeated["repeated_pairs"] == pytest.approx(3 / 5)
-    assert repeated["repeated_quadruples"] == pytest.approx(1 / 3)
-    told = features(token_ids=(7,), text="x = f(10) # é", surprisal=4.0, entropy=math.inf)
-    assert (told["surprisal"], told["entropy"]) == (0.5, 2.0)
-    assert (told["digits"], told["code"], told["foreign"]) == pytest.approx((2 / 13, 4 / 13, 1 / 13))
 
 
 def test_the_prompt_chooses_who_begins() -> None:

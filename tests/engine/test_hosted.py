@@ -1,6 +1,5 @@
 """Small modules in the backend of a network: the numbers of the module itself, or the module itself with a reason."""
 
-import importlib.util
 import shutil
 import warnings
 from functools import partial
@@ -18,7 +17,7 @@ from monge.engine.loading import as_sequence_model
 from monge.engine.network_facts import OutputLayer
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.heads.shape.steps import FirstStep, LaterStep
-from tests.engine.compiling import shared_programs
+from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import COMMON, network, prompts
 
 LARGEST_DIFFERENCE = 5e-5
@@ -27,10 +26,6 @@ HIDDEN = COMMON["hidden_size"]
 MAKERS = {"compiled": compiled_module.compile_module, "openvino": openvino_module.openvino_module}
 MODULES = {"compiled": compiled_module, "openvino": openvino_module}
 BUILD = {"compiled": "_build", "openvino": "_export"}
-REASON = {
-    "compiled": None if any(map(shutil.which, ("c++", "g++", "clang++"))) else "there is no C++ compiler",
-    "openvino": None if importlib.util.find_spec("openvino") is not None else "openvino is not installed",
-}
 
 
 def target():
@@ -67,8 +62,7 @@ def rows(count, *widths, seed=1):
 def backend(request, tmp_path_factory):
     """A backend whose programs for these tests are made once a run."""
     name = request.param
-    if REASON[name] is not None:
-        pytest.skip(REASON[name])
+    require(name)
 
     def make(module):
         return MAKERS[name](silent, module, rows(1, *widths(module)))

@@ -1,7 +1,5 @@
 """Hidden states from the steps of fast backends: those of the network, and heads draft from them as they do on eager steps."""
 
-import importlib.util
-import shutil
 import warnings
 from functools import partial
 
@@ -19,7 +17,7 @@ from monge.engine.openvino import OpenVinoStep, openvino_step
 from monge.engine.step import StepOutput
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from tests.engine.compiling import shared_programs
+from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import COMMON, VOCAB, network, prompts
 from tests.heads.readers.published import eagle
 
@@ -28,10 +26,6 @@ LARGEST_DIFFERENCE = 5e-5
 ALL, LAST = (0, 1, 2), (2,)
 STEPS = {"compiled": CompiledStep, "openvino": OpenVinoStep}
 MAKERS = {"compiled": compile_step, "openvino": partial(openvino_step, weights_kind="same")}
-REASON = {
-    "compiled": None if any(map(shutil.which, ("c++", "g++", "clang++"))) else "there is no C++ compiler",
-    "openvino": None if importlib.util.find_spec("openvino") is not None else "openvino is not installed",
-}
 
 
 def target():
@@ -42,8 +36,7 @@ def target():
 def backend(request, tmp_path_factory):
     """A backend whose programs for these tests are made once a run."""
     name = request.param
-    if REASON[name] is not None:
-        pytest.skip(REASON[name])
+    require(name)
 
     def make(layers):
         return MAKERS[name](target(), notify=lambda _: None, layers=layers)

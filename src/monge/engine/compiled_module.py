@@ -13,6 +13,7 @@ from torch.export import Dim
 
 from monge.core.errors import BackendError
 from monge.core.model import Forward
+from monge.engine.apart import apart
 from monge.engine.compiled import AGREEMENT, FAILURES, OPTIONS
 from monge.engine.compiled_store import StoredProgram, find_program, module_key, scratch_folder, store_program
 from monge.engine.module_export import export_module, module_difference
@@ -57,7 +58,7 @@ def compile_module(notify: Notify, module: torch.nn.Module, like: Sequence[Tenso
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer's and the compiler's own, about themselves
             program = _load_or_build(_laid_out(module), like, name, notify)
-            difference, bound = module_difference(module, program, like), AGREEMENT[like[0].dtype]
+            difference, bound = apart(lambda: module_difference(module, program, like)), AGREEMENT[like[0].dtype]
     except FAILURES as error:
         text = str(error).strip().splitlines() or [""]
         raise BackendError(f"{name} cannot be compiled: {type(error).__name__}: {text[0][:300]}") from error

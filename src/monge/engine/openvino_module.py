@@ -11,6 +11,7 @@ from torch.export import Dim
 
 from monge.core.errors import BackendError
 from monge.core.model import Forward
+from monge.engine.apart import apart
 from monge.engine.compiled_store import module_key
 from monge.engine.module_export import export_module, module_difference
 from monge.engine.openvino import AGREEMENT, FAILURES, load_or_export, openvino_version, runtime_options
@@ -89,7 +90,7 @@ def openvino_module(notify: Notify, module: torch.nn.Module, like: Sequence[Tens
             graph = load_or_export(key, name, notify, lambda: _export(module, like))
             _complete(graph, module, like)
             program = OpenVinoModule(graph)
-            difference, bound = module_difference(module, program, like), AGREEMENT["f32"]
+            difference, bound = apart(lambda: module_difference(module, program, like)), AGREEMENT["f32"]
     except FAILURES as error:
         text = str(error).strip().splitlines() or [""]
         raise BackendError(f"{name} cannot run in OpenVINO: {type(error).__name__}: {' '.join(text)[:300]}") from error
