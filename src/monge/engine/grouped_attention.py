@@ -25,10 +25,14 @@ def _grouped_attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The host's `sdpa` without its copies of keys and values: heads that share keys are further queries of one head."""
+    """The host's `sdpa` without its copies of keys and values: heads that share keys are further queries of one head.
+
+    The few queries are scaled here: a backend that takes attention apart would scale all keys.
+    """
     batch, heads, nodes, size = query.shape
     shared = key.shape[1]
-    queries = query.reshape(batch, shared, heads // shared * nodes, size)
+    scaled = query * (size**-0.5 if scaling is None else scaling)
+    queries = scaled.reshape(batch, shared, heads // shared * nodes, size)
     mask = attention_mask.repeat(1, 1, heads // shared, 1)
-    attended = torch.nn.functional.scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=scaling)
+    attended = torch.nn.functional.scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=1.0)
     return attended.reshape(batch, heads, nodes, value.shape[-1]).transpose(1, 2).contiguous(), None

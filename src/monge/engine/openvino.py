@@ -21,11 +21,13 @@ from monge.engine.compiled_store import find_program, program_key, scratch_folde
 from monge.engine.network_facts import tree_obstacle
 from monge.engine.openvino_buffers import Buffers
 from monge.engine.openvino_export import export_graph, weights
-from monge.engine.openvino_weights import constant, linear_weights
+from monge.engine.openvino_paths import run_as_language_model
+from monge.engine.openvino_products import Held, place_weights
+from monge.engine.openvino_weights import linear_weights
 from monge.engine.step import Notify, StepOutput, StepSpec
 from monge.engine.step_check import largest_difference, step_spec
 
-_FORMAT: Final = "openvino graph 1"  # raised whenever the traced graph, its inputs or the file change
+_FORMAT: Final = "openvino graph 2"  # raised whenever the traced graph, its inputs or the file change
 AGREEMENT: Final = {"f32": 1e-4, "bf16": 0.1}
 """Largest difference to the network's own logits, as a share of the largest logit, by type of arithmetic."""
 FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, OSError, ImportError)
@@ -131,6 +133,7 @@ def openvino_step(network: PreTrainedModel, weights_kind: str, notify: Notify, l
             what = f"{name} with its hidden states" if layers else name
             graph = load_or_export(key, what, notify, lambda: export_graph(network, spec))
             _set_weights(graph, network, weights_kind)
+            run_as_language_model(graph)
             title = "openvino" if weights_kind == "same" else f"openvino, {weights_kind} weights"
             step = OpenVinoStep(graph, spec, title, precision)
             difference, bound = apart(lambda: largest_difference(network, step)), AGREEMENT[precision]
@@ -241,11 +244,8 @@ def _set_weights(graph: Any, network: PreTrainedModel, kind: str) -> None:
     """Put the network's weights in the place of the graph's last inputs."""
     named, linear = weights(network), linear_weights(network)
     tensors = network.state_dict(keep_vars=True)
-    for parameter, (name, tensor) in zip(graph.get_parameters()[-len(named) :], named.items(), strict=True):
-        node = constant(tensor, kind if id(tensors[name]) in linear else "same")
-        parameter.output(0).replace(node.output(0))
-        graph.remove_parameter(parameter)
-    graph.validate_nodes_and_infer_types()
+    kinds = {name: kind if id(tensors[name]) in linear else "same" for name in named}
+    place_weights(graph, [Held(tensor=tensor, kind=kinds[name]) for name, tensor in named.items()])
 
 
 def _has_bfloat16() -> bool:

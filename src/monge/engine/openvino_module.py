@@ -16,7 +16,8 @@ from monge.engine.compiled_store import module_key
 from monge.engine.module_export import export_module, module_difference
 from monge.engine.openvino import AGREEMENT, FAILURES, load_or_export, openvino_version, runtime_options
 from monge.engine.openvino_export import weights
-from monge.engine.openvino_weights import constant
+from monge.engine.openvino_paths import run_as_language_model
+from monge.engine.openvino_products import Held, place_weights
 from monge.engine.step import Notify
 
 _FORMAT: Final = "openvino module 1"  # raised whenever what is traced, or the file, change
@@ -89,6 +90,7 @@ def openvino_module(notify: Notify, module: torch.nn.Module, like: Sequence[Tens
             key = module_key(module, like, _FORMAT, openvino_version())
             graph = load_or_export(key, name, notify, lambda: _export(module, like))
             _complete(graph, module, like)
+            run_as_language_model(graph)
             program = OpenVinoModule(graph)
             difference, bound = apart(lambda: module_difference(module, program, like)), AGREEMENT["f32"]
     except FAILURES as error:
@@ -122,10 +124,6 @@ def _complete(graph: Any, module: torch.nn.Module, like: Sequence[Tensor]) -> No
     """Put the weights in the place of the graph's last inputs, and the widths of the others that the converter forgets."""
     import openvino
 
-    parameters, named = graph.get_parameters(), weights(module)
-    for parameter, tensor in zip(parameters[len(like) :], named.values(), strict=True):
-        parameter.output(0).replace(constant(tensor, "same").output(0))
-        graph.remove_parameter(parameter)
-    for parameter, tensor in zip(parameters, like, strict=False):
+    for parameter, tensor in zip(graph.get_parameters(), like, strict=False):
         parameter.set_partial_shape(openvino.PartialShape([-1, tensor.shape[1]]))
-    graph.validate_nodes_and_infer_types()
+    place_weights(graph, [Held(tensor=tensor, kind="same") for tensor in weights(module).values()])

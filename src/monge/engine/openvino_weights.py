@@ -46,13 +46,14 @@ def linear_weights(network: PreTrainedModel) -> dict[int, Tensor]:
     return {id(module.weight): module.weight.detach() for module in maps}
 
 
-def constant(tensor: Tensor, weights: str) -> Any:
+def constant(tensor: Tensor, weights: str, *, is_copied: bool = False) -> Any:
     """A node of an OpenVINO graph with these values.
 
     Args:
         tensor: Values that weights of this kind can hold.
         weights: One of `WEIGHTS`. With `same`, a matrix whose numbers all have 16 bits is held in 16 bits: a step of few nodes
             lasts as long as reading the weights does. Any other shares its memory.
+        is_copied: Share none: a constant that shares memory does not keep it alive.
     """
     import openvino
     from openvino import opset13
@@ -61,12 +62,11 @@ def constant(tensor: Tensor, weights: str) -> Any:
     if narrow is not None:
         kind = openvino.Type.bf16 if narrow == torch.bfloat16 else openvino.Type.f16
         bits = openvino.Tensor(tensor.to(narrow).view(torch.int16).numpy(), list(tensor.shape), kind)
-        # Copied: a constant that shares memory does not keep it alive.
         widened = opset13.convert(opset13.constant(bits, shared_memory=False), openvino.Type.f32)
         widened.get_rt_info()["decompression_0"] = ""  # unmarked, the runtime would widen the matrix once and for all
         return widened
     if weights == "same":
-        return opset13.constant(tensor.numpy(), shared_memory=tensor.is_contiguous())
+        return opset13.constant(tensor.numpy(), shared_memory=tensor.is_contiguous() and not is_copied)
     scale = _scale(tensor)
     codes = opset13.constant((tensor / scale).round().to(torch.int8).numpy())
     return opset13.multiply(opset13.convert(codes, openvino.Type.f32), opset13.constant(scale.numpy()))
