@@ -95,6 +95,31 @@ def test_long_texts_are_learnt_apart_and_plain_rounds_too() -> None:
     assert verifying == sorted(verifying)
 
 
+@pytest.mark.parametrize("drafts_before", [0, 1, 5])
+def test_what_was_measured_on_a_busy_machine_does_not_stay_dear_unseen(drafts_before: int) -> None:
+    """Costs of a busy machine, then rounds of a quiet one, all but the first of them plain: drafting got cheaper as well."""
+    costs = table(verify_s={1: {0: 3.0, 4: 4.2}}, draft_s={1: {0: 0.0, 4: 1.2}})
+    for _ in range(drafts_before):
+        costs.observe(timing(4, 4.2, depth=4, draft_s=1.2))
+    for _ in range(100):
+        costs.observe(timing(0, 1.0))
+    assert costs.verify_s(0, 1, 0) == pytest.approx(1.0, rel=0.05)
+    assert costs.verify_s(4, 1, 0) == pytest.approx(1.4, rel=0.3)
+    assert costs.draft_s(4) == pytest.approx(0.4, rel=0.5)
+
+
+def test_rounds_that_are_met_go_by_themselves() -> None:
+    """Plain rounds get three times faster and the others do not; both are met again and again."""
+    costs = table()
+    for _ in range(40):
+        costs.observe(timing(0, 0.4))
+        for _ in range(2):
+            costs.observe(timing(4, 1.4, depth=4, draft_s=0.4))
+    assert costs.verify_s(0, 1, 0) == pytest.approx(0.4, rel=0.1)
+    assert costs.verify_s(4, 1, 0) == pytest.approx(1.4, rel=0.1)
+    assert costs.draft_s(4) == pytest.approx(0.4, rel=0.1)
+
+
 def test_reading_missed_text_is_no_cost_of_the_draft() -> None:
     costs = table()
     for _ in range(10):

@@ -2,27 +2,18 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from types import MappingProxyType
 from typing import Any, Final
 
+from monge.control.cost_pace import Pace
+from monge.control.cost_table import Table, checked, correct, interpolated, make_isotonic, row_of, scale
 from monge.core.errors import OptionError
 from monge.core.verdict import RoundTiming
 
-_OWN_RATE: Final = 0.12
-"""Share of a log-ratio measured / predicted that the observed entry takes over: a wrong entry is half mended in six rounds."""
-_DRIFT_RATE: Final = 0.04
-"""Share that all other entries take over: a machine that slows down does so for every size."""
 _CATCH_UP_RATE: Final = 0.3
 """Share of a difference that the running time of catching up takes over."""
-_LARGEST_RATIO: Final = 0.4
-"""Largest log-ratio that one round may show: a round during which the machine was busy elsewhere is no news about its cost."""
-_LARGEST_NEWS: Final = 1.5
-"""The same for texts of some length."""
-
-Table = Mapping[int, Mapping[int, float]]
-"""Seconds by batch size and by a number of tokens or levels."""
 
 
 class CostModel:
@@ -61,18 +52,18 @@ class CostModel:
         learns: bool = True,
         drafters: Mapping[str, tuple[Table, Sequence[int]]] = MappingProxyType({}),
     ) -> None:
-        self._verify = _checked("verify_s", verify_s, may_be_zero=False)
-        self._draft = _checked("draft_s", draft_s, may_be_zero=True)
+        self._verify = checked("verify_s", verify_s, may_be_zero=False)
+        self._draft = checked("draft_s", draft_s, may_be_zero=True)
         plain_context_s = context_s if plain_context_s is None else plain_context_s
         for name, seconds in (("context_s", context_s), ("plain_context_s", plain_context_s)):
             if not (math.isfinite(seconds) and seconds >= 0.0):
                 raise OptionError(f"costs: {name} must be a number >= 0; got {seconds}")
         self.context_s, self.plain_context_s, self.base_context = float(context_s), float(plain_context_s), base_context
-        self._by_context: dict[tuple[bool, int, int], tuple[float, int]] = {}  # log of measured / predicted, and rounds
+        self._pace = Pace()
         self.graph_sizes, self.nodes, self.learns = tuple(sorted(graph_sizes)), tuple(nodes), learns
         self.batch_size, self.context_length, self.num_rounds = 1, base_context, 0
         self._drafters = {
-            name: (_checked(f"draft_s of {name}", seconds, may_be_zero=True), tuple(its_nodes))
+            name: (checked(f"draft_s of {name}", seconds, may_be_zero=True), tuple(its_nodes))
             for name, (seconds, its_nodes) in drafters.items()
         }
         self.num_waiting = 0
@@ -81,7 +72,7 @@ class CostModel:
         """Seconds of late that a drafter needed after a rest to read the text that it had missed."""
         self._rested: set[str | None] = set()  # drafters that have text to read before they draft again
         for row in self._verify.values():
-            _make_isotonic(row)
+            make_isotonic(row)
 
     @classmethod
     def linear(cls, *, plain: float, node: float, draft: float, learns: bool = False) -> "CostModel":
@@ -101,12 +92,12 @@ class CostModel:
 
     def verify_s(self, num_nodes: int, batch_size: int = 1, context_length: int | None = None) -> float:
         """Seconds of a round without its drafting."""
-        base = _interpolated(self._verify, batch_size, self._padded(num_nodes))
+        base = interpolated(self._verify, batch_size, self._padded(num_nodes))
         return self._in_context(base, num_nodes > 0, batch_size, context_length)
 
     def draft_s(self, depth: int, batch_size: int = 1) -> float:
         """Seconds of drafting."""
-        return _interpolated(self._draft, batch_size, depth)
+        return interpolated(self._draft, batch_size, depth)
 
     def round_s(self, depth: int, batch_size: int = 1, context_length: int | None = None) -> float:
         """Seconds of a round whose plan has some depth; 0 is plain decoding."""
@@ -116,8 +107,8 @@ class CostModel:
     def levels_s(self, deepest: int, batch_size: int = 1, context_length: int | None = None) -> tuple[list[float], list[float]]:
         """Seconds of drafting, and of all else, in rounds whose plans have the depths 0 to `deepest`: one look at the table."""
         sizes = [self._padded(self.nodes_at(depth)) for depth in range(deepest + 1)]
-        drafting = [0.0, *_row(self._draft, batch_size, range(1, deepest + 1))]
-        plain, *others = _row(self._verify, batch_size, sizes)
+        drafting = [0.0, *row_of(self._draft, batch_size, range(1, deepest + 1))]
+        plain, *others = row_of(self._verify, batch_size, sizes)
         plain = self._in_context(plain, False, batch_size, context_length)
         return drafting, [plain, *(max(plain, self._in_context(one, True, batch_size, context_length)) for one in others)]
 
@@ -140,18 +131,18 @@ class CostModel:
         if not self.learns:
             return
         predicted = self.verify_s(timing.num_nodes, timing.batch_size, timing.context_length)
-        _correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), timing.rest_s, predicted)
-        kind = _kind(timing.num_nodes > 0, timing.batch_size, timing.context_length)
-        known, count = self._by_context.get(kind, (0.0, 0))
-        share = max(_OWN_RATE, 1.0 / (1 + count))  # a mean of the first rounds: the slopes may be far off
-        self._by_context[kind] = known + share * _log_ratio(timing.rest_s, predicted, _LARGEST_NEWS), count + 1
+        correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), timing.rest_s, predicted)
+        kind = timing.num_nodes > 0, timing.batch_size, timing.context_length
+        dearer = self._pace.learn(*kind, timing.rest_s, predicted)
+        for own in (self._draft, *(own for own, _ in self._drafters.values())):
+            scale(own, dearer)
         for row in self._verify.values():
-            _make_isotonic(row)
+            make_isotonic(row)
         if timing.depth > 0:
             table, _ = self._drafters.get(timing.drafter or "", (self._draft, self.nodes))
-            expected = _interpolated(table, timing.batch_size, timing.depth)
+            expected = interpolated(table, timing.batch_size, timing.depth)
             if timing.drafter not in self._rested:
-                _correct(table, timing.batch_size, timing.depth, timing.draft_s, expected)
+                correct(table, timing.batch_size, timing.depth, timing.draft_s, expected)
             elif math.isfinite(timing.draft_s):
                 # After a rest a drafter first reads the text that it has missed, which is no cost of the draft.
                 share = _CATCH_UP_RATE if self.catch_up_s else 1.0
@@ -195,106 +186,9 @@ class CostModel:
             return base
         slope = self.context_s if drafts else self.plain_context_s
         seconds = max(base + slope * batch_size * (context_length - self.base_context), 0.1 * base)
-        return seconds * math.exp(self._by_context.get(_kind(drafts, batch_size, context_length), (0.0, 0))[0])
+        return seconds * self._pace.factor(drafts, batch_size, context_length)
 
     def _padded(self, num_nodes: int) -> int:
         """Nodes that are paid for: those of the graph that the tree and its root fit in."""
         place = bisect_left(self.graph_sizes, num_nodes + 1)
         return self.graph_sizes[place] - 1 if place < len(self.graph_sizes) else num_nodes
-
-
-def _checked(name: str, table: Table, *, may_be_zero: bool) -> dict[int, dict[int, float]]:
-    if not table or not all(table.values()):
-        raise OptionError(f"costs: {name} is empty; measure at least one batch size and one number of nodes")
-    for batch, row in table.items():
-        for size, seconds in row.items():
-            good = math.isfinite(seconds) and (seconds > 0.0 or (may_be_zero and seconds == 0.0))
-            if not good or batch < 1 or size < 0:
-                raise OptionError(
-                    f"costs: {name}[{batch}][{size}] must be a {'' if may_be_zero else 'positive '}number of seconds; "
-                    f"got {seconds}"
-                )
-    return {batch: dict(sorted(row.items())) for batch, row in sorted(table.items())}
-
-
-def _row(table: Mapping[int, Mapping[int, float]], batch: int, sizes: Iterable[int]) -> list[float]:
-    """Entries of one batch size, interpolated."""
-    row = table.get(batch)
-    if row is None:
-        return [_interpolated(table, batch, size) for size in sizes]
-    known = list(row)
-    return [row[size] if size in row else _between(row, known, size) for size in sizes]
-
-
-def _interpolated(table: Mapping[int, Mapping[int, float]], batch: int, size: int) -> float:
-    row = table.get(batch)
-    if row is not None:
-        return _value(row, size)
-    sizes = list(table)
-    place = bisect_left(sizes, batch)
-    if len(sizes) == 1 or place == 0:
-        return _value(table[sizes[0]], size)
-    low, high = (sizes[place - 1], sizes[place]) if place < len(sizes) else (sizes[-2], sizes[-1])
-    below, above = _value(table[low], size), _value(table[high], size)
-    return max(below + (above - below) * (batch - low) / (high - low), 0.0)
-
-
-def _value(row: Mapping[int, float], size: int) -> float:
-    found = row.get(size)
-    return _between(row, list(row), size) if found is None else found
-
-
-def _between(row: Mapping[int, float], sizes: Sequence[int], size: int) -> float:
-    """The value at a size that has no entry."""
-    place = bisect_left(sizes, size)
-    if len(sizes) == 1 or place == 0:
-        return row[sizes[0]]
-    low, high = (sizes[place - 1], sizes[place]) if place < len(sizes) else (sizes[-2], sizes[-1])
-    return row[low] + (row[high] - row[low]) * (size - low) / (high - low)
-
-
-def _kind(drafts: bool, batch_size: int, context_length: int) -> tuple[bool, int, int]:
-    """Rounds whose texts cost alike: drafts or none, batch and context within a factor of two."""
-    return drafts, batch_size.bit_length(), context_length.bit_length()
-
-
-def _log_ratio(measured: float, predicted: float, largest: float) -> float:
-    """What a round says about its costs, bounded; nothing where its time is no positive number."""
-    if not (math.isfinite(measured) and measured > 0.0 and predicted > 0.0):
-        return 0.0
-    return max(-largest, min(largest, math.log(measured / predicted)))
-
-
-def _correct(table: dict[int, dict[int, float]], batch: int, size: int, measured: float, predicted: float) -> None:
-    ratio = _log_ratio(measured, predicted, _LARGEST_RATIO)
-    if batch not in table:
-        sizes = next(iter(table.values()))
-        table[batch] = {other: _interpolated(table, batch, other) for other in sizes}
-        _sort(table)
-    row = table[batch]
-    if size not in row:
-        row[size] = _value(row, size)
-        _sort(row)
-    drift, own = math.exp(_DRIFT_RATE * ratio), math.exp(_OWN_RATE * ratio)
-    for other, entries in table.items():
-        for entry in entries:
-            entries[entry] *= own if other == batch and entry == size else drift
-
-
-def _sort(table: dict[int, Any]) -> None:
-    ordered = sorted(table.items())
-    table.clear()
-    table.update(ordered)
-
-
-def _make_isotonic(row: dict[int, float]) -> None:
-    """The nearest row, in least squares, that never falls: pool neighbours that are out of order."""
-    blocks: list[tuple[float, int]] = []
-    for seconds in row.values():
-        blocks.append((seconds, 1))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (right, n), (left, m) = blocks.pop(), blocks.pop()
-            blocks.append(((left * m + right * n) / (m + n), m + n))
-    if len(blocks) < len(row):
-        sizes = iter(row)
-        row.update({next(sizes): seconds for seconds, count in blocks for _ in range(count)})

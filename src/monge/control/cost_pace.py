@@ -1,0 +1,75 @@
+"""How measured rounds compare with the cost table: by whether they verify a draft, by batch, and by length of the texts."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from monge.control.cost_table import OWN_RATE, log_ratio
+
+_LARGEST_NEWS: Final = 1.5
+"""Largest log-ratio that one round may show; the first of their kind may be far from what was expected."""
+_HALF: Final = 16
+"""Rounds after which a kind that is not met is half given up to what its other kind shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of a kind: the logarithm of measured / predicted, rounds, and which one was the last."""
+
+    ratio: float = 0.0
+    count: int = 0
+    last: int = 0
+
+    def learnt(self, news: float, number: int) -> "_Known":
+        """After a round of this kind."""
+        # A mean of the first rounds: the slopes may be far off.
+        return _Known(self.ratio + max(OWN_RATE, 1.0 / (1 + self.count)) * news, self.count + 1, number)
+
+    def towards(self, other: float, number: int) -> "_Known":
+        """After a round of the other kind, which stands at `other` now."""
+        given_up = 1.0 - 0.5 ** ((number - self.last) / _HALF)
+        share = given_up / _HALF if self.count else 1.0
+        return replace(self, ratio=self.ratio + share * (other - self.ratio))
+
+
+class Pace:
+    """What is known of rounds, by their kind.
+
+    A kind that is not met for long goes with its other kind, plain rounds with those that verify a draft and the other way
+    round: where plain rounds take a third of what was measured while the machine was busy, drafting does too, and it would
+    hardly be tried to find that out.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bool, int, int], _Known] = {}
+        self._num_rounds = 0
+
+    def factor(self, drafts: bool, batch_size: int, context_length: int) -> float:
+        """What the table's seconds are to be multiplied with."""
+        return math.exp(self._known.get(_kind(drafts, batch_size, context_length), _Known()).ratio)
+
+    def learn(self, drafts: bool, batch_size: int, context_length: int, seconds: float, predicted: float) -> float:
+        """Learn from a round.
+
+        Args:
+            drafts: Whether it verified a draft.
+            batch_size: Its requests.
+            context_length: Length of their texts.
+            seconds: What it took.
+            predicted: What was expected, `factor` included.
+
+        Returns:
+            After a plain round, the factor by which drafting is taken to be dearer than before it; 1 otherwise.
+        """
+        self._num_rounds += 1
+        met, unmet = (_kind(one, batch_size, context_length) for one in (drafts, not drafts))
+        news = log_ratio(seconds, predicted, _LARGEST_NEWS)
+        known = self._known[met] = self._known.get(met, _Known()).learnt(news, self._num_rounds)
+        before = self._known.get(unmet, _Known())
+        after = self._known[unmet] = before.towards(known.ratio, self._num_rounds)
+        return 1.0 if drafts else math.exp(after.ratio - before.ratio)
+
+
+def _kind(drafts: bool, batch_size: int, context_length: int) -> tuple[bool, int, int]:
+    """Rounds whose texts cost alike: drafts or none, batch and context within a factor of two."""
+    return drafts, batch_size.bit_length(), context_length.bit_length()
