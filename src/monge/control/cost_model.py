@@ -93,7 +93,7 @@ class CostModel:
     def verify_s(self, num_nodes: int, batch_size: int = 1, context_length: int | None = None) -> float:
         """Seconds of a round without its drafting."""
         base = interpolated(self._verify, batch_size, self._padded(num_nodes))
-        return self._in_context(base, num_nodes > 0, batch_size, context_length)
+        return self._in_context([base], num_nodes > 0, batch_size, context_length)[0]
 
     def draft_s(self, depth: int, batch_size: int = 1) -> float:
         """Seconds of drafting."""
@@ -109,8 +109,8 @@ class CostModel:
         sizes = [self._padded(self.nodes_at(depth)) for depth in range(deepest + 1)]
         drafting = [0.0, *row_of(self._draft, batch_size, range(1, deepest + 1))]
         plain, *others = row_of(self._verify, batch_size, sizes)
-        plain = self._in_context(plain, False, batch_size, context_length)
-        return drafting, [plain, *(max(plain, self._in_context(one, True, batch_size, context_length)) for one in others)]
+        (plain,) = self._in_context([plain], False, batch_size, context_length)
+        return drafting, [plain, *(max(plain, one) for one in self._in_context(others, True, batch_size, context_length))]
 
     def without_drafting(self) -> "CostModel":
         """The same table, later corrections included, for chains whose drafting costs nothing."""
@@ -180,13 +180,14 @@ class CostModel:
         rest["plain_context_s"] = values.get("plain_context_s")
         return cls(verify_s=table(values["verify_s"]), draft_s=table(values["draft_s"]), drafters=drafters, **rest)
 
-    def _in_context(self, base: float, drafts: bool, batch_size: int, context_length: int | None) -> float:
-        """Seconds at some length of the text, of an entry of the table."""
+    def _in_context(self, bases: Sequence[float], drafts: bool, batch_size: int, context_length: int | None) -> list[float]:
+        """Seconds at some length of the text, of entries of the table."""
         if context_length is None:
-            return base
+            return list(bases)
         slope = self.context_s if drafts else self.plain_context_s
-        seconds = max(base + slope * batch_size * (context_length - self.base_context), 0.1 * base)
-        return seconds * self._pace.factor(drafts, batch_size, context_length)
+        longer = slope * batch_size * (context_length - self.base_context)
+        factor = self._pace.factor(drafts, batch_size, context_length)
+        return [max(base + longer, 0.1 * base) * factor for base in bases]
 
     def _padded(self, num_nodes: int) -> int:
         """Nodes that are paid for: those of the graph that the tree and its root fit in."""

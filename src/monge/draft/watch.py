@@ -37,7 +37,7 @@ class Watch:
         self.evidence.levels_read += 1
         if not self._stop.needs_confidence:
             return True
-        confidences = (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).exp().tolist()
+        confidences = logits.softmax(dim=-1).amax(dim=-1).tolist()  # several times faster than logsumexp
         depth, gain = self._tree.depths[nodes[0]] + 1, 0.0
         for node, confidence in zip(nodes, confidences, strict=True):
             self.evidence.confidences[self._path(node)] = confidence
@@ -86,8 +86,7 @@ class Watch:
             return {}
         rows = torch.tensor([row_of[self._tree.parents[child]] for child in children], device=self._logits.device)
         tokens = torch.tensor([self._tree.token_ids[child] for child in children], device=self._logits.device)
-        logprobs = self._logits[rows, tokens] - self._logits.logsumexp(dim=-1)[rows]
-        return dict(zip(children, logprobs.exp().tolist(), strict=True))
+        return dict(zip(children, self._logits.softmax(dim=-1)[rows, tokens].tolist(), strict=True))
 
     def _path(self, node: int) -> tuple[int, ...]:
         tokens: list[int] = []
