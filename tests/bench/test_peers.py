@@ -227,11 +227,13 @@ def test_the_settings_of_ours_are_parts_that_exist():
             assert named_arm(f"ours: {parts}").settings == candidate
 
 
-@pytest.mark.parametrize(("method", "drafter"), [("eager", "ModelDrafter"), ("eager lookup", "NgramDrafter")])
+@pytest.mark.parametrize(
+    ("method", "drafter"), [("", "ModelDrafter"), (" lookup", "NgramDrafter"), (" cascade", "CascadeDrafter")]
+)
 def test_ours_drafts_as_its_method_says(tiny_paths, method, drafter):
     (ours,) = (peer for peer in PEERS if peer.name == OURS)
     target, draft = map(str, tiny_paths)
-    settings = dict(ours.methods[method].candidates[0])
-    engine = Engine(target=target, draft=draft, work="", threads=1, method=method, settings=settings)
+    settings = dict(ours.methods[f"compiled{method}"].candidates[0])
+    engine = Engine(target=target, draft=draft, work="", threads=1, method=f"eager{method}", settings=settings)
     assert type(engine._decoder.parts.drafter).__name__ == drafter
     assert len(engine.generate(prompt_ids=[5, 6, 7], max_new_tokens=4, temperature=0.0, seed=0)) == 4

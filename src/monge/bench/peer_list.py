@@ -53,11 +53,15 @@ def _counts(name: str, counts: tuple[int, ...], **fixed: object) -> tuple[Settin
 
 
 _CHAINS: Final = tuple({"tree": f"chain({depth})"} for depth in (4, 2, 6, 3))
+_COPY_OR_DRAFT: Final = "cascade('ngram(min_ngram=2, num_draft_tokens=3)', 'model', min_nodes=3)"
+_CASCADES: Final = tuple({"drafter": _COPY_OR_DRAFT, "tree": f"chain({depth})"} for depth in (3, 2, 4))
 _OURS: Final = Method(candidates=(*_CHAINS, {"drafter": "none"}, {"controller": "price"}), quick=2)
 _OUR_LOOKUP: Final = Method(candidates=tuple({"drafter": f"ngram(num_draft_tokens={count})"} for count in (3, 5, 10)), quick=2)
 _INT8_DRAFT: Final = tuple({"tree": f"chain({depth})", "draft_backend": "openvino(weights='int8')"} for depth in (3, 4, 2, 6))
 # A draft model of 8 bits first: a chain of the same length costs less with it, and the target's law stays the network's.
-_OURS_OPENVINO: Final = Method(candidates=(_INT8_DRAFT[0], _CHAINS[0], *_INT8_DRAFT[1:], *_OURS.candidates[1:]), quick=2)
+_OURS_OPENVINO: Final = Method(
+    candidates=(_INT8_DRAFT[0], _CHAINS[-1], *_CHAINS[:-1], *_INT8_DRAFT[1:], *_OURS.candidates[4:]), quick=2
+)
 _BIASED_GENAI: Final = "its sampled speculation tests another ratio than p/q and resamples from another row"
 _BIASED_VLLM: Final = "its CPU build verifies with uninitialised temperatures wherever a request samples (vllm#55005)"
 
@@ -67,6 +71,7 @@ PEERS: Final = (
         methods={
             **{"eager": _OURS, "compiled": _OURS, "openvino": _OURS_OPENVINO},
             **{f"{backend} lookup": _OUR_LOOKUP for backend in ("eager", "compiled", "openvino")},
+            **{f"{backend} cascade": Method(candidates=_CASCADES, quick=1) for backend in ("compiled", "openvino")},
         },
     ),
     Peer(

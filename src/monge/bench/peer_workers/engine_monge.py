@@ -15,11 +15,11 @@ class Engine:
     def __init__(self, *, target: str, draft: str, work: str, threads: int, method: str, settings: dict[str, Any]) -> None:
         torch.set_num_threads(threads)
         names: dict[str, Any] = {"drafter": "model"} | settings
-        pair: dict[str, Any] = {"draft": draft} if names["drafter"] == "model" else {}
+        pair: dict[str, Any] = {"draft": draft} if "model" in names["drafter"] else {}
         self.version = versions("monge")["monge"]
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # a backend that is not used would be measured under its name
-            self._decoder = load(target, **pair, **names, backend=method.removesuffix(" lookup"), dtype="float32")
+            self._decoder = load(target, **pair, **names, backend=method.split(maxsplit=1)[0], dtype="float32")
 
     def generate(self, *, prompt_ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> tuple[int, ...]:
         """New tokens."""
