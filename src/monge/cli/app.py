@@ -17,6 +17,7 @@ from monge.cli.bench_grow import grow
 from monge.cli.bench_heads import heads
 from monge.cli.bench_peers import peers
 from monge.cli.bench_serve import bench_serve
+from monge.cli.bench_steps import steps
 from monge.cli.demo import demo
 from monge.cli.generate import generate
 from monge.cli.listing import list_parts
@@ -48,6 +49,7 @@ bench.command("drafters")(drafters)
 bench.command("heads")(heads)
 bench.command("peers")(peers)
 bench.command("serve")(bench_serve)
+bench.command("steps")(steps)
 app.command("log")(log)
 app.command("replay")(replay)
 app.command("tune")(tune)

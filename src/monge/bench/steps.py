@@ -1,0 +1,127 @@
+"""`monge bench steps`: what a forward over tree nodes costs in every backend, by nodes and by requests.
+
+This is the question behind every window: a tree pays only while its further nodes cost little. All backends are open at once
+and take turns at each cell, so that what slows the machine for a while slows all of them; what is read is forgotten again, so
+that every measured forward reads behind the same text.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any, Final
+
+from transformers import PreTrainedModel
+
+from monge.bench.provenance import provenance
+from monge.bench.statistics import Summary, paired_ratios
+from monge.core.errors import BackendError, OptionError
+from monge.core.model import NodeBlock, SequenceModel
+from monge.engine.backends import BACKENDS
+from monge.engine.loading import as_sequence_model
+
+_WARM_UPS: Final = 3
+_STRIDE: Final = 7919  # a prime, so that texts differ and few tokens repeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSettings:
+    """What is measured.
+
+    Args:
+        backends: Names of backends, with settings; the others are compared with the first.
+        nodes: Nodes of a chain behind each text; 1 is a plain step.
+        batch_sizes: Requests in one forward.
+        context: Tokens of each text.
+        repeats: Measured forwards of each backend in each cell.
+    """
+
+    backends: tuple[str, ...] = ("eager", "compiled", "openvino")
+    nodes: tuple[int, ...] = (1, 2, 4, 5, 8, 16, 32)
+    batch_sizes: tuple[int, ...] = (1, 4, 16)
+    context: int = 128
+    repeats: int = 30
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "batch_sizes"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise OptionError(f"bench steps: {name} must be positive numbers; got {getattr(self, name)}")
+        for name in ("context", "repeats"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"bench steps: {name} must be at least 1; got {getattr(self, name)}")
+        for name in self.backends:
+            BACKENDS.parse(name)  # an unknown name or setting is an error that lists the known ones
+
+
+def measure(settings: StepSettings, network: PreTrainedModel, notify: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Time every backend in every cell: provenance, settings, one record a cell and backend, and who cannot run and why.
+
+    Raises:
+        BackendError: If none of the backends runs the network.
+        OptionError: If text and nodes are longer than the network reads.
+    """
+    models, missing = _opened(settings, network, notify)
+    records: list[dict[str, Any]] = []
+    for batch, nodes in product(settings.batch_sizes, settings.nodes):
+        notify(f"batch {batch}, {nodes} nodes")
+        seconds = _cell(models, settings, batch, nodes)
+        first = next(iter(seconds.values()))
+        for name, own in seconds.items():
+            ratios = paired_ratios(own, first)
+            record = {"backend": name, "batch": batch, "nodes": nodes}
+            records.append(record | {"step_s": asdict(Summary.of(own)), "ratio": asdict(Summary.of(ratios))})
+    return {
+        "provenance": provenance(network.device),
+        "settings": asdict(settings),
+        "network": repr(next(iter(models.values()))),
+        "cells": records,
+        "missing": missing,
+    }
+
+
+def _opened(
+    settings: StepSettings, network: PreTrainedModel, notify: Callable[[str], None]
+) -> tuple[dict[str, SequenceModel], dict[str, str]]:
+    models: dict[str, SequenceModel] = {}
+    missing: dict[str, str] = {}
+    for name in settings.backends:
+        notify(f"starting {name}")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)  # what runs eagerly after all would be measured under its name
+                models[name] = as_sequence_model(network, backend=name)
+        except (BackendError, UserWarning) as error:
+            missing[name] = str(error)
+    if not models:
+        raise BackendError("; ".join(f"{name}: {reason}" for name, reason in missing.items()))
+    longest, needed = next(iter(models.values())).max_length, settings.context + max(settings.nodes)
+    if longest is not None and needed > longest:
+        raise OptionError(
+            f"bench steps: a text of {settings.context} tokens and {max(settings.nodes)} nodes are {needed}, and the network "
+            f"reads {longest}; take a shorter --context"
+        )
+    return models, missing
+
+
+def _cell(models: Mapping[str, SequenceModel], settings: StepSettings, batch: int, nodes: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    size, width = next(iter(models.values())).vocab_size, settings.context + nodes
+    tokens = [[_STRIDE * (column + 1) * (row + 1) % size for column in range(width)] for row in range(batch)]
+    blocks = {row: NodeBlock.chain(tuple(own[settings.context :])) for row, own in enumerate(tokens)}
+    for model in models.values():
+        model.open({row: own[: settings.context] for row, own in enumerate(tokens)})
+    try:
+        for turn in range(_WARM_UPS + settings.repeats):
+            for name, model in models.items():
+                start = time.perf_counter()
+                logits = model.extend(blocks)
+                float(logits[0][-1, 0])  # waits for devices that work on their own
+                if turn >= _WARM_UPS:
+                    seconds[name].append(time.perf_counter() - start)
+                model.commit(dict.fromkeys(blocks, ()))
+    finally:
+        for model in models.values():
+            for row in range(batch):
+                model.close(row)
+    return seconds
