@@ -127,6 +127,28 @@ class TestSteps:
         for expected, ours in zip(*logits.values(), strict=True):
             torch.testing.assert_close(ours, expected, atol=LARGEST_DIFFERENCE, rtol=0)
 
+    def test_short_chains_after_longer_ones(self, monkeypatch):
+        """They run as long as those, a while: what is read beyond them leaves no trace, even at the end of its room."""
+        longest = target().config.max_position_embeddings
+        counts = (4, 1, 2, 1, 3, 1, 1, 1, 1, 1, 1, 1, 5, 2, 4, 1)
+        step = openvino_step(target(), "same", silent)
+        run, sizes = OpenVinoStep._bound, []
+        monkeypatch.setattr(OpenVinoStep, "_bound", lambda self, *args: sizes.append(args[1]) or run(self, *args))
+        models = HfTreeModel(target()), HfTreeModel(target(), step)
+        tokens = prompts((longest,), seed=4)[0]
+        start = longest - sum(counts)
+        for model in models:
+            model.open({0: tokens[:start]})
+        for count in counts:
+            block = NodeBlock.chain(tokens[start : start + count])
+            expected, ours = (model.extend({0: block})[0] for model in models)
+            assert ours.shape == expected.shape
+            torch.testing.assert_close(ours, expected, atol=LARGEST_DIFFERENCE, rtol=0)
+            for model in models:
+                model.commit({0: range(count)})
+            start += count
+        assert sizes == [4, 4, 4, 4, 4, 4, 4, 1, 1, 1, 1, 1, 5, 2, 4, 4]
+
     def test_the_cache_may_move_under_a_text(self):
         """It does where a text outgrows it, and where a short text follows a long one: no place of before may be touched."""
         models = HfTreeModel(target()), HfTreeModel(target(), openvino_step(target(), "same", silent))

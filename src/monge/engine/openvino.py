@@ -31,6 +31,8 @@ _FORMAT: Final = "openvino graph 2"  # raised whenever the traced graph, its inp
 AGREEMENT: Final = {"f32": 1e-4, "bf16": 0.1}
 """Largest difference to the network's own logits, as a share of the largest logit, by type of arithmetic."""
 FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, OSError, ImportError)
+_FEW: Final = 4  # nodes that cost as much as one
+_PATIENCE: Final = 6  # steps in a row that are run with more nodes than they have
 _KEPT_SIZES: Final = 32  # numbers of rows, nodes and columns whose memory is kept
 
 
@@ -56,6 +58,7 @@ class OpenVinoStep:
         self._hidden = int(graph.outputs[1].partial_shape[2].get_length()) if spec.layers else 0
         self._seen: tuple[int, ...] = ()
         self._sizes: tuple[int, ...] = ()
+        self._num_shorter = 0
         self._buffers: dict[tuple[int, ...], Buffers] = {}
 
     def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
@@ -66,15 +69,26 @@ class OpenVinoStep:
         return self._run(buffers, cache)
 
     def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> StepOutput:
-        buffers = self._bound(1, len(token_ids), cache)
+        count = len(token_ids)
+        buffers = self._bound(1, self._lengthened(count), cache)
         buffers.fill_chain(token_ids, start)
-        return self._run(buffers, cache)
+        return self._run(buffers.first(count), cache)
 
     def _run(self, buffers: Buffers, cache: TreeCache) -> StepOutput:
         self._request.infer(share_outputs=True)
         cache.write(buffers.new)
         # Copies: the next step writes its own to the same place.
         return StepOutput(logits=buffers.logits.clone(), states=tuple(state.clone() for state in buffers.states))
+
+    def _lengthened(self, count: int) -> int:
+        """Nodes to run for a chain of `count`: those of the step before where they are few, a while.
+
+        Another number costs the runtime half a step of a small network, and a few nodes more cost next to nothing. A draft
+        model reads two tokens in one step and one in the next.
+        """
+        rows, nodes, *_ = self._sizes or (0, 0)
+        self._num_shorter = self._num_shorter + 1 if rows == 1 and count < nodes <= _FEW else 0
+        return nodes if 0 < self._num_shorter <= _PATIENCE else count
 
     def _show(self, kept: Sequence[Tensor]) -> None:
         """Show the runtime all columns of keys and values, unless it sees them already.

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -73,11 +73,24 @@ class Buffers:
         for shown, mask in zip(self.masks, masks, strict=True):
             _fill(shown, mask, starts)
 
+    def first(self, count: int) -> "Buffers":
+        """What belongs to the first nodes."""
+        if count == self.logits.shape[1]:
+            return self
+        return replace(
+            self,
+            logits=self.logits[:, :count],
+            states=tuple(state[:, :count] for state in self.states),
+            new=tuple(tensor[:, :, :, :count] for tensor in self.new),
+        )
+
     def fill_chain(self, token_ids: Sequence[int], start: int) -> None:
-        """Take a chain behind one text, from column `start` on."""
-        nodes = len(token_ids)
-        self.token_ids[0] = token_ids
-        self.positions[0] = range(start, start + nodes)
+        """Take a chain behind one text, from column `start` on; its last token again where there is room for more."""
+        count, nodes = len(token_ids), self.token_ids.shape[1]
+        self.token_ids[0, :count] = token_ids
+        self.token_ids[0, count:] = token_ids[-1]
+        self.positions[0, :count] = range(start, start + count)
+        self.positions[0, count:] = start + count - 1
         for shown in self.masks:
             past = shown.shape[3] - nodes
             shown[..., :start] = _SHOWN
