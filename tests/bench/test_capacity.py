@@ -186,10 +186,11 @@ def test_command(log, tmp_path):
     [
         (["--controller", "price"], "plans by the batch that it meets"),
         (["--costs", "missing.json"], "cannot read machines"),
+        (["--costs", "missing.json", "--backend", "eager"], "--backend says how rounds are timed, and --costs that they were"),
         (["--spare", "1"], "0 <= spare < 1"),
         (["--replicas", "0"], "sizes must be at least 1"),
     ],
-    ids=["controller", "costs", "spare", "replicas"],
+    ids=["controller", "costs", "backend", "spare", "replicas"],
 )
 def test_bad_options(log, arguments, message):
     from monge.cli.app import app

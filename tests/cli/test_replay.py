@@ -4,6 +4,9 @@ import sys
 
 import pytest
 
+from monge.cli import networks
+from monge.engine.loading import as_draft_model
+from monge.replay.file import read_log
 from tests.heads.readers.published import medusa
 
 
@@ -87,7 +90,8 @@ def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperatu
     models = ["--target", target, "--draft", draft]
     arguments = ["--prompts", tmp_path / "mine.txt", "--max-new-tokens", 6, "--repeats", 1, "--out", tmp_path / "out"]
     confirm = ["--confirm"] if temperature == 0 else []
-    result = run("tune", *models, *arguments, "--temperature", temperature, "--json", *confirm)
+    backend = [] if temperature == 0 else ["--backend", "eager"]
+    result = run("tune", *models, *arguments, "--temperature", temperature, "--json", *confirm, *backend)
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     speeds = [found["tokens_per_s"]["mean"] for found in document["replayed"]]
@@ -96,6 +100,7 @@ def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperatu
     assert len(document["measured"]) in ((3, 4) if confirm else (0,))
     assert f"python:   monge.load(target={target!r}, " in result.stdout
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
+    assert ("--backend eager" in line) == ("backend='eager'" in result.stdout) == bool(backend)
     command = [word if word != "PROMPT" else "Once" for word in shlex.split(line.removeprefix("use it:   monge "))]
     result = run(*command, "--max-new-tokens", 2)
     assert result.exit_code == 0, result.stderr
@@ -109,7 +114,9 @@ def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperatu
         (["replay", "LOG", "--check-target", "DRAFT"], "the log was made with"),
         (["log", "--file", "nowhere.txt"], "cannot read prompts"),
         (["log", "--prompts-per-task", "0"], "no prompts; give --file"),
+        (["log", "--backend", "quick"], "unknown backend 'quick'"),
         (["tune", "--max-prompts", "0"], "--max-prompts and --repeats must be at least 1"),
+        (["tune", "--backend", "quick"], "unknown backend 'quick'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -120,6 +127,21 @@ def test_bad_input(run, logged, tiny_paths, tmp_path, arguments, message):
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
+
+
+def test_rounds_are_timed_in_the_backend_that_was_asked_for(run, tiny_paths, tmp_path, monkeypatch):
+    target, draft = tiny_paths
+    asked, make = [], networks.as_sequence_model
+    monkeypatch.setattr(networks, "as_sequence_model", lambda network, backend: asked.append(backend) or make(network))
+    monkeypatch.setattr(
+        networks, "as_draft_model", lambda *args, backend, **rest: asked.append(backend) or make_draft(*args, **rest)
+    )
+    path, make_draft = tmp_path / "fast.mlog", as_draft_model
+    arguments = ["--prompts-per-task", 1, "--max-new-tokens", 2, "--no-costs", "--ignore-eos", "--out", path]
+    result = run("log", "--target", target, "--draft", draft, *arguments, "--backend", "compiled")
+    assert result.exit_code == 0, result.stderr
+    assert asked == ["compiled", "compiled"]
+    assert read_log(path).about["backend"] == "compiled"
 
 
 def test_a_log_that_nothing_can_answer_fails(run, logged, tiny_paths, tmp_path):

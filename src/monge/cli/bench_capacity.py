@@ -72,6 +72,7 @@ def bench_capacity(
     draft: options.Draft = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
+    backend: options.Backend = None,
     drafter: Annotated[list[str] | None, _many("--drafter", "What proposes tokens", "the library's")] = None,
     tree: Annotated[list[str] | None, _many("--tree", "Shape of the proposals", "the library's")] = None,
     verifier: Annotated[list[str] | None, _many("--verifier", "Acceptance rule", "the library's")] = None,
@@ -105,11 +106,13 @@ def bench_capacity(
     effort = Effort(**options.given(num_requests=requests, num_replicas=replicas), seed=seed)
     if max_batch_size < 1 or not seconds > 0.0:
         raise OptionError(f"--max-batch-size must be at least 1 and --seconds positive; got {max_batch_size} and {seconds}")
+    if backend is not None and costs is not None:
+        raise OptionError("--backend says how rounds are timed, and --costs that they were; leave one out")
     chosen = list(grid(drafter=drafter, tree=tree, verifier=verifier, controller=controller))
     arms = {one.label: one for one in (_PLAIN, *chosen)}
     loading = options.given(dtype=dtype, device=device)
     found, known = read_log(log), None if costs is None else read_machines(costs, list(arms))
-    networks = load_networks(target, draft, **loading) if costs is None else None
+    networks = load_networks(target, draft, **loading, **options.given(backend=backend)) if costs is None else None
     drafting = load_draft(found, draft, **loading) if networks is None else networks.draft
     if networks is not None:
         found.check_model(networks.identity, "the target")

@@ -1,4 +1,4 @@
-"""Options of `monge bench decode`: what is measured, and how."""
+"""Options of `monge bench decode` and its neighbours: what is measured, and how."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +13,11 @@ MEASURING: Final = "Measuring"
 
 def _measuring(name: str, help: str, default: object = None) -> Any:  # noqa: ANN401 (typer's own type is private)
     return options.option(name, help=help, panel=MEASURING, default=default)
+
+
+def numbers(name: str, help: str, values: Sequence[int]) -> Any:  # noqa: ANN401 (typer's own type is private)
+    """An option that may be repeated, with the numbers that hold otherwise."""
+    return _measuring(name, f"{help}; may be repeated.", _each(values))
 
 
 def _each(values: Sequence[int | float]) -> str:

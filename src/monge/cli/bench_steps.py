@@ -14,16 +14,12 @@ from monge.api import built_in
 from monge.bench.provenance import busy_note
 from monge.bench.steps import StepSettings, measure
 from monge.cli import options
+from monge.cli.bench_options import MEASURING, numbers
 from monge.cli.console import notes, quiet_host, reported
 from monge.core.errors import OptionError
 from monge.engine.loading import load_network
 
-MEASURING: Final = "Measuring"
 _DEFAULT: Final = StepSettings()
-
-
-def _numbers(name: str, help: str, values: tuple[int, ...]) -> Any:  # noqa: ANN401 (typer's own type is private)
-    return options.option(name, help=help, panel=MEASURING, default=", ".join(map(str, values)))
 
 
 @reported
@@ -33,10 +29,8 @@ def steps(
         list[str] | None,
         options.option("--backend", help="May be repeated.", panel=MEASURING, default=", ".join(_DEFAULT.backends)),
     ] = None,
-    nodes: Annotated[list[int] | None, _numbers("--nodes", "Nodes of a forward; may be repeated.", _DEFAULT.nodes)] = None,
-    batch: Annotated[
-        list[int] | None, _numbers("--batch", "Requests of a forward; may be repeated.", _DEFAULT.batch_sizes)
-    ] = None,
+    nodes: Annotated[list[int] | None, numbers("--nodes", "Nodes of a forward", _DEFAULT.nodes)] = None,
+    batch: Annotated[list[int] | None, numbers("--batch", "Requests of a forward", _DEFAULT.batch_sizes)] = None,
     context: Annotated[
         int | None, options.option("--context", help="Tokens of each text.", panel=MEASURING, default=_DEFAULT.context)
     ] = None,

@@ -3,7 +3,7 @@
 import json
 import sys
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -14,14 +14,9 @@ from rich.table import Table
 from monge.bench.provenance import busy_note
 from monge.bench.verify import QUICK, VerifySettings, measure
 from monge.cli import options
+from monge.cli.bench_options import MEASURING, numbers
 from monge.cli.console import notes, reported
 from monge.core.errors import OptionError
-
-MEASURING: Final = "Measuring"
-
-
-def _list(name: str, help: str, values: tuple[int, ...]) -> Any:  # noqa: ANN401 (typer's own type is private)
-    return options.option(name, help=help, panel=MEASURING, default=", ".join(map(str, values)))
 
 
 @reported
@@ -31,19 +26,13 @@ def verify(
         list[str] | None,
         options.option("--rules", help="A rule, with settings; may be repeated.", panel=MEASURING, default="all of them"),
     ] = None,
-    vocab: Annotated[
-        list[int] | None, _list("--vocab", "Size of the vocabulary; may be repeated.", VerifySettings().vocab_sizes)
-    ] = None,
+    vocab: Annotated[list[int] | None, numbers("--vocab", "Size of the vocabulary", VerifySettings().vocab_sizes)] = None,
     support: Annotated[
         list[int] | None,
-        _list("--support", "Tokens of the draft law, 0 for all; may be repeated.", VerifySettings().supports),
+        numbers("--support", "Tokens of the draft law, 0 for all", VerifySettings().supports),
     ] = None,
-    candidates: Annotated[
-        list[int] | None, _list("--candidates", "Candidates of a node; may be repeated.", VerifySettings().widths)
-    ] = None,
-    batch: Annotated[
-        list[int] | None, _list("--batch", "Nodes of one measurement; may be repeated.", VerifySettings().batch_sizes)
-    ] = None,
+    candidates: Annotated[list[int] | None, numbers("--candidates", "Candidates of a node", VerifySettings().widths)] = None,
+    batch: Annotated[list[int] | None, numbers("--batch", "Nodes of one measurement", VerifySettings().batch_sizes)] = None,
     repeats: Annotated[
         int | None,
         options.option("--repeats", help="Measurements of each cell.", panel=MEASURING, default=VerifySettings().repeats),

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from monge.bench.provenance import provenance
 from monge.bench.tasks import Prompt, read_prompts, shipped
 from monge.cli import options
 from monge.cli.bench import call_bar
@@ -40,6 +39,7 @@ def log(
     dtype: options.Dtype = None,
     device: options.Device = None,
     attention: options.Attention = None,
+    backend: options.Backend = None,
     max_new_tokens: options.MaxNewTokens = None,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
@@ -78,7 +78,8 @@ def log(
     shown = read_prompts(prompts, per_task=per_task) if prompts else shipped(per_task=own)
     if drafter and no_costs:
         raise OptionError("--drafter says whose rounds are timed, and --no-costs that none are; leave one out")
-    networks = load_networks(target, draft, **options.given(dtype=dtype, device=device, attention=attention))
+    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
+    networks = load_networks(target, draft, **loading)
     rules = SamplingRules(temperature=0.0 if temperature is None else temperature, top_k=top_k)
     rules = replace(rules, **options.given(top_p=top_p, min_p=min_p))
     recording = options.given(max_new_tokens=max_new_tokens)
@@ -88,7 +89,7 @@ def log(
         if not no_costs:
             watch.step("measuring costs")
             found = replace(found, costs=networks.costs(networks.further(drafter or ())))
-    path = write_log(replace(found, about=provenance(networks.network.device)), out)
+    path = write_log(replace(found, about=networks.about()), out)
     say_log(found, path)
     if as_json:
         print(json.dumps(described(found) | {"file": str(path), "bytes": path.stat().st_size}))

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from monge.api import built_in, eos_ids_of
+from monge.bench.provenance import provenance
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.draft.by_name import drafters_in, head_drafter, with_head
@@ -31,6 +32,7 @@ class Networks:
         draft: The draft model, if there is one.
         tokenizer: Of the target.
         identity: Who the target is.
+        backend: How both run.
         head: The drafter of a head that stands in the draft model's place, with its folder.
     """
 
@@ -39,6 +41,7 @@ class Networks:
     draft: SequenceModel | None
     tokenizer: Any
     identity: ModelIdentity
+    backend: str
     head: str | None = None
 
     def chosen(self, configuration: Configuration) -> Configuration:
@@ -54,7 +57,11 @@ class Networks:
 
     def own_target(self) -> SequenceModel:
         """The target once more, same weights: a drafter may have it keep hidden states, which others need not pay for."""
-        return as_sequence_model(self.network)
+        return as_sequence_model(self.network, backend=self.backend)
+
+    def about(self) -> dict[str, Any]:
+        """What a log says about the machine, and about what ran on it."""
+        return provenance(self.network.device) | {"backend": self.backend}
 
     def further(self, drafters: Sequence[str]) -> list[str]:
         """The drafter of the given head, and those that were asked for, with that head filled in."""
@@ -69,20 +76,38 @@ class Networks:
         return measured_costs(self.target, self.draft, list(zip(more, targets, strict=True)))
 
 
-def load_networks(target: str | None, draft: str | None, **loading: Any) -> Networks:
-    """Load target and draft model, or target and head; without names the built-in pair."""
+def load_networks(target: str | None, draft: str | None, *, backend: str = "eager", **loading: Any) -> Networks:
+    """Load target and draft model, or target and head; without names the built-in pair.
+
+    Args:
+        target: Folder or name.
+        draft: Likewise, or the folder of a head.
+        backend: How both run, one of `BACKENDS`.
+        **loading: For `load_network`.
+    """
     name = BUILT_IN if target is None else target
     if target is None:
         target, draft = str(built_in("target")), str(built_in("draft")) if draft is None else draft
     network, tokenizer = load_network(target, **loading), load_tokenizer(target)
-    model = as_sequence_model(network)
+    model = as_sequence_model(network, backend=backend)
     drafting, head = None, None if draft is None else head_drafter(draft, target)
     if draft is not None and head is None:
         drafting = as_draft_model(
-            load_network(draft, **loading), model, tokenizer=load_tokenizer(draft), target_tokenizer=tokenizer
+            load_network(draft, **loading),
+            model,
+            tokenizer=load_tokenizer(draft),
+            target_tokenizer=tokenizer,
+            backend=backend,
         )
-    identity = identity_of(network, tokenizer, name)
-    return Networks(network=network, target=model, draft=drafting, tokenizer=tokenizer, identity=identity, head=head)
+    return Networks(
+        network=network,
+        target=model,
+        draft=drafting,
+        tokenizer=tokenizer,
+        identity=identity_of(network, tokenizer, name),
+        backend=backend,
+        head=head,
+    )
 
 
 def load_draft(log: LawLog, draft: str | None, **loading: Any) -> SequenceModel | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from monge.bench.provenance import busy_note, provenance
+from monge.bench.provenance import busy_note
 from monge.bench.tasks import Prompt, read_prompts, shipped
 from monge.cli import options
 from monge.cli.bench import call_bar
@@ -46,6 +46,7 @@ def tune(
     dtype: options.Dtype = None,
     device: options.Device = None,
     attention: options.Attention = None,
+    backend: options.Backend = None,
     temperature: options.Temperature = None,
     max_new_tokens: options.MaxNewTokens = None,
     max_prompts: Annotated[int, typer.Option("--max-prompts", help="Prompts that are logged.", rich_help_panel=TUNE)] = 6,
@@ -78,13 +79,14 @@ def tune(
     if max_prompts < 1 or repeats < 1:
         raise OptionError(f"--max-prompts and --repeats must be at least 1; got {max_prompts} and {repeats}")
     shown = (read_prompts(prompts) if prompts else shipped(per_task=PER_TASK))[:max_prompts]
-    networks = load_networks(target, draft, **options.given(dtype=dtype, device=device, attention=attention))
+    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
+    networks = load_networks(target, draft, **loading)
     rules = SamplingRules(temperature=0.0 if temperature is None else temperature)
     with call_bar(notes()) as watch:
         found = record(networks, shown, rules, watch=watch, seed=seed, **options.given(max_new_tokens=max_new_tokens))
         watch.step("measuring costs")
         further = networks.further(drafter or ())
-        found = replace(found, costs=networks.costs(further), about=provenance(networks.network.device))
+        found = replace(found, costs=networks.costs(further), about=networks.about())
         settings, own = Settings(repeats=repeats, seed=seed), networks.own_target() if further else None
         step = lambda: watch.step("replaying")  # noqa: E731
         tuned = search(found, networks.draft, settings, target=own, drafters=further, on_text=step)
@@ -92,7 +94,7 @@ def tune(
     document = tuned.document | {"best": tuned.predicted["configuration"], "measured": measured}
     files = [write_log(found, out / "run.mlog"), *write_document(document, out, "tune.json")]
     show({**document, "replayed": document["replayed"][:8]})
-    _say_best(tuned, measured, options.given(target=target, draft=draft), rules)
+    _say_best(tuned, measured, options.given(target=target, draft=draft, backend=backend), rules)
     output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)
     if as_json:
         print(json.dumps(document))
