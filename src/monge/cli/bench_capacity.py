@@ -18,7 +18,7 @@ from monge.bench.capacity_plan import Effort, Goal, plan, works
 from monge.bench.provenance import provenance
 from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported
-from monge.cli.networks import load_draft, load_networks
+from monge.cli.networks import Networks, load_draft, load_networks
 from monge.cli.replay import write_document
 from monge.core.errors import OptionError
 from monge.replay.configuration import Configuration, grid
@@ -106,13 +106,11 @@ def bench_capacity(
     effort = Effort(**options.given(num_requests=requests, num_replicas=replicas), seed=seed)
     if max_batch_size < 1 or not seconds > 0.0:
         raise OptionError(f"--max-batch-size must be at least 1 and --seconds positive; got {max_batch_size} and {seconds}")
-    if backend is not None and costs is not None:
-        raise OptionError("--backend says how rounds are timed, and --costs that they were; leave one out")
     chosen = list(grid(drafter=drafter, tree=tree, verifier=verifier, controller=controller))
     arms = {one.label: one for one in (_PLAIN, *chosen)}
     loading = options.given(dtype=dtype, device=device)
+    networks = _networks(costs, backend, target, draft, **loading)
     found, known = read_log(log), None if costs is None else read_machines(costs, list(arms))
-    networks = load_networks(target, draft, **loading, **options.given(backend=backend)) if costs is None else None
     drafting = load_draft(found, draft, **loading) if networks is None else networks.draft
     if networks is not None:
         found.check_model(networks.identity, "the target")
@@ -128,6 +126,17 @@ def bench_capacity(
         "provenance": provenance(torch.device("cpu") if networks is None else networks.network.device),
     }
     write_and_show(document, out, as_json=as_json)
+
+
+def _networks(
+    costs: Path | None, backend: str | None, target: str | None, draft: str | None, **loading: Any
+) -> Networks | None:
+    """What rounds are timed on, unless they were."""
+    if costs is None:
+        return load_networks(target, draft, **loading, **options.given(backend=backend))
+    if backend is not None:
+        raise OptionError("--backend says how rounds are timed, and --costs that they were; leave one out")
+    return None
 
 
 def write_and_show(document: dict[str, Any], out: Path, *, as_json: bool) -> None:
