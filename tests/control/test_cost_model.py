@@ -108,6 +108,17 @@ def test_what_was_measured_on_a_busy_machine_does_not_stay_dear_unseen(drafts_be
     assert costs.draft_s(4) == pytest.approx(0.4, rel=0.5)
 
 
+@pytest.mark.parametrize("drafts_before", [0, 5])
+def test_a_faster_machine_is_one_piece_of_news_however_many_lengths_and_batches_tell_it(drafts_before: int) -> None:
+    costs = table(verify_s={1: {0: 3.0, 4: 4.2}}, draft_s={1: {0: 0.0, 4: 1.2}})
+    for _ in range(drafts_before):
+        costs.observe(timing(4, 4.2, depth=4, draft_s=1.2, context=10))
+    for batch in (1, 2, 4, 8):
+        for context in (10, 100, 200, 500, 1000):
+            costs.observe(timing(0, 1.0, batch=batch, context=context))
+    assert 0.2 < costs.draft_s(4) < 1.21
+
+
 def test_rounds_that_are_met_go_by_themselves() -> None:
     """Plain rounds get three times faster and the others do not; both are met again and again."""
     costs = table()

@@ -43,6 +43,8 @@ class Pace:
     def __init__(self) -> None:
         self._known: dict[tuple[bool, int, int], _Known] = {}
         self._num_rounds = 0
+        self._drafting = 0.0  # where drafting stands, as one logarithm for all batches and lengths
+        self._has_drafted = False
 
     def factor(self, drafts: bool, batch_size: int, context_length: int) -> float:
         """What the table's seconds are to be multiplied with."""
@@ -67,7 +69,13 @@ class Pace:
         known = self._known[met] = self._known.get(met, _Known()).learnt(news, self._num_rounds)
         before = self._known.get(unmet, _Known())
         after = self._known[unmet] = before.towards(known.ratio, self._num_rounds)
-        return 1.0 if drafts else math.exp(after.ratio - before.ratio)
+        if drafts:
+            self._drafting, self._has_drafted = known.ratio, True
+        elif before.count or not self._has_drafted:
+            # Other batches and lengths tell the same news again; where nothing was drafted yet they say nothing new.
+            stood, self._drafting = self._drafting, after.ratio
+            return math.exp(after.ratio - stood)
+        return 1.0
 
 
 def _kind(drafts: bool, batch_size: int, context_length: int) -> tuple[bool, int, int]:
