@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerBase, StaticCache
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
 
 END = 0  # <|end|>: separates documents
 COOL = 0.6  # the second temperature at which the draft is trained and measured
@@ -141,7 +141,7 @@ def draw_tokens(logits: Tensor, temperature: float, generator: torch.Generator) 
 
 @torch.inference_mode()
 def sample_rows(
-    target: LlamaForCausalLM, prompts: list[list[int]], *, seq: int, temperature: float, generator: torch.Generator
+    target: PreTrainedModel, prompts: list[list[int]], *, seq: int, temperature: float, generator: torch.Generator
 ) -> Tensor:
     """Samples continuations of prompts of any lengths: tokens inside a prompt are forced, so nothing is padded."""
     lengths = torch.tensor([len(prompt) for prompt in prompts])
@@ -215,7 +215,7 @@ class Pools:
 
 
 def sampled_pool(
-    target: LlamaForCausalLM,
+    target: PreTrainedModel,
     corpora: dict[str, Corpus],
     folder: Path,
     *,

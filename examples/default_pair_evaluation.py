@@ -13,7 +13,7 @@ import torch
 from default_pair_data import COOL, Corpus, cached, draw_prompts, sample_rows, seeded
 from torch import Tensor
 from torch.nn import functional
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 MAX_ROWS = 24
 MAX_LOSS_ROWS = 64
@@ -21,13 +21,18 @@ ROWS_AT_ONCE = 8
 TEMPERATURES = (1.0, COOL, 0.0)
 
 
-def load(folder: Path, device: str) -> LlamaForCausalLM:
-    """Loads a bf16 model for inference."""
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().to(device)
+def arithmetic(device: str) -> torch.dtype:
+    """Returns the type in which models run on a kind of device: most CPUs only imitate bf16."""
+    return torch.bfloat16 if device == "cuda" else torch.float32
+
+
+def load(folder: Path, device: str) -> PreTrainedModel:
+    """Loads a model for inference."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=arithmetic(device)).eval().to(device)
 
 
 @torch.inference_mode()
-def held_out_losses(target: LlamaForCausalLM, held_out: dict[str, Corpus]) -> dict[str, dict[str, float]]:
+def held_out_losses(target: PreTrainedModel, held_out: dict[str, Corpus]) -> dict[str, dict[str, float]]:
     """Returns nats per token of each domain's held-out rows."""
     losses: dict[str, dict[str, float]] = {}
     for name, corpus in held_out.items():
@@ -40,7 +45,7 @@ def held_out_losses(target: LlamaForCausalLM, held_out: dict[str, Corpus]) -> di
     return losses
 
 
-def own_text(target: LlamaForCausalLM, held_out: dict[str, Corpus], folder: Path, *, seq: int, seed: int) -> dict:
+def own_text(target: PreTrainedModel, held_out: dict[str, Corpus], folder: Path, *, seq: int, seed: int) -> dict:
     """Returns, for each temperature and domain, rows that the target continued from held-out prompts, and where it began."""
     texts = {}
     for index, temperature in enumerate(TEMPERATURES):
@@ -61,7 +66,7 @@ def own_text(target: LlamaForCausalLM, held_out: dict[str, Corpus], folder: Path
 
 @torch.inference_mode()
 def compare_laws(
-    draft: LlamaForCausalLM, target: LlamaForCausalLM, rows: Tensor, starts: Tensor, temperature: float
+    draft: PreTrainedModel, target: PreTrainedModel, rows: Tensor, starts: Tensor, temperature: float
 ) -> dict[str, float]:
     """Returns the mean KL(p || q), acceptance and agreement of the two argmaxes, over the tokens from each start on."""
     parts: list[Tensor] = []
@@ -100,7 +105,7 @@ def law_gradient(draft_logits: Tensor, target_logits: Tensor, kl: float, tv: flo
 
 @torch.inference_mode()
 def evaluate_draft(
-    draft: LlamaForCausalLM, target: LlamaForCausalLM, held_out: dict[str, Corpus], texts: dict
+    draft: PreTrainedModel, target: PreTrainedModel, held_out: dict[str, Corpus], texts: dict
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Returns the comparison of each domain on held-out text and along the target's own text at each temperature."""
     report: dict[str, dict[str, dict[str, float]]] = {}
@@ -122,7 +127,7 @@ def evaluate_draft(
 
 
 @torch.inference_mode()
-def token_latency_s(model: LlamaForCausalLM, num_tokens: int = 200) -> float:
+def token_latency_s(model: PreTrainedModel, num_tokens: int = 200) -> float:
     """Returns the median time of a forward of one token after 64 others."""
     cache = DynamicCache(config=model.config)
     model(torch.zeros(1, 64, dtype=torch.long), past_key_values=cache, use_cache=True)
@@ -135,7 +140,7 @@ def token_latency_s(model: LlamaForCausalLM, num_tokens: int = 200) -> float:
 
 
 def measure_pair(
-    draft: LlamaForCausalLM, target: LlamaForCausalLM, held_out: dict[str, Corpus], texts: dict
+    draft: PreTrainedModel, target: PreTrainedModel, held_out: dict[str, Corpus], texts: dict
 ) -> dict[str, object]:
     """Returns the target's losses, the draft's acceptance and, on the CPU, what a forward of each costs."""
     report = {"target_held_out": held_out_losses(target, held_out), "pair": evaluate_draft(draft, target, held_out, texts)}

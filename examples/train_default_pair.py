@@ -1,6 +1,6 @@
 """Trains the default pair: the target by next-token cross entropy, the draft by distillation from it.
 
-    python examples/train_default_pair.py target --data DATA --out OUT --init PAIR/target [--fresh]
+    python examples/train_default_pair.py target --data DATA --out OUT --init PAIR/target [--fresh [--family gpt_neox]]
     python examples/train_default_pair.py draft --data DATA --out OUT --target PAIR/target [--init PAIR/draft]
     python examples/train_default_pair.py evaluate --data DATA --out OUT --target PAIR/target --draft PAIR/draft
 
@@ -36,29 +36,66 @@ from default_pair_data import (
     save_atomically,
     seeded,
 )
-from default_pair_evaluation import evaluate_draft, held_out_losses, law_gradient, load, loss_weights, measure_pair, own_text
+from default_pair_evaluation import (
+    arithmetic,
+    evaluate_draft,
+    held_out_losses,
+    law_gradient,
+    load,
+    loss_weights,
+    measure_pair,
+    own_text,
+)
 from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 Step = Callable[[int, float], Tensor]  # of the step and the progress, from 0 to 1, to a value to show
 SAVE_EVERY_S = 60
 SHOW_EVERY = 50
+SHARED_BY_FAMILIES = (
+    "vocab_size",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "tie_word_embeddings",
+)
+WATCHED = ("gsm8k", "prose")  # domains that are measured during a run
 FREE_SETTINGS = ("steps", "minutes", "threads", "device")  # a run may be shortened, prolonged or moved while it is under way
 
 
-def new_model(config: LlamaConfig, args: argparse.Namespace) -> LlamaForCausalLM:
-    """Returns a float32 model of the given sizes with normal weights; vectors (the norms) keep their ones."""
+def new_model(config: PreTrainedConfig, family: str, args: argparse.Namespace) -> PreTrainedModel:
+    """Returns a float32 model of the given sizes with normal weights; vectors (the norms) keep their ones.
+
+    Of another family it has the vocabulary, heads, context and end of text of `config`, and its family's own choices otherwise.
+    """
     sizes = {"num_hidden_layers": args.layers, "hidden_size": args.hidden, "intermediate_size": args.intermediate}
-    model = LlamaForCausalLM(LlamaConfig(**config.to_dict() | sizes)).float()
+    kept = config.to_dict()
+    if family != config.model_type:
+        kept = {name: kept[name] for name in SHARED_BY_FAMILIES}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **kept | sizes)).float()
     for index, weight in enumerate(model.parameters()):
         if weight.dim() > 1:
             weight.data.normal_(0, config.initializer_range, generator=seeded(args.seed, index))
     return model
 
 
-def cross_entropy_step(model: LlamaForCausalLM, rows: Tensor, args: argparse.Namespace) -> Step:
+def mixed_precision(args: argparse.Namespace) -> torch.autocast:
+    """Returns the context of a forward: bf16 on a GPU, float32 on a CPU, of which most only imitate bf16."""
+    return torch.autocast(args.device, dtype=torch.bfloat16, enabled=args.device == "cuda")
+
+
+def cross_entropy_step(model: PreTrainedModel, rows: Tensor, args: argparse.Namespace) -> Step:
     """Returns the function that adds one batch's gradient of the next-token loss.
 
     Every epoch cuts the text at other places and has its own order.
@@ -74,7 +111,7 @@ def cross_entropy_step(model: LlamaForCausalLM, rows: Tensor, args: argparse.Nam
     def step_fn(step: int, _: float) -> Tensor:
         epoch, index = divmod(step, per_epoch)
         batch = rows_of(epoch)[index * args.batch : (index + 1) * args.batch]
-        with torch.autocast(args.device, dtype=torch.bfloat16):
+        with mixed_precision(args):
             logits = model(batch, use_cache=False).logits
         loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten())
         loss.backward()
@@ -83,9 +120,10 @@ def cross_entropy_step(model: LlamaForCausalLM, rows: Tensor, args: argparse.Nam
     return step_fn
 
 
-def distillation_step(draft: LlamaForCausalLM, target: LlamaForCausalLM, pools: Pools, args: argparse.Namespace) -> Step:
+def distillation_step(draft: PreTrainedModel, target: PreTrainedModel, pools: Pools, args: argparse.Namespace) -> Step:
     """Returns the function that adds one batch's gradient of the distillation loss and gives the mean TV."""
     head = target.lm_head.weight.detach()
+    kind = arithmetic(args.device)
     chunk = 16384 if args.device == "cuda" else 256  # on a CPU the laws of a chunk stay in the processor's cache
 
     def step_fn(step: int, progress: float) -> Tensor:
@@ -96,16 +134,16 @@ def distillation_step(draft: LlamaForCausalLM, target: LlamaForCausalLM, pools: 
         temperatures = torch.where(is_cool, COOL, 1.0).repeat_interleave(args.sequence)[:, None].to(rows.device)
         with torch.inference_mode():
             states = target.model(rows, use_cache=False).last_hidden_state.flatten(0, 1)
-        with torch.autocast(args.device, dtype=torch.bfloat16):
+        with mixed_precision(args):
             hidden = draft.model(rows, use_cache=False).last_hidden_state.flatten(0, 1)
         weight = draft.lm_head.weight
-        low_hidden, low_weight = hidden.detach().bfloat16(), weight.detach().bfloat16()
+        low_hidden, low_weight = hidden.detach().to(kind), weight.detach().to(kind)
         hidden_gradient, weight_gradient, rejections = torch.empty_like(hidden), torch.zeros_like(weight), []
         parts = zip(*(part.split(chunk) for part in (low_hidden, states, temperatures, hidden_gradient)), strict=True)
         for part, part_states, temperature, part_gradient in parts:
             draft_logits, target_logits = part @ low_weight.T / temperature, part_states @ head.T / temperature
             gradient, tv = law_gradient(draft_logits, target_logits, *loss_weights(progress))
-            gradient = gradient.div_(temperature * rows.numel()).bfloat16()
+            gradient = gradient.div_(temperature * rows.numel()).to(kind)
             part_gradient.copy_(gradient @ low_weight)
             weight_gradient += gradient.T @ part
             rejections.append(tv.sum())
@@ -121,6 +159,13 @@ def learning_rate(step: int, progress: float, args: argparse.Namespace) -> float
     return args.lr * min(1.0, (step + 1) / args.warm_up) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+def rounded(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns the model with the numbers of its stored weights, which have bf16, in the type it runs in."""
+    for weight in model.parameters():
+        weight.data = weight.data.bfloat16().to(arithmetic(weight.device.type))
+    return model.eval()
+
+
 def settings_of(args: argparse.Namespace) -> dict[str, str | int | float | bool | None]:
     """Returns the arguments without the folders they lie in, which are the machine's and not the recipe's."""
     return {key: value.name if isinstance(value, Path) else value for key, value in vars(args).items()}
@@ -133,7 +178,7 @@ def progress_of(step: int, seconds: float, args: argparse.Namespace) -> float:
 
 def save_state(
     path: Path,
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     args: argparse.Namespace,
     **numbers: float,
@@ -143,7 +188,7 @@ def save_state(
     save_atomically(numbers | states, path)
 
 
-def restore(path: Path, model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> dict:
+def restore(path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> dict:
     """Loads a checkpoint, if there is one, and returns its step and seconds."""
     if not path.exists():
         return {"step": 0, "seconds": 0.0}
@@ -157,7 +202,7 @@ def restore(path: Path, model: LlamaForCausalLM, optimizer: torch.optim.Optimize
     return state
 
 
-def train(model: LlamaForCausalLM, step_fn: Step, args: argparse.Namespace, watch: Callable[[], object]) -> dict:
+def train(model: PreTrainedModel, step_fn: Step, args: argparse.Namespace, watch: Callable[[], object]) -> dict:
     """Runs the remaining steps and returns how many there were and the seconds; an interrupt saves and exits.
 
     All draws are functions of the seed and the step, so the step is also the state of the data's generator.
@@ -195,7 +240,7 @@ def train(model: LlamaForCausalLM, step_fn: Step, args: argparse.Namespace, watc
     return {"steps": step, "seconds": seconds, "tokens": step * args.batch * args.sequence}
 
 
-def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, numbers: dict, args: argparse.Namespace) -> None:
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, numbers: dict, args: argparse.Namespace) -> None:
     """Writes the weights in bf16, the tokenizer and `training_report.json`."""
     model.cpu().bfloat16().save_pretrained(args.out)
     # Stored small, run in float32: most CPUs only imitate bfloat16, and then eight nodes cost three times as much as one.
@@ -213,10 +258,15 @@ def run_target(args: argparse.Namespace) -> None:
     corpora = read_corpora(args.data, tokenizer, args.sequence)
     rows = torch.cat([c.rows.repeat(DOMAINS[name].repeats, 1) for name, c in corpora["train"].items()])
     initial = load(args.init, args.device)
-    numbers: dict[str, object] = {"init_held_out": held_out_losses(initial, corpora["held_out"]), "epoch_tokens": rows.numel()}
-    target = new_model(initial.config, args) if args.fresh else initial.float()
-    report = train(target, cross_entropy_step(target, rows, args), args, lambda: held_out_losses(target, corpora["held_out"]))
-    target = target.bfloat16().eval()
+    numbers: dict[str, object] = {"epoch_tokens": rows.numel()}
+    if not args.fresh:
+        numbers["init_held_out"] = held_out_losses(initial, corpora["held_out"])
+    if args.family is not None and not args.fresh:
+        raise SystemExit("--family is a new model's: it needs --fresh")
+    target = new_model(initial.config, args.family or initial.config.model_type, args) if args.fresh else initial.float()
+    few = {name: corpora["held_out"][name] for name in WATCHED}
+    report = train(target, cross_entropy_step(target, rows, args), args, lambda: held_out_losses(target, few))
+    target = rounded(target)
     numbers["held_out"] = held_out_losses(target, corpora["held_out"])
     save(target, tokenizer, numbers | report, args)
 
@@ -227,7 +277,9 @@ def run_draft(args: argparse.Namespace) -> None:
     corpora, sizes = read_corpora(args.data, tokenizer, args.sequence), {"seq": args.sequence, "seed": args.seed}
     held_out, train_text = corpora["held_out"], corpora["train"]
     texts = own_text(target, held_out, args.out / "cache", **sizes)
-    draft = new_model(target.config, args) if args.init is None else load(args.init, args.device).float()
+    draft = (
+        new_model(target.config, target.config.model_type, args) if args.init is None else load(args.init, args.device).float()
+    )
     draft = draft.to(args.device)
     numbers: dict[str, object] = {"before": evaluate_draft(draft, target, held_out, texts)}
     shares = [DOMAINS[name].share for name in train_text]
@@ -237,10 +289,10 @@ def run_draft(args: argparse.Namespace) -> None:
         ),
         read=Pool.of([corpus.rows for corpus in train_text.values()], shares, target.device),
     )
-    few = {name: held_out[name] for name in ("gsm8k", "prose")}
+    few = {name: held_out[name] for name in WATCHED}
     step_fn = distillation_step(draft, target, pools, args)
     report = train(draft, step_fn, args, lambda: evaluate_draft(draft, target, few, texts)["mean"])
-    draft = draft.bfloat16().eval()
+    draft = rounded(draft)
     numbers["after"] = evaluate_draft(draft, target, held_out, texts)
     save(draft, tokenizer, numbers | report, args)
 
@@ -280,6 +332,7 @@ def parse_arguments() -> argparse.Namespace:
         command.add_argument("--intermediate", type=int, default=intermediate)
     target.add_argument("--init", type=Path, required=True, help="model that gives the tokenizer, the layout and the start")
     target.add_argument("--fresh", action="store_true", help="start from new weights of the given sizes")
+    target.add_argument("--family", help="family of a fresh model, as transformers names it; default: that of --init")
     for command in (draft, evaluate):
         command.add_argument("--target", type=Path, required=True)
     evaluate.add_argument("--draft", type=Path, required=True)

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from monge.cli import networks
+from monge.cli import tune as tuning
 from monge.engine.loading import as_draft_model
 from monge.replay.file import read_log
 from tests.heads.readers.published import medusa
@@ -96,14 +97,46 @@ def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperatu
     document = json.loads(result.stdout.splitlines()[-1])
     speeds = [found["tokens_per_s"]["mean"] for found in document["replayed"]]
     assert speeds == sorted(speeds, reverse=True)
-    assert document["best"] == document["replayed"][0]["configuration"]
-    assert len(document["measured"]) in ((3, 4) if confirm else (0,))
+    assert document["predicted_best"] == document["replayed"][0]["configuration"]
+    measured = sorted(document["measured"], key=lambda one: one["tokens_per_s"])
+    assert len(measured) in ((3, 4) if confirm else (0,))
+    assert document["best"] == (measured[-1]["configuration"] if confirm else document["predicted_best"])
     assert f"python:   monge.load(target={target!r}, " in result.stdout
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
     assert ("--backend eager" in line) == ("backend='eager'" in result.stdout) == bool(backend)
     command = [word if word != "PROMPT" else "Once" for word in shlex.split(line.removeprefix("use it:   monge "))]
     result = run(*command, "--max-new-tokens", 2)
     assert result.exit_code == 0, result.stderr
+
+
+def test_what_the_clock_says_goes_before_what_was_predicted(run, tiny_paths, tmp_path, monkeypatch):
+    def confirmed(*_):
+        slow, fast = {"drafter": "model", "tree": "chain(8, 'top')"}, {"drafter": "none"}
+        return [
+            {"label": "slow", "configuration": slow, "tokens_per_s": 1.0},
+            {"label": "fast", "configuration": fast, "tokens_per_s": 2.0},
+        ]
+
+    monkeypatch.setattr(tuning, "_confirmed", confirmed)
+    (tmp_path / "mine.txt").write_text("One and two.\n")
+    arguments = [
+        "--prompts",
+        tmp_path / "mine.txt",
+        "--max-new-tokens",
+        2,
+        "--repeats",
+        1,
+        "--out",
+        tmp_path / "out",
+        "--confirm",
+    ]
+    result = run("tune", "--target", tiny_paths[0], "--draft", tiny_paths[1], *arguments)
+    assert result.exit_code == 0, result.stderr
+    assert "measured: slow: 1.0 tokens/s, 0.50 times plain decoding" in result.stdout
+    assert "best by the clock: none" in result.stdout
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
+    assert line.endswith("--drafter none")
+    assert json.loads((tmp_path / "out" / "tune.json").read_text())["best"] == {"drafter": "none"}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from monge.cli.bench_control import bench_control
 from monge.cli.bench_drafters import drafters
 from monge.cli.bench_grow import grow
 from monge.cli.bench_heads import heads
+from monge.cli.bench_memory import memory
 from monge.cli.bench_peers import peers
 from monge.cli.bench_serve import bench_serve
 from monge.cli.bench_steps import steps
@@ -47,6 +48,7 @@ bench.command("control")(bench_control)
 bench.command("grow")(grow)
 bench.command("drafters")(drafters)
 bench.command("heads")(heads)
+bench.command("memory")(memory)
 bench.command("peers")(peers)
 bench.command("serve")(bench_serve)
 bench.command("steps")(steps)

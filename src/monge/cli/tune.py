@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Final
@@ -66,7 +67,8 @@ def tune(
 
     The target writes a continuation of every prompt once, which is logged; rounds of several sizes are timed; then drafters,
     trees, verifiers, windows and controllers are replayed on the log, and the one with the largest predicted speed is printed
-    with the command and the call that use it. `--confirm` measures the best ones, because a prediction is one.
+    with the command and the call that use it. `--confirm` measures the best ones and plain decoding, and then the one that was
+    fastest by the clock is printed: a prediction is one.
 
     **Examples**
 
@@ -79,8 +81,7 @@ def tune(
     if max_prompts < 1 or repeats < 1:
         raise OptionError(f"--max-prompts and --repeats must be at least 1; got {max_prompts} and {repeats}")
     shown = (read_prompts(prompts) if prompts else shipped(per_task=PER_TASK))[:max_prompts]
-    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
-    networks = load_networks(target, draft, **loading)
+    networks = load_networks(target, draft, **options.given(dtype=dtype, device=device, attention=attention, backend=backend))
     rules = SamplingRules(temperature=0.0 if temperature is None else temperature)
     with call_bar(notes()) as watch:
         found = record(networks, shown, rules, watch=watch, seed=seed, **options.given(max_new_tokens=max_new_tokens))
@@ -88,13 +89,14 @@ def tune(
         further = networks.further(drafter or ())
         found = replace(found, costs=networks.costs(further), about=networks.about())
         settings, own = Settings(repeats=repeats, seed=seed), networks.own_target() if further else None
-        step = lambda: watch.step("replaying")  # noqa: E731
-        tuned = search(found, networks.draft, settings, target=own, drafters=further, on_text=step)
+        replaying = partial(watch.step, "replaying")
+        tuned = search(found, networks.draft, settings, target=own, drafters=further, on_text=replaying)
         measured = _confirmed(networks, shown, tuned, found, seed) if confirm else []
-    document = tuned.document | {"best": tuned.predicted["configuration"], "measured": measured}
+    best = _fastest(tuned, measured)
+    document = tuned.document | {"predicted_best": tuned.best.settings, "best": best.settings, "measured": measured}
     files = [write_log(found, out / "run.mlog"), *write_document(document, out, "tune.json")]
-    show({**document, "replayed": document["replayed"][:8]})
-    _say_best(tuned, measured, options.given(target=target, draft=draft, backend=backend), rules)
+    _say(tuned, measured)
+    _say_use(best, options.given(target=target, draft=draft, backend=backend), rules)
     output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)
     if as_json:
         print(json.dumps(document))
@@ -125,12 +127,19 @@ def _confirmed(networks: Networks, prompts: Sequence[Prompt], tuned: Tuned, log:
     ]
 
 
-def _say_best(tuned: Tuned, measured: Sequence[dict[str, Any]], models: dict[str, str], rules: SamplingRules) -> None:
+def _fastest(tuned: Tuned, measured: Sequence[dict[str, Any]]) -> Configuration:
+    """The configuration that was fastest by the clock, if any was measured, or else by prediction."""
+    by_clock = [Configuration(**one["configuration"]) for one in sorted(measured, key=lambda one: -one["tokens_per_s"])]
+    return by_clock[0] if by_clock else tuned.best
+
+
+def _say(tuned: Tuned, measured: Sequence[dict[str, Any]]) -> None:
+    """What was predicted, and what the clock said of it."""
+    show({**tuned.document, "replayed": tuned.document["replayed"][:8]})
     console, gain, speed = output(), tuned.predicted["speedup"], tuned.predicted["tokens_per_s"]
-    best = tuned.best
     console.print(
-        f"\nbest: {best.label}\npredicted: {speed['mean']:.1f} tokens/s, {gain['mean']:.2f} times plain decoding "
-        f"(95% over texts {gain['low']:.2f}..{gain['high']:.2f})",
+        f"\nbest by prediction: {tuned.best.label}\npredicted: {speed['mean']:.1f} tokens/s, {gain['mean']:.2f} times plain "
+        f"decoding (95% over texts {gain['low']:.2f}..{gain['high']:.2f})",
         style="bold",
         markup=False,
         soft_wrap=True,
@@ -139,6 +148,13 @@ def _say_best(tuned: Tuned, measured: Sequence[dict[str, Any]], models: dict[str
     for one in measured:
         times = "" if plain is None else f", {one['tokens_per_s'] / plain:.2f} times plain decoding"
         console.print(f"measured: {one['label']}: {one['tokens_per_s']:.1f} tokens/s{times}", markup=False, soft_wrap=True)
+    if measured:
+        console.print(f"best by the clock: {_fastest(tuned, measured).label}", style="bold", markup=False, soft_wrap=True)
+
+
+def _say_use(best: Configuration, models: dict[str, str], rules: SamplingRules) -> None:
+    """The command and the call that decode so."""
+    console = output()
     if best.drafter is not None and MODEL not in best.drafter_names(None):
         models = {name: value for name, value in models.items() if name != "draft"}
     chosen = "".join(f" --{name} {shlex.quote(value)}" for name, value in models.items())
