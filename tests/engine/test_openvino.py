@@ -16,6 +16,7 @@ from monge.engine.compiled_store import FOLDER_VARIABLE, cache_folder
 from monge.engine.hf import HfTreeModel
 from monge.engine.loading import as_sequence_model
 from monge.engine.openvino import OpenVinoStep, openvino_step
+from monge.engine.openvino_program import Program
 from monge.engine.openvino_weights import with_weights
 from monge.engine.step import StepOutput
 from monge.engine.step_check import step_spec
@@ -103,13 +104,13 @@ class TestSteps:
         for expected, ours in zip(*logits.values(), strict=True):
             torch.testing.assert_close(ours, expected, atol=LARGEST_DIFFERENCE, rtol=0)
 
-    def test_short_chains_after_longer_ones(self, monkeypatch):
-        """They run as long as those, a while: what is read beyond them leaves no trace, even at the end of its room."""
+    def test_short_chains_run_as_the_next_longer_program_or_a_while_as_the_last(self, monkeypatch):
+        """What is read beyond them leaves no trace, even at the end of their room."""
         longest = target().config.max_position_embeddings
-        counts = (4, 1, 2, 1, 3, 1, 1, 1, 1, 1, 1, 1, 5, 2, 4, 1)
+        counts = (9, 1, 2, 4, 1, 2, 3, *(1,) * 8, 5, 8, 6, 9, 2, 1, 4, 1)
         step = openvino_step(target(), "same", silent)
-        run, sizes = OpenVinoStep._bound, []
-        monkeypatch.setattr(OpenVinoStep, "_bound", lambda self, *args: sizes.append(args[1]) or run(self, *args))
+        run, sizes = Program.run, []
+        monkeypatch.setattr(Program, "run", lambda self, *args: sizes.append((self.nodes, args[0])) or run(self, *args))
         models = HfTreeModel(target()), HfTreeModel(target(), step)
         tokens = prompts((longest,), seed=4)[0]
         start = longest - sum(counts)
@@ -123,10 +124,41 @@ class TestSteps:
             for model in models:
                 model.commit({0: range(count)})
             start += count
-        assert sizes == [4, 4, 4, 4, 4, 4, 4, 1, 1, 1, 1, 1, 5, 2, 4, 4]
+        run_as = [None, 1, 2, 4, 4, 4, 4, *[4] * 6, 1, 1, 8, 8, 8, None, 2, 2, 4, 4]
+        assert sizes == [(nodes, (1, nodes or count)) for nodes, count in zip(run_as, counts, strict=True)]
+
+    def test_small_trees_run_as_the_next_larger_program(self, monkeypatch):
+        step = openvino_step(target(), "same", silent)
+        run, sizes = Program.run, []
+        monkeypatch.setattr(Program, "run", lambda self, *args: sizes.append(self.nodes) or run(self, *args))
+        models = HfTreeModel(target()), HfTreeModel(target(), step)
+        blocks = (
+            NodeBlock((5, 6), (-1, -1)),
+            NodeBlock((7, 8, 9), (0, 0, 1)),
+            NodeBlock((4, 3, 2, 1, 5), (-1, 2, 2, 3, 4)),
+            NodeBlock((6,), (7,)),
+        )
+        for model in models:
+            model.open({0: prompts((40,), seed=5)[0]})
+        for _ in range(2):
+            for block in blocks:
+                expected, ours = (model.extend({0: block})[0] for model in models)
+                torch.testing.assert_close(ours, expected, atol=LARGEST_DIFFERENCE, rtol=0)
+            for model in models:
+                model.commit({0: (0, 2, 6)})
+        assert sizes == [4, 4, 8, 1, 2, 4, 8, 1]  # the first as the chain that was read when the step was checked
+
+    def test_a_large_network_has_one_program(self, monkeypatch):
+        monkeypatch.setattr(backend, "_SMALL", 1000)
+        step = openvino_step(target(), "same", silent)
+        model = HfTreeModel(target(), step)
+        model.open({0: (5, 6)})
+        assert model.extend({0: NodeBlock.chain((7,))})[0].shape == (1, model.vocab_size)
+        assert list(step._programs) == [None]
 
     def test_the_runtime_sees_a_language_model(self):
-        assert len(openvino_step(target(), "same", silent)._request.query_state()) == 1
+        step = openvino_step(target(), "same", silent)
+        assert [len(program._request.query_state()) for program in step._programs.values()] == [1] * len(step._programs)
 
     def test_the_cache_may_move_under_a_text(self):
         """It does where a text outgrows it, and where a short text follows a long one: no place of before may be touched."""

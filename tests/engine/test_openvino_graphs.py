@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from monge.engine import openvino_products
-from monge.engine.openvino import runtime_options
 from monge.engine.openvino_paths import run_as_language_model
 from monge.engine.openvino_products import Held, place_weights
+from monge.engine.openvino_program import runtime_options
 
 openvino = pytest.importorskip("openvino")
 opset13 = pytest.importorskip("openvino.opset13")

@@ -21,8 +21,8 @@ from monge.engine.compiled_store import find_program, program_key, scratch_folde
 from monge.engine.network_facts import tree_obstacle
 from monge.engine.openvino_buffers import Buffers
 from monge.engine.openvino_export import export_graph, weights
-from monge.engine.openvino_paths import run_as_language_model
 from monge.engine.openvino_products import Held, place_weights
+from monge.engine.openvino_program import Program
 from monge.engine.openvino_weights import linear_weights
 from monge.engine.step import Notify, StepOutput, StepSpec
 from monge.engine.step_check import largest_difference, step_spec
@@ -31,96 +31,76 @@ _FORMAT: Final = "openvino graph 2"  # raised whenever the traced graph, its inp
 AGREEMENT: Final = {"f32": 1e-4, "bf16": 0.1}
 """Largest difference to the network's own logits, as a share of the largest logit, by type of arithmetic."""
 FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, OSError, ImportError)
-_FEW: Final = 4  # nodes that cost as much as one
-_PATIENCE: Final = 6  # steps in a row that are run with more nodes than they have
-_KEPT_SIZES: Final = 32  # numbers of rows, nodes and columns whose memory is kept
+_FEW: Final = (1, 2, 4, 8)
+"""Numbers of nodes that have programs of their own."""
+_PATIENCE: Final = 6
+"""Steps in a row for which a program is kept that is larger than they need: another one's weights are not in the processor's
+cache, and up to four nodes cost little more than one."""
+_CHEAP: Final = 4
+_SMALL: Final = 2**24
+"""Numbers in a network that has such programs. Each holds all weights; of a longer step they would save little."""
 
 
 class OpenVinoStep:
     """A step run by OpenVINO, a `NodeStep`. The cache is read where it lies; new keys and values are copied into it.
+
+    Blocks of one row with few nodes are run by programs of their own where the network is small, with the next larger
+    number of nodes that has one, or a while that of the step before; a program is compiled when it is first needed.
 
     Args:
         graph: An `openvino.Model` with its weights.
         spec: Shape of its inputs, and the hidden states that it gives.
         name: What runs, for tables of results.
         precision: Type of its arithmetic.
+        few: Numbers of nodes that have programs of their own, in order.
     """
 
-    def __init__(self, graph: Any, spec: StepSpec, name: str, precision: str) -> None:
-        import openvino
-
-        self.name = name
-        self._host: Any = openvino
-        self._num_tokens = int(graph.outputs[0].partial_shape[2].get_length())
-        self._request = openvino.Core().compile_model(graph, "CPU", runtime_options(precision)).create_infer_request()
-        self._spec, self.layers = spec, spec.layers
-        self._num_masks = len(spec.kinds)
-        self._hidden = int(graph.outputs[1].partial_shape[2].get_length()) if spec.layers else 0
-        self._seen: tuple[int, ...] = ()
-        self._sizes: tuple[int, ...] = ()
-        self._num_shorter = 0
-        self._buffers: dict[tuple[int, ...], Buffers] = {}
+    def __init__(self, graph: Any, spec: StepSpec, name: str, precision: str, few: tuple[int, ...] = ()) -> None:
+        self.name, self.layers = name, spec.layers
+        self._few = few
+        self._programs: dict[int | None, Program] = {None: Program(graph, spec, precision)}
+        self._last = self._num_smaller = 0
+        # What makes no further programs is not to keep the weights twice.
+        self._own = partial(Program, graph, spec, precision) if few else None
 
     def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
-        starts = cache.starts
-        rows, nodes = token_ids.shape
-        buffers = self._bound(rows, nodes, cache)
-        buffers.fill(token_ids.numpy(), positions.numpy(), [mask.numpy() for mask in masks], starts)
-        return self._run(buffers, cache)
+        rows, count = token_ids.shape
+        nodes, starts = self._lengthened(rows, count), cache.starts
+
+        def fill(buffers: Buffers) -> None:
+            buffers.fill(token_ids.numpy(), positions.numpy(), [mask.numpy() for mask in masks], starts)
+
+        return self._run((rows, nodes), count, cache, fill)
 
     def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> StepOutput:
         count = len(token_ids)
-        buffers = self._bound(1, self._lengthened(count), cache)
-        buffers.fill_chain(token_ids, start)
-        return self._run(buffers.first(count), cache)
 
-    def _run(self, buffers: Buffers, cache: TreeCache) -> StepOutput:
-        self._request.infer(share_outputs=True)
-        cache.write(buffers.new)
+        def fill(buffers: Buffers) -> None:
+            buffers.fill_chain(token_ids, start)
+
+        return self._run((1, self._lengthened(1, count)), count, cache, fill)
+
+    def _run(self, sizes: tuple[int, int], count: int, cache: TreeCache, fill: Callable[[Buffers], None]) -> StepOutput:
+        rows, nodes = sizes
+        own = nodes if rows == 1 and nodes in self._few else None
+        if own not in self._programs and self._own is not None:
+            self._programs[own] = self._own(own)
+        first = self._programs[own].run(sizes, cache.kept(), fill).first(count)
+        cache.write(first.new)
         # Copies: the next step writes its own to the same place.
-        return StepOutput(logits=buffers.logits.clone(), states=tuple(state.clone() for state in buffers.states))
+        return StepOutput(logits=first.logits.clone(), states=tuple(state.clone() for state in first.states))
 
-    def _lengthened(self, count: int) -> int:
-        """Nodes to run for a chain of `count`: those of the step before where they are few, a while.
-
-        Another number costs the runtime half a step of a small network, and a few nodes more cost next to nothing. A draft
-        model reads two tokens in one step and one in the next.
-        """
-        rows, nodes, *_ = self._sizes or (0, 0)
-        self._num_shorter = self._num_shorter + 1 if rows == 1 and count < nodes <= _FEW else 0
-        return nodes if 0 < self._num_shorter <= _PATIENCE else count
-
-    def _show(self, kept: Sequence[Tensor]) -> None:
-        """Show the runtime all columns of keys and values, unless it sees them already.
-
-        Never some of the columns: the runtime copies what does not lie in one piece, at every step, and to the place where it
-        last read in one piece, which may be a cache that is gone.
-        """
-        place = (kept[0].data_ptr(), *kept[0].shape)
-        if place == self._seen:
-            return
-        for index, tensor in enumerate(kept, start=2 + self._num_masks):
-            assert tensor.is_contiguous(), "rows of the cache lie in one piece"
-            self._request.set_input_tensor(index, self._host.Tensor(tensor.numpy(), shared_memory=True))
-        self._seen = place
-
-    def _bound(self, rows: int, nodes: int, cache: TreeCache) -> Buffers:
-        """Memory for everything of these sizes but keys and values of the past, all known to the runtime."""
-        self._show(cache.kept())
-        sizes = (rows, nodes, cache.capacity)
-        if sizes not in self._buffers:
-            if len(self._buffers) >= _KEPT_SIZES:
-                self._buffers.clear()
-            widths = self._num_tokens, self._hidden
-            self._buffers[sizes] = Buffers.of(self._spec, sizes, widths, partial(self._host.Tensor, shared_memory=True))
-        buffers = self._buffers[sizes]
-        if sizes != self._sizes:
-            for index, shared in enumerate(buffers.inputs):
-                self._request.set_input_tensor(index, shared)
-            for index, shared in enumerate(buffers.outputs):
-                self._request.set_output_tensor(index, shared)
-            self._sizes = sizes
-        return buffers
+    def _lengthened(self, rows: int, count: int) -> int:
+        """Nodes to run for a block of `count`."""
+        fitting = next((few for few in self._few if rows == 1 and few >= count), None)
+        if fitting is None:
+            self._last = 0
+            return count
+        is_smaller = fitting < self._last <= _CHEAP
+        self._num_smaller = self._num_smaller + 1 if is_smaller else 0
+        if not 0 < self._num_smaller <= _PATIENCE:
+            self._last, self._num_smaller = fitting, 0
+        return self._last
 
 
 def openvino_step(network: PreTrainedModel, weights_kind: str, notify: Notify, layers: tuple[int, ...] = ()) -> OpenVinoStep:
@@ -147,9 +127,9 @@ def openvino_step(network: PreTrainedModel, weights_kind: str, notify: Notify, l
             what = f"{name} with its hidden states" if layers else name
             graph = load_or_export(key, what, notify, lambda: export_graph(network, spec))
             _set_weights(graph, network, weights_kind)
-            run_as_language_model(graph)
             title = "openvino" if weights_kind == "same" else f"openvino, {weights_kind} weights"
-            step = OpenVinoStep(graph, spec, title, precision)
+            is_small = sum(weight.numel() for weight in network.parameters()) <= _SMALL
+            step = OpenVinoStep(graph, spec, title, precision, _FEW if is_small else ())
             difference, bound = apart(lambda: largest_difference(network, step)), AGREEMENT[precision]
     except FAILURES as error:
         text = str(error).strip().splitlines() or [""]
@@ -194,20 +174,6 @@ def openvino_version() -> str:
     import openvino
 
     return str(openvino.get_version())
-
-
-def runtime_options(precision: str) -> dict[str, Any]:
-    """How the runtime is to work.
-
-    Args:
-        precision: Type of its arithmetic.
-    """
-    return {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "INFERENCE_PRECISION_HINT": precision,
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # only weights have fewer bits; otherwise there were no law to compare with
-    }
 
 
 def load_or_export(key: str, name: str, notify: Notify, export: Callable[[], Any]) -> Any:

@@ -60,7 +60,7 @@ class Buffers:
         )
 
     def fill(self, token_ids: np.ndarray, positions: np.ndarray, masks: Sequence[np.ndarray], starts: Sequence[int]) -> None:
-        """Take the inputs of a step.
+        """Take the inputs of a step; where there is room for more nodes, they are the last one again, which nobody sees.
 
         Args:
             token_ids: Tokens, `[rows, nodes]`.
@@ -68,8 +68,9 @@ class Buffers:
             masks: Masks over columns of the cache, boolean or additive, `[rows, 1, nodes, seq]`.
             starts: First column that is written, row by row.
         """
-        self.token_ids[:] = token_ids
-        self.positions[:] = positions
+        count = token_ids.shape[1]
+        self.token_ids[:, :count], self.token_ids[:, count:] = token_ids, token_ids[:, -1:]
+        self.positions[:, :count], self.positions[:, count:] = positions, positions[:, -1:]
         for shown, mask in zip(self.masks, masks, strict=True):
             _fill(shown, mask, starts)
 
@@ -107,9 +108,11 @@ def _below(nodes: int) -> np.ndarray:
 def _fill(shown: np.ndarray, seen: np.ndarray, starts: Sequence[int]) -> None:
     """A mask over columns of the cache as one over past and nodes, `[batch, 1, nodes, past + nodes]`: 0 where seen."""
     added = np.where(seen, _SHOWN, _HIDDEN) if seen.dtype == np.bool_ else seen
-    nodes = shown.shape[2]
-    past = shown.shape[3] - nodes
+    count, past = seen.shape[2], shown.shape[3] - shown.shape[2]
     for row, start in enumerate(starts):
-        shown[row, :, :, :start] = added[row, :, :, :start]
+        shown[row, :, :count, :start] = added[row, :, :, :start]
         shown[row, :, :, start:past] = _HIDDEN
-        shown[row, :, :, past:] = added[row, :, :, start : start + nodes]
+        shown[row, :, :count, past : past + count] = added[row, :, :, start : start + count]
+        shown[row, :, :, past + count :] = _HIDDEN
+        shown[row, :, count:, :start] = shown[row, :, count - 1 : count, :start]
+        shown[row, :, count:, past : past + count] = shown[row, :, count - 1 : count, past : past + count]

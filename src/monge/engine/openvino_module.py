@@ -14,10 +14,11 @@ from monge.core.model import Forward
 from monge.engine.apart import apart
 from monge.engine.compiled_store import module_key
 from monge.engine.module_export import export_module, module_difference
-from monge.engine.openvino import AGREEMENT, FAILURES, load_or_export, openvino_version, runtime_options
+from monge.engine.openvino import AGREEMENT, FAILURES, load_or_export, openvino_version
 from monge.engine.openvino_export import weights
 from monge.engine.openvino_paths import run_as_language_model
 from monge.engine.openvino_products import Held, place_weights
+from monge.engine.openvino_program import runtime_options
 from monge.engine.step import Notify
 
 _FORMAT: Final = "openvino module 1"  # raised whenever what is traced, or the file, change
