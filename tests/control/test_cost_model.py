@@ -206,6 +206,22 @@ def test_a_drafter_that_rested_reads_what_it_missed_first() -> None:
     assert costs.of("large").draft_s(4) == pytest.approx(1.6)
 
 
+def test_the_first_draft_after_a_rest_is_no_news_about_going_on_unless_it_is_good_news() -> None:
+    costs = CostModel(verify_s={1: {0: 1.0, 4: 1.4}}, draft_s={1: {0: 0.0, 4: 0.4}})
+    for _ in range(4):
+        costs.observe(timing(0, 1.0))
+    costs.observe(timing(4, 2.4, depth=4, draft_s=0.9))
+    assert costs.round_s(4) == pytest.approx(1.8)
+    assert costs.catch_up_s == pytest.approx(1.0 + 0.5)
+    costs.observe(timing(4, 2.4, depth=4, draft_s=0.4))  # the second goes on
+    assert costs.round_s(4) > 1.85
+    high = costs.round_s(4)
+    for _ in range(4):
+        costs.observe(timing(0, 1.0))
+    costs.observe(timing(4, 1.0, depth=4, draft_s=0.4))
+    assert costs.round_s(4) < high
+
+
 def test_selectors_count_each_drafters_own_time() -> None:
     memory = Memory(pooled(), members=tuple(Member(name=name, max_depth=4, runs_network=True) for name in ("small", "large")))
     arms = Arms.of(memory, "hedge")

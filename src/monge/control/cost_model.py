@@ -16,6 +16,11 @@ _CATCH_UP_RATE: Final = 0.3
 """Share of a difference that the running time of catching up takes over."""
 
 
+_COLD: Final = 4
+"""Plain rounds in a row after which the first round that drafts finds weights, shapes and text not at hand: what it takes
+beyond the expected is the price of coming back, and no cost of going on."""
+
+
 class CostModel:
     """Seconds of a round: `draft_s(depth, batch) + verify_s(nodes, batch, context)`, the fixed overhead in the latter.
 
@@ -69,8 +74,9 @@ class CostModel:
         self.num_waiting = 0
         """Requests that wait for the place of one that ends."""
         self.catch_up_s = 0.0
-        """Seconds of late that a drafter needed after a rest to read the text that it had missed."""
+        """Seconds of late that a first draft after a rest took beyond the usual, above all to read the text that was missed."""
         self._rested: set[str | None] = set()  # drafters that have text to read before they draft again
+        self._num_plain = 0  # plain rounds in a row
         for row in self._verify.values():
             make_isotonic(row)
 
@@ -131,13 +137,16 @@ class CostModel:
         if not self.learns:
             return
         predicted = self.verify_s(timing.num_nodes, timing.batch_size, timing.context_length)
-        correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), timing.rest_s, predicted)
-        kind = timing.num_nodes > 0, timing.batch_size, timing.context_length
-        dearer = self._pace.learn(*kind, timing.rest_s, predicted)
-        for own in (self._draft, *(own for own, _ in self._drafters.values())):
-            scale(own, dearer)
-        for row in self._verify.values():
-            make_isotonic(row)
+        is_cold = timing.num_nodes > 0 and self._num_plain >= _COLD
+        self._num_plain = 0 if timing.num_nodes else self._num_plain + 1
+        if not is_cold or timing.rest_s < predicted:
+            correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), timing.rest_s, predicted)
+            kind = timing.num_nodes > 0, timing.batch_size, timing.context_length
+            dearer = self._pace.learn(*kind, timing.rest_s, predicted)
+            for own in (self._draft, *(own for own, _ in self._drafters.values())):
+                scale(own, dearer)
+            for row in self._verify.values():
+                make_isotonic(row)
         if timing.depth > 0:
             table, _ = self._drafters.get(timing.drafter or "", (self._draft, self.nodes))
             expected = interpolated(table, timing.batch_size, timing.depth)
@@ -145,8 +154,8 @@ class CostModel:
                 correct(table, timing.batch_size, timing.depth, timing.draft_s, expected)
             elif math.isfinite(timing.draft_s):
                 # After a rest a drafter first reads the text that it has missed, which is no cost of the draft.
-                share = _CATCH_UP_RATE if self.catch_up_s else 1.0
-                self.catch_up_s += share * (max(0.0, timing.draft_s - expected) - self.catch_up_s)
+                beyond = max(0.0, timing.draft_s - expected) + (max(0.0, timing.rest_s - predicted) if is_cold else 0.0)
+                self.catch_up_s += (_CATCH_UP_RATE if self.catch_up_s else 1.0) * (beyond - self.catch_up_s)
         self._rested = {None, *self._drafters} - ({timing.drafter} if timing.depth > 0 else set())
 
     def as_dict(self) -> dict[str, Any]:

@@ -256,7 +256,7 @@ class Price(Controller[Request]):
     def _off(self, state: Request) -> Request:
         """The state at the beginning of a rest."""
         outlook = self.outlook(state)
-        lost = self.trial * (outlook.seconds[outlook.window] - outlook.seconds[0])
+        lost = self.trial * outlook.loss_s
         longest = self._longest(lost + costs_of(state.memory, "price").catch_up_s, outlook.seconds[0])
         off = max(self.first_off, min(2 * state.off_tokens, longest))
         note_off(state.memory, off)

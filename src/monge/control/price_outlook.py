@@ -34,6 +34,11 @@ class Outlook:
         windows = range(1, len(self.tokens))
         return max(windows, key=lambda window: self.tokens[window] - self.price * self.seconds[window])
 
+    @property
+    def loss_s(self) -> float:
+        """Seconds by which a round of that window is expected to be behind plain decoding of its tokens."""
+        return max(0.0, self.seconds[self.window] - self.tokens[self.window] * self.seconds[0])
+
 
 def prices(price: float, seconds: Sequence[float]) -> tuple[float, ...]:
     """Tokens that each level's further seconds are worth."""

@@ -29,23 +29,28 @@ DEPTHS: Final = (0, 1, 2, 4, 8)
 _PROMPT: Final = 32  # tokens of the text that the table is measured on
 _LONG_PROMPT: Final = 512  # tokens of the text that shows what context costs
 _CONTEXT_DEPTH: Final = 2  # of the drafts whose verification shows it too
-_ROUNDS: Final = 4  # measured rounds of every depth, if the budget allows; the first of all is a warm-up
+_ROUNDS: Final = 4  # measured rounds of every depth, if the budget allows, each after another of its depth
 _PATIENCE: Final = 4.0  # budgets after which one cycle, the cold one, has to do
 _REQUESTS: Final = -1_000_000  # ids of the measured requests: below those of real ones
 
 
 @dataclass(frozen=True, slots=True)
 class _Cycle(Controller[int]):
-    """The listed depths, round after round, of one drafter of a pool."""
+    """The listed depths, round after round, of one drafter of a pool: once each, then twice each over and over."""
 
     depths: tuple[int, ...]
     drafter: str | None = None
+
+    @property
+    def schedule(self) -> tuple[int, ...]:
+        """Depths of all rounds."""
+        return self.depths + tuple(depth for depth in self.depths for _ in range(2)) * _ROUNDS
 
     def init(self, memory: Memory) -> int:
         return 0
 
     def plan(self, state: int, draws: Draws) -> DraftPlan:
-        return DraftPlan(max_depth=self.depths[state % len(self.depths)], drafter=self.drafter)
+        return DraftPlan(max_depth=self.schedule[state], drafter=self.drafter)
 
     def update(self, state: int, record: StepRecord) -> int:
         return state + 1
@@ -177,11 +182,13 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
     """Records of rounds of all depths, one request's of each round.
 
     The first cycle is a warm-up: a drafter that runs for the first time can take many times its later time, and a controller
-    that believes it never drafts again. Only where rounds are so slow that two cycles take several budgets is it all there is.
+    that believes it never drafts again. After it every depth runs twice in a row and the second round counts, as weights and
+    shapes of another size are not at hand in the first. Only where rounds are so slow that two cycles take several budgets is
+    the first all there is.
     """
-    trial, depths = replace(parts, controller=cycle, memory=Memory()), cycle.depths
+    trial, depths, schedule = replace(parts, controller=cycle, memory=Memory()), cycle.depths, cycle.schedule
     longest = min(length for length in (parts.target.max_length, parts.drafter.capabilities.max_length, 1 << 30) if length)
-    most = min(len(depths) * (_ROUNDS + 1) * (max(depths) + 1) + 1, longest - 1)
+    most = min(len(schedule) * (max(depths) + 1) + 1, longest - 1)
     prompt = max(1, min(prompt, longest - most))
     vocab = parts.target.vocab_size
     sessions = [
@@ -194,9 +201,9 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
     open_sessions(sessions, trial)
     start = now()
     try:
-        for number in range(len(depths) * (_ROUNDS + 1)):
+        for number in range(len(schedule)):
             passed, cycles = now() - start, number / len(depths)
-            is_late = passed > budget_s and (cycles >= 2 or (cycles >= 1 and passed > _PATIENCE * budget_s))
+            is_late = passed > budget_s and (cycles >= 3 or (cycles >= 1 and passed > _PATIENCE * budget_s))
             if is_late or any(session.finish_reason is not None for session in sessions):
                 break
             run_round(sessions, trial)
@@ -204,7 +211,7 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
         for session in sessions:
             close_session(session, trial)
     records = sessions[0].records
-    return records[len(depths) :] if len(records) >= 2 * len(depths) else records
+    return records[len(depths) + 1 :: 2] if len(records) >= 3 * len(depths) else records
 
 
 def _context_s(parts: Parts, batch_size: int, budget_s: float) -> tuple[float, float]:
