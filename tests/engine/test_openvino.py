@@ -148,12 +148,20 @@ class TestSteps:
                 model.commit({0: (0, 2, 6)})
         assert sizes == [4, 4, 8, 1, 2, 4, 8, 1]  # the first as the chain that was read when the step was checked
 
-    def test_a_large_network_has_one_program(self, monkeypatch):
+    def test_a_large_network_has_one_program_and_short_chains_run_a_while_as_the_last(self, monkeypatch):
         monkeypatch.setattr(backend, "_SMALL", 1000)
         step = openvino_step(target(), "same", silent)
-        model = HfTreeModel(target(), step)
-        model.open({0: (5, 6)})
-        assert model.extend({0: NodeBlock.chain((7,))})[0].shape == (1, model.vocab_size)
+        run, sizes = Program.run, []
+        monkeypatch.setattr(Program, "run", lambda self, *args: sizes.append(args[0]) or run(self, *args))
+        models = HfTreeModel(target()), HfTreeModel(target(), step)
+        for model in models:
+            model.open({0: (5, 6)})
+        for count in (5, 3, 1, 2, 6, 1):
+            expected, ours = (model.extend({0: NodeBlock.chain((7,) * count)})[0] for model in models)
+            torch.testing.assert_close(ours, expected, atol=LARGEST_DIFFERENCE, rtol=0)
+            for model in models:
+                model.commit({0: (0,)})
+        assert sizes == [(1, count) for count in (5, 3, 3, 3, 6, 1)]
         assert list(step._programs) == [None]
 
     def test_the_runtime_sees_a_language_model(self):

@@ -92,10 +92,10 @@ class OpenVinoStep:
 
     def _lengthened(self, rows: int, count: int) -> int:
         """Nodes to run for a block of `count`."""
-        fitting = next((few for few in self._few if rows == 1 and few >= count), None)
-        if fitting is None:
+        if rows > 1:
             self._last = 0
             return count
+        fitting = next((few for few in self._few if few >= count), count)
         is_smaller = fitting < self._last <= _CHEAP
         self._num_smaller = self._num_smaller + 1 if is_smaller else 0
         if not 0 < self._num_smaller <= _PATIENCE:
