@@ -24,6 +24,7 @@ PROMPT_TEMPLATES = {
     "instruction_data_1100.json": INSTRUCTION,
     "self_instruct_user_oriented.jsonl": INSTRUCTION,
 }
+MOST_PROMPT_TOKENS = 128  # of a prompt that text is sampled from
 PLAIN_RECORD_LINES = 200  # a plain text file is cut into records of so many lines
 
 
@@ -121,11 +122,11 @@ def draw_order(size: int, generator: torch.Generator) -> Tensor:
     return torch.empty(size, dtype=torch.float64).uniform_(generator=generator).argsort()
 
 
-def draw_prompts(corpus: Corpus, count: int, generator: torch.Generator, max_tokens: int = 128) -> list[list[int]]:
+def draw_prompts(corpus: Corpus, count: int, generator: torch.Generator) -> list[list[int]]:
     """Draws prompts: whole questions, or prefixes of 16 to 64 tokens of plain documents."""
     cuts = (16 + draw_indices(49, count, generator)).tolist()
     chosen = [corpus.prompts[i] for i in draw_indices(len(corpus.prompts), count, generator).tolist()]
-    return [p[: max_tokens if corpus.has_questions else cut] for p, cut in zip(chosen, cuts, strict=True)]
+    return [p[: MOST_PROMPT_TOKENS if corpus.has_questions else cut] for p, cut in zip(chosen, cuts, strict=True)]
 
 
 def draw_tokens(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:

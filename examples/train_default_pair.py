@@ -27,6 +27,7 @@ import transformers
 from default_pair_data import (
     COOL,
     DOMAINS,
+    MOST_PROMPT_TOKENS,
     Pool,
     Pools,
     draw_indices,
@@ -80,10 +81,11 @@ def new_model(config: PreTrainedConfig, family: str, args: argparse.Namespace) -
     Of another family it has the vocabulary, heads, context and end of text of `config`, and its family's own choices otherwise.
     """
     sizes = {"num_hidden_layers": args.layers, "hidden_size": args.hidden, "intermediate_size": args.intermediate}
-    kept = config.to_dict()
-    if family != config.model_type:
-        kept = {name: kept[name] for name in SHARED_BY_FAMILIES}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **kept | sizes)).float()
+    if family == config.model_type:
+        made = type(config)(**config.to_dict() | sizes)
+    else:
+        made = AutoConfig.for_model(family, **{name: getattr(config, name) for name in SHARED_BY_FAMILIES} | sizes)
+    model = AutoModelForCausalLM.from_config(made).float()
     for index, weight in enumerate(model.parameters()):
         if weight.dim() > 1:
             weight.data.normal_(0, config.initializer_range, generator=seeded(args.seed, index))
@@ -261,8 +263,6 @@ def run_target(args: argparse.Namespace) -> None:
     numbers: dict[str, object] = {"epoch_tokens": rows.numel()}
     if not args.fresh:
         numbers["init_held_out"] = held_out_losses(initial, corpora["held_out"])
-    if args.family is not None and not args.fresh:
-        raise SystemExit("--family is a new model's: it needs --fresh")
     target = new_model(initial.config, args.family or initial.config.model_type, args) if args.fresh else initial.float()
     few = {name: corpora["held_out"][name] for name in WATCHED}
     report = train(target, cross_entropy_step(target, rows, args), args, lambda: held_out_losses(target, few))
@@ -341,7 +341,12 @@ def parse_arguments() -> argparse.Namespace:
     draft.add_argument("--sample-rows", type=int, default=2048, help="rows sampled at once")
     draft.add_argument("--sampled-fraction", type=float, default=0.7, help="share of sampled text in a batch")
     draft.add_argument("--cool-fraction", type=float, default=0.15, help=f"share of warm rows with laws at {COOL}")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.command == "target" and args.family is not None and not args.fresh:
+        parser.error("--family is a new model's: it needs --fresh")
+    if args.command == "draft" and args.sequence <= MOST_PROMPT_TOKENS:
+        parser.error(f"--sequence {args.sequence} leaves prompts of up to {MOST_PROMPT_TOKENS} tokens nothing to continue with")
+    return args
 
 
 def main() -> None:

@@ -222,6 +222,15 @@ def test_the_first_draft_after_a_rest_is_no_news_about_going_on_unless_it_is_goo
     assert costs.round_s(4) < high
 
 
+def test_drafts_without_a_network_are_learnt_from_however_rare_they_are() -> None:
+    costs = CostModel(verify_s={1: {0: 1.0, 4: 1.4}}, draft_s={1: {0: 0.0}})
+    for _ in range(30):
+        for _ in range(4):
+            costs.observe(timing(0, 1.0))
+        costs.observe(timing(4, 2.4))
+    assert costs.verify_s(4, 1, 1) > 1.5
+
+
 def test_selectors_count_each_drafters_own_time() -> None:
     memory = Memory(pooled(), members=tuple(Member(name=name, max_depth=4, runs_network=True) for name in ("small", "large")))
     arms = Arms.of(memory, "hedge")

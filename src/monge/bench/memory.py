@@ -6,7 +6,6 @@ Every backend decodes in a process of its own, so that none is charged for what 
 import json
 import multiprocessing
 import os
-import resource
 import sys
 import warnings
 from collections.abc import Callable
@@ -57,6 +56,8 @@ class MemorySettings:
         for name, least in (("rounds", 2), ("samples", 2), ("max_new_tokens", 1), ("prompt_tokens", _TEXTS)):
             if getattr(self, name) < least:
                 raise OptionError(f"bench memory: {name} must be at least {least}; got {getattr(self, name)}")
+        if self.threads is not None and self.threads < 1:
+            raise OptionError(f"bench memory: threads must be at least 1; got {self.threads}")
         if self.rounds < self.samples:
             raise OptionError(f"bench memory: {self.samples} looks at memory need as many rounds; got {self.rounds}")
         for name in self.backends:
@@ -170,6 +171,8 @@ def _tell(sender: Connection, message: dict[str, Any]) -> None:
 
 def _held() -> dict[str, int]:
     """Bytes of this process that lie in memory, and the most that ever did."""
+    import resource  # not on every system; who has no `_STATM` never comes here
+
     resident = int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # in kibibytes, and counted a little later
     return {"resident": resident, "peak": max(resident, peak)}

@@ -17,8 +17,9 @@ _CATCH_UP_RATE: Final = 0.3
 
 
 _COLD: Final = 4
-"""Plain rounds in a row after which the first round that drafts finds weights, shapes and text not at hand: what it takes
-beyond the expected is the price of coming back, and no cost of going on."""
+"""Plain rounds in a row after which a network that drafts finds weights, shapes and text not at hand: what that round takes
+beyond the expected is the price of coming back, and no cost of going on. Drafts without a network come and go, and what they
+take then is their cost."""
 
 
 class CostModel:
@@ -137,7 +138,7 @@ class CostModel:
         if not self.learns:
             return
         predicted = self.verify_s(timing.num_nodes, timing.batch_size, timing.context_length)
-        is_cold = timing.num_nodes > 0 and self._num_plain >= _COLD
+        is_cold = timing.depth > 0 and self._num_plain >= _COLD
         self._num_plain = 0 if timing.num_nodes else self._num_plain + 1
         if not is_cold or timing.rest_s < predicted:
             correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), timing.rest_s, predicted)

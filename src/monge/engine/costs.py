@@ -36,7 +36,7 @@ _REQUESTS: Final = -1_000_000  # ids of the measured requests: below those of re
 
 @dataclass(frozen=True, slots=True)
 class _Cycle(Controller[int]):
-    """The listed depths, round after round, of one drafter of a pool: once each, then twice each over and over."""
+    """The listed depths, round after round, of one drafter of a pool: two times once each, then twice each over and over."""
 
     depths: tuple[int, ...]
     drafter: str | None = None
@@ -44,7 +44,7 @@ class _Cycle(Controller[int]):
     @property
     def schedule(self) -> tuple[int, ...]:
         """Depths of all rounds."""
-        return self.depths + tuple(depth for depth in self.depths for _ in range(2)) * _ROUNDS
+        return self.depths * 2 + tuple(depth for depth in self.depths for _ in range(2)) * _ROUNDS
 
     def init(self, memory: Memory) -> int:
         return 0
@@ -182,9 +182,9 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
     """Records of rounds of all depths, one request's of each round.
 
     The first cycle is a warm-up: a drafter that runs for the first time can take many times its later time, and a controller
-    that believes it never drafts again. After it every depth runs twice in a row and the second round counts, as weights and
-    shapes of another size are not at hand in the first. Only where rounds are so slow that two cycles take several budgets is
-    the first all there is.
+    that believes it never drafts again. Only where rounds are so slow that two cycles take several budgets is it all there is.
+    Where the budget allows, every depth then runs twice in a row and only the second rounds count: weights and shapes of
+    another size are not at hand in the first, which shows where rounds are short.
     """
     trial, depths, schedule = replace(parts, controller=cycle, memory=Memory()), cycle.depths, cycle.schedule
     longest = min(length for length in (parts.target.max_length, parts.drafter.capabilities.max_length, 1 << 30) if length)
@@ -203,7 +203,7 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
     try:
         for number in range(len(schedule)):
             passed, cycles = now() - start, number / len(depths)
-            is_late = passed > budget_s and (cycles >= 3 or (cycles >= 1 and passed > _PATIENCE * budget_s))
+            is_late = passed > budget_s and (cycles >= 2 or (cycles >= 1 and passed > _PATIENCE * budget_s))
             if is_late or any(session.finish_reason is not None for session in sessions):
                 break
             run_round(sessions, trial)
@@ -211,7 +211,9 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
         for session in sessions:
             close_session(session, trial)
     records = sessions[0].records
-    return records[len(depths) + 1 :: 2] if len(records) >= 3 * len(depths) else records
+    if len(records) >= 4 * len(depths):
+        return records[2 * len(depths) + 1 :: 2]
+    return records[len(depths) :] if len(records) >= 2 * len(depths) else records
 
 
 def _context_s(parts: Parts, batch_size: int, budget_s: float) -> tuple[float, float]:

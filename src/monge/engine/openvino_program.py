@@ -17,9 +17,9 @@ _KEPT_SIZES: Final = 32  # numbers of rows, nodes and columns whose memory is ke
 class Program:
     """One way in which the runtime runs a step: for any number of rows and nodes, or for one row of so many nodes.
 
-    The runtime works out the shapes of all operations at every call unless they are given, and for a network of some million
-    numbers that takes a fifth of a step, and another fifth whenever they change. So small numbers of nodes have programs of
-    their own; the columns of the cache, which change rarely, stay variable in all of them.
+    The runtime works out the shapes of all operations at every call unless they are given, which is a good part of a step of a
+    network of some million numbers, and more whenever they change. So small numbers of nodes have programs of their own; the
+    columns of the cache, which change rarely, stay variable in all of them.
 
     Args:
         graph: An `openvino.Model` with its weights, left as it is.
@@ -36,7 +36,7 @@ class Program:
         self._first_kept = 2 + len(spec.kinds)
         self._widths = (
             int(graph.outputs[0].partial_shape[2].get_length()),
-            (int(graph.outputs[1].partial_shape[2].get_length()) if spec.layers else 0),
+            int(graph.outputs[1].partial_shape[2].get_length()) if spec.layers else 0,
         )
         shaped = graph.clone()
         if nodes is not None:
