@@ -162,6 +162,37 @@ def test_a_reply_of_another_length_says_nothing_about_speed():
     assert bench._of_length(Reply(num_tokens=6), 6).failure is None
 
 
+def test_each_repeat_begins_with_another_server_and_all_repeats_make_one_ratio(monkeypatch):
+    order = []
+
+    @contextmanager
+    def started(arguments):
+        yield Server(host=arguments[0], port=1)
+
+    def load(server, _prompts, _settings, clients):
+        order.append((server.host, clients))
+        speed = {"slow": 10.0, "fast": 20.0}[server.host]
+        return {"tokens_per_s": speed, "tokens_per_processor_s": None, "num_failed": 0}
+
+    monkeypatch.setattr(bench, "running", started)
+    monkeypatch.setattr(bench, "_load", load)
+    settings = LoadSettings(concurrency=(1, 2), repeats=3, server=())
+    document = measure({"slow": ("slow",), "fast": ("fast",)}, ["text"], settings)
+    assert [name for name, clients in order[2:] if clients == 1] == ["slow", "fast", "fast", "slow", "slow", "fast"]
+    assert [(cell["concurrency"], cell["arm"]) for cell in document["cells"]] == [
+        (1, "slow"), (1, "fast"), (2, "slow"), (2, "fast"),
+    ]  # fmt: skip
+    assert document["cells"][1]["ratio_of_all"] == {"mean": 2.0, "low": 2.0, "high": 2.0}
+
+
+def test_speeds_of_all_repeats_are_those_of_their_times():
+    found = bench._ratio_of_all([10.0, 30.0], [20.0, 20.0])
+    assert found["mean"] == pytest.approx((2 / 20) / (1 / 10 + 1 / 30))
+    assert found["low"] == pytest.approx(0.5)
+    assert found["high"] == pytest.approx(1.5)
+    assert bench._ratio_of_all([1.0], [1.0]) is None
+
+
 @pytest.mark.slow
 def test_two_arms():
     settings = LoadSettings(concurrency=(2,), per_client=1, max_tokens=4, repeats=1, server=())

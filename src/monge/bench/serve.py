@@ -1,8 +1,9 @@
 """Load on `monge serve`: throughput and latency against concurrency, speculation on, off and adaptive, beside other engines.
 
 Every arm is a server process of its own; all are up during the whole run and take turns, so that a machine that slows down
-slows all of them. A closed loop of `concurrency` clients sends requests with fixed prompts and seeds and equal lengths: each
-client sends its next request when its last one is answered.
+slows all of them, and each repeat begins with another one, so that none gains by its place. A closed loop of `concurrency`
+clients sends requests with fixed prompts and seeds and equal lengths: each client sends its next request when its last one is
+answered.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ from monge.bench.processor_time import tree_seconds
 from monge.bench.provenance import provenance
 from monge.bench.serve_client import Reply, complete
 from monge.bench.servers import Beside, Server, running, running_beside
-from monge.bench.statistics import Summary
+from monge.bench.statistics import Resamples, Summary
+from monge.core.draws import TorchDraws
 from monge.core.errors import MongeError, OptionError
 
 ARMS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -97,9 +99,9 @@ def measure(
             _load(server, prompts, settings, min(4, max(settings.concurrency)))
         for repeat in range(settings.repeats):
             for clients in settings.concurrency:
-                for name, server in servers.items():
+                for name in _turned(tuple(servers), repeat):
                     watch(f"{name}, {clients} clients, {repeat + 1} of {settings.repeats}")
-                    runs.setdefault((clients, name), []).append(_load(server, prompts, settings, clients))
+                    runs.setdefault((clients, name), []).append(_load(servers[name], prompts, settings, clients))
     return {
         "settings": asdict(settings),
         "arms": {name: list(arguments) for name, arguments in arms.items()},
@@ -107,6 +109,11 @@ def measure(
         "provenance": before | {"load_average_after": provenance(torch.device("cpu"))["load_average"]},
         "cells": [_cell(clients, name, some, runs[clients, next(iter(arms))]) for (clients, name), some in runs.items()],
     }
+
+
+def _turned(names: tuple[str, ...], by: int) -> tuple[str, ...]:
+    first = by % len(names)
+    return names[first:] + names[:first]
 
 
 def _load(server: Server, prompts: Sequence[str], settings: LoadSettings, clients: int) -> dict[str, Any]:
@@ -195,12 +202,22 @@ def _cell(clients: int, arm: str, runs: Sequence[dict[str, Any]], baseline: Sequ
         "arm": arm,
         wall: _summary([run[wall] for run in runs]),
         "ratio": _summary([run[wall] / other[wall] for run, other in zip(runs, baseline, strict=True)]),
+        "ratio_of_all": _ratio_of_all([run[wall] for run in runs], [run[wall] for run in baseline]),
         processor: _summary([run[processor] for run in runs]),
         "processor_ratio": _summary(
             [_share(run[processor], other[processor]) for run, other in zip(runs, baseline, strict=True)]
         ),
         "runs": list(runs),
     }
+
+
+def _ratio_of_all(speeds: Sequence[float], others: Sequence[float]) -> dict[str, Any] | None:
+    """Speed over all repeats together, over that of others, with an interval that resamples repeats; `None` of one repeat."""
+    if len(speeds) < 2:
+        return None
+    resamples = Resamples.draw(len(speeds), TorchDraws(torch.Generator().manual_seed(0)))
+    seconds, other_seconds = (np.reciprocal(np.array(some, dtype=np.float64)) for some in (speeds, others))
+    return asdict(resamples.ratio(other_seconds, seconds, np.arange(len(speeds))))
 
 
 def _summary(values: Sequence[float | None]) -> dict[str, Any] | None:
