@@ -1,6 +1,7 @@
 """The load generator counts what was sent, and tells failures from numbers."""
 
 import asyncio
+import itertools
 import json
 import sys
 from contextlib import contextmanager
@@ -77,8 +78,8 @@ def test_settings_that_cannot_be():
         (["--beside", "x: serve"], "has {port} where the port goes"),
         (["--beside", "x: https://h:1"], "named as http://host:port"),
         (["--beside", "on: http://h:1"], "name every server once"),
-        (["--beside-fields", "x: {}"], "fields by the name of their server"),
-        (["--beside", "x: http://h:1", "--beside-fields", "x: [1]"], "a JSON object is expected; got '[1]'"),
+        (["--fields", "x: {}"], "--fields 'x': no server has this name; there are off, on, adaptive"),
+        (["--beside", "x: http://h:1", "--fields", "x: [1]"], "a JSON object is expected; got '[1]'"),
     ],
     ids=" ".join,
 )
@@ -135,7 +136,7 @@ def test_another_engine_is_asked_in_its_own_words(tmp_path, monkeypatch):
         [
             *("bench", "serve", "--concurrency", "2", "--requests", "1", "--max-tokens", "6", "--repeats", "1"),
             *("--arm", "off:", "--beside", f"other: {sys.executable} {other} {{port}}", "--out", str(tmp_path)),
-            *("--beside-fields", 'other: {"ignore_eos": null, "generation_config": "never ends"}'),
+            *("--fields", 'other: {"ignore_eos": null, "generation_config": "never ends"}'),
         ],
     )
     assert result.exit_code == 0, result.output
@@ -183,6 +184,26 @@ def test_each_repeat_begins_with_another_server_and_all_repeats_make_one_ratio(m
         (1, "slow"), (1, "fast"), (2, "slow"), (2, "fast"),
     ]  # fmt: skip
     assert document["cells"][1]["ratio_of_all"] == {"mean": 2.0, "low": 2.0, "high": 2.0}
+
+
+def test_arms_that_are_started_alike_share_a_server(monkeypatch):
+    ports, asked = itertools.count(1), []
+
+    @contextmanager
+    def started(arguments):
+        yield Server(host="h", port=next(ports))
+
+    def load(server, *_):
+        asked.append((server.port, server.body({"seed": 1})))
+        return {"tokens_per_s": 1.0, "tokens_per_processor_s": None, "num_failed": 0}
+
+    monkeypatch.setattr(bench, "running", started)
+    monkeypatch.setattr(bench, "_load", load)
+    fields = {"off": {"speculation": False}}
+    settings = LoadSettings(concurrency=(1,), repeats=1, server=())
+    document = measure({"off": ("a",), "on": ("a",), "other": ("b",)}, ["text"], settings, fields=fields)
+    assert asked[3:] == [(1, {"seed": 1, "speculation": False}), (1, {"seed": 1}), (2, {"seed": 1})]
+    assert document["fields"] == fields
 
 
 def test_speeds_of_all_repeats_are_those_of_their_times():

@@ -16,7 +16,7 @@ from transformers import (
 
 from monge.core.errors import LawError, NonFiniteLogitsError, OptionError
 from monge.core.law import MASS_TOLERANCE, DenseLaw, SparseLaw, one_hot, residual, total_variation
-from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.core.sampling_rules import SamplingRules, law_from_logits, laws_from_logits
 from monge.testing.strategies import dense_law, weight_pairs
 
 LOGITS = st.lists(st.integers(-12, 12), min_size=3, max_size=12)
@@ -76,6 +76,21 @@ def test_every_float_type_gives_a_law_in_float64(dtype, size):
 def test_non_finite_logits_are_an_error(bad):
     with pytest.raises(NonFiniteLogitsError, match="1 of 3 are not finite"):
         law_from_logits(torch.tensor([0.0, bad, 1.0]), SamplingRules())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_greedy_laws_take_the_first_of_the_largest_in_every_type(dtype):
+    rows = torch.tensor(
+        [[1.0, 2.0, 2.0], [-math.inf, 0.0, -1.0], [0.0, math.nan, 1.0], [0.0, 1.0, math.inf], [-math.inf] * 3], dtype=dtype
+    )
+    laws = laws_from_logits(rows, SamplingRules(temperature=0))
+    assert [law and law.top(1) for law in laws] == [(1,), (1,), None, None, None]
+    for row, law in zip(rows, laws, strict=True):
+        if law is None:
+            with pytest.raises(NonFiniteLogitsError):
+                law_from_logits(row, SamplingRules(temperature=0))
+        else:
+            assert law_from_logits(row, SamplingRules(temperature=0)) is law
 
 
 def test_logits_that_forbid_everything_are_an_error():

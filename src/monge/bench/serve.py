@@ -1,9 +1,10 @@
 """Load on `monge serve`: throughput and latency against concurrency, speculation on, off and adaptive, beside other engines.
 
-Every arm is a server process of its own; all are up during the whole run and take turns, so that a machine that slows down
-slows all of them, and each repeat begins with another one, so that none gains by its place. A closed loop of `concurrency`
-clients sends requests with fixed prompts and seeds and equal lengths: each client sends its next request when its last one is
-answered.
+Every arm is a server process of its own, but arms that are started alike share one: what they differ in is then their requests,
+and not where a process has its memory, which makes several per cent. All servers are up during the whole run and take turns, so
+that a machine that slows down slows all of them, and each repeat begins with another one, so that none gains by its place. A
+closed loop of `concurrency` clients sends requests with fixed prompts and seeds and equal lengths: each client sends its next
+request when its last one is answered.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -68,15 +69,17 @@ def measure(
     prompts: Sequence[str],
     settings: LoadSettings,
     *,
+    fields: Mapping[str, Mapping[str, Any]] | None = None,
     besides: Mapping[str, Beside] | None = None,
     watch: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Load every arm at every concurrency.
 
     Args:
-        arms: Arguments of every arm's server, by name; the first is the baseline.
+        arms: Arguments of every arm's server, by name; the first is the baseline. Arms with the same arguments have one server.
         prompts: Prompts, taken in turns.
         settings: What is sent.
+        fields: Fields of an arm's requests in place of ours, by its name; `None` leaves a field out.
         besides: Servers of other engines, by name.
         watch: Told what is measured next.
 
@@ -85,12 +88,14 @@ def measure(
     """
     before = provenance(torch.device("cpu"))
     runs: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    others = besides or {}
+    others, own_fields = besides or {}, fields or {}
     with ExitStack() as stack:
-        servers = dict[str, Server]()
+        servers, started = dict[str, Server](), dict[tuple[str, ...], Server]()
         for name, arguments in arms.items():
-            watch(f"starting {name}")
-            servers[name] = stack.enter_context(running([*settings.server, *arguments]))
+            if (key := tuple(arguments)) not in started:
+                watch(f"starting {name}")
+                started[key] = stack.enter_context(running([*settings.server, *arguments]))
+            servers[name] = replace(started[key], fields=own_fields.get(name, {}))
         for name, other in others.items():
             watch(f"starting {name}")
             servers[name] = stack.enter_context(running_beside(other, settings.server))
@@ -105,6 +110,7 @@ def measure(
     return {
         "settings": asdict(settings),
         "arms": {name: list(arguments) for name, arguments in arms.items()},
+        "fields": {name: dict(some) for name, some in own_fields.items()},
         "besides": {name: asdict(other) | {"version": servers[name].version} for name, other in others.items()},
         "provenance": before | {"load_average_after": provenance(torch.device("cpu"))["load_average"]},
         "cells": [_cell(clients, name, some, runs[clients, next(iter(arms))]) for (clients, name), some in runs.items()],

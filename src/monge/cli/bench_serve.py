@@ -37,7 +37,7 @@ def bench_serve(
     server: asked.Server = None,
     arm: asked.Arm = None,
     beside: asked.Besides = None,
-    beside_fields: asked.BesideFields = None,
+    fields: asked.Fields = None,
     out: asked.Out = asked.OUT,
     plots: asked.Plots = True,
     as_json: options.Json = False,
@@ -53,6 +53,7 @@ def bench_serve(
         monge bench serve --concurrency 1 --concurrency 16 --temperature 0
         monge bench serve --server "./my-target ./my-draft --max-batch-size 32"
         monge bench serve --arm "plain: --drafter none" --arm "ngram: --drafter ngram"
+        monge bench serve --arm "off: --controller price" --arm "on: --controller price" --fields 'off: {"speculation": false}'
         monge bench serve --beside "vllm: .venv-vllm/bin/vllm serve {target} --port {port}"
     """
     given = options.given(per_client=per_client, max_tokens=max_tokens, temperature=temperature, repeats=repeats)
@@ -60,14 +61,14 @@ def bench_serve(
     settings = replace(QUICK if quick else LoadSettings(), **given, **{name: some for name, some in lists.items() if some})
     texts = [prompt.text for prompt in (interleaved(shipped()) if prompts is None else read_prompts(prompts))]
     arms = _arms(arm or ())
-    besides = _besides(beside or (), beside_fields or (), arms)
+    besides, arm_fields = _besides(beside or (), fields or (), arms)
     draw = _plotter() if plots else None
     # Told to end, it ends its servers first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     out.mkdir(parents=True, exist_ok=True)
     console = notes()
     with console.status("") as status:
-        document = measure(arms, texts, settings, besides=besides, watch=status.update)
+        document = measure(arms, texts, settings, fields=arm_fields, besides=besides, watch=status.update)
     (out / "serve.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     files = [out / "serve.json"] + ([draw(document["cells"], out / "serve.png")] if draw is not None else [])
     _report(document, files)
@@ -81,12 +82,18 @@ def _arms(given: Sequence[str]) -> dict[str, Sequence[str]]:
     return {name: tuple(shlex.split(text)) for name, text in _named("--arm", "arguments of monge serve", given).items()}
 
 
-def _besides(given: Sequence[str], fields: Sequence[str], arms: Mapping[str, Any]) -> dict[str, Beside]:
+def _besides(
+    given: Sequence[str], fields: Sequence[str], arms: Mapping[str, Any]
+) -> tuple[dict[str, Beside], dict[str, dict[str, Any]]]:
+    """Servers of other engines, and the fields of the arms' requests."""
     servers = _named("--beside", "address or command", given)
-    words = _named("--beside-fields", "JSON object", fields)
-    if wrong := set(servers) & set(arms) | set(words) - set(servers):
-        raise OptionError(f"--beside {min(wrong)!r}: name every server once, and fields by the name of their server")
-    return {name: Beside(where=where, fields=_fields(name, words.get(name, "{}"))) for name, where in servers.items()}
+    if twice := set(servers) & set(arms):
+        raise OptionError(f"--beside {min(twice)!r}: an arm has this name; name every server once")
+    words = {name: _fields(name, text) for name, text in _named("--fields", "JSON object", fields).items()}
+    if unknown := set(words) - set(servers) - set(arms):
+        raise OptionError(f"--fields {min(unknown)!r}: no server has this name; there are {', '.join((*arms, *servers))}")
+    besides = {name: Beside(where=where, fields=words.get(name, {})) for name, where in servers.items()}
+    return besides, {name: words[name] for name in arms if name in words}
 
 
 def _fields(name: str, text: str) -> dict[str, Any]:
@@ -95,7 +102,7 @@ def _fields(name: str, text: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise OptionError(f"--beside-fields {name!r}: a JSON object is expected; got {text!r}")
+        raise OptionError(f"--fields {name!r}: a JSON object is expected; got {text!r}")
     return found
 
 

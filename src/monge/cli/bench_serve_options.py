@@ -40,11 +40,11 @@ Besides = Annotated[
         default="none",
     ),
 ]
-BesideFields = Annotated[
+Fields = Annotated[
     list[str] | None,
     _asked(
-        "--beside-fields",
-        help="Fields of its requests in place of ours, `name: JSON object`; null leaves one out.",
+        "--fields",
+        help="Fields of the requests to an arm or another engine, in place of ours, `name: JSON object`; null leaves one out.",
         default="ours",
     ),
 ]

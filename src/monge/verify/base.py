@@ -118,12 +118,18 @@ class Walk(Verifier):
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         descent = Descent(ScoredTree(tree=tree, target_laws=target_laws, draws=draws))
         while descent.is_open:
-            (token,) = self._emit({0: descent}).values()
-            descent.follow(token)
+            problem = descent.problem()
+            if descent.is_walked:
+                descent.follow(draws.categorical(problem.target_law))
+            else:
+                self._check(descent, problem)
+                descent.follow(self.rule.emit_one(problem))
         return descent.verdict()
 
     def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
         """As `Verifier.verify_many`, a level of all trees at once."""
+        if len(scored) == 1:
+            return [self.verify_one(scored[0])]
         descents = {row: Descent(one) for row, one in enumerate(scored)}
         errors: dict[int, NonFiniteLogitsError] = {}
         while going := {row: one for row, one in descents.items() if row not in errors and one.is_open}:
@@ -131,24 +137,29 @@ class Walk(Verifier):
                 descents[row].follow(token)
         return [errors.get(row) or _ended(one) for row, one in descents.items()]
 
-    def _emit(self, descents: Mapping[int, Descent], errors: dict[int, NonFiniteLogitsError] | None = None) -> dict[int, int]:
-        """A token at the place of each; those whose target's law can't be made come among the errors, if these are kept."""
+    def _emit(self, descents: Mapping[int, Descent], errors: dict[int, NonFiniteLogitsError]) -> dict[int, int]:
+        """A token at the place of each; those whose target's law can't be made come among the errors."""
         problems: dict[int, NodeProblem] = {}
         for row, one in descents.items():
             try:
                 problems[row] = one.problem()
             except NonFiniteLogitsError as error:
-                if errors is None:
-                    raise
                 errors[row] = error
         walked = {row for row in problems if descents[row].is_walked}
         ruled = {row: problem for row, problem in problems.items() if row not in walked}
         for row, problem in ruled.items():
-            reason = unsupported_reason(self.rule, (type(problem.proposal),), len(problem.offers))
-            if reason is not None:
-                raise ProposalMismatchError(f"node {descents[row].node}: {reason}")
+            self._check(descents[row], problem)
         tokens = dict(zip(ruled, self.rule.emit_many(list(ruled.values())), strict=True))
         return tokens | {row: problems[row].draws.categorical(problems[row].target_law) for row in walked}
+
+    def _check(self, descent: Descent, problem: NodeProblem) -> None:
+        """Refuse candidates for which the rule is not exact."""
+        kind, num_offers = type(problem.proposal), len(problem.offers)
+        if kind in self.rule.accepts and (self.rule.max_width is None or num_offers <= self.rule.max_width):
+            return
+        reason = unsupported_reason(self.rule, (kind,), num_offers)
+        if reason is not None:
+            raise ProposalMismatchError(f"node {descent.node}: {reason}")
 
 
 def _ended(descent: Descent) -> Verdict | NonFiniteLogitsError:
