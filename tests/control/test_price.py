@@ -227,6 +227,21 @@ def test_measured_rates_switch_a_batch_off() -> None:
     assert depths[1:] == [0] * 6
 
 
+def test_prompts_that_join_a_batch_at_rest_are_left_to_its_next_trial() -> None:
+    """Eight requests rest for their tokens together, and a ninth that joins them after many of these rests with them."""
+    memory, controller = batch_memory(), Price()
+    assert memory.costs is not None
+    memory.costs.batch_size = 8
+    states, rested = [controller.init(memory) for _ in range(8)], 0
+    for _ in range(60):
+        plans = controller.plan_many(states, [draws()] * 8)
+        rested = 0 if plans[0].max_depth else rested + 1
+        assert controller.rests(memory, 1) == controller.rests(memory, 8) == (rested > 0)
+        ones = [chain_round(min(plan.max_depth or 0, 2), 0, plan=plan, batch_size=8) for plan in plans]
+        states = [controller.update(state, one) for state, one in zip(states, ones, strict=True)]
+    assert rested > 8
+
+
 def test_who_is_left_alone_rests_unless_it_pays() -> None:
     for accepted in (0, 4):
         controller, memory = Price(), batch_memory()

@@ -118,7 +118,7 @@ class Price(Controller[Request]):
     def rests(self, memory: Memory, num_requests: int) -> bool:
         pooled = pooled_of(memory)
         if max(num_requests, costs_of(memory, "price").batch_size) > 1:
-            return not pooled.crowd.is_on and pooled.rested < pooled.crowd.off_tokens * num_requests
+            return not pooled.crowd.is_on  # a trial reads what it needs
         return self.init(memory).off_left > 0
 
     def plan(self, state: Request, draws: Draws) -> DraftPlan:
