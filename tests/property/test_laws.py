@@ -129,6 +129,12 @@ def test_quantiles_never_fall_on_mass_zero(pair, position):
     assert position < below + p.prob(token) + 1e-15
 
 
+@pytest.mark.parametrize("rules", [SamplingRules(), SamplingRules(temperature=0)])
+def test_logits_of_a_network_that_is_being_trained_are_drawn_from_too(rules):
+    law = law_from_logits(torch.tensor([0.0, 1.0, 5.0], requires_grad=True), rules)
+    assert law.quantile(0.5) == 2
+
+
 def test_the_last_position_below_one_is_covered():
     law = dense_law([1] * 49)  # forty-nine times 1/49 does not sum to one in floating point
     assert law.quantile(math.nextafter(1.0, 0.0)) == 48

@@ -238,7 +238,7 @@ def _quantile_index(probs: Tensor, position: float) -> int:
     # Scaled by the rounded total, so that the last positive mass covers every position below one.
     position *= cumulative[-1].item()
     if cumulative.is_cpu:  # the same search, and a quarter of the price of the call
-        return int(cumulative.numpy().searchsorted(position, side="right"))
+        return int(cumulative.detach().numpy().searchsorted(position, side="right"))
     return int(torch.searchsorted(cumulative, position, right=True))
 
 
