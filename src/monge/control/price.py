@@ -131,7 +131,7 @@ class Price(Controller[Request]):
     def update(self, state: Request, record: StepRecord) -> Request:
         context = record.context_length + len(record.token_ids)
         if record.plan.max_depth == 0:
-            return self._rested(replace(state, context_length=context), record)
+            return self._rested(state, record, context)
         seconds = predicted_seconds(state.memory, record)
         tokens = record.num_accepted + 1
         teach(state.memory, record, tokens, seconds)
@@ -225,10 +225,11 @@ class Price(Controller[Request]):
         needed = outlook.plain_speed * (1.0 + margin)
         return outlook.speed >= needed or (state.seconds > 0.0 and state.tokens / state.seconds >= needed)
 
-    def _rested(self, state: Request, record: StepRecord) -> Request:
-        """The state after a plain round."""
+    def _rested(self, state: Request, record: StepRecord, context: int) -> Request:
+        """The state after a plain round, and with it a text of `context` tokens."""
         note_rest(state.memory, len(record.token_ids))
         if state.was_shared and record.batch_size == 1:
+            state = replace(state, context_length=context)
             following = replace(state, was_shared=False, outlook=None)
             return following if state.off_left or self._pays(state, self.outlook(state)) else self._off(following)
         left = max(0, state.off_left - len(record.token_ids))
@@ -239,6 +240,7 @@ class Price(Controller[Request]):
             off_left=left,
             trial_left=self.trial if begins else state.trial_left,
             rounds_on=0 if begins else state.rounds_on + 1,
+            context_length=context,
             outlook=None,
             was_shared=record.batch_size > 1,
         )

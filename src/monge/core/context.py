@@ -77,10 +77,11 @@ class DraftPlan:
 
     def within(self, other: "DraftPlan") -> "DraftPlan":
         """This plan, no deeper and no larger than another one."""
-        return replace(
-            self, max_depth=_least(self.max_depth, other.max_depth), max_nodes=_least(self.max_nodes, other.max_nodes)
-        )
+        depth, nodes = _least(self.max_depth, other.max_depth), _least(self.max_nodes, other.max_nodes)
+        return self if (depth, nodes) == (self.max_depth, self.max_nodes) else replace(self, max_depth=depth, max_nodes=nodes)
 
 
 def _least(one: int | None, other: int | None) -> int | None:
-    return min((value for value in (one, other) if value is not None), default=None)
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

@@ -163,10 +163,11 @@ def _plan(rows: Sequence[Row], parts: Parts) -> None:
     """
     drafting, groups = [row for row in rows if row.session.drafting != "off"], dict[int, tuple[AnyController, list[Row]]]()
     for row in drafting:
-        row.plan = row.session.limit(DraftPlan())
         if row.session.request.adaptive:
             controller = parts.planner(row.session.request.controller).controller
             groups.setdefault(id(controller), (controller, []))[1].append(row)
+        else:
+            row.plan = row.session.limit(DraftPlan())
     for controller, group in groups.values():
         states, draws = [row.session.controller_state for row in group], [row.session.draws for row in group]
         for row, plan in zip(group, controller.plan_many(states, draws), strict=True):

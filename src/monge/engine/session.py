@@ -165,8 +165,8 @@ class Session:
 
     def limit(self, plan: DraftPlan) -> DraftPlan:
         """The plan within the request's limits, no deeper than tokens are wanted: a round commits one more than it accepts."""
-        room = self.request.max_new_tokens - self.num_generated - 1
-        return plan.within(self.request.limits).within(DraftPlan(max_depth=room))
+        plan, room = plan.within(self.request.limits), self.request.max_new_tokens - self.num_generated - 1
+        return plan if plan.max_depth is not None and plan.max_depth <= room else plan.within(DraftPlan(max_depth=room))
 
     def commit(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Append tokens one by one up to the first stop; returns those that were appended."""
