@@ -7,7 +7,7 @@ import torch
 
 from monge.bench.control_simulation import World, speed
 from monge.control.base import CostModel, Memory
-from monge.control.price import Price
+from monge.control.price import Price, Request
 from monge.control.survival import expected_tokens
 from monge.core.context import DraftPlan
 from monge.core.draws import TorchDraws
@@ -240,6 +240,31 @@ def test_prompts_that_join_a_batch_at_rest_are_left_to_its_next_trial() -> None:
         ones = [chain_round(min(plan.max_depth or 0, 2), 0, plan=plan, batch_size=8) for plan in plans]
         states = [controller.update(state, one) for state, one in zip(states, ones, strict=True)]
     assert rested > 8
+
+
+def depths_alone(controller: Price, state: Request, rounds: int) -> list[int]:
+    """What a request drafts alone where all of it is accepted."""
+    depths: list[int] = []
+    for _ in range(rounds):
+        plan = controller.plan(state, draws())
+        depths.append(plan.max_depth or 0)
+        state = controller.update(state, chain_round(depths[-1], depths[-1], plan=plan))
+    return depths
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_who_is_alone_after_shared_rounds_that_rested_waits_for_neighbours(rests: bool) -> None:
+    """It may not stay alone, and a draft model that reads its text for one round has read it for nothing."""
+    memory, controller = batch_memory(), Price()
+    assert memory.costs is not None
+    crowd(memory, num_rows=8, accepted=[0 if rests else 4] * 8)
+    assert controller.rests(memory, 8) == rests
+    begins = left = controller.init(memory)
+    for _ in range(6):
+        left = controller.update(left, chain_round(4, 4, plan=DraftPlan(max_depth=4), batch_size=8))
+    memory.costs.batch_size = 1
+    assert [depth == 0 for depth in depths_alone(controller, begins, 7)] == [rests] * 4 + [False] * 3
+    assert [depth == 0 for depth in depths_alone(controller, left, 7)] == [rests] * 5 + [False] * 2
 
 
 def test_who_is_left_alone_rests_unless_it_pays() -> None:

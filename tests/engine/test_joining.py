@@ -1,12 +1,14 @@
 """Requests that join, leave and break while others are decoded: the law of each stays the target's."""
 
 import math
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.api import make_parts
+from monge.control.fixed import Fixed
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.batch import Batch
@@ -117,6 +119,29 @@ def test_a_long_prompt_delays_neither_those_who_write_nor_short_prompts():
         steps += 1
     assert steps == 1 + math.ceil((399 + 4) / 8), "the first step read nothing, the others eight tokens each"
     batch.close()
+
+
+class Asked(Fixed):
+    """Notes how many requests those that begin are said to share rounds with."""
+
+    heard: ClassVar[list[int]] = []
+
+    def rests(self, memory, num_requests):
+        self.heard.append(num_requests)
+        return False
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_who_joins_others_is_counted_with_them(chunk):
+    Asked.heard.clear()
+    models = [TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2)]
+    batch = Batch(make_parts(*models, tree="chain(2)", controller=Asked()), prefill_chunk=chunk)
+    batch.join([session(0, (0, 1))])
+    batch.step()
+    batch.join([session(1, (0, 1)), session(2, (1, 0))])
+    batch.step()
+    batch.close()
+    assert Asked.heard == [1, 3, 3]
 
 
 @given(st.lists(st.integers(0, 40), max_size=8), st.integers(1, 60))

@@ -42,9 +42,13 @@ class Controller(ABC, Generic[State]):
         """
 
     def rests(self, memory: Memory, num_requests: int) -> bool:
-        """Whether so many requests that begin now are decoded plainly at first, so that no drafter need read their prompts.
+        """Whether requests that begin now are decoded plainly at first, so that no drafter need read their prompts.
 
         It is about time only: a drafter reads what it has missed when it is asked for a draft.
+
+        Args:
+            memory: What the decoder's requests share.
+            num_requests: Requests that will share rounds, those that begin and those that they join.
         """
         return False
 

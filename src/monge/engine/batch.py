@@ -42,8 +42,9 @@ class Batch:
             for session in sessions:
                 self._prefills.join(session)
         elif sessions:
+            num_running = len(self._active)
             self._active.extend(sessions)
-            open_sessions(sessions, self._parts)
+            open_sessions(sessions, self._parts, num_running=num_running)
             self.num_prompt_tokens += sum(len(session.request.prompt_ids) - 1 for session in sessions)
 
     def leave(self, session: Session) -> None:
@@ -83,7 +84,7 @@ class Batch:
 
     def _read(self) -> list[Session]:
         assert self._prefill_chunk is not None, "prompts are read in pieces"
-        num_tokens, done = self._prefills.read(self._prefill_chunk)
+        num_tokens, done = self._prefills.read(self._prefill_chunk, num_running=len(self._active))
         self.num_prompt_tokens += num_tokens
         self._active.extend(session for session in done if session.error is None)
         return [session for session in done if session.error is not None]

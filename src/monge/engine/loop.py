@@ -38,12 +38,18 @@ class _Timer:
         return passed
 
 
-def open_sessions(sessions: Sequence[Session], parts: Parts) -> None:
-    """Read the prompts of new requests; all but the last token, which is the root of the first tree."""
+def open_sessions(sessions: Sequence[Session], parts: Parts, *, num_running: int = 0) -> None:
+    """Read the prompts of new requests; all but the last token, which is the root of the first tree.
+
+    Args:
+        sessions: The requests.
+        parts: What they share.
+        num_running: Requests that they join.
+    """
     timer = _Timer()
     prompts = _open_target(sessions, parts)
     drafting = [session for session in sessions if session.drafting != "off"]
-    contexts = [_opening(session, parts, len(sessions)) for session in drafting]
+    contexts = [_opening(session, parts, len(sessions) + num_running) for session in drafting]
     states = parts.drafter.open(contexts) if drafting else ()
     for session, state in zip(drafting, states, strict=True):
         session.drafter_state = state
@@ -111,7 +117,7 @@ def reads_later(session: Session, parts: Parts, num_requests: int) -> bool:
     Args:
         session: The request.
         parts: The parts.
-        num_requests: New requests that begin together with it, itself counted.
+        num_requests: Requests that it will share rounds with, itself counted.
     """
     if not isinstance(parts.drafter, PieceReader) or not session.request.adaptive:
         return False

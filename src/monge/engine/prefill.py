@@ -84,8 +84,12 @@ class Prefills:
         for prompt in list(self._prompts):
             self.leave(prompt.session)
 
-    def read(self, most: int) -> tuple[int, list[Session]]:
+    def read(self, most: int, *, num_running: int = 0) -> tuple[int, list[Session]]:
         """Read up to so many tokens.
+
+        Args:
+            most: How many.
+            num_running: Requests that are being decoded, whom these will join.
 
         Returns:
             How many tokens were read, and the requests that need no more: ready for rounds, or failed and closed.
@@ -97,7 +101,7 @@ class Prefills:
         jobs = [(prompt, size) for prompt, size in zip(self._prompts, sizes, strict=True) if size > 0]
         jobs.sort(key=lambda job: _kind(*job))
         for _, group in groupby(jobs, lambda job: _kind(*job)):
-            self._read(list(group))
+            self._read(list(group), len(self._prompts) + num_running)
         done = [prompt for prompt in self._prompts if prompt.num_left == 0 or prompt.session.error is not None]
         self._prompts = [prompt for prompt in self._prompts if prompt not in done]
         for prompt in done:
@@ -107,7 +111,7 @@ class Prefills:
                 self._close(prompt.session)
         return sum(size for _, size in jobs) + sum(prompt.ending for prompt in done), [prompt.session for prompt in done]
 
-    def _read(self, group: Sequence[tuple[_Prompt, int]]) -> None:
+    def _read(self, group: Sequence[tuple[_Prompt, int]], num_requests: int) -> None:
         began = now()
         error = attempt(lambda: self._read_target(group))
         for prompt, size in group:
@@ -118,7 +122,7 @@ class Prefills:
             else:
                 self._restart(prompt)
         if error is None:
-            self._read_drafter([prompt.session for prompt, _ in group], [prompt.context() for prompt, _ in group])
+            self._read_drafter([prompt.session for prompt, _ in group], [prompt.context() for prompt, _ in group], num_requests)
         for prompt, _ in group:
             prompt.session.prefill_s += now() - began
 
@@ -149,10 +153,10 @@ class Prefills:
             session.prompt_logprobs += of_logits(logits, text[first + 1 : first + 1 + size], wanted.num_top)
         return logits
 
-    def _read_drafter(self, sessions: Sequence[Session], contexts: Sequence[Context]) -> None:
+    def _read_drafter(self, sessions: Sequence[Session], contexts: Sequence[Context], num_requests: int) -> None:
         drafter = self._parts.drafter
         drafting = [row for row, session in enumerate(sessions) if session.drafting != "off"]
-        drafting = [row for row in drafting if not reads_later(sessions[row], self._parts, len(sessions))]
+        drafting = [row for row in drafting if not reads_later(sessions[row], self._parts, num_requests)]
         if not isinstance(drafter, PieceReader) or not drafting:
             return
         error = attempt(lambda: drafter.read([contexts[row] for row in drafting]))
