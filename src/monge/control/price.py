@@ -25,7 +25,7 @@ _STEEP = 4  # how much longer a batch rests after a trial that failed: all of it
 _READING = 8  # how much faster than one by one the draft model is taken to read tokens, until it is known better
 _TRIAL_DEPTH = 2  # of a batch, which waits for it
 _GAIN = 1.1  # what drafting must promise a batch that does not draft yet, as it pays at once and gains only in the end
-_SETTLING = 4  # tokens that a request waits where others shared rounds and rested: more of these may be on their way
+_ALONE_FOR = 4  # tokens that a request waits where others shared rounds and rested: more of these may be on their way
 _SETTLED = 8  # rounds after which a request that speculates again counts as settled
 _FIRST_WEIGHT = 4.0  # rounds that the first guess of acceptance counts for
 _KIN = 6.0  # further rounds that earlier requests count for in a request's acceptance, once they had as many
@@ -110,7 +110,7 @@ class Price(Controller[Request]):
         pooled, was_shared = pooled_of(memory), costs_of(memory, "price").batch_size > 1
         request = Request(memory, min(_KIN, pooled.counts.reached[0] if pooled.counts.reached else 0.0))
         if was_shared and not pooled.crowd.is_on:
-            return replace(request, off_left=_SETTLING)
+            return replace(request, off_left=_ALONE_FOR)
         outlook = self.outlook(request)
         if pooled.off_tokens <= self.first_off or outlook.speed >= outlook.plain_speed * (1.0 + self.margin):
             return request
@@ -237,7 +237,7 @@ class Price(Controller[Request]):
             following = replace(state, was_shared=False, outlook=None)
             if not state.off_left and not self._pays(state, self.outlook(state)):
                 return self._off(following)
-            waits = 0 if pooled_of(state.memory).crowd.is_on else _SETTLING
+            waits = 0 if pooled_of(state.memory).crowd.is_on else _ALONE_FOR
             return replace(following, off_left=max(state.off_left, waits))
         left = max(0, state.off_left - len(record.token_ids))
         begins = state.off_left > 0 and left == 0
