@@ -107,15 +107,14 @@ class Price(Controller[Request]):
             )
 
     def init(self, memory: Memory) -> Request:
-        pooled, was_shared = pooled_of(memory), costs_of(memory, "price").batch_size > 1
+        pooled = pooled_of(memory)
         request = Request(memory, min(_KIN, pooled.counts.reached[0] if pooled.counts.reached else 0.0))
-        if was_shared and not pooled.crowd.is_on:
-            return replace(request, off_left=_ALONE_FOR)
         outlook = self.outlook(request)
+        waits = _ALONE_FOR if costs_of(memory, "price").batch_size > 1 and not pooled.crowd.is_on else 0
         if pooled.off_tokens <= self.first_off or outlook.speed >= outlook.plain_speed * (1.0 + self.margin):
-            return request
+            return replace(request, off_left=waits)
         # Where the last requests gave up for long, a new one goes on resting: it may be too short for a rest of its own.
-        left = max(0, pooled.off_tokens - pooled.rested)
+        left = max(waits, pooled.off_tokens - pooled.rested)
         return replace(request, off_left=left, off_tokens=pooled.off_tokens, trial_left=0 if left else self.trial)
 
     def rests(self, memory: Memory, num_requests: int) -> bool:
