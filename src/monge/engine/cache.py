@@ -179,6 +179,13 @@ class TreeCache(Cache):
             if source < self._num_rows:
                 slab[:, destination, :, :num_columns] = slab[:, source, :, :num_columns]
 
+    def swap_rows(self, one: int, other: int) -> None:
+        """Exchange two rows, whole: what either sequence left behind its end stays its own."""
+        if max(one, other) >= self._num_rows:
+            self._resize(max(one, other) + 1, self._num_columns)
+        for slab in self._slabs:
+            slab[:, [one, other]] = slab[:, [other, one]]
+
     def clear_row(self, row: int) -> None:
         """Zero a row, so that whatever it held can never meet a later sequence."""
         if row < self._num_rows:

@@ -3,7 +3,6 @@
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -19,21 +18,14 @@ from monge.engine.features import FeatureLog
 from monge.engine.hosted import Hosted, ModuleMaker
 from monge.engine.masks import UncommittedNodes, block_mask, forward_inputs, within_window
 from monge.engine.network_facts import context_length, layer_windows, tree_obstacle
+from monge.engine.padding import of_similar_size
+from monge.engine.row_table import CacheRow, RowTable
 from monge.engine.shortened import shortened
 from monge.engine.step import ChainStep, NodeStep, StepMaker, StepOutput, StepSpec
 
 _PREFILL: Final = 1024  # tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt
 _STEP: Final = 64  # nodes a row that a step reads; in larger blocks arithmetic counts, not what lies between operations
 _UNWANTED: Final = 1 << 20  # logits that nobody asked for and a step gives all the same: a short prompt's, where words are few
-
-
-@dataclass(slots=True)
-class _Row:
-    """One sequence: how many columns are committed, and what is read behind them."""
-
-    sequence: int
-    length: int = 0
-    nodes: UncommittedNodes = field(default_factory=UncommittedNodes)
 
 
 class HfTreeModel:
@@ -73,8 +65,7 @@ class HfTreeModel:
         self._device, self._dtype, self._embedding = model.device, model.dtype, model.get_input_embeddings()
         self._cache = TreeCache(config.num_hidden_layers, model.device)
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._rows: list[_Row] = []
-        self._row_of: dict[int, int] = {}
+        self._rows = RowTable(self._cache)
         self._forward_s = 0.0
         self._shortened: list[HfTreeModel] = []
         self._features: FeatureLog | None = None
@@ -99,56 +90,51 @@ class HfTreeModel:
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         for sequence in prefixes:
-            assert sequence not in self._row_of, f"sequence {sequence} is open already"
-            self._row_of[sequence] = len(self._rows)
-            self._rows.append(_Row(sequence))
+            self._rows.open(sequence)
         self.append(prefixes)
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
         for start in range(0, max(map(len, pieces.values())), _PREFILL):
-            parts = {seq: tuple(tokens[start : start + _PREFILL]) for seq, tokens in pieces.items() if len(tokens) > start}
-            self._read({seq: NodeBlock.chain(part) for seq, part in parts.items()}, keep_logits=False)
-            self.commit({seq: range(len(part)) for seq, part in parts.items()})
+            parts = {
+                sequence: tuple(tokens[start : start + _PREFILL]) for sequence, tokens in pieces.items() if len(tokens) > start
+            }
+            for group in of_similar_size({sequence: len(part) for sequence, part in parts.items()}):
+                self._read({sequence: NodeBlock.chain(parts[sequence]) for sequence in group}, keep_logits=False)
+                self.commit({sequence: range(len(parts[sequence])) for sequence in group})
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         if len(blocks) == 1 and self._chain_step is not None and self._cache.is_settled:
             ((sequence, block),) = blocks.items()
-            row, count = self._rows[self._row_of[sequence]], len(block.token_ids)
+            row, count = self._rows[sequence], len(block.token_ids)
             if count <= _STEP and row.nodes.is_chain and block.continues(len(row.nodes)):
                 return {sequence: self._read_chain(row, block, self._chain_step)}
         logits = self._read(blocks, keep_logits=True)
-        first = min(self._row_of[sequence] for sequence in blocks)
-        return {sequence: logits[self._row_of[sequence] - first, : len(block.token_ids)] for sequence, block in blocks.items()}
+        first = min(self._rows.index(sequence) for sequence in blocks)
+        return {
+            sequence: logits[self._rows.index(sequence) - first, : len(block.token_ids)] for sequence, block in blocks.items()
+        }
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
         for sequence, path in paths.items():
-            index = self._row_of[sequence]
-            row = self._rows[index]
+            row = self._rows[sequence]
             # A path that is the first nodes in reading order lies where it belongs.
             if any(slot != position for position, slot in enumerate(path)):
-                self._cache.keep(index, row.length, [row.length + slot for slot in path])
+                self._cache.keep(self._rows.index(sequence), row.length, [row.length + slot for slot in path])
             row.length += len(path)
             row.nodes.clear()
             if self._features is not None:
                 self._features.commit(sequence, path)
 
     def length(self, sequence: int) -> int:
-        return self._rows[self._row_of[sequence]].length
+        return self._rows[sequence].length
 
     def close(self, sequence: int) -> None:
-        index = self._row_of.pop(sequence)
-        last = self._rows.pop()
-        if last.sequence != sequence:
-            # The last row fills the gap, so that the batch stays one block of rows.
-            self._cache.move_row(len(self._rows), index, last.length + len(last.nodes))
-            self._rows[index] = last
-            self._row_of[last.sequence] = index
-        self._cache.clear_row(len(self._rows))
+        self._rows.close(sequence)
         if self._features is not None:
             self._features.close(sequence)
 
     def watch(self, layers: Sequence[int]) -> None:
-        if self._rows:
+        if len(self._rows):
             raise MongeError(f"hidden states must be watched before sequences are open; {len(self._rows)} are")
         self._features = FeatureLog(layers, self.num_layers)
         self._take(self._watching_step(self._features.layers))
@@ -185,24 +171,18 @@ class HfTreeModel:
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` if the bookkeeping contradicts itself."""
-        assert len(self._rows) == len(self._row_of), "rows and sequences differ in number"
-        for index, row in enumerate(self._rows):
-            assert self._row_of[row.sequence] == index, f"row {index} holds sequence {row.sequence}, which is listed elsewhere"
-            assert row.length >= 0 and len(row.nodes) >= 0
+        self._rows.check_integrity()
 
     def _read(self, blocks: Mapping[int, NodeBlock], *, keep_logits: bool) -> Tensor:
-        indices = [self._row_of[sequence] for sequence in blocks]
-        rows = slice(min(indices), max(indices) + 1)
-        block_of = dict(zip(indices, blocks.values(), strict=True))
-        row_blocks = [block_of.get(index, NodeBlock((), ())) for index in range(rows.start, rows.stop)]
-        members = self._rows[rows]
-        starts = [row.length + len(row.nodes) for row in members]
+        rows = self._rows.together(blocks)
+        members = self._rows.rows(rows)
+        row_blocks = [blocks[row.sequence] for row in members]
+        starts = [row.end for row in members]
         for row, block in zip(members, row_blocks, strict=True):
             row.nodes.add(block)
         lengths, nodes = [row.length for row in members], [row.nodes for row in members]
         token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks)
-        held = len(self._rows), max(row.length + len(row.nodes) for row in self._rows)
-        self._cache.place(rows, starts, token_ids.shape[1], held)
+        self._cache.place(rows, starts, token_ids.shape[1], self._rows.held)
         token_ids, positions = token_ids.to(self._device), positions.to(self._device)
         masks = self._masks(visible, positions, lengths, nodes)
         start = now()
@@ -213,19 +193,17 @@ class HfTreeModel:
             else:
                 output = self._whole(token_ids, positions, masks, keep_logits=keep_logits)
             if self._features is not None:
-                for index, (sequence, block) in zip(indices, blocks.items(), strict=True):
-                    row_states = [state[index - rows.start, : len(block.token_ids)] for state in output.states]
-                    self._features.read(sequence, row_states)
+                for index, (row, block) in enumerate(zip(members, row_blocks, strict=True)):
+                    self._features.read(row.sequence, [state[index, : len(block.token_ids)] for state in output.states])
         self._forward_s += now() - start
         self._cache.settle()
         return output.logits
 
-    def _read_chain(self, row: _Row, block: NodeBlock, step: ChainStep) -> Tensor:
+    def _read_chain(self, row: CacheRow, block: NodeBlock, step: ChainStep) -> Tensor:
         """`_read` for a chain behind one text."""
-        index, first = self._row_of[row.sequence], row.length + len(row.nodes)
+        index, first = self._rows.index(row.sequence), row.end
         row.nodes.add(block)
-        held = len(self._rows), max(one.length + len(one.nodes) for one in self._rows)
-        self._cache.place(slice(index, index + 1), (first,), len(block.token_ids), held)
+        self._cache.place(slice(index, index + 1), (first,), len(block.token_ids), self._rows.held)
         start = now()
         with torch.inference_mode():
             output = step.read_chain(block.token_ids, first, self._cache)

@@ -67,7 +67,7 @@ def forward_inputs(
     Args:
         lengths: Committed tokens of every row.
         nodes: Uncommitted nodes of every row, the new ones included.
-        blocks: The new nodes; an empty block reads nothing in its row.
+        blocks: The new nodes.
 
     Returns:
         Token ids and positions; padding has token 0. Visibility over the columns of the cache, up to the end of the widest row;
@@ -83,8 +83,7 @@ def forward_inputs(
     for row, (length, uncommitted, block) in enumerate(zip(lengths, nodes, blocks, strict=True)):
         count, total = len(block.token_ids), len(uncommitted)
         token_ids[row, :count] = block.token_ids
-        # The type is named because a row that reads nothing has an empty list, which numpy takes for floats.
-        positions[row, :count] = length + np.array(uncommitted.depths[total - count :], dtype=np.int64)
+        positions[row, :count] = length + np.array(uncommitted.depths[total - count :])
         visible[row, :count, :length] = True
         visible[row, :count, length : length + total] = uncommitted.visible(total - count)
         for pad in range(count, width):

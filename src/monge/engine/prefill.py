@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 from typing import Any, Final
 
 from jaxtyping import Float
@@ -97,11 +96,10 @@ class Prefills:
         sizes = [prompt.num_left for prompt in self._prompts]
         if self._parts.target.no_draft_reason is None:
             sizes = equal_shares(sizes, most)
-        # Prompts of similar share are read in one forward: less than half of it is padding.
         jobs = [(prompt, size) for prompt, size in zip(self._prompts, sizes, strict=True) if size > 0]
-        jobs.sort(key=lambda job: _kind(*job))
-        for _, group in groupby(jobs, lambda job: _kind(*job)):
-            self._read(list(group), len(self._prompts) + num_running)
+        for group in ([job for job in jobs if not job[0].alone], *([job] for job in jobs if job[0].alone)):
+            if group:
+                self._read(group, len(self._prompts) + num_running)
         done = [prompt for prompt in self._prompts if prompt.num_left == 0 or prompt.session.error is not None]
         self._prompts = [prompt for prompt in self._prompts if prompt not in done]
         for prompt in done:
@@ -205,8 +203,3 @@ def equal_shares(sizes: Sequence[int], total: int) -> list[int]:
         shares[index] = min(sizes[index], -(-total // (len(sizes) - place)))
         total -= shares[index]
     return shares
-
-
-def _kind(prompt: _Prompt, size: int) -> tuple[int, int]:
-    """What is read in one forward: pieces of similar size, and each of those that must be read apart."""
-    return (prompt.session.context.request_id if prompt.alone else -1, size.bit_length())
