@@ -12,6 +12,7 @@ from monge.api import make_parts
 from monge.control.arms import Arms
 from monge.control.base import Memory
 from monge.control.cost_model import CostModel
+from monge.control.cost_table import checked, interpolated, row_of
 from monge.core.errors import OptionError
 from monge.core.selection import Member
 from monge.core.verdict import RoundTiming
@@ -244,3 +245,13 @@ def test_networks_of_a_pool_are_timed_by_name() -> None:
     assert parts.memory.costs is not None
     assert set(parts.memory.costs.as_dict()["drafters"]) == {"model"}
     assert parts.memory.costs.of("model").draft_s(3) > 0.0
+
+
+@given(
+    st.dictionaries(st.integers(0, 70), st.floats(0.001, 1.0), min_size=1, max_size=6),
+    st.lists(st.integers(0, 90), min_size=1, max_size=12),
+    st.sampled_from((1, 2, 5)),
+)
+def test_a_walk_along_a_row_equals_single_looks(row: dict[int, float], sizes: list[int], batch: int) -> None:
+    table = checked("verify_s", {1: row, 2: {size: 1.5 * seconds for size, seconds in row.items()}}, may_be_zero=False)
+    assert row_of(table, batch, sorted(sizes)) == pytest.approx([interpolated(table, batch, size) for size in sorted(sizes)])

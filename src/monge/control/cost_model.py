@@ -65,7 +65,7 @@ class CostModel:
             if not (math.isfinite(seconds) and seconds >= 0.0):
                 raise OptionError(f"costs: {name} must be a number >= 0; got {seconds}")
         self.context_s, self.plain_context_s, self.base_context = float(context_s), float(plain_context_s), base_context
-        self._pace = Pace()
+        self._pace, self._sizes_at = Pace(), list[int]()
         self.graph_sizes, self.nodes, self.learns = tuple(sorted(graph_sizes)), tuple(nodes), learns
         self.batch_size, self.context_length, self.num_rounds = 1, base_context, 0
         self._drafters = {
@@ -113,22 +113,23 @@ class CostModel:
 
     def levels_s(self, deepest: int, batch_size: int = 1, context_length: int | None = None) -> tuple[list[float], list[float]]:
         """Seconds of drafting, and of all else, in rounds whose plans have the depths 0 to `deepest`: one look at the table."""
-        sizes = [self._padded(self.nodes_at(depth)) for depth in range(deepest + 1)]
-        drafting = [0.0, *row_of(self._draft, batch_size, range(1, deepest + 1))]
-        plain, *others = row_of(self._verify, batch_size, sizes)
+        plain, *others = row_of(self._verify, batch_size, self._sizes(deepest))
         (plain,) = self._in_context([plain], False, batch_size, context_length)
-        return drafting, [plain, *(max(plain, one) for one in self._in_context(others, True, batch_size, context_length))]
+        others = self._in_context(others, True, batch_size, context_length)
+        drafting = [0.0, *row_of(self._draft, batch_size, range(1, deepest + 1))]
+        return drafting, [plain, *[one if one > plain else plain for one in others]]
 
     def without_drafting(self) -> "CostModel":
         """The same table, later corrections included, for chains whose drafting costs nothing."""
         free = copy(self)
-        free._draft, free.nodes = {1: {0: 0.0}}, ()
+        free._draft, free.nodes, free._sizes_at = {1: {0: 0.0}}, (), []
         return free
 
     def of(self, drafter: str) -> "CostModel":
         """The same table, later corrections included, with the drafting of one drafter of a pool."""
         own = copy(self)
         own._draft, own.nodes = self._drafters.get(drafter, (self._draft, self.nodes))
+        own._sizes_at = []
         return own
 
     def observe(self, timing: RoundTiming) -> None:
@@ -144,10 +145,10 @@ class CostModel:
             correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), timing.rest_s, predicted)
             kind = timing.num_nodes > 0, timing.batch_size, timing.context_length
             dearer = self._pace.learn(*kind, timing.rest_s, predicted)
-            for own in (self._draft, *(own for own, _ in self._drafters.values())):
-                scale(own, dearer)
-            for row in self._verify.values():
-                make_isotonic(row)
+            if dearer != 1.0:
+                for own in (self._draft, *(own for own, _ in self._drafters.values())):
+                    scale(own, dearer)
+            make_isotonic(self._verify[timing.batch_size])  # the others went up or down as a whole
         if timing.depth > 0:
             table, _ = self._drafters.get(timing.drafter or "", (self._draft, self.nodes))
             expected = interpolated(table, timing.batch_size, timing.depth)
@@ -198,6 +199,12 @@ class CostModel:
         longer = slope * batch_size * (context_length - self.base_context)
         factor = self._pace.factor(drafts, batch_size, context_length)
         return [max(base + longer, 0.1 * base) * factor for base in bases]
+
+    def _sizes(self, deepest: int) -> list[int]:
+        """Nodes that are paid for at the depths 0 to `deepest`; looked up every round, and the same every time."""
+        if len(self._sizes_at) <= deepest:
+            self._sizes_at = [self._padded(self.nodes_at(depth)) for depth in range(deepest + 1)]
+        return self._sizes_at[: deepest + 1]
 
     def _padded(self, num_nodes: int) -> int:
         """Nodes that are paid for: those of the graph that the tree and its root fit in."""

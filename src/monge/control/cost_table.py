@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from monge.core.errors import OptionError
@@ -42,13 +42,23 @@ def checked(name: str, table: Table, *, may_be_zero: bool) -> dict[int, dict[int
     return {batch: dict(sorted(row.items())) for batch, row in sorted(table.items())}
 
 
-def row_of(table: Mapping[int, Mapping[int, float]], batch: int, sizes: Iterable[int]) -> list[float]:
-    """Entries of one batch size, interpolated."""
+def row_of(table: Mapping[int, Mapping[int, float]], batch: int, sizes: Sequence[int]) -> list[float]:
+    """Entries of one batch size, interpolated, for sizes that rise: `interpolated` for each, in one walk along the row."""
     row = table.get(batch)
-    if row is None:
+    if row is None or len(row) == 1:
         return [interpolated(table, batch, size) for size in sizes]
-    known = list(row)
-    return [row[size] if size in row else _between(row, known, size) for size in sizes]
+    rest, values = iter(row.items()), list[float]()
+    (low, below), (high, above) = next(rest), next(rest)
+    slope = (above - below) / (high - low)
+    for size in sizes:
+        while size > high:
+            beyond = next(rest, None)
+            if beyond is None:
+                break
+            (low, below), (high, above) = (high, above), beyond
+            slope = (above - below) / (high - low)
+        values.append(above if size == high else below if size <= low else below + slope * (size - low))
+    return values
 
 
 def interpolated(table: Mapping[int, Mapping[int, float]], batch: int, size: int) -> float:

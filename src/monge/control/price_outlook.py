@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import truediv
 
 from monge.control.base import Memory, costs_of
 from monge.core.context import DraftPlan
@@ -21,7 +22,7 @@ class Outlook:
     @property
     def speed(self) -> float:
         """Largest expected tokens per second of a round that drafts."""
-        return max(tokens / seconds for tokens, seconds in zip(self.tokens[1:], self.seconds[1:], strict=True))
+        return max(map(truediv, self.tokens[1:], self.seconds[1:]))
 
     @property
     def plain_speed(self) -> float:
@@ -31,8 +32,8 @@ class Outlook:
     @property
     def window(self) -> int:
         """The drafting window of largest worth: tokens less the price of their time."""
-        windows = range(1, len(self.tokens))
-        return max(windows, key=lambda window: self.tokens[window] - self.price * self.seconds[window])
+        worth = [tokens - self.price * seconds for tokens, seconds in zip(self.tokens, self.seconds, strict=True)]
+        return worth.index(max(worth[1:]), 1)
 
     @property
     def loss_s(self) -> float:
@@ -42,7 +43,8 @@ class Outlook:
 
 def prices(price: float, seconds: Sequence[float]) -> tuple[float, ...]:
     """Tokens that each level's further seconds are worth."""
-    return tuple(max(0.0, price * (after - before)) for before, after in zip(seconds, seconds[1:], strict=False))
+    further = [after - before for before, after in zip(seconds, seconds[1:], strict=False)]
+    return tuple([price * one if one > 0.0 else 0.0 for one in further])
 
 
 def unstopped(plan: DraftPlan) -> DraftPlan:

@@ -55,7 +55,8 @@ class DepthCounts:
         estimate, ratio, known = _FIRST_ACCEPTANCE, 1.0, len(self.reached)
         for depth in range(depths):
             usual = 0.0 if prior is None else _odds(prior[depth])
-            expected = estimate if prior is None else usual * ratio / (1.0 + usual * ratio)
+            moved = usual * ratio
+            expected = estimate if prior is None else moved / (1.0 + moved)
             reached, accepted = (self.reached[depth], self.accepted[depth]) if depth < known else (0.0, 0.0)
             estimate = (accepted + weight * expected) / (reached + weight)
             estimates.append(estimate)

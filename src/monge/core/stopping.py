@@ -51,8 +51,9 @@ class StopRule:
     def __post_init__(self) -> None:
         lowest = 0.0 if self.min_token_prob is None else self.min_token_prob
         positive = (*self.draw_prices, *self.read_prices, *self.expected, self.persistence, lowest)
-        good = all(value >= 0.0 for value in positive) and all(value > 0.0 for value in self.temperatures)
-        if not good or math.isnan(self.bias) or math.isnan(self.slope):
+        good = min(positive) >= 0.0 and min(self.temperatures, default=1.0) > 0.0
+        # A sum with NaN is NaN; `min` may overlook one.
+        if not good or math.isnan(sum((*positive, *self.temperatures, self.bias, self.slope))):
             raise OptionError(f"StopRule: numbers must not be NaN, prices not negative, temperatures positive; got {self}")
 
     @property
