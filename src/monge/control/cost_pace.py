@@ -1,7 +1,7 @@
 """How measured rounds compare with the cost table: by whether they verify a draft, by batch, and by length of the texts."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from monge.control.cost_table import OWN_RATE, log_ratio
@@ -29,7 +29,10 @@ class _Known:
         """After a round of the other kind, which stands at `other` now."""
         given_up = 1.0 - 0.5 ** ((number - self.last) / _HALF)
         share = given_up / _HALF if self.count else 1.0
-        return replace(self, ratio=self.ratio + share * (other - self.ratio))
+        return _Known(self.ratio + share * (other - self.ratio), self.count, self.last)
+
+
+_NOTHING: Final = _Known()
 
 
 class Pace:
@@ -48,7 +51,7 @@ class Pace:
 
     def factor(self, drafts: bool, batch_size: int, context_length: int) -> float:
         """What the table's seconds are to be multiplied with."""
-        return math.exp(self._known.get(_kind(drafts, batch_size, context_length), _Known()).ratio)
+        return math.exp(self._known.get(_kind(drafts, batch_size, context_length), _NOTHING).ratio)
 
     def learn(self, drafts: bool, batch_size: int, context_length: int, seconds: float, predicted: float) -> float:
         """Learn from a round.
@@ -64,10 +67,10 @@ class Pace:
             After a plain round, the factor by which drafting is taken to be dearer than before it; 1 otherwise.
         """
         self._num_rounds += 1
-        met, unmet = (_kind(one, batch_size, context_length) for one in (drafts, not drafts))
+        met, unmet = _kind(drafts, batch_size, context_length), _kind(not drafts, batch_size, context_length)
         news = log_ratio(seconds, predicted, _LARGEST_NEWS)
-        known = self._known[met] = self._known.get(met, _Known()).learnt(news, self._num_rounds)
-        before = self._known.get(unmet, _Known())
+        known = self._known[met] = self._known.get(met, _NOTHING).learnt(news, self._num_rounds)
+        before = self._known.get(unmet, _NOTHING)
         after = self._known[unmet] = before.towards(known.ratio, self._num_rounds)
         if drafts:
             self._drafting, self._has_drafted = known.ratio, True

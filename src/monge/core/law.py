@@ -189,6 +189,12 @@ class DenseLaw(Law):
         return tuple((token, mass) for token, mass in zip(ids.tolist(), masses.tolist(), strict=True) if mass > 0.0)
 
 
+def softmax_law(scores: Float[Tensor, " vocab"]) -> DenseLaw | None:
+    """`softmax_laws` of one row, without what it takes to tell rows apart."""
+    probs = torch.softmax(scores, dim=-1, dtype=torch.float64)
+    return None if math.isnan(probs[0].item()) else _unchecked(probs)
+
+
 def softmax_laws(scores: Float[Tensor, "nodes vocab"]) -> list[DenseLaw | None]:
     """The law proportional to `exp(scores)` of every row; `None` where a score is NaN or +inf, or all are -inf.
 

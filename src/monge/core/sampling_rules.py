@@ -8,7 +8,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from monge.core.errors import NonFiniteLogitsError, OptionError
-from monge.core.law import DenseLaw, Law, SparseLaw, one_hot, softmax_laws
+from monge.core.law import DenseLaw, Law, SparseLaw, one_hot, softmax_law, softmax_laws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> La
         NonFiniteLogitsError: If a logit is NaN or +inf, or all are -inf.
     """
     if rules.temperature == 1 and not rules.truncates:
-        (law,) = softmax_laws(logits[None])
+        law = softmax_law(logits)
         if law is None:
             raise _non_finite(logits)
         return law

@@ -6,6 +6,7 @@ by one, so it holds tuples; tensors are made once, by the model that reads it.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool
@@ -85,6 +86,12 @@ class TokenTree:
     def _pruned_proposal(self, node: int, index: dict[int, int]) -> Proposal:
         tokens = tuple(self.token_ids[child] for child in self.offers[node] if child in index)
         return Deterministic(tokens) if isinstance(self.proposals[node], Deterministic) else Arbitrary(tokens)
+
+
+@lru_cache(maxsize=8192)
+def lone_root(token_id: int) -> TokenTree:
+    """The tree of a round without candidates. Trees are never edited, so these are kept."""
+    return TokenTree(token_ids=(token_id,), parents=(-1,), proposals=(Deterministic(),), offers=((),))
 
 
 class GrowingTree:

@@ -12,6 +12,7 @@ from monge.core.errors import OptionError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
+from monge.core.tree import lone_root
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, PieceReader
 from monge.draft.growth import Growth
@@ -82,6 +83,8 @@ class ModelDrafter(PieceReader[ReadPaths]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[ReadPaths]]:
+        if all(plan.max_depth == 0 and plan.stop is None for plan in plans):
+            return [Draft(lone_root(context.token_ids[-1]), ()) for context in contexts]
         rows = [self._row(context, plan, row_draws) for context, plan, row_draws in zip(contexts, plans, draws, strict=True)]
         active = [row for row in rows if row.may_draft]
         if active:
@@ -97,6 +100,8 @@ class ModelDrafter(PieceReader[ReadPaths]):
     def observe(
         self, contexts: Sequence[Context], drafts: Sequence[Draft[ReadPaths]], verdicts: Sequence[Verdict]
     ) -> Sequence[ReadPaths]:
+        if not any(draft.state for draft in drafts):
+            return [()] * len(contexts)  # nothing was read that could be kept or dropped
         paths: dict[int, list[int]] = {}
         for context, draft, verdict in zip(contexts, drafts, verdicts, strict=True):
             slot_of = {path: slot for slot, path in enumerate(draft.state)}

@@ -9,7 +9,7 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError, unknown_name
 from monge.core.selection import Hindsight, Member
-from monge.core.tree import GrowingTree
+from monge.core.tree import lone_root
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool
 from monge.draft.hindsight import Followed, Watched
@@ -149,7 +149,7 @@ class PoolDrafter(DrafterPool[PoolState]):
             place, draft = made.get(row, (named[row], None))
             drafts.append(
                 Draft(
-                    tree=GrowingTree(context.token_ids[-1]).finish() if draft is None else draft.tree,
+                    tree=lone_root(context.token_ids[-1]) if draft is None else draft.tree,
                     state=PoolState(own, None if draft is None else place, draft, watched),
                     evidence=None if draft is None else draft.evidence,
                     drafter=None if place is None else list(self.drafters)[place],

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
-from monge.core.tree import GrowingTree
+from monge.core.tree import lone_root
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft
 from monge.engine.attempt import attempt
@@ -87,7 +87,7 @@ def give_up(session: Session, parts: Parts, error: Exception) -> None:
 
 def nothing(session: Session) -> Draft[Any]:
     """A draft without candidates, whose state is the one before it."""
-    return Draft(GrowingTree(session.context.token_ids[-1]).finish(), session.drafter_state)
+    return Draft(lone_root(session.context.token_ids[-1]), session.drafter_state)
 
 
 def _attempt(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Parts) -> Sequence[Draft[Any]] | None:

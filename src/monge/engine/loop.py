@@ -1,6 +1,6 @@
 """The loop: plan, draft, score, verify, commit, update. Nothing else in the library contains it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -85,14 +85,14 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, isolated: bool = Fal
     rows = _stage(rows, partial(_decide, parts=parts, timer=timer), parts, isolated=isolated)
     rows = _accepted(rows)
     parts.target.commit({row.context.request_id: (0, *row.verdict.path) for row in rows})
-    records: dict[int, StepRecord] = {}
-    rows = _every(rows, partial(_commit, records=records, batch_size=len(sessions)), isolated=isolated)
+    rows = _every(rows, _commit, isolated=isolated)
     told = [(row.session, row.drafted, row.verdict) for row in rows]
     observe(told, {row.context.request_id: row.scored for row in rows}, parts)
     timer.lap("commit_s")
     times = StageTimes(total_s=timer.last - start, forward_s=parts.forward_s - forward_s, **timer.stages)
-    _learn_costs([records[row.context.request_id] for row in rows], times, parts)
-    _every(rows, partial(_update, records=records, times=times, parts=parts), isolated=isolated)
+    records = {row.context.request_id: _record(row, times, parts, batch_size=len(sessions)) for row in rows}
+    _learn_costs(list(records.values()), parts)
+    _every(rows, partial(_update, records=records, parts=parts), isolated=isolated)
 
 
 def close_session(session: Session, parts: Parts) -> None:
@@ -212,37 +212,42 @@ def _accepted(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.session.error is None]
 
 
-def _commit(row: Row, records: dict[int, StepRecord], batch_size: int) -> None:
+def _commit(row: Row) -> None:
     tree, verdict, session = row.drafted.tree, row.verdict, row.session
-    length = len(session.context.token_ids)
-    accepted = [tree.token_ids[node] for node in verdict.path]
-    record = StepRecord(
+    row.length = len(session.context.token_ids)
+    row.token_ids = session.commit([*(tree.token_ids[node] for node in verdict.path), verdict.next_token])
+    session.logprobs = row.logprobs[: len(row.token_ids)]
+
+
+def _record(row: Row, times: StageTimes, parts: Parts, *, batch_size: int) -> StepRecord:
+    tree, verdict = row.drafted.tree, row.verdict
+    return StepRecord(
         plan=row.plan,
         num_nodes=tree.num_nodes - 1,
         depth=max(tree.depths),
         num_accepted=verdict.num_accepted,
         examined=verdict.examined,
         next_kind=verdict.next_kind,
-        token_ids=session.commit([*accepted, verdict.next_token]),
+        token_ids=row.token_ids,
+        times=times,
         batch_size=batch_size,
-        context_length=length,
+        context_length=row.length,
         drafter=row.drafted.drafter,
         splits=splits_along(tree, verdict.path) if row.plan.num_fixed else (),
+        hindsight=parts.hindsight(row.session.drafter_state),
         **_evidence(row),
     )
-    session.logprobs = row.logprobs[: len(record.token_ids)]
-    records[row.context.request_id] = record
 
 
-def _update(row: Row, records: dict[int, StepRecord], times: StageTimes, parts: Parts) -> None:
+def _update(row: Row, records: Mapping[int, StepRecord], parts: Parts) -> None:
     session, record = row.session, records[row.context.request_id]
-    session.note(replace(record, times=times, hindsight=parts.hindsight(session.drafter_state)))
+    session.note(record)
     if session.request.adaptive:
         controller = parts.planner(session.request.controller).controller
-        session.controller_state = controller.update(session.controller_state, session.records[-1])
+        session.controller_state = controller.update(session.controller_state, record)
 
 
-def _learn_costs(records: Sequence[StepRecord], times: StageTimes, parts: Parts) -> None:
+def _learn_costs(records: Sequence[StepRecord], parts: Parts) -> None:
     """Correct the decoder's costs by what this round took."""
     costs = parts.memory.costs
     if costs is not None and records:
@@ -253,8 +258,8 @@ def _learn_costs(records: Sequence[StepRecord], times: StageTimes, parts: Parts)
             depth=max(record.depth for record in records if record.drafter in drafting) if len(drafting) == 1 else 0,
             batch_size=records[0].batch_size,
             context_length=max(record.context_length for record in records),
-            draft_s=times.draft_s,
-            rest_s=times.total_s - times.draft_s,
+            draft_s=records[0].times.draft_s,
+            rest_s=records[0].times.total_s - records[0].times.draft_s,
             drafter=next(iter(drafting), None),
         )
         costs.observe(timing)

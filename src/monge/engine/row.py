@@ -27,6 +27,8 @@ class Row:
     outcome: Verdict | NonFiniteLogitsError | None = None
     logits: Float[Tensor, "nodes vocab"] | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    length: int = 0
+    token_ids: tuple[int, ...] = ()
 
     @property
     def context(self) -> Context:
