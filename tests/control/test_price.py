@@ -94,6 +94,24 @@ def test_rests_are_longer_where_a_drafter_has_much_to_catch_up_with() -> None:
     assert longest(0.64) - longest(0.0) == pytest.approx(0.64 / Price().probe_share, abs=16)
 
 
+def test_a_dear_trial_is_not_repeated_soon() -> None:
+    """Where a failed trial costs ten plain rounds, the rest after it is long at once: trials take a twentieth of the time."""
+    controller, memory = Price(), memory_of(draft=0.3)
+    assert memory.costs is not None
+    memory.costs.catch_up_s = 10.0
+    state, rests, run = controller.init(memory), [], 0
+    for _ in range(1000):
+        plan = controller.plan(state, draws())
+        if plan.max_depth == 0:
+            run += 1
+        elif run:
+            rests.append(run)
+            run = 0
+        state = controller.update(state, chain_round(min(plan.max_depth or 0, 2), 0, plan=plan))
+    assert rests[0] >= 200
+    assert len(rests) <= 3
+
+
 def short_request(controller: Price, memory: Memory, accepted: int, num_tokens: int = 40) -> list[int]:
     """The windows of a request of some tokens whose rounds have so many accepted, as far as they draft."""
     state, windows, length = controller.init(memory), [], 0

@@ -26,6 +26,7 @@ _READING = 8  # how much faster than one by one the draft model is taken to read
 _TRIAL_DEPTH = 2  # of a batch, which waits for it
 _GAIN = 1.1  # what drafting must promise a batch that does not draft yet, as it pays at once and gains only in the end
 _ALONE_FOR = 4  # tokens that a request waits where others shared rounds and rested: more of these may be on their way
+_GROWING_SHARE = 0.05  # of the time of plain decoding, that trials may take while rests still grow
 _SETTLED = 8  # rounds after which a request that speculates again counts as settled
 _FIRST_WEIGHT = 4.0  # rounds that the first guess of acceptance counts for
 _KIN = 6.0  # further rounds that earlier requests count for in a request's acceptance, once they had as many
@@ -264,9 +265,11 @@ class Price(Controller[Request]):
     def _off(self, state: Request) -> Request:
         """The state at the beginning of a rest."""
         outlook = self.outlook(state)
-        lost = self.trial * outlook.loss_s
-        longest = self._longest(lost + costs_of(state.memory, "price").catch_up_s, outlook.seconds[0])
-        off = max(self.first_off, min(2 * state.off_tokens, longest))
+        lost = self.trial * outlook.loss_s + costs_of(state.memory, "price").catch_up_s
+        longest = self._longest(lost, outlook.seconds[0])
+        # Where text must be read for a trial, rests that only doubled from a short one would be full of trials.
+        shortest = math.ceil(lost / (_GROWING_SHARE * outlook.seconds[0]))
+        off = max(self.first_off, min(max(2 * state.off_tokens, shortest), longest))
         note_off(state.memory, off)
         return replace(state, off_left=off, off_tokens=off, tokens=0.0, seconds=0.0, outlook=None)
 
