@@ -93,6 +93,16 @@ def test_greedy_laws_take_the_first_of_the_largest_in_every_type(dtype):
             assert law_from_logits(row, SamplingRules(temperature=0)) is law
 
 
+@pytest.mark.parametrize("rules", [SamplingRules(), SamplingRules(temperature=0.7), SamplingRules(top_k=5)])
+@pytest.mark.parametrize("size", [3, 1000, 50_000])
+def test_a_row_has_the_same_law_alone_and_among_others(rules, size):
+    rows = 4.0 * torch.randn(3, size, generator=torch.Generator().manual_seed(size))
+    for row, law in zip(rows, laws_from_logits(rows, rules), strict=True):
+        assert law is not None
+        alone = law_from_logits(row, rules)
+        assert torch.equal(vector(alone, size), vector(law, size))
+
+
 def test_logits_that_forbid_everything_are_an_error():
     with pytest.raises(NonFiniteLogitsError, match="largest value is -inf"):
         law_from_logits(torch.full((3,), -math.inf), SamplingRules(temperature=0))

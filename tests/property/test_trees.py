@@ -9,7 +9,7 @@ from monge.core.draws import TapeDraws, TorchDraws
 from monge.core.errors import LawError, MongeError, OptionError
 from monge.core.model import NodeBlock
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
-from monge.core.tree import GrowingTree, ancestor_mask, depths_of
+from monge.core.tree import GrowingTree, ancestor_mask, depths_of, lone_root
 from monge.engine.masks import UncommittedNodes
 from monge.testing.strategies import dense_law
 
@@ -45,6 +45,10 @@ def tree_of(draws):
     for node in tree.grow(0, Iid(q, 3), draws):
         tree.grow(node, Deterministic(q.top(2)), draws)
     return tree
+
+
+def test_a_lone_root_is_what_grows_from_nothing():
+    assert lone_root(9) == GrowingTree(9).finish()
 
 
 def test_repeats_are_one_node_offered_twice():
