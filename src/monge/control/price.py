@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
 from monge.control.calibration import Calibration
-from monge.control.price_batch import Crowd, batch_gains, batch_seconds
+from monge.control.price_batch import TRIAL_ROWS, Crowd, batch_gains, batch_seconds, tried
 from monge.control.price_memory import note_crowd, note_off, note_rest, pooled_of, teach
 from monge.control.price_outlook import Outlook, measured_rounds, predicted_seconds, prices, unstopped
 from monge.control.survival import PRIOR_WEIGHT, DepthCounts, expected_tokens
@@ -183,34 +183,35 @@ class Price(Controller[Request]):
         """One depth for all, the one for which the batch is expected to be done soonest."""
         memory = states[0].memory
         pooled, costs = pooled_of(memory), costs_of(memory, "price")
-        crowd, plain = pooled.crowd, [PLAIN] * len(states)
+        crowd, plans = pooled.crowd, [PLAIN] * len(states)
         if not crowd.is_on and pooled.rested < crowd.off_tokens * len(states):
-            return plain
+            return plans
         # Neighbours are evidence enough here: what requests before them did would hide that these differ.
         outlooks = [state.outlook or self.outlook(replace(state, kin=0.0)) for state in states]
-        context = max((one.context_length for one in states if one.context_length is not None), default=costs.context_length)
+        lengths = [costs.context_length if one.context_length is None else one.context_length for one in states]
+        context = max(lengths)
         seconds = batch_seconds(costs, self.max_window, num_rows, context)
         gains = batch_gains(costs, seconds, [outlook.tokens for outlook in outlooks], num_rows, context)
         depth = max(range(1, len(gains)), key=gains.__getitem__)
-        is_trial = not crowd.is_on
-        if is_trial:
-            depth, crowd = min(depth, _TRIAL_DEPTH), Crowd(off_tokens=crowd.off_tokens)
+        drafting = set(range(len(states)))
+        if not crowd.is_on:
+            depth, crowd, drafting = min(depth, _TRIAL_DEPTH), Crowd(off_tokens=crowd.off_tokens), tried(lengths)
         elif min(gains[depth], crowd.gain) < (_GAIN if crowd.rounds_on < _SETTLED else 1.0 + (_GAIN - 1.0) / 2.0):
-            # While it rests the draft model reads nothing, so a trial reads all texts.
-            unread_s = max(costs.catch_up_s, context * costs.draft_s(1, num_rows) / _READING)
+            # While it rests the draft model reads nothing, so a trial reads the texts of those who draft in it.
+            share = min(1.0, TRIAL_ROWS / num_rows)
+            unread_s = max(costs.catch_up_s, share * context * costs.draft_s(1, num_rows) / _READING)
             longest = self._longest(seconds[min(depth, _TRIAL_DEPTH)] - seconds[0] + unread_s, seconds[0])
             off = min(max(_STEEP * crowd.off_tokens, longest // _STEEP), longest)
             note_crowd(memory, Crowd(is_on=False, off_tokens=max(self.first_off, off)), rests=True)
-            return plain
+            return plans
         crowd = replace(crowd, rounds_on=crowd.rounds_on + 1)
         note_crowd(memory, replace(crowd, off_tokens=0) if crowd.rounds_on == _SETTLED else crowd)
         if crowd.rounds_on % _BATCH_BASELINE == _BATCH_BASELINE // 8:
-            return plain
-        stops = [self._stop(outlook, pooled.calibration) for outlook in outlooks]
-        return [
-            unstopped(DraftPlan(max_depth=depth, stop=stop, price=outlook.price))
-            for stop, outlook in zip(stops, outlooks, strict=True)
-        ]
+            return plans
+        for row in drafting:
+            stop = self._stop(outlooks[row], pooled.calibration)
+            plans[row] = unstopped(DraftPlan(max_depth=depth, stop=stop, price=outlooks[row].price))
+        return plans
 
     def _stop(self, outlook: Outlook, calibration: Calibration) -> StopRule:
         return StopRule(

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 
 from monge.control.base import CostModel
 
+TRIAL_ROWS = 4
+"""Requests that draft in a trial of a batch."""
 _KEEP = 0.97  # weight that a request's round keeps with every later one, in what drafting was seen to gain
 
 
@@ -34,6 +36,20 @@ class Crowd:
     def met(self, tokens: int, plain_rounds: float) -> "Crowd":
         """After one request's part of a round."""
         return replace(self, tokens=_KEEP * self.tokens + tokens, plain_rounds=_KEEP * self.plain_rounds + plain_rounds)
+
+
+def tried(lengths: Sequence[int]) -> set[int]:
+    """Who drafts in a trial, whose neighbours go on plainly: a few of those with the shortest texts.
+
+    For a trial the draft model reads what it has missed, and with many requests that takes many times as long as the round.
+
+    Args:
+        lengths: Tokens of every request's text.
+
+    Returns:
+        Their places.
+    """
+    return set(sorted(range(len(lengths)), key=lengths.__getitem__)[:TRIAL_ROWS])
 
 
 def batch_seconds(costs: CostModel, deepest: int, num_rows: int, context: int | None) -> list[float]:
