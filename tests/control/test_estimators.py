@@ -1,7 +1,6 @@
 """Estimators, windows and switches: what they recover, and that they are right where they must be."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -133,38 +132,6 @@ def test_sequential_temperatures_make_survival_honest() -> None:
         return calibration_error(products, [accepted == 3 for _, accepted in rounds])
 
     assert error(temperatures) < 0.6 * error((1.0, 1.0, 1.0))
-
-
-def plain_temperatures(rounds: list[tuple[tuple[float, ...], int]], grid: tuple[float, ...]) -> tuple[float, ...]:
-    """`sequential_temperatures`, one number at a time."""
-    reach, chosen = [1.0] * len(rounds), []
-    for depth in range(max(len(scores) for scores, _ in rounds)):
-        rows = [index for index, (scores, _) in enumerate(rounds) if len(scores) > depth]
-        survivals, errors = {}, {}
-        for temperature in grid:
-            survivals[temperature] = [reach[index] * sigmoid(rounds[index][0][depth] / temperature) for index in rows]
-            gaps = [0.0] * 10
-            for index, prob in zip(rows, survivals[temperature], strict=True):
-                gaps[min(int(prob * 10), 9)] += prob - (rounds[index][1] > depth)
-            errors[temperature] = sum(map(abs, gaps)) / len(rows), abs(math.log(temperature))
-        chosen.append(min(grid, key=errors.__getitem__))
-        for index, value in zip(rows, survivals[chosen[-1]], strict=True):
-            reach[index] = value
-    return tuple(chosen)
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 96])
-def test_sequential_temperatures_equal_their_plain_twin(size: int) -> None:
-    grid, source = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0), draws()
-    for _ in range(20):
-        rounds = []
-        for _ in range(size):
-            depth = int(7 * source.uniform())
-            rounds.append(
-                (tuple(80.0 * source.uniform() ** 3 - 20.0 for _ in range(depth)), int((depth + 1) * source.uniform()))
-            )
-        assert sequential_temperatures(rounds) == plain_temperatures(rounds, grid)
-    assert sequential_temperatures([]) == ()
 
 
 def test_a_shared_budget_may_not_look_ahead() -> None:

@@ -64,6 +64,26 @@ def test_a_first_forward_that_fails_half_way_leaves_a_usable_cache():
     torch.testing.assert_close(model.extend({1: BLOCK})[1], fresh.extend({1: BLOCK})[1])
 
 
+def run_out(*_: object, **__: object) -> None:
+    raise RuntimeError("out of memory")
+
+
+def test_where_memory_runs_out_for_a_longer_text_the_cache_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, fresh = HfTreeModel(network("llama")), HfTreeModel(network("llama"))
+    texts, (long,) = prompts((5, 9), seed=2), prompts((200,), seed=3)
+    for one in (model, fresh):
+        one.open(dict(enumerate(texts)))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_zeros", run_out)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            model.append({0: long})
+    model.commit({0: ()})
+    for one in (model, fresh):
+        one.append({0: long})
+    for number in (0, 1):
+        torch.testing.assert_close(model.extend({number: BLOCK})[number], fresh.extend({number: BLOCK})[number])
+
+
 def test_a_short_text_after_a_long_one_has_a_short_cache():
     model = HfTreeModel(network("llama", max_position_embeddings=4096))
     long, short = prompts((900, 5), seed=3)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from monge.engine import loop
 from monge.engine.session import Session
 from monge.serve.scheduler import Scheduler
 from tests.serve.toy import VOCAB, Letters, Mine, Oops, Stumbling, alone, decoder, job
@@ -73,6 +74,23 @@ def test_neighbours_write_what_they_write_alone(case, chunk):
     assert end.finish_reason == "error"
     assert message in end.summary.error
     assert kind is None or end.summary.error.startswith(kind.__name__)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_record_that_cannot_be_made_ends_its_own_request(monkeypatch):
+    """What a drafter noted, and what a pool says in hindsight, is code of its own."""
+    honest = loop._evidence
+
+    def broken(row):
+        if row.session.request.prompt_ids[0] == POISON:
+            raise Oops("a note that breaks")
+        return honest(row)
+
+    monkeypatch.setattr(loop, "_evidence", broken)
+    texts, end = crowd(lambda _: {})
+    assert [text.token_ids for text in texts] == [alone(one) for one in INNOCENT]
+    assert end.finish_reason == "error"
+    assert "a note that breaks" in end.summary.error
 
 
 @pytest.mark.usefixtures("unchecked_types")

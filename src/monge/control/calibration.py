@@ -5,10 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from monge.core.reliability import calibration_errors
+from monge.core.reliability import calibration_error
 from monge.core.stopping import logit
 
 Round = tuple[tuple[float, ...], int]
@@ -17,7 +14,6 @@ Round = tuple[tuple[float, ...], int]
 _KEEP: Final = 0.998  # weight that a round's evidence keeps with every later round
 _NUM_ROUNDS: Final = 96  # rounds that the temperatures are fitted to
 _REFIT: Final = 128  # rounds between two fits
-_LARGEST_SCORE: Final = 30.0
 _TEMPERATURES: Final = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
 
 
@@ -102,25 +98,24 @@ def sequential_temperatures(rounds: Sequence[Round], grid: Sequence[float] = _TE
     Reference:
         Sequential temperature scaling of DSpark, arXiv 2607.05147.
     """
-    deepest = max((len(scores) for scores, _ in rounds), default=0)
-    drafted, accepted = np.array([len(scores) for scores, _ in rounds]), np.array([taken for _, taken in rounds])
-    padded = np.array([(*scores, *[0.0] * (deepest - len(scores))) for scores, _ in rounds])
-    reach, chosen = np.ones(len(rounds)), list[float]()
-    for depth in range(deepest):
-        rows = drafted > depth
-        survival = reach[rows] * _sigmoids(padded[rows, depth] / np.array(grid)[:, None])
-        errors = calibration_errors(survival, accepted[rows] > depth)
-        best = min(range(len(grid)), key=lambda number: (errors[number], abs(math.log(grid[number]))))
-        chosen.append(grid[best])
-        reach[rows] = survival[best]
+    reach = [1.0] * len(rounds)
+    chosen: list[float] = []
+    for depth in range(max((len(scores) for scores, _ in rounds), default=0)):
+        rows = [index for index, (scores, _) in enumerate(rounds) if len(scores) > depth]
+        labels = [rounds[index][1] > depth for index in rows]
+
+        def survival(temperature: float, rows: Sequence[int] = rows, depth: int = depth) -> list[float]:
+            return [reach[index] * sigmoid(rounds[index][0][depth] / temperature) for index in rows]
+
+        survivals = {temperature: survival(temperature) for temperature in grid}
+        best = min(grid, key=lambda one: (calibration_error(survivals[one], labels), abs(math.log(one))))
+        chosen.append(best)
+        for index, value in zip(rows, survivals[best], strict=True):
+            reach[index] = value
     return tuple(chosen)
-
-
-def _sigmoids(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    return 1.0 / (1.0 + np.exp(-np.clip(scores, -_LARGEST_SCORE, _LARGEST_SCORE)))
 
 
 def sigmoid(score: float) -> float:
     """Probability of log odds."""
-    bounded = _LARGEST_SCORE if score > _LARGEST_SCORE else -_LARGEST_SCORE if score < -_LARGEST_SCORE else score
+    bounded = 30.0 if score > 30.0 else -30.0 if score < -30.0 else score
     return 1.0 / (1.0 + math.exp(-bounded))

@@ -52,7 +52,7 @@ def note_rest(memory: Memory, num_tokens: int) -> None:
     """So many tokens were decoded plainly."""
     pooled = pooled_of(memory)
     rested = pooled.rested + num_tokens
-    # Spelled out: `replace` takes three times as long, in every round of every request that rests.
+    # Spelled out, since it happens in every round of every request that rests, and `replace` is slow.
     memory.notes["price"] = Pooled(
         pooled.counts, pooled.calibration, pooled.tokens, pooled.seconds, pooled.off_tokens, rested, pooled.crowd
     )

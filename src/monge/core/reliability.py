@@ -4,9 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from monge.core.verdict import StepRecord
 
 _NUM_BINS: Final = 10
@@ -70,21 +67,11 @@ def reliability(records: Sequence[StepRecord]) -> Reliability | None:
 
 def calibration_error(probs: Sequence[float], labels: Sequence[bool], num_bins: int = _NUM_BINS) -> float:
     """Expected calibration error: mean |sum of probabilities - number of events| over bins of equal width."""
-    return float(calibration_errors(np.array([probs]), np.array(labels), num_bins)[0]) if probs else 0.0
-
-
-def calibration_errors(probs: NDArray[np.float64], labels: NDArray[np.bool_], num_bins: int = _NUM_BINS) -> NDArray[np.float64]:
-    """`calibration_error` of several forecasts of the same events.
-
-    Args:
-        probs: `[forecasts, events]`.
-        labels: Whether each event happened, `[events]`, at least one.
-        num_bins: Bins.
-    """
-    count, num_events = probs.shape
-    bins = np.minimum((probs * num_bins).astype(np.int64), num_bins - 1) + num_bins * np.arange(count)[:, None]
-    gaps = np.bincount(bins.ravel(), weights=(probs - labels).ravel(), minlength=count * num_bins)
-    return np.abs(gaps).reshape(count, num_bins).sum(axis=1) / num_events
+    gaps = [0.0] * num_bins
+    for prob, label in zip(probs, labels, strict=True):
+        place = int(prob * num_bins)
+        gaps[place if place < num_bins else num_bins - 1] += prob - label
+    return sum(map(abs, gaps)) / len(probs) if probs else 0.0
 
 
 def _bin(prob: float, num_bins: int) -> int:

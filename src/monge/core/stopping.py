@@ -52,8 +52,8 @@ class StopRule:
         lowest = 0.0 if self.min_token_prob is None else self.min_token_prob
         positive = (*self.draw_prices, *self.read_prices, *self.expected, self.persistence, lowest)
         good = min(positive) >= 0.0 and min(self.temperatures, default=1.0) > 0.0
-        # A sum with NaN is NaN; `min` may overlook one.
-        if not good or math.isnan(sum((*positive, *self.temperatures, self.bias, self.slope))):
+        # `min` may overlook NaN.
+        if not good or any(map(math.isnan, (*positive, *self.temperatures, self.bias, self.slope))):
             raise OptionError(f"StopRule: numbers must not be NaN, prices not negative, temperatures positive; got {self}")
 
     @property

@@ -183,8 +183,10 @@ class TreeCache(Cache):
         """Exchange two rows, whole: what either sequence left behind its end stays its own."""
         if max(one, other) >= self._num_rows:
             self._resize(max(one, other) + 1, self._num_columns)
-        for slab in self._slabs:
-            slab[:, [one, other]] = slab[:, [other, one]]
+        # All copies first: where memory runs out, no layer has been exchanged without the others.
+        copies = [slab[:, [other, one]] for slab in self._slabs]
+        for slab, copy in zip(self._slabs, copies, strict=True):
+            slab[:, one], slab[:, other] = copy[:, 0], copy[:, 1]
 
     def clear_row(self, row: int) -> None:
         """Zero a row, so that whatever it held can never meet a later sequence."""
@@ -208,17 +210,18 @@ class TreeCache(Cache):
             columns = max(columns, self._num_columns * 5 // 4)
         elif 2 * columns > self._num_columns:
             columns = self._num_columns
-        self._num_columns = -(-columns // _COLUMNS) * _COLUMNS
-        if rows > self._num_rows or 2 * rows <= self._num_rows:
-            self._num_rows = rows
+        columns = -(-columns // _COLUMNS) * _COLUMNS
+        if not (rows > self._num_rows or 2 * rows <= self._num_rows):
+            rows = self._num_rows
         resized: list[Tensor] = []
         for slab in self._slabs:
             tensors, old_rows, heads, old_columns, width = slab.shape
-            kept_rows, kept_columns = min(old_rows, self._num_rows), min(old_columns, self._num_columns)
-            new = slab.new_zeros(tensors, self._num_rows, heads, self._num_columns, width)
+            kept_rows, kept_columns = min(old_rows, rows), min(old_columns, columns)
+            new = slab.new_zeros(tensors, rows, heads, columns, width)
             new[:, :kept_rows, :, :kept_columns] = slab[:, :kept_rows, :, :kept_columns]
             resized.append(new)
-        self._slabs = resized
+        # Not before all of it is there: where memory runs out, the cache is as large as it was, and says so.
+        self._slabs, self._num_rows, self._num_columns = resized, rows, columns
         self._point_layers()
 
     def _stack(self) -> None:

@@ -1,6 +1,6 @@
 """The loop: plan, draft, score, verify, commit, update. Nothing else in the library contains it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -90,9 +90,9 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, isolated: bool = Fal
     observe(told, {row.context.request_id: row.scored for row in rows}, parts)
     timer.lap("commit_s")
     times = StageTimes(total_s=timer.last - start, forward_s=parts.forward_s - forward_s, **timer.stages)
-    records = {row.context.request_id: _record(row, times, parts, batch_size=len(sessions)) for row in rows}
-    _learn_costs(list(records.values()), parts)
-    _every(rows, partial(_update, records=records, parts=parts), isolated=isolated)
+    rows = _every(rows, partial(_record, times=times, parts=parts, batch_size=len(sessions)), isolated=isolated)
+    _learn_costs([row.session.records[-1] for row in rows], parts)
+    _every(rows, partial(_update, parts=parts), isolated=isolated)
 
 
 def close_session(session: Session, parts: Parts) -> None:
@@ -219,9 +219,9 @@ def _commit(row: Row) -> None:
     session.logprobs = row.logprobs[: len(row.token_ids)]
 
 
-def _record(row: Row, times: StageTimes, parts: Parts, *, batch_size: int) -> StepRecord:
+def _record(row: Row, times: StageTimes, parts: Parts, batch_size: int) -> None:
     tree, verdict = row.drafted.tree, row.verdict
-    return StepRecord(
+    record = StepRecord(
         plan=row.plan,
         num_nodes=tree.num_nodes - 1,
         depth=max(tree.depths),
@@ -237,14 +237,14 @@ def _record(row: Row, times: StageTimes, parts: Parts, *, batch_size: int) -> St
         hindsight=parts.hindsight(row.session.drafter_state),
         **_evidence(row),
     )
+    row.session.note(record)
 
 
-def _update(row: Row, records: Mapping[int, StepRecord], parts: Parts) -> None:
-    session, record = row.session, records[row.context.request_id]
-    session.note(record)
+def _update(row: Row, parts: Parts) -> None:
+    session = row.session
     if session.request.adaptive:
         controller = parts.planner(session.request.controller).controller
-        session.controller_state = controller.update(session.controller_state, record)
+        session.controller_state = controller.update(session.controller_state, session.records[-1])
 
 
 def _learn_costs(records: Sequence[StepRecord], parts: Parts) -> None:
