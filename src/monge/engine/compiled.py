@@ -15,6 +15,7 @@ from monge.engine.apart import apart
 from monge.engine.cache import TreeCache
 from monge.engine.compiled_export import Step, export_step
 from monge.engine.compiled_store import StoredProgram, find_program, program_key, scratch_folder, store_program
+from monge.engine.few_rows_code import load_few_rows, program_options
 from monge.engine.masks import chain_visibility
 from monge.engine.network_facts import tree_obstacle
 from monge.engine.step import Notify, StepOutput, StepSpec
@@ -32,6 +33,7 @@ OPTIONS: Final = {
     "aot_inductor.package_constants_in_so": False,
     # Between two products a step has a few thousand numbers: threads would take longer to start than to work.
     "cpp.threads": 1,
+    **program_options(),
 }
 
 
@@ -47,6 +49,7 @@ class CompiledStep:
     name = "compiled"
 
     def __init__(self, path: Path, tensors: Mapping[str, Tensor], spec: StepSpec) -> None:
+        load_few_rows()
         program: Any = torch._inductor.aoti_load_package(str(path))
         # The program keeps addresses: the tensors live as long as it does.
         self._constants = {name: tensors[name].detach() for name in program.get_constant_fqns()}

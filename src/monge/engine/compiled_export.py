@@ -11,6 +11,7 @@ from torch.fx.experimental import _config
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from monge.engine.compiled_layout import lay_out
 from monge.engine.grouped_attention import attend_in_groups
 from monge.engine.step import StepSpec
 
@@ -21,8 +22,8 @@ _tracing: Any = _config  # its `patch` is installed at run time, out of sight of
 class Step(torch.nn.Module):
     """The forward of a network over nodes, with everything that varies between forwards as an input.
 
-    A copy of the network's modules that shares its tensors, except that float32 weights of linear maps, tied ones too,
-    lie transposed in memory: a product with a few rows then streams through them.
+    A copy of the network's modules that shares its tensors, except for weights of linear maps, tied ones too: those of float32
+    lie in panels, those of float64 transposed, so that a product with a few rows streams through them.
 
     Args:
         network: The network; it is left as it is.
@@ -117,11 +118,7 @@ class _KeptLayer(CacheLayerMixin):
 def _skeleton(network: PreTrainedModel) -> PreTrainedModel:
     shared = [*network.parameters(), *network.buffers()]
     twin = copy.deepcopy(network, {id(tensor): tensor for tensor in shared})
-    for module in twin.modules():
-        # Products of half precision have kernels for the usual order only: in the other they take ten times longer.
-        if isinstance(module, torch.nn.Linear) and module.weight.dtype in {torch.float32, torch.float64}:
-            weight = module.weight.detach()
-            module.weight = torch.nn.Parameter(weight.t().contiguous().t(), requires_grad=False)
+    lay_out(twin)
     config = twin.config.get_text_config()
     if str(config._attn_implementation) == "sdpa" and _shares_heads(config):
         attend_in_groups(twin)

@@ -15,11 +15,13 @@ from monge.core.errors import BackendError
 from monge.core.model import Forward
 from monge.engine.apart import apart
 from monge.engine.compiled import AGREEMENT, FAILURES, OPTIONS
+from monge.engine.compiled_layout import lay_out
 from monge.engine.compiled_store import StoredProgram, find_program, module_key, scratch_folder, store_program
+from monge.engine.few_rows_code import load_few_rows
 from monge.engine.module_export import export_module, module_difference
 from monge.engine.step import Notify
 
-_FORMAT: Final = "compiled module 1"  # raised whenever what is traced, or the files, change
+_FORMAT: Final = "compiled module 2"  # raised whenever what is traced, or the files, change
 
 
 class CompiledModule:
@@ -31,6 +33,7 @@ class CompiledModule:
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        load_few_rows()
         program: Any = torch._inductor.aoti_load_package(str(path))
         # The program keeps addresses: the tensors live as long as it does.
         self._constants = {name: tensors[name].detach() for name in program.get_constant_fqns()}
@@ -94,9 +97,12 @@ def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _laid_out(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy that shares its tensors, except that float32 matrices lie transposed: products with a few rows stream through."""
+    """A copy that shares its tensors, except that matrices lie in the order in which products of a few rows read them."""
     kept = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    maps = {id(one.weight) for one in module.modules() if isinstance(one, torch.nn.Linear)}
     for tensor in module.parameters():
-        if tensor.ndim == 2 and tensor.dtype in {torch.float32, torch.float64}:
+        if tensor.ndim == 2 and tensor.dtype in {torch.float32, torch.float64} and id(tensor) not in maps:
             kept[id(tensor)] = torch.nn.Parameter(tensor.detach().t().contiguous().t(), requires_grad=False)
-    return copy.deepcopy(module, dict(kept))
+    twin = copy.deepcopy(module, dict(kept))
+    lay_out(twin)
+    return twin

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from monge.engine.step import StepSpec
 
 FOLDER_VARIABLE: Final = "MONGE_CACHE"
-_FORMAT: Final = 2  # raised whenever the traced step, its inputs or the files change
+_FORMAT: Final = 3  # raised whenever the traced step, its inputs or the files change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ def program_key(network: PreTrainedModel, spec: StepSpec, *versions: str) -> str
         _FORMAT,
         torch.__version__,
         transformers.__version__,
-        _machine(),
+        machine(),
         type(network).__module__,
         type(network).__qualname__,
         _settings(network),
@@ -80,7 +80,7 @@ def module_key(module: torch.nn.Module, like: Sequence[Tensor], *versions: str) 
     parts = (
         torch.__version__,
         transformers.__version__,
-        _machine(),
+        machine(),
         [(name, type(one).__module__, type(one).__qualname__, _plain_values(one)) for name, one in module.named_modules()],
         [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in module.state_dict().items()],
         [(str(tensor.dtype), tensor.shape[1]) for tensor in like],
@@ -138,7 +138,7 @@ def _files(key: str, suffix: str) -> tuple[Path, Path]:
     return folder / f"{key}{suffix}", folder / f"{key}.constants"
 
 
-def _machine() -> str:
+def machine() -> str:
     """What the compiler's choice of instructions depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
