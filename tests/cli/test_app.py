@@ -41,16 +41,23 @@ def test_help_is_worth_reading(run, monkeypatch, command, words):
     assert [word for word in words if word not in shown] == []
 
 
-def test_demo(run, monkeypatch):
+@pytest.mark.parametrize(("obstacle", "raced"), [(None, ["eager", "compiled"]), ("there is no compiler", ["eager"])])
+def test_demo(run, monkeypatch, obstacle, raced):
     module = sys.modules["monge.cli.demo"]
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.setattr(module, "NEW_TOKENS", 6)
     monkeypatch.setattr(module, "SETTINGS", Settings(max_new_tokens=4, repeats=1, batch_sizes=(1,)))
+    # The built-in pair takes a minute to compile: what is timed here is the eager pair, twice.
+    backends, load = [], module.load_pair
+    monkeypatch.setattr(module, "load_pair", lambda *, backend: backends.append(backend) or load())
+    monkeypatch.setattr(module, "compiler_obstacle", lambda: obstacle)
     result = run("demo")
     assert result.exit_code == 0
     assert result.stdout.count("Question: ") == 2
     assert "def " in result.stdout
     for row in ("transformers ", "transformers assisted", "monge none", "monge bench decode --quick"):
         assert row in result.stdout
-    assert result.stdout.count("as fast as transformers.generate") == 2
+    assert backends == raced
+    assert result.stdout.count("as fast as transformers.generate") == 2 * len(raced)
+    assert ("is several times faster; there is no compiler" in result.stdout) is (obstacle is not None)
     assert result.stderr.count("6 tokens in ") == 4

@@ -116,10 +116,11 @@ def obstacle(network: PreTrainedModel) -> str | None:
         return f"{name} has weights of type {network.dtype}; known are {', '.join(map(str, AGREEMENT))}"
     if attention not in {"eager", "sdpa"}:
         return f"{name} runs attention {attention!r}; eager and sdpa are compiled"
-    return _compiler_obstacle()
+    return compiler_obstacle()
 
 
-def _compiler_obstacle() -> str | None:
+def compiler_obstacle() -> str | None:
+    """Why nothing can be compiled on this machine."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
