@@ -18,7 +18,7 @@ from monge.engine.compiled import compile_step
 from monge.engine.compiled_layout import lay_out
 from monge.engine.compiled_module import compile_module
 from monge.engine.compiled_store import FOLDER_VARIABLE, cache_folder
-from monge.engine.few_rows import COLUMNS, FewRows, matrix_of, panels_of
+from monge.engine.few_rows import COLUMNS, OPERATION, FewRows, matrix_of, panels_of
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network
 
@@ -165,12 +165,12 @@ class TestTwin:
     @pytest.mark.parametrize("kind", KINDS)
     def test_gives_the_same_to_rounding(self, code, kind):
         given, rows = matrix(90, 140, kind), numbers(2, 5, 140)
-        expected = torch.ops.monge.few_rows(rows, panels_of(given), 90)
+        expected = OPERATION(rows, panels_of(given), 90)
         torch.testing.assert_close(multiplied(code, rows, panels_of(given), 90), expected)
         torch.testing.assert_close(expected, nn.functional.linear(rows, given))
 
     def test_is_a_proper_operation(self):
-        torch.library.opcheck(torch.ops.monge.few_rows.default, (numbers(3, 20), panels_of(matrix(40, 20, "float32")), 40))
+        torch.library.opcheck(OPERATION, (numbers(3, 20), panels_of(matrix(40, 20, "float32")), 40))
 
 
 class Maps(nn.Module):
@@ -188,10 +188,11 @@ class Maps(nn.Module):
 class TestLayout:
     def test_every_map_is_replaced_once(self):
         module, rows = Maps(torch.float32), numbers(3, 20)
-        expected = module(rows)
+        expected, before = module(rows), module.second.weight
         lay_out(module)
         assert [type(one) for one in (module.first, module.second, module.turned)] == [FewRows] * 3
         assert module.again[0] is module.first
+        assert torch.equal(module.second.weight, before)
         torch.testing.assert_close(module(rows), expected)
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

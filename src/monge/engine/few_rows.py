@@ -22,6 +22,8 @@ class FewRows(torch.nn.Module):
         bias: `[width]`, if any.
     """
 
+    panels: Tensor
+
     def __init__(self, matrix: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         self.width, self.bias = len(matrix), bias
@@ -29,9 +31,13 @@ class FewRows(torch.nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """`[..., depth]` -> `[..., width]`."""
-        product: Any = torch.ops.monge.few_rows
-        out = product(rows.contiguous(), self.panels, self.width)
+        out = OPERATION(rows.contiguous(), self.panels, self.width)
         return out if self.bias is None else out + self.bias
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix, for networks that look at it."""
+        return matrix_of(self.panels, self.width)
 
 
 def panels_of(matrix: Tensor) -> Tensor:
@@ -69,5 +75,9 @@ def _shape_of_few_rows(rows: Tensor, panels: Tensor, width: int) -> Tensor:
     return rows.new_empty(*rows.shape[:-1], width)
 
 
-_LIBRARY.impl("few_rows", _few_rows, "CPU")
+_LIBRARY.impl("few_rows", _few_rows, "CPU")  # what runs outside of compiled programs: the plain twin
 torch.library.register_fake("monge::few_rows", _shape_of_few_rows, lib=_LIBRARY)
+
+_NAMESPACE: Any = torch.ops.monge
+OPERATION: Final = _NAMESPACE.few_rows.default
+"""`(rows, panels, width) -> rows x matrix`."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from monge.engine.compiled_store import StoredProgram, find_program, machine, scratch_folder, store_program
+from monge.engine.few_rows import OPERATION
 
 _SOURCE: Final = Path(__file__).with_name("few_rows.cpp")
 _FLAGS: Final = ("-O3", "-march=native", "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC")
@@ -45,8 +46,7 @@ def few_rows_library() -> Path:
 
 def program_options() -> dict[str, Any]:
     """Options of the compiler of programs: the operation is a call of the machine code, past torch's dispatch."""
-    operation: Any = torch.ops.monge.few_rows
-    return {"aot_inductor.custom_ops_to_c_shims": {operation.default: [_DECLARATION]}}
+    return {"aot_inductor.custom_ops_to_c_shims": {OPERATION: [_DECLARATION]}}
 
 
 def _build(key: str) -> StoredProgram:
