@@ -2,7 +2,9 @@
 
 import ctypes
 import hashlib
+import platform
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -14,7 +16,9 @@ from monge.engine.compiled_store import StoredProgram, find_program, machine, sc
 from monge.engine.few_rows import OPERATION
 
 _SOURCE: Final = Path(__file__).with_name("few_rows.cpp")
-_FLAGS: Final = ("-O3", "-march=native", "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC")
+_NATIVE: Final = () if sys.platform == "darwin" else ("-mcpu=native" if platform.machine() == "ppc64le" else "-march=native",)
+"""For this very processor; compilers of macOS do not know the flag, and assume as much without it."""
+_FLAGS: Final = ("-O3", *_NATIVE, "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC")
 _DECLARATION: Final = (
     "AOTITorchError aoti_torch_cpu_few_rows("
     "AtenTensorHandle rows, AtenTensorHandle panels, int64_t width, AtenTensorHandle* out)"
