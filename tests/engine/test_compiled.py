@@ -110,10 +110,17 @@ class TestSteps:
         block = {0: NodeBlock.chain((7,))}
         torch.testing.assert_close(model.extend(block)[0], eager.extend(block)[0], atol=LARGEST_DIFFERENCE, rtol=0)
 
-    def test_other_weights_take_the_same_program(self, compiled, monkeypatch):
+    @pytest.mark.parametrize("is_narrow", [False, True])
+    def test_other_weights_take_the_same_program(self, compiled, monkeypatch, is_narrow):
+        """Those too that lie in panels of another type, since all of their numbers have 16 bits."""
         compiled(target())
         monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", no_compiling)
         other = perturbed(target())
+        if is_narrow:
+            other = copy.deepcopy(other)
+            other.load_state_dict({name: weight.bfloat16().float() for name, weight in other.state_dict().items()})
+        kinds = {tensor.dtype for name, tensor in Step(other, step_spec(other)).tensors().items() if "panels" in name}
+        assert kinds == {torch.int32 if is_narrow else torch.float32}
         growth = RandomGrowth(other, prompts((5,), seed=1), seed=2, step=compiled(other))
         assert max(growth.round(compare=True) for _ in range(3)) < LARGEST_DIFFERENCE
 

@@ -203,13 +203,16 @@ class TestLayout:
         assert not any(isinstance(one, FewRows) for one in module.modules())
         torch.testing.assert_close(module(rows), expected)
 
-    def test_kinds_of_maps_of_other_libraries_stay(self):
+    def test_maps_that_are_more_than_a_map_stay_what_they_are_and_lie_transposed(self):
         class Own(nn.Linear):
             pass
 
-        module = nn.Sequential(Own(3, 4))
+        module, rows = nn.Sequential(Own(3, 4)), numbers(2, 3)
+        expected = module(rows)
         lay_out(module)
         assert type(module[0]) is Own
+        assert module[0].weight.stride(0) == 1
+        torch.testing.assert_close(module(rows), expected)
 
 
 class TestPrograms:

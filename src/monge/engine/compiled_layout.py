@@ -9,8 +9,8 @@ from monge.engine.few_rows import FewRows
 def lay_out(module: torch.nn.Module) -> None:
     """Lay out anew the weights of linear maps inside a module, which is changed; the tensors that it had are not.
 
-    Float32 maps become `FewRows`; weights of float64 lie transposed. Half precision stays: torch has products of few rows for
-    the usual order only, in the other they take ten times longer.
+    Float32 maps become `FewRows`; weights of float64, and of maps that are more than a map, lie transposed. Half precision
+    stays: torch has products of few rows for the usual order only, in the other they take ten times longer.
 
     Args:
         module: A module; itself no linear map.
@@ -29,6 +29,6 @@ def _laid_out(child: torch.nn.Module) -> torch.nn.Module:
         return FewRows(child.weight, child.bias)
     if type(child) is Conv1D and child.weight.dtype == torch.float32:
         return FewRows(child.weight.t(), child.bias)
-    if type(child) is torch.nn.Linear and child.weight.dtype == torch.float64:
+    if isinstance(child, torch.nn.Linear) and child.weight.dtype in {torch.float32, torch.float64}:
         child.weight = torch.nn.Parameter(child.weight.detach().t().contiguous().t(), requires_grad=False)
     return child
