@@ -1,6 +1,8 @@
 """`price`: when it drafts, rests and comes back, alone and in a batch."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -175,7 +177,7 @@ def test_one_easy_text_does_not_hold_up_a_batch() -> None:
         states = [controller.update(state, one) for state, one in zip(states, rounds, strict=True)]
     # What a trial costs is half a percent of so many plain rounds, at first two percent; four requests are enough for one.
     tried = [number for number, depth in enumerate(depths) if any(depth)]
-    assert tried == [23, 107]
+    assert tried == [22, 106]
     assert all(depths[number].count(0) == 4 for number in tried)
     assert controller.rests(memory, 8)
     assert not controller.rests(Memory(memory.costs), 8)
@@ -193,7 +195,52 @@ def test_a_trial_reads_the_shortest_texts() -> None:
     states = [replace(controller.init(memory), context_length=length) for length in (90, 20, 70, 10, 50, 60)]
     drafting = [plan.max_depth != 0 for plan in controller.plan_many(states, [draws()] * 6)]
     assert drafting == [False, True, False, True, True, True]
+    ones = [chain_round(2, 2, plan=DraftPlan(max_depth=2), batch_size=6) for _ in range(4)]
+    states = [*(controller.update(state, one) for state, one in zip(states, ones, strict=False)), *states[4:]]
     assert all(plan.max_depth != 0 for plan in controller.plan_many(states, [draws()] * 6)), "after a trial all draft, or none"
+
+
+def rests_of(memory: Memory, num_rows: Sequence[int], times: StageTimes | None = None, room: Sequence[bool] = ()) -> list[int]:
+    """Numbers of the rounds that draft, in a batch of so many requests where nothing is accepted; some have no room for it."""
+    controller, drafting = Price(), list[int]()
+    states = [controller.init(memory) for _ in range(max(num_rows))]
+    for number, rows in enumerate(num_rows):
+        assert memory.costs is not None
+        memory.costs.batch_size = rows
+        plans = controller.plan_many(states[:rows], [draws()] * rows)
+        if room and not room[number]:
+            plans = [plan.within(DraftPlan(max_depth=0)) for plan in plans]
+        if any(plan.max_depth != 0 for plan in plans):
+            drafting.append(number)
+        for row, plan in enumerate(plans):
+            depth = min(plan.max_depth or 0, 2)
+            one = chain_round(depth, 0, plan=plan, batch_size=rows, times=(times if depth else None) or StageTimes())
+            states[row] = controller.update(states[row], one)
+    return drafting
+
+
+def test_a_rest_is_as_long_for_few_as_for_many() -> None:
+    """Between two full batches there are rounds of two requests, which are not to be tried with a fraction of the rest."""
+    full = rests_of(batch_memory(), [8] * 200)
+    mixed = rests_of(batch_memory(), ([8] * 6 + [2] * 2) * 25)
+    assert mixed[:4] == full[:4]
+    assert min(after - before for before, after in pairwise(mixed[2:])) >= min(
+        after - before for before, after in pairwise(full[2:])
+    )
+
+
+def test_a_trial_for_which_nobody_has_room_is_made_up_for() -> None:
+    usual = rests_of(batch_memory(), [8] * 60)
+    room = [number != usual[1] for number in range(60)]
+    assert rests_of(batch_memory(), [8] * 60, room=room)[:3] == [usual[0], usual[1] + 1, usual[2] + 1]
+
+
+def test_a_trial_that_took_long_by_the_clock_makes_rests_longer() -> None:
+    """The table knows what drafting costs, and not that the texts of those who draft must be read before it."""
+    quick = rests_of(batch_memory(learns=True), [8] * 1500, StageTimes(total_s=3.0))
+    slow = rests_of(batch_memory(learns=True), [8] * 1500, StageTimes(total_s=30.0, draft_s=27.0))
+    assert len(slow) < len(quick)
+    assert slow[-1] - slow[-2] > 2 * (quick[-1] - quick[-2])
 
 
 def test_a_batch_that_drafts_decodes_plainly_now_and_then() -> None:
@@ -260,18 +307,16 @@ def test_measured_rates_switch_a_batch_off() -> None:
 
 
 def test_prompts_that_join_a_batch_at_rest_are_left_to_its_next_trial() -> None:
-    """Eight requests rest for their tokens together, and a ninth that joins them after many of these rests with them."""
+    """Eight requests rest for their tokens together, and a ninth that joins them rests with them, in their trials too."""
     memory, controller = batch_memory(), Price()
     assert memory.costs is not None
     memory.costs.batch_size = 8
-    states, rested = [controller.init(memory) for _ in range(8)], 0
-    for _ in range(60):
+    states = [controller.init(memory) for _ in range(8)]
+    for number in range(60):
         plans = controller.plan_many(states, [draws()] * 8)
-        rested = 0 if plans[0].max_depth else rested + 1
-        assert controller.rests(memory, 1) == controller.rests(memory, 8) == (rested > 0)
+        assert controller.rests(memory, 8) == (number > 0), "in a trial those rest who join"
         ones = [chain_round(min(plan.max_depth or 0, 2), 0, plan=plan, batch_size=8) for plan in plans]
         states = [controller.update(state, one) for state, one in zip(states, ones, strict=True)]
-    assert rested > 8
 
 
 def depths_alone(controller: Price, state: Request, rounds: int) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
 from monge.control.calibration import Calibration
 from monge.control.price_batch import TRIAL_ROWS, Crowd, batch_gains, batch_seconds, tried
-from monge.control.price_memory import note_crowd, note_off, note_rest, pooled_of, teach
+from monge.control.price_memory import note_crowd, note_off, note_rest, note_shared_rest, pooled_of, teach
 from monge.control.price_outlook import Outlook, measured_rounds, predicted_seconds, prices, unstopped
 from monge.control.survival import PRIOR_WEIGHT, DepthCounts, expected_tokens
 from monge.core.context import DraftPlan
@@ -139,7 +139,7 @@ class Price(Controller[Request]):
         tokens = record.num_accepted + 1
         teach(state.memory, record, tokens, seconds)
         if record.batch_size > 1:
-            note_crowd(state.memory, pooled_of(state.memory).crowd.met(tokens, measured_rounds(state.memory, record)))
+            note_crowd(state.memory, pooled_of(state.memory).crowd.met(tokens, *measured_rounds(state.memory, record)))
         following = replace(
             state,
             counts=state.counts.update(record, _REQUEST_KEEP),
@@ -184,7 +184,8 @@ class Price(Controller[Request]):
         memory = states[0].memory
         pooled, costs = pooled_of(memory), costs_of(memory, "price")
         crowd, plans = pooled.crowd, [PLAIN] * len(states)
-        if not crowd.is_on and pooled.rested < crowd.off_tokens * len(states):
+        if crowd.is_resting:
+            note_shared_rest(memory)
             return plans
         # Neighbours are evidence enough here: what requests before them did would hide that these differ.
         outlooks = [state.outlook or self.outlook(replace(state, kin=0.0)) for state in states]
@@ -194,20 +195,24 @@ class Price(Controller[Request]):
         gains = batch_gains(costs, seconds, [outlook.tokens for outlook in outlooks], num_rows, context)
         depth = max(range(1, len(gains)), key=gains.__getitem__)
         drafting = set(range(len(states)))
-        if not crowd.is_on:
-            depth, crowd, drafting = min(depth, _TRIAL_DEPTH), Crowd(off_tokens=crowd.off_tokens), tried(lengths)
+        if crowd.awaits_trial:
+            depth, drafting = min(depth, _TRIAL_DEPTH), tried(lengths)
         elif min(gains[depth], crowd.gain) < (_GAIN if crowd.rounds_on < _SETTLED else 1.0 + (_GAIN - 1.0) / 2.0):
             # While it rests the draft model reads nothing, so a trial reads the texts of those who draft in it.
             share = min(1.0, TRIAL_ROWS / num_rows)
             unread_s = max(costs.catch_up_s, share * context * costs.draft_s(1, num_rows) / _READING)
-            longest = self._longest(seconds[min(depth, _TRIAL_DEPTH)] - seconds[0] + unread_s, seconds[0])
-            off = min(max(_STEEP * crowd.off_tokens, longest // _STEEP), longest)
-            note_crowd(memory, Crowd(is_on=False, off_tokens=max(self.first_off, off)), rests=True)
+            expected_s = seconds[min(depth, _TRIAL_DEPTH)] - seconds[0] + unread_s
+            # One round that took long may have been disturbed: it says how far rests may grow, not how fast.
+            longest = self._longest(max(expected_s, (crowd.dearest - 1.0) * seconds[0]), seconds[0])
+            off = min(max(_STEEP * crowd.off_tokens, self._longest(expected_s, seconds[0]) // _STEEP), longest)
+            note_crowd(memory, Crowd(is_on=False, off_tokens=max(self.first_off, off), rested=1))
             return plans
-        crowd = replace(crowd, rounds_on=crowd.rounds_on + 1)
-        note_crowd(memory, replace(crowd, off_tokens=0) if crowd.rounds_on == _SETTLED else crowd)
-        if crowd.rounds_on % _BATCH_BASELINE == _BATCH_BASELINE // 8:
-            return plans
+        else:
+            rounds_on = crowd.rounds_on + 1
+            off_tokens = 0 if rounds_on == _SETTLED else crowd.off_tokens
+            note_crowd(memory, replace(crowd, is_on=True, rounds_on=rounds_on, off_tokens=off_tokens))
+            if rounds_on % _BATCH_BASELINE == _BATCH_BASELINE // 8:
+                return plans
         for row in drafting:
             stop = self._stop(outlooks[row], pooled.calibration)
             plans[row] = unstopped(DraftPlan(max_depth=depth, stop=stop, price=outlooks[row].price))
@@ -232,7 +237,8 @@ class Price(Controller[Request]):
 
     def _rested(self, state: Request, record: StepRecord, context: int) -> Request:
         """The state after a plain round, and with it a text of `context` tokens."""
-        note_rest(state.memory, len(record.token_ids))
+        if record.batch_size == 1:
+            note_rest(state.memory, len(record.token_ids))
         if state.was_shared and record.batch_size == 1:
             state = replace(state, context_length=context)
             following = replace(state, was_shared=False, outlook=None)

@@ -15,27 +15,46 @@ class Crowd:
     """How the requests that share rounds stand with drafting.
 
     Args:
-        is_on: Whether they draft, or would if it paid.
-        off_tokens: Tokens of each request that they last rested for; 0 once drafting has gone well for a while.
+        is_on: Whether they draft, or would if it paid; not yet in a trial.
+        off_tokens: Tokens of each request that a rest lasts, or last did; 0 once drafting has gone well for a while.
+        rested: How many of these are decoded.
         rounds_on: Rounds since they were switched on.
-        tokens: Tokens of requests in rounds that drafted since then, the latest counting most.
+        tokens: Tokens of requests in rounds that drafted since the last rest, the latest counting most.
         plain_rounds: How many plain rounds would have taken as long.
+        dearest: How many the longest of these rounds took, with the text that was read for it.
     """
 
     is_on: bool = True
     off_tokens: int = 0
+    rested: int = 0
     rounds_on: int = 0
     tokens: float = 0.0
     plain_rounds: float = 0.0
+    dearest: float = 0.0
 
     @property
     def gain(self) -> float:
         """Tokens for one of plain decoding, as measured."""
         return self.tokens / self.plain_rounds if self.plain_rounds else float("inf")
 
-    def met(self, tokens: int, plain_rounds: float) -> "Crowd":
-        """After one request's part of a round."""
-        return replace(self, tokens=_KEEP * self.tokens + tokens, plain_rounds=_KEEP * self.plain_rounds + plain_rounds)
+    @property
+    def is_resting(self) -> bool:
+        """Whether a rest is not over yet."""
+        return not self.is_on and self.rested < self.off_tokens
+
+    @property
+    def awaits_trial(self) -> bool:
+        """Whether nobody has drafted since the rest began; once somebody has, what it was seen to gain decides."""
+        return not self.is_on and not self.plain_rounds
+
+    def met(self, tokens: int, plain_rounds: float, with_reading: float) -> "Crowd":
+        """After one request's part of a round, which took so many plain ones without and with the text read for it."""
+        return replace(
+            self,
+            tokens=_KEEP * self.tokens + tokens,
+            plain_rounds=_KEEP * self.plain_rounds + plain_rounds,
+            dearest=max(self.dearest, with_reading),
+        )
 
 
 def tried(lengths: Sequence[int]) -> set[int]:

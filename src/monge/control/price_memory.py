@@ -16,8 +16,8 @@ _RATE_KEEP = 0.98  # the same in the running speed, whose inverse is the price o
 class Pooled:
     """What requests taught: acceptance by depth, calibration, tokens and seconds of late, and how long the last one rested.
 
-    `rested` counts the tokens that all of them decoded plainly since one last drafted; `crowd` is about those that share
-    rounds.
+    `rested` counts the tokens that they decoded plainly since one last drafted, a token for a round that they shared; `crowd`
+    is about those that share rounds.
     """
 
     counts: DepthCounts = DepthCounts()
@@ -42,17 +42,23 @@ def note_off(memory: Memory, off_tokens: int) -> None:
     memory.notes["price"] = replace(pooled_of(memory), off_tokens=off_tokens, rested=0)
 
 
-def note_crowd(memory: Memory, crowd: Crowd, *, rests: bool = False) -> None:
-    """How the requests that share rounds go on; a rest may begin."""
+def note_crowd(memory: Memory, crowd: Crowd) -> None:
+    """How the requests that share rounds go on."""
+    memory.notes["price"] = replace(pooled_of(memory), crowd=crowd)
+
+
+def note_shared_rest(memory: Memory) -> None:
+    """Requests that rest share a round."""
     pooled = pooled_of(memory)
-    memory.notes["price"] = replace(pooled, crowd=crowd, rested=0 if rests else pooled.rested)
+    crowd = replace(pooled.crowd, rested=pooled.crowd.rested + 1)
+    memory.notes["price"] = replace(pooled, crowd=crowd, rested=pooled.rested + 1)
 
 
 def note_rest(memory: Memory, num_tokens: int) -> None:
-    """So many tokens were decoded plainly."""
+    """A request alone decoded so many tokens plainly."""
     pooled = pooled_of(memory)
     rested = pooled.rested + num_tokens
-    # Spelled out, since it happens in every round of every request that rests, and `replace` is slow.
+    # Spelled out, since it happens in every round of a request that rests, and `replace` is slow.
     memory.notes["price"] = Pooled(
         pooled.counts, pooled.calibration, pooled.tokens, pooled.seconds, pooled.off_tokens, rested, pooled.crowd
     )

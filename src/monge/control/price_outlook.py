@@ -60,12 +60,16 @@ def predicted_seconds(memory: Memory, record: StepRecord) -> float:
     return costs.verify_s(record.num_nodes, record.batch_size, record.context_length) + drafted
 
 
-def measured_rounds(memory: Memory, record: StepRecord) -> float:
-    """What a finished round took, in plain rounds of the same batch: by the clock, if the table goes by it too."""
+def measured_rounds(memory: Memory, record: StepRecord) -> tuple[float, float]:
+    """What a finished round took, in plain rounds of the same batch: by the clock, if the table goes by it too.
+
+    Returns:
+        Without and with the reading of text that the drafter had missed: it is read once, and no cost of going on.
+    """
     costs, times = costs_of(memory, "price"), record.times
     plain = costs.verify_s(0, record.batch_size, record.context_length)
     if not costs.learns or times.total_s <= 0.0:
-        return predicted_seconds(memory, record) / plain
-    # Text that the drafter had missed is read once; it is no cost of going on.
+        predicted = predicted_seconds(memory, record) / plain
+        return predicted, predicted
     usual = 1.5 * costs.draft_s(record.depth, record.batch_size) if record.depth else 0.0
-    return (times.total_s - max(0.0, times.draft_s - usual)) / plain
+    return (times.total_s - max(0.0, times.draft_s - usual)) / plain, times.total_s / plain
