@@ -255,3 +255,71 @@ def test_networks_of_a_pool_are_timed_by_name() -> None:
 def test_a_walk_along_a_row_equals_single_looks(row: dict[int, float], sizes: list[int], batch: int) -> None:
     table = checked("verify_s", {1: row, 2: {size: 1.5 * seconds for size, seconds in row.items()}}, may_be_zero=False)
     assert row_of(table, batch, sorted(sizes)) == pytest.approx([interpolated(table, batch, size) for size in sorted(sizes)])
+
+
+NOBODY: frozenset[str | None] = frozenset()
+
+
+def settled() -> CostModel:
+    """A table that has met many rounds, of a second each."""
+    costs = table()
+    for number in range(64):
+        assert costs.is_due(NOBODY, 0.001), number
+        costs.observe(timing(0, 1.0))
+    assert costs.is_due(NOBODY, 1.0)
+    return costs
+
+
+def test_of_short_rounds_that_are_alike_one_in_ten_milliseconds_is_learnt_from() -> None:
+    costs = settled()
+    assert [costs.is_due(NOBODY, 0.003) for _ in range(8)] == [False, False, False, True] * 2
+    assert all(costs.is_due(NOBODY, 0.011) for _ in range(8))
+
+
+def test_rounds_of_another_drafter_are_learnt_from_however_short() -> None:
+    costs = settled()
+    drafters = [frozenset({None}), NOBODY, frozenset({"small"}), frozenset({"large"}), frozenset({"small", "large"})]
+    assert all(costs.is_due(drafter, 0.001) for drafter in drafters)
+    assert not costs.is_due(drafters[-1], 0.001)
+
+
+def test_a_rest_that_was_not_learnt_from_is_a_rest() -> None:
+    """The first draft after it finds nothing at hand, as after one whose rounds were all observed."""
+    costs = settled()
+    assert costs.is_due(frozenset({None}), 0.001)
+    costs.observe(timing(4, 1.4, depth=4, draft_s=0.4))
+    before = costs.round_s(4)
+    assert costs.is_due(NOBODY, 0.001)
+    costs.observe(timing(0, 1.0))
+    assert not any(costs.is_due(NOBODY, 0.001) for _ in range(4))
+    costs.observe(timing(4, 2.4, depth=4, draft_s=0.9))
+    assert costs.round_s(4) == pytest.approx(before)
+
+
+def test_what_follows_a_round_is_paid_by_the_next_of_its_kind() -> None:
+    costs, free = table(), table()
+    for drafts, seconds in ((True, 0.6), (False, 0.2), (False, math.nan), (True, -1.0), (True, math.inf)):
+        costs.note_tail(drafts, seconds)
+    for one in (costs, free):
+        for _ in range(200):
+            one.observe(timing(0, 1.0))
+            one.observe(timing(4, 1.4, depth=4, draft_s=0.4))
+    assert costs.verify_s(0, 1, 0) == pytest.approx(1.2, rel=0.02)
+    assert costs.verify_s(4, 1, 0) == pytest.approx(2.0, rel=0.02)
+    assert free.verify_s(0, 1, 0) == pytest.approx(1.0, rel=0.02)
+
+
+def test_reading_is_learnt_by_the_token() -> None:
+    costs = table()
+    costs.note_reading(10, 1.0)
+    assert costs.read_s == pytest.approx(0.1)
+    for num_tokens, seconds in ((0, 1.0), (10, 0.0), (10, math.nan), (10, math.inf), (10, -1.0)):
+        costs.note_reading(num_tokens, seconds)
+    assert costs.read_s == pytest.approx(0.1)
+    for _ in range(30):
+        costs.note_reading(10, 2.0)
+    assert costs.read_s == pytest.approx(0.2, rel=0.01)
+    assert costs.without_drafting().read_s == 0.0
+    fixed = table(learns=False)
+    fixed.note_reading(10, 1.0)
+    assert fixed.read_s == 0.0

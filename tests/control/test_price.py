@@ -9,9 +9,10 @@ import torch
 
 from monge.bench.control_simulation import World, speed
 from monge.control.base import CostModel, Memory
-from monge.control.price import Price, Request
+from monge.control.price import Price
 from monge.control.price_batch import Crowd
-from monge.control.price_memory import note_crowd
+from monge.control.price_memory import pooled_of
+from monge.control.price_request import Request
 from monge.control.survival import expected_tokens
 from monge.core.context import DraftPlan
 from monge.core.draws import TorchDraws
@@ -191,7 +192,7 @@ def test_a_trial_reads_the_shortest_texts() -> None:
     controller, memory = Price(), batch_memory()
     assert memory.costs is not None
     memory.costs.batch_size = 6
-    note_crowd(memory, Crowd(is_on=False, off_tokens=0))
+    pooled_of(memory).crowd = Crowd(is_on=False, off_tokens=0)
     states = [replace(controller.init(memory), context_length=length) for length in (90, 20, 70, 10, 50, 60)]
     drafting = [plan.max_depth != 0 for plan in controller.plan_many(states, [draws()] * 6)]
     assert drafting == [False, True, False, True, True, True]
@@ -358,3 +359,55 @@ def test_who_is_left_alone_rests_unless_it_pays() -> None:
         if not accepted:
             state = controller.update(state, chain_round(0, 0, plan=plan))
             assert state.off_left == controller.first_off
+
+
+def reading(controller: Price, memory: Memory, num_tokens: int, num_requests: int) -> list[bool]:
+    """Which requests of so many tokens draft at their beginning, so that their prompts of 50 tokens are read."""
+    began: list[bool] = []
+    for _ in range(num_requests):
+        state, length = controller.init(memory), 50
+        began.append(not controller.rests(memory, 1))
+        while length < 50 + num_tokens:
+            plan = controller.plan(state, draws())
+            window = min(2, plan.max_depth or 0)
+            record = chain_round(window, window, plan=plan, context_length=length)
+            state, length = controller.update(state, record), length + len(record.token_ids)
+    return began
+
+
+@pytest.mark.parametrize(("num_tokens", "reads"), [(20, False), (400, True)])
+def test_a_prompt_is_read_where_the_request_is_long_enough_for_it(num_tokens: int, reads: bool) -> None:
+    """Three tokens in 1.2 plain forwards save 0.6 of one for every token, and the prompt takes as long as twenty."""
+    memory = memory_of(draft=0.08)
+    assert memory.costs is not None
+    memory.costs.read_s = 20.0 / 50
+    began = reading(Price(), memory, num_tokens, 60)
+    assert began[0], "how long requests are is not known yet"
+    assert all(began) == reads
+    # Rests double: what is known of acceptance may be wrong, so that some are tried, and fewer and fewer.
+    assert reads or began.index(True, 1) < 40
+    assert reads or 2 <= sum(began) <= 5
+
+
+def test_prompts_are_read_again_once_requests_are_longer() -> None:
+    controller, memory = Price(), memory_of(draft=0.08)
+    assert memory.costs is not None
+    memory.costs.read_s = 20.0 / 50
+    assert not any(reading(controller, memory, 20, 20)[-3:])
+    assert all(reading(controller, memory, 400, 20)[-3:])
+
+
+@pytest.mark.parametrize(("plain", "looks"), [(1.0, 12), (0.003, 4)])
+def test_short_rounds_share_a_look_at_what_they_bring(plain: float, looks: int) -> None:
+    """A request that has settled looks ahead once in ten milliseconds; all it does between is drafted by the last look."""
+    controller, memory = Price(), memory_of(plain=plain, node=0.0, draft=0.0)
+    state, seen = controller.init(memory), list[object]()
+    for number in range(20):
+        plan = controller.plan(state, draws())
+        record = chain_round(4, 4, plan=plan, confidences=(0.9,) * 4, levels_read=4)
+        state = controller.update(state, record)
+        assert state.outlook is not None
+        if number >= 8 and not any(state.outlook is one for one in seen):
+            seen.append(state.outlook)
+            assert controller.plan(state, draws()).stop is not None
+    assert len(seen) == looks

@@ -1,6 +1,8 @@
 """Requests that join, leave and break while others are decoded: the law of each stays the target's."""
 
 import math
+from dataclasses import replace
+from itertools import count
 from typing import ClassVar
 
 import pytest
@@ -8,10 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.api import make_parts
+from monge.control.cost_model import CostModel
 from monge.control.fixed import Fixed
+from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
+from monge.draft.model import ModelDrafter
 from monge.engine.batch import Batch
+from monge.engine.clock import measured_by
 from monge.engine.prefill import equal_shares
 from monge.engine.result import result_of
 from monge.engine.session import Request, Session
@@ -158,3 +164,39 @@ def test_a_piece_must_hold_something():
     parts = make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none")
     with pytest.raises(OptionError, match="prefill_chunk must be at least 1, or None to read prompts whole; got 0"):
         Batch(parts, prefill_chunk=0)
+
+
+class Noting(ModelDrafter):
+    """Notes for how many requests it is asked for drafts."""
+
+    asked: ClassVar[list[int]] = []
+
+    def draft(self, contexts, states, plans, draws):
+        self.asked.append(len(contexts))
+        return super().draft(contexts, states, plans, draws)
+
+
+def test_a_drafter_is_not_asked_for_plain_rounds():
+    Noting.asked.clear()
+    parts = make_parts(TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB))
+    parts = replace(parts, drafter=Noting(model=parts.drafter.model, tree=parts.drafter.tree), controller=Fixed(max_depth=1))
+    batch = Batch(parts)
+    batch.join([session(1, (1, 0)), session(2, (1, 0), max_new_tokens=1), session(3, (2,), limits=DraftPlan(max_depth=0))])
+    batch.step()
+    assert Noting.asked == [1]
+    batch.close()
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_reading_prompts_for_the_drafter_is_timed(chunk):
+    models = TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB)
+    costs = CostModel.linear(plain=1.0, node=0.1, draft=0.1, learns=True)
+    batch = Batch(make_parts(*models, controller="price", costs=costs), prefill_chunk=chunk)
+    with measured_by(count(0.0, 0.5).__next__):
+        batch.join([session(1, (0,) * 7)])
+        batch.step()
+        while batch.num_prefilling:
+            batch.step()
+    # Seconds by a clock that goes on by half of one whenever it is looked at: once for six tokens, or for each two of them.
+    assert costs.read_s == pytest.approx(0.5 / (chunk or 6))
+    batch.close()

@@ -13,9 +13,13 @@ from monge.core.errors import OptionError
 from monge.core.verdict import RoundTiming
 
 _CATCH_UP_RATE: Final = 0.3
-"""Share of a difference that the running time of catching up takes over."""
-
-
+"""Share of a difference that the running time of catching up takes over, and that of reading prompts."""
+_TAIL_RATE: Final = 0.1
+"""The same of what follows a round."""
+_SPACING_S: Final = 0.01
+"""Seconds that go by between two rounds that are learnt from, where rounds are shorter: learning is not to cost a percent."""
+_FIRST: Final = 64
+"""Rounds that are all learnt from."""
 _COLD: Final = 4
 """Plain rounds in a row after which a network that drafts finds weights, shapes and text not at hand: what that round takes
 beyond the expected is the price of coming back, and no cost of going on. Drafts without a network come and go, and what they
@@ -76,6 +80,13 @@ class CostModel:
         """Requests that wait for the place of one that ends."""
         self.catch_up_s = 0.0
         """Seconds of late that a first draft after a rest took beyond the usual, above all to read the text that was missed."""
+        self.read_s = 0.0
+        """Seconds of late in which the drafter read a token of a prompt; 0 until it was measured."""
+        self._tail_s = {False: 0.0, True: 0.0}  # what follows rounds without and with a draft
+        self._last_drafters, self._passed_s = (
+            frozenset[str | None](),
+            0.0,
+        )  # who drafted in the last round; since one was learnt
         self._rested: set[str | None] = set()  # drafters that have text to read before they draft again
         self._num_plain = 0  # plain rounds in a row
         for row in self._verify.values():
@@ -122,7 +133,7 @@ class CostModel:
     def without_drafting(self) -> "CostModel":
         """The same table, later corrections included, for chains whose drafting costs nothing."""
         free = copy(self)
-        free._draft, free.nodes, free._sizes_at = {1: {0: 0.0}}, (), []
+        free._draft, free.nodes, free._sizes_at, free.read_s = {1: {0: 0.0}}, (), [], 0.0
         return free
 
     def of(self, drafter: str) -> "CostModel":
@@ -132,19 +143,46 @@ class CostModel:
         own._sizes_at = []
         return own
 
+    def note_reading(self, num_tokens: int, seconds: float) -> None:
+        """The drafter has read so many tokens of prompts; a time that is no positive number is ignored."""
+        if self.learns and num_tokens > 0 and 0.0 < seconds < math.inf:
+            self.read_s += (_CATCH_UP_RATE if self.read_s else 1.0) * (seconds / num_tokens - self.read_s)
+
+    def note_tail(self, drafts: bool, seconds: float) -> None:
+        """What was done after a round was timed, above all by controllers that learnt from it: the next of its kind pays."""
+        if 0.0 < seconds < math.inf:
+            before = self._tail_s[drafts]
+            self._tail_s[drafts] = before + (_TAIL_RATE if before else 1.0) * (seconds - before)
+
+    def is_due(self, drafters: frozenset[str | None], seconds: float) -> bool:
+        """Whether a finished round is to be observed: where rounds are short, one of several alike will do.
+
+        Args:
+            drafters: Who drafted in it: nobody, the drafter (`None`), or drafters of a pool by name.
+            seconds: What it took.
+        """
+        alike = drafters == self._last_drafters and self.num_rounds >= _FIRST
+        self._last_drafters, self._passed_s = drafters, self._passed_s + seconds
+        if alike and self._passed_s < _SPACING_S:
+            self._num_plain += not drafters
+            return False
+        self._passed_s = 0.0
+        return True
+
     def observe(self, timing: RoundTiming) -> None:
         """Correct the table by one measured round; times that are no positive numbers are ignored."""
         self.batch_size, self.context_length = timing.batch_size, timing.context_length
         self.num_rounds += 1
         if not self.learns:
             return
+        rest_s = timing.rest_s + self._tail_s[timing.num_nodes > 0]
         predicted = self.verify_s(timing.num_nodes, timing.batch_size, timing.context_length)
         is_cold = timing.depth > 0 and self._num_plain >= _COLD
         self._num_plain = 0 if timing.num_nodes else self._num_plain + 1
-        if not is_cold or timing.rest_s < predicted:
-            correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), timing.rest_s, predicted)
+        if not is_cold or rest_s < predicted:
+            correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), rest_s, predicted)
             kind = timing.num_nodes > 0, timing.batch_size, timing.context_length
-            dearer = self._pace.learn(*kind, timing.rest_s, predicted)
+            dearer = self._pace.learn(*kind, rest_s, predicted)
             if dearer != 1.0:
                 for own in (self._draft, *(own for own, _ in self._drafters.values())):
                     scale(own, dearer)
@@ -156,7 +194,7 @@ class CostModel:
                 correct(table, timing.batch_size, timing.depth, timing.draft_s, expected)
             elif math.isfinite(timing.draft_s):
                 # After a rest a drafter first reads the text that it has missed, which is no cost of the draft.
-                beyond = max(0.0, timing.draft_s - expected) + (max(0.0, timing.rest_s - predicted) if is_cold else 0.0)
+                beyond = max(0.0, timing.draft_s - expected) + (max(0.0, rest_s - predicted) if is_cold else 0.0)
                 self.catch_up_s += (_CATCH_UP_RATE if self.catch_up_s else 1.0) * (beyond - self.catch_up_s)
         self._rested = {None, *self._drafters} - ({timing.drafter} if timing.depth > 0 else set())
 

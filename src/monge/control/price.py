@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
 from monge.control.calibration import Calibration
 from monge.control.price_batch import TRIAL_ROWS, Crowd, batch_gains, batch_seconds, tried
-from monge.control.price_memory import note_crowd, note_off, note_rest, note_shared_rest, pooled_of, teach
+from monge.control.price_memory import pooled_of
 from monge.control.price_outlook import Outlook, measured_rounds, predicted_seconds, prices, unstopped
-from monge.control.survival import PRIOR_WEIGHT, DepthCounts, expected_tokens
+from monge.control.price_reading import reading_s, repays_reading
+from monge.control.price_request import Request
+from monge.control.survival import PRIOR_WEIGHT, expected_tokens
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -29,40 +31,8 @@ _ALONE_FOR = 4  # tokens that a request waits where others shared rounds and res
 _GROWING_SHARE = 0.05  # of the time of plain decoding, that trials may take while rests still grow
 _SETTLED = 8  # rounds after which a request that speculates again counts as settled
 _FIRST_WEIGHT = 4.0  # rounds that the first guess of acceptance counts for
+_LOOK_S = 0.01  # seconds of rounds for which a request that has settled goes by one look at what they bring
 _KIN = 6.0  # further rounds that earlier requests count for in a request's acceptance, once they had as many
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """State of one request.
-
-    Args:
-        memory: What the decoder's requests share.
-        kin: Rounds beyond the usual ones that requests before it count for in its acceptance.
-        counts: Acceptance by depth in this request.
-        tokens: Tokens of the last rounds, the latest counting most.
-        seconds: Their predicted seconds.
-        context_length: Tokens of the text so far, once a round has said so.
-        off_left: Tokens to be decoded plainly before speculation is tried again.
-        off_tokens: How many there were when it was last switched off; 0 while it is settled.
-        trial_left: Rounds of the present trial that are left.
-        rounds_on: Rounds since it was switched on.
-        outlook: What the coming round is expected to bring, if it is known already.
-        was_shared: Whether the last round was a batch's, so that the batch decided.
-    """
-
-    memory: Memory
-    kin: float = 0.0
-    counts: DepthCounts = DepthCounts()
-    tokens: float = 0.0
-    seconds: float = 0.0
-    context_length: int | None = None
-    off_left: int = 0
-    off_tokens: int = 0
-    trial_left: int = 0
-    rounds_on: int = 0
-    outlook: Outlook | None = None
-    was_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +82,14 @@ class Price(Controller[Request]):
         request = Request(memory, min(_KIN, pooled.counts.reached[0] if pooled.counts.reached else 0.0))
         outlook = self.outlook(request)
         waits = _ALONE_FOR if costs_of(memory, "price").batch_size > 1 and not pooled.crowd.is_on else 0
-        if pooled.off_tokens <= self.first_off or outlook.speed >= outlook.plain_speed * (1.0 + self.margin):
+        off = pooled.off_tokens
+        if not repays_reading(memory, outlook):
+            off = max(off, self._shortest(reading_s(memory), outlook))
+        elif off <= self.first_off or outlook.speed >= outlook.plain_speed * (1.0 + self.margin):
             return replace(request, off_left=waits)
         # Where the last requests gave up for long, a new one goes on resting: it may be too short for a rest of its own.
-        left = max(waits, pooled.off_tokens - pooled.rested)
-        return replace(request, off_left=left, off_tokens=pooled.off_tokens, trial_left=0 if left else self.trial)
+        left = max(waits, off - pooled.rested)
+        return replace(request, off_left=left, off_tokens=off, trial_left=0 if left else self.trial)
 
     def rests(self, memory: Memory, num_requests: int) -> bool:
         pooled = pooled_of(memory)
@@ -132,27 +105,34 @@ class Price(Controller[Request]):
         return [self._alone(states[0])] if num_rows == 1 else self._together(states, num_rows)
 
     def update(self, state: Request, record: StepRecord) -> Request:
-        context = record.context_length + len(record.token_ids)
+        begins, pooled = state.context_length is None or state.was_shared, pooled_of(state.memory)
         if record.plan.max_depth == 0:
-            return self._rested(state, record, context)
+            if record.batch_size == 1:
+                pooled.rest(record, begins=begins)
+            return self._rested(state, record)
         seconds = predicted_seconds(state.memory, record)
         tokens = record.num_accepted + 1
-        teach(state.memory, record, tokens, seconds)
+        pooled.learn(record, seconds, begins=begins)
         if record.batch_size > 1:
-            note_crowd(state.memory, pooled_of(state.memory).crowd.met(tokens, *measured_rounds(state.memory, record)))
+            pooled.crowd = pooled.crowd.met(tokens, *measured_rounds(state.memory, record))
+        is_settled = record.batch_size == 1 and not state.off_tokens and state.rounds_on >= _SETTLED
+        looked_s = state.looked_s + seconds
+        known = is_settled and looked_s < _LOOK_S
         following = replace(
             state,
             counts=state.counts.update(record, _REQUEST_KEEP),
             tokens=_SHORT_KEEP * state.tokens + tokens,
             seconds=_SHORT_KEEP * state.seconds + seconds,
-            context_length=context,
+            context_length=record.context_length + len(record.token_ids),
             trial_left=max(0, state.trial_left - 1),
             rounds_on=state.rounds_on + 1,
-            outlook=None,
+            outlook=state.outlook if known else None,
+            stop=state.stop if known else None,
+            looked_s=looked_s if known else 0.0,
             was_shared=record.batch_size > 1,
         )
         # Whether those who share a round go on is decided when the next one is planned.
-        return following if following.was_shared else self._switched(following)
+        return following if following.was_shared or following.outlook else self._switched(following)
 
     def outlook(self, state: Request) -> Outlook:
         """Expected tokens and seconds of the coming round's windows."""
@@ -162,8 +142,7 @@ class Price(Controller[Request]):
         context = costs.context_length if state.context_length is None else state.context_length
         drafting, verifying = costs.levels_s(self.max_window, costs.batch_size, context)
         seconds = [sum(both) for both in zip(drafting, verifying, strict=True)]
-        speed = pooled.tokens / pooled.seconds if pooled.seconds > 0.0 else 0.0
-        return Outlook(acceptance, expected_tokens(acceptance), seconds, verifying, max(speed, 1.0 / seconds[0]))
+        return Outlook(acceptance, expected_tokens(acceptance), seconds, verifying, max(pooled.speed, 1.0 / seconds[0]))
 
     def _alone(self, state: Request) -> DraftPlan:
         if state.off_left > 0 or (state.rounds_on + 1) % _BASELINE == 0:
@@ -174,7 +153,7 @@ class Price(Controller[Request]):
         calibration = pooled.calibration
         if calibration.num_rounds == 0:
             return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)), price=outlook.price)
-        stop = self._stop(outlook, calibration)
+        stop = state.stop or self._stop(outlook, calibration)
         if state.trial_left > 0 or state.rounds_on % _EXPLORE == _EXPLORE - 1:
             return unstopped(DraftPlan(max_depth=outlook.window, stop=stop, price=outlook.price))
         return DraftPlan(max_depth=self.max_window, stop=stop, price=outlook.price)
@@ -185,7 +164,7 @@ class Price(Controller[Request]):
         pooled, costs = pooled_of(memory), costs_of(memory, "price")
         crowd, plans = pooled.crowd, [PLAIN] * len(states)
         if crowd.is_resting:
-            note_shared_rest(memory)
+            pooled.rest_together()
             return plans
         # Neighbours are evidence enough here: what requests before them did would hide that these differ.
         outlooks = [state.outlook or self.outlook(replace(state, kin=0.0)) for state in states]
@@ -205,12 +184,12 @@ class Price(Controller[Request]):
             # One round that took long may have been disturbed: it says how far rests may grow, not how fast.
             longest = self._longest(max(expected_s, (crowd.dearest - 1.0) * seconds[0]), seconds[0])
             off = min(max(_STEEP * crowd.off_tokens, self._longest(expected_s, seconds[0]) // _STEEP), longest)
-            note_crowd(memory, Crowd(is_on=False, off_tokens=max(self.first_off, off), rested=1))
+            pooled.crowd = Crowd(is_on=False, off_tokens=max(self.first_off, off), rested=1)
             return plans
         else:
             rounds_on = crowd.rounds_on + 1
             off_tokens = 0 if rounds_on == _SETTLED else crowd.off_tokens
-            note_crowd(memory, replace(crowd, is_on=True, rounds_on=rounds_on, off_tokens=off_tokens))
+            pooled.crowd = replace(crowd, is_on=True, rounds_on=rounds_on, off_tokens=off_tokens)
             if rounds_on % _BATCH_BASELINE == _BATCH_BASELINE // 8:
                 return plans
         for row in drafting:
@@ -235,10 +214,9 @@ class Price(Controller[Request]):
         needed = outlook.plain_speed * (1.0 + margin)
         return outlook.speed >= needed or (state.seconds > 0.0 and state.tokens / state.seconds >= needed)
 
-    def _rested(self, state: Request, record: StepRecord, context: int) -> Request:
-        """The state after a plain round, and with it a text of `context` tokens."""
-        if record.batch_size == 1:
-            note_rest(state.memory, len(record.token_ids))
+    def _rested(self, state: Request, record: StepRecord) -> Request:
+        """The state after a plain round."""
+        context = record.context_length + len(record.token_ids)
         if state.was_shared and record.batch_size == 1:
             state = replace(state, context_length=context)
             following = replace(state, was_shared=False, outlook=None)
@@ -248,14 +226,18 @@ class Price(Controller[Request]):
             return replace(following, off_left=max(state.off_left, waits))
         left = max(0, state.off_left - len(record.token_ids))
         begins = state.off_left > 0 and left == 0
-        return replace(
-            state,
-            counts=state.counts.aged(0.5) if begins else state.counts,
-            off_left=left,
-            trial_left=self.trial if begins else state.trial_left,
-            rounds_on=0 if begins else state.rounds_on + 1,
-            context_length=context,
-            outlook=None,
+        # Spelled out, since it happens in every round of a request that rests, and `replace` is slow.
+        return Request(
+            state.memory,
+            state.kin,
+            state.counts.aged(0.5) if begins else state.counts,
+            state.tokens,
+            state.seconds,
+            context,
+            left,
+            state.off_tokens,
+            self.trial if begins else state.trial_left,
+            0 if begins else state.rounds_on + 1,
             was_shared=record.batch_size > 1,
         )
 
@@ -263,22 +245,35 @@ class Price(Controller[Request]):
         """The state with speculation off if it does not pay."""
         outlook = self.outlook(state)
         if state.trial_left > 0 or self._pays(state, outlook):
-            if state.rounds_on == _SETTLED and state.off_tokens:
-                note_off(state.memory, 0)
-                return replace(state, off_tokens=0, outlook=outlook)
-            return replace(state, outlook=outlook)
+            calibration = pooled_of(state.memory).calibration
+            stop = self._stop(outlook, calibration) if calibration.num_rounds else None
+            if not state.off_tokens or state.rounds_on not in (self.trial, _SETTLED):
+                return replace(state, outlook=outlook, stop=stop)
+            # What is read is read, and the request drafts on. Others may be too short to be worth their reading.
+            repays = repays_reading(state.memory, outlook)
+            if state.rounds_on == self.trial and not repays:
+                pooled_of(state.memory).switch_off(self._next_rest(state, outlook))
+            if state.rounds_on == _SETTLED and repays:
+                pooled_of(state.memory).switch_off(0)
+            off_tokens = 0 if state.rounds_on == _SETTLED else state.off_tokens
+            return replace(state, off_tokens=off_tokens, outlook=outlook, stop=stop)
         return self._off(state)
 
     def _off(self, state: Request) -> Request:
         """The state at the beginning of a rest."""
-        outlook = self.outlook(state)
-        lost = self.trial * outlook.loss_s + costs_of(state.memory, "price").catch_up_s
-        longest = self._longest(lost, outlook.seconds[0])
-        # Where text must be read for a trial, rests that only doubled from a short one would be full of trials.
-        shortest = math.ceil(lost / (_GROWING_SHARE * outlook.seconds[0]))
-        off = max(self.first_off, min(max(2 * state.off_tokens, shortest), longest))
-        note_off(state.memory, off)
+        off = self._next_rest(state, self.outlook(state))
+        pooled_of(state.memory).switch_off(off)
         return replace(state, off_left=off, off_tokens=off, tokens=0.0, seconds=0.0, outlook=None)
+
+    def _next_rest(self, state: Request, outlook: Outlook) -> int:
+        """Tokens of the rest that follows a trial."""
+        lost = self.trial * outlook.loss_s + max(costs_of(state.memory, "price").catch_up_s, reading_s(state.memory))
+        longest = self._longest(lost, outlook.seconds[0])
+        return max(self.first_off, min(max(2 * state.off_tokens, self._shortest(lost, outlook)), longest))
+
+    def _shortest(self, lost_s: float, outlook: Outlook) -> int:
+        """Tokens of a first rest: where text must be read for a trial, rests that only doubled would be full of trials."""
+        return math.ceil(lost_s / (_GROWING_SHARE * outlook.seconds[0]))
 
     def _longest(self, lost_s: float, plain_s: float) -> int:
         """Tokens of a rest after which a trial without success, which loses so much, takes its share of the time."""

@@ -1,6 +1,6 @@
 """What the requests of a decoder that plans by `price` teach each other."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from monge.control.calibration import Calibration
 from monge.control.memory import Memory
@@ -10,14 +10,55 @@ from monge.core.verdict import StepRecord
 
 _POOLED_KEEP = 0.99  # weight that a round keeps with every later one, in all requests' acceptance
 _RATE_KEEP = 0.98  # the same in the running speed, whose inverse is the price of a token
+_SPELL_KEEP = 0.9  # weight that a request keeps with every later one, in how long they are
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class Spells:
+    """What requests decode alone: from their beginning, or from when others left them, to their end or until others join.
+
+    Args:
+        count: How many, the latest counting most; the present one is counted.
+        tokens: Tokens decoded in them.
+        texts: Tokens of the texts that they began with.
+    """
+
+    count: float = 0.0
+    tokens: float = 0.0
+    texts: float = 0.0
+
+    def add(self, record: StepRecord, *, begins: bool) -> None:
+        """Note a round of a request alone, with which a spell may begin."""
+        if begins:
+            self.count = _SPELL_KEEP * self.count + 1.0
+            self.tokens *= _SPELL_KEEP
+            self.texts = _SPELL_KEEP * self.texts + record.context_length
+        self.tokens += len(record.token_ids)
+
+    @property
+    def length(self) -> float:
+        """Tokens of one; 0 before the first."""
+        return self.tokens / self.count if self.count else 0.0
+
+    @property
+    def text(self) -> float:
+        """Tokens of the text that one begins with."""
+        return self.texts / self.count if self.count else 0.0
+
+
+@dataclass(slots=True)
 class Pooled:
-    """What requests taught: acceptance by depth, calibration, tokens and seconds of late, and how long the last one rested.
+    """What requests taught, and how the last ones rested: one object for all of a decoder, changed in place.
 
-    `rested` counts the tokens that they decoded plainly since one last drafted, a token for a round that they shared; `crowd`
-    is about those that share rounds.
+    Args:
+        counts: Acceptance by depth.
+        calibration: Of the draft network's confidence.
+        tokens: Tokens of rounds that drafted, the latest counting most.
+        seconds: Predicted seconds of these rounds.
+        off_tokens: Tokens that the last request which switched drafting off rests for; 0 where it pays.
+        rested: Tokens decoded plainly since one last drafted; a round that requests share counts as one.
+        crowd: How those that share rounds stand with drafting.
+        spells: What those that do not share rounds decode.
     """
 
     counts: DepthCounts = DepthCounts()
@@ -27,51 +68,41 @@ class Pooled:
     off_tokens: int = 0
     rested: int = 0
     crowd: Crowd = Crowd()
+    spells: Spells = field(default_factory=Spells)
 
+    @property
+    def speed(self) -> float:
+        """Tokens per predicted second of rounds that drafted; 0 before the first."""
+        return self.tokens / self.seconds if self.seconds > 0.0 else 0.0
 
-_NOTHING = Pooled()
+    def switch_off(self, off_tokens: int) -> None:
+        """Note that a request has switched drafting off for so many tokens, or found that it pays (0)."""
+        self.off_tokens, self.rested = off_tokens, 0
+
+    def rest_together(self) -> None:
+        """Note that requests that rest share a round."""
+        self.crowd = replace(self.crowd, rested=self.crowd.rested + 1)
+        self.rested += 1
+
+    def rest(self, record: StepRecord, *, begins: bool) -> None:
+        """Note a plain round of a request alone, with which a spell may begin."""
+        self.rested += len(record.token_ids)
+        self.spells.add(record, begins=begins)
+
+    def learn(self, record: StepRecord, seconds: float, *, begins: bool) -> None:
+        """Learn from a round that drafted, with its predicted seconds; a spell may begin with it."""
+        self.counts = self.counts.update(record, _POOLED_KEEP)
+        self.calibration = self.calibration.update(record.confidences, record.num_accepted, len(record.examined))
+        self.tokens = _RATE_KEEP * self.tokens + record.num_accepted + 1
+        self.seconds = _RATE_KEEP * self.seconds + seconds
+        self.rested = 0
+        if record.batch_size == 1:
+            self.spells.add(record, begins=begins)
 
 
 def pooled_of(memory: Memory) -> Pooled:
     """What is known by now."""
-    return memory.notes.get("price", _NOTHING)
-
-
-def note_off(memory: Memory, off_tokens: int) -> None:
-    """A request has switched drafting off for so many tokens, or found that it pays (0)."""
-    memory.notes["price"] = replace(pooled_of(memory), off_tokens=off_tokens, rested=0)
-
-
-def note_crowd(memory: Memory, crowd: Crowd) -> None:
-    """How the requests that share rounds go on."""
-    memory.notes["price"] = replace(pooled_of(memory), crowd=crowd)
-
-
-def note_shared_rest(memory: Memory) -> None:
-    """Requests that rest share a round."""
-    pooled = pooled_of(memory)
-    crowd = replace(pooled.crowd, rested=pooled.crowd.rested + 1)
-    memory.notes["price"] = replace(pooled, crowd=crowd, rested=pooled.rested + 1)
-
-
-def note_rest(memory: Memory, num_tokens: int) -> None:
-    """A request alone decoded so many tokens plainly."""
-    pooled = pooled_of(memory)
-    rested = pooled.rested + num_tokens
-    # Spelled out, since it happens in every round of a request that rests, and `replace` is slow.
-    memory.notes["price"] = Pooled(
-        pooled.counts, pooled.calibration, pooled.tokens, pooled.seconds, pooled.off_tokens, rested, pooled.crowd
-    )
-
-
-def teach(memory: Memory, record: StepRecord, tokens: int, seconds: float) -> None:
-    """A round that drafted: its tokens and predicted seconds."""
-    pooled = pooled_of(memory)
-    memory.notes["price"] = Pooled(
-        counts=pooled.counts.update(record, _POOLED_KEEP),
-        calibration=pooled.calibration.update(record.confidences, record.num_accepted, len(record.examined)),
-        tokens=_RATE_KEEP * pooled.tokens + tokens,
-        seconds=_RATE_KEEP * pooled.seconds + seconds,
-        off_tokens=pooled.off_tokens,
-        crowd=pooled.crowd,
-    )
+    known: Pooled | None = memory.notes.get("price")
+    if known is None:
+        known = memory.notes["price"] = Pooled()
+    return known

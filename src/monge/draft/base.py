@@ -76,7 +76,11 @@ class Drafter(ABC, Generic[State]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[State]]:
-        """One tree per request, within its plan; row i draws from `draws[i]` only."""
+        """One tree per request, within its plan; row i draws from `draws[i]` only.
+
+        Requests whose plan is plain decoding (depth 0, no stop rule) may be left out: their draft is a lone root with the state
+        that they had.
+        """
 
     @abstractmethod
     def observe(

@@ -11,7 +11,7 @@ from torch import Tensor
 from monge.core.context import Context, DraftPlan
 from monge.core.tree import lone_root
 from monge.core.verdict import Verdict
-from monge.draft.base import Draft
+from monge.draft.base import Draft, DrafterPool
 from monge.engine.attempt import attempt
 from monge.engine.parts import Parts
 from monge.engine.session import Session
@@ -20,13 +20,16 @@ from monge.engine.session import Session
 def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Parts) -> list[Draft[Any]]:
     """One draft per session. A drafter that raises costs its request the speculation, never its text.
 
+    Whose plan is plain decoding is not drafted for; only a pool is asked all the same, since it looks back at earlier rounds.
     All sessions draft in one call. If it raises, each drafts alone, from the same draws, so that only those for which it raises
     again are decoded plainly to their end, from the draws that follow; a warning says so, once per request. Sessions whose
     draws cannot come again draft alone in the next round.
     """
     drafts: dict[int, Draft[Any]] = {}
-    together = [row for row, session in enumerate(sessions) if session.drafting == "together"]
-    alone = [[row] for row, session in enumerate(sessions) if session.drafting == "alone"]
+    asks_all = isinstance(parts.drafter, DrafterPool)
+    asked = [row for row, plan in enumerate(plans) if asks_all or plan.max_depth != 0 or plan.stop is not None]
+    together = [row for row in asked if sessions[row].drafting == "together"]
+    alone = [[row] for row in asked if sessions[row].drafting == "alone"]
     groups = ([together] if together else []) + alone
     for group in groups:
         members = [sessions[row] for row in group]

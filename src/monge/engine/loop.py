@@ -50,7 +50,10 @@ def open_sessions(sessions: Sequence[Session], parts: Parts, *, num_running: int
     prompts = _open_target(sessions, parts)
     drafting = [session for session in sessions if session.drafting != "off"]
     contexts = [_opening(session, parts, len(sessions) + num_running) for session in drafting]
+    began = now()
     states = parts.drafter.open(contexts) if drafting else ()
+    if parts.memory.costs is not None:
+        parts.memory.costs.note_reading(sum(len(one.token_ids) - 1 for one in contexts), now() - began)
     for session, state in zip(drafting, states, strict=True):
         session.drafter_state = state
     for session, prompt in zip(sessions, prompts, strict=True):
@@ -93,6 +96,8 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, isolated: bool = Fal
     rows = _every(rows, partial(_record, times=times, parts=parts, batch_size=len(sessions)), isolated=isolated)
     _learn_costs([row.session.records[-1] for row in rows], parts)
     _every(rows, partial(_update, parts=parts), isolated=isolated)
+    if parts.memory.costs is not None:
+        parts.memory.costs.note_tail(any(row.drafted.tree.num_nodes > 1 for row in rows), timer.lap("tail_s"))
 
 
 def close_session(session: Session, parts: Parts) -> None:
@@ -250,19 +255,23 @@ def _update(row: Row, parts: Parts) -> None:
 def _learn_costs(records: Sequence[StepRecord], parts: Parts) -> None:
     """Correct the decoder's costs by what this round took."""
     costs = parts.memory.costs
-    if costs is not None and records:
-        drafting = {record.drafter for record in records if record.depth and parts.runs_network(record.drafter)}
-        timing = RoundTiming(
-            num_nodes=max(record.num_nodes for record in records),
-            # Where two networks drafted for one batch, their times cannot be told apart.
-            depth=max(record.depth for record in records if record.drafter in drafting) if len(drafting) == 1 else 0,
-            batch_size=records[0].batch_size,
-            context_length=max(record.context_length for record in records),
-            draft_s=records[0].times.draft_s,
-            rest_s=records[0].times.total_s - records[0].times.draft_s,
-            drafter=next(iter(drafting), None),
-        )
-        costs.observe(timing)
+    if costs is None or not records:
+        return
+    times, drafting = records[0].times, frozenset([record.drafter for record in records if record.depth])
+    if not costs.is_due(drafting, times.total_s):
+        return
+    drafting = frozenset(filter(parts.runs_network, drafting))
+    timing = RoundTiming(
+        num_nodes=max(record.num_nodes for record in records),
+        # Where two networks drafted for one batch, their times cannot be told apart.
+        depth=max(record.depth for record in records if record.drafter in drafting) if len(drafting) == 1 else 0,
+        batch_size=records[0].batch_size,
+        context_length=max(record.context_length for record in records),
+        draft_s=times.draft_s,
+        rest_s=times.total_s - times.draft_s,
+        drafter=next(iter(drafting), None),
+    )
+    costs.observe(timing)
 
 
 def _evidence(row: Row) -> dict[str, Any]:

@@ -53,11 +53,13 @@ class Parts:
     memory: Memory = field(default_factory=Memory)
     controllers: Mapping[str, AnyController] = field(default_factory=dict[str, AnyController])
     num_successors: int = field(init=False)  # asked for in every round, and capabilities may take long to tell
+    _usual: Planner = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.memory.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()
         can = self.drafter.capabilities
         object.__setattr__(self, "num_successors", can.num_successors)
+        object.__setattr__(self, "_usual", Planner(self.controller, self.memory))
         reason = unsupported_reason(self.rule, can.proposes, can.max_width)
         if reason is not None:
             legal = [n for n, rule in self.alternatives if unsupported_reason(rule, can.proposes, can.max_width) is None]
@@ -110,7 +112,7 @@ class Parts:
             OptionError: If no controller has this name.
         """
         if name is None:
-            return Planner(self.controller, self.memory)
+            return self._usual
         if name not in self.controllers:
             raise unknown_name("controller", name, self.controllers)
         controller = self.controllers[name]

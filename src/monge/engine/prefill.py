@@ -120,7 +120,7 @@ class Prefills:
             else:
                 self._restart(prompt)
         if error is None:
-            self._read_drafter([prompt.session for prompt, _ in group], [prompt.context() for prompt, _ in group], num_requests)
+            self._read_drafter(group, num_requests)
         for prompt, _ in group:
             prompt.session.prefill_s += now() - began
 
@@ -151,17 +151,20 @@ class Prefills:
             session.prompt_logprobs += of_logits(logits, text[first + 1 : first + 1 + size], wanted.num_top)
         return logits
 
-    def _read_drafter(self, sessions: Sequence[Session], contexts: Sequence[Context], num_requests: int) -> None:
-        drafter = self._parts.drafter
-        drafting = [row for row, session in enumerate(sessions) if session.drafting != "off"]
-        drafting = [row for row in drafting if not reads_later(sessions[row], self._parts, num_requests)]
+    def _read_drafter(self, group: Sequence[tuple[_Prompt, int]], num_requests: int) -> None:
+        drafter, costs = self._parts.drafter, self._parts.memory.costs
+        drafting = [(prompt, size) for prompt, size in group if prompt.session.drafting != "off"]
+        drafting = [job for job in drafting if not reads_later(job[0].session, self._parts, num_requests)]
         if not isinstance(drafter, PieceReader) or not drafting:
             return
-        error = attempt(lambda: drafter.read([contexts[row] for row in drafting]))
-        for row in drafting if error is not None else ():
-            again = error if len(drafting) == 1 else attempt(partial(_read_again, drafter, contexts[row]))
+        began = now()
+        error = attempt(lambda: drafter.read([prompt.context() for prompt, _ in drafting]))
+        if error is None and costs is not None:
+            costs.note_reading(sum(size for _, size in drafting), now() - began)
+        for prompt, _ in drafting if error is not None else ():
+            again = error if len(drafting) == 1 else attempt(partial(_read_again, drafter, prompt.context()))
             if again is not None:
-                give_up(sessions[row], self._parts, again)
+                give_up(prompt.session, self._parts, again)
 
     def _finish(self, prompt: _Prompt) -> None:
         session, profile = prompt.session, prompt.profile

@@ -1,0 +1,24 @@
+"""Whether a request alone is long enough for a draft model to read its prompt."""
+
+from monge.control.base import Memory, costs_of
+from monge.control.price_memory import pooled_of
+from monge.control.price_outlook import Outlook
+
+
+def reading_s(memory: Memory) -> float:
+    """Seconds in which the drafter reads the text of a usual request; 0 while it is not known."""
+    return costs_of(memory, "price").read_s * pooled_of(memory).spells.text
+
+
+def repays_reading(memory: Memory, outlook: Outlook) -> bool:
+    """Whether drafting is expected to save a usual request the time that its reading takes; what is not known costs nothing.
+
+    Args:
+        memory: What the decoder's requests share.
+        outlook: What a round is expected to bring.
+    """
+    pooled, needed_s = pooled_of(memory), reading_s(memory)
+    if needed_s == 0.0:
+        return True
+    saved_s = pooled.spells.length * (1.0 / outlook.plain_speed - 1.0 / max(outlook.speed, pooled.speed))
+    return saved_s >= needed_s
