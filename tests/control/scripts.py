@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import torch
+
 from monge.control.base import AnyController, CostModel, Memory
 from monge.core.context import DraftPlan
-from monge.core.draws import TapeDraws
+from monge.core.draws import TapeDraws, TorchDraws
 from monge.core.verdict import StepRecord
 
 
@@ -36,3 +38,7 @@ def windows(controller: AnyController, accepted: list[int], memory: Memory | Non
 def memory_of(*, plain: float = 1.0, node: float = 0.02, draft: float = 0.08) -> Memory:
     """Memory with a linear cost table."""
     return Memory(CostModel.linear(plain=plain, node=node, draft=draft))
+
+
+def draws(seed: int = 0) -> TorchDraws:
+    return TorchDraws(torch.Generator().manual_seed(seed))

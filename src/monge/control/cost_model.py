@@ -83,10 +83,8 @@ class CostModel:
         self.read_s = 0.0
         """Seconds of late in which the drafter read a token of a prompt; 0 until it was measured."""
         self._tail_s = {False: 0.0, True: 0.0}  # what follows rounds without and with a draft
-        self._last_drafters, self._passed_s = (
-            frozenset[str | None](),
-            0.0,
-        )  # who drafted in the last round; since one was learnt
+        self._last_drafters: frozenset[str | None] = frozenset()  # who drafted in the last round
+        self._passed_s = 0.0  # since a round was learnt from
         self._rested: set[str | None] = set()  # drafters that have text to read before they draft again
         self._num_plain = 0  # plain rounds in a row
         for row in self._verify.values():
