@@ -97,6 +97,27 @@ def test_full_matrix(tiny_pair):
     assert document["speedup_over_plain"] == pytest.approx(document["greedy"]["speedup_over_plain"])
 
 
+def test_named_arms_only(tiny_pair):
+    settings = Settings(max_new_tokens=4, repeats=2, batch_sizes=(1,), temperatures=(0.0,))
+    choice, counter = Choice(named=("mine: controller=price",), named_only=True), Counter()
+    document = compare(tiny_pair, PROMPTS[:1], settings, choice=choice, watch=counter.watch()).document
+    assert [arm["arm"] for arm in document["arms"]] == ["monge none", "mine"]
+    assert counter.expected == len(counter.steps) == 2 * 3  # nothing of the host is tuned
+    assert document["assisted_tuning"] == []
+    assert document["speedup_over_plain"] is None
+    assert document["slowest_adaptive"]["arm"] == "mine"
+    ratio = document["arms"][1]["ratio_to_none_of_all"]
+    assert 0 < ratio["low"] <= ratio["mean"] <= ratio["high"]
+
+
+@pytest.mark.parametrize(
+    ("options", "found"), [({}, "none"), ({"named": ("a",), "controllers": True}, "--controllers, which brings others")]
+)
+def test_named_only_needs_names(options, found):
+    with pytest.raises(OptionError, match=f"needs arms of --arm and no others; got {found}"):
+        Choice(named_only=True, **options)
+
+
 def test_empty_prompt_is_refused(tiny_pair):
     with pytest.raises(OptionError, match="a prompt has no tokens"):
         compare(tiny_pair, [Prompt(task="a", text="")], QUICK, choice=Choice(is_quick=True), watch=Counter().watch())

@@ -206,14 +206,6 @@ def test_arms_that_are_started_alike_share_a_server(monkeypatch):
     assert document["fields"] == fields
 
 
-def test_speeds_of_all_repeats_are_those_of_their_times():
-    found = bench._ratio_of_all([10.0, 30.0], [20.0, 20.0])
-    assert found["mean"] == pytest.approx((2 / 20) / (1 / 10 + 1 / 30))
-    assert found["low"] == pytest.approx(0.5)
-    assert found["high"] == pytest.approx(1.5)
-    assert bench._ratio_of_all([1.0], [1.0]) is None
-
-
 @pytest.mark.slow
 def test_two_arms():
     settings = LoadSettings(concurrency=(2,), per_client=1, max_tokens=4, repeats=1, server=())

@@ -1,6 +1,14 @@
 import pytest
 
-from monge.bench.statistics import MAX_PERIOD, TAIL_TOKENS, Summary, geometric_mean, is_degenerate, paired_ratios
+from monge.bench.statistics import (
+    MAX_PERIOD,
+    TAIL_TOKENS,
+    Summary,
+    geometric_mean,
+    is_degenerate,
+    paired_ratios,
+    ratio_of_all,
+)
 from monge.core.errors import MongeError
 
 
@@ -28,6 +36,14 @@ def test_ratios_are_paired_by_repeat():
 def test_unpaired_repeats_are_refused():
     with pytest.raises(MongeError, match="2 and 1 repeats"):
         paired_ratios([1.0, 2.0], [1.0])
+
+
+def test_speeds_of_all_repeats_are_those_of_their_times():
+    found = ratio_of_all([10.0, 30.0], [20.0, 20.0])
+    assert found.mean == pytest.approx((2 / 20) / (1 / 10 + 1 / 30))
+    assert found.low == pytest.approx(0.5)
+    assert found.high == pytest.approx(1.5)
+    assert ratio_of_all([1.0], [1.0]) is None
 
 
 def test_geometric_mean():

@@ -52,6 +52,16 @@ def test_named_arms_of_a_useless_draft(bench, tmp_path):
     assert document["slowest_adaptive"]["arm"] == "mine"
 
 
+def test_named_arms_only_are_compared_with_plain_decoding(bench):
+    arguments = ["--named-only", "--arm", "mine: controller=price", "--temperature", 0, "--no-plots"]
+    result = bench("--quick", "--max-new-tokens", 4, "--repeats", 2, *arguments)
+    assert result.exit_code == 0
+    assert "x none" in result.stdout
+    assert "95% interval" in result.stdout
+    assert "transformers" not in result.stdout
+    assert "tuning" not in result.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -61,6 +71,7 @@ def test_named_arms_of_a_useless_draft(bench, tmp_path):
         (["--prompts-per-task", "0"], "prompts-per-task must be at least 1"),
         (["--target", "./nowhere"], "no folder './nowhere'"),
         (["--arm", "a: controller=prise"], "did you mean 'price'"),
+        (["--named-only"], "--named-only needs arms of --arm"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -24,6 +24,7 @@ from monge.bench.matrix import (
     all_arms,
     controller_arms,
     host_arms,
+    plain_arm,
     quick_arms,
     tune_assistant,
 )
@@ -56,14 +57,23 @@ class Choice:
         is_quick: A few, and a short search for the host's settings; otherwise the full matrix.
         controllers: Instead of these: fixed windows and every controller.
         named: Further arms, as for `monge.bench.named_arms.named_arm`.
+        named_only: No others, of the host neither, but this library without speculation: many passes in little time.
     """
 
     is_quick: bool = False
     controllers: bool = False
     named: tuple[str, ...] = ()
+    named_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.named_only and (self.controllers or not self.named):
+            found = "--controllers, which brings others" if self.controllers else "none"
+            raise OptionError(f"bench: --named-only needs arms of --arm and no others; got {found}")
 
     def arms(self, pair: Pair) -> list[Arm]:
         """The arms."""
+        if self.named_only:
+            return with_named([plain_arm()], self.named)
         if self.controllers:
             return with_named(controller_arms(pair), self.named)
         return with_named(quick_arms() if self.is_quick else all_arms(pair), self.named)
@@ -92,9 +102,12 @@ def compare(pair: Pair, prompts: Sequence[Prompt], settings: Settings, *, choice
     if not all(token_ids):
         raise OptionError("bench: a prompt has no tokens; remove it")
     ours = choice.arms(pair)
-    watch.step("tuning transformers assisted")
-    tuned, tried = _tuned(pair, _one_per_task(prompts, token_ids), settings, is_quick=choice.is_quick)
-    arms: list[Arm] = [*host_arms(pair, tuned), *ours]
+    tried: list[dict[str, Any]] = []
+    arms = ours
+    if not choice.named_only:
+        watch.step("tuning transformers assisted")
+        tuned, tried = _tuned(pair, _one_per_task(prompts, token_ids), settings, is_quick=choice.is_quick)
+        arms = [*host_arms(pair, tuned), *ours]
     watch.total(num_calls(arms, token_ids, settings))
     measurements = measure(pair, arms, token_ids, settings, on_call=watch.step)
     after = provenance(pair.target.device)

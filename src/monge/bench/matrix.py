@@ -37,13 +37,14 @@ def host_arms(pair: Pair, tuned: dict[float, dict[str, Any]]) -> list[Arm]:
     return [*arms, HostArm(name=name, family="prompt_lookup", settings=lookup, max_batch_size=1)]
 
 
+def plain_arm() -> Arm:
+    """This library without speculation."""
+    return MongeArm(name=NONE, settings={"drafter": "none"})
+
+
 def quick_arms() -> list[Arm]:
     """This library with its defaults, with prompt lookup, and without speculation."""
-    return [
-        MongeArm(name=DEFAULT),
-        MongeArm(name="monge ngram", settings={"drafter": "ngram"}),
-        MongeArm(name=NONE, settings={"drafter": "none"}),
-    ]
+    return [MongeArm(name=DEFAULT), MongeArm(name="monge ngram", settings={"drafter": "ngram"}), plain_arm()]
 
 
 def all_arms(pair: Pair) -> list[Arm]:

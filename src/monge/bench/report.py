@@ -13,7 +13,7 @@ from rich.table import Table
 from monge.bench.arms import HostArm, MongeArm
 from monge.bench.matrix import DEFAULT, NONE, PLAIN
 from monge.bench.runner import NOT_APPLICABLE, Measurement
-from monge.bench.statistics import Summary, geometric_mean, is_degenerate, paired_ratios
+from monge.bench.statistics import Summary, geometric_mean, is_degenerate, paired_ratios, ratio_of_all
 from monge.core.metrics import acceptance_by_depth, block_efficiency, draft_utilisation, engine_efficiency
 from monge.core.verdict import StepRecord
 
@@ -22,6 +22,7 @@ CAPTION = (
     "median and range of the repeats; block: tokens per target forward;\n"
     "engine: share of time inside the models; loops: completions that end in one"
 )
+NONE_CAPTION = "x none: all repeats together, with their 95% interval"
 HEADLINE = ("speedup_over_plain", "speedup_over_assisted", "engine_efficiency", "block_efficiency")
 
 
@@ -67,7 +68,9 @@ def arm_record(measurement: Measurement, measurements: Sequence[Measurement]) ->
         return record
     plain = find(measurements, PLAIN, measurement.temperature, measurement.batch_size)
     ratio = speedup(measurement, plain)
-    over_none = speedup(measurement, find(measurements, NONE, measurement.temperature, measurement.batch_size))
+    none = find(measurements, NONE, measurement.temperature, measurement.batch_size)
+    over_none = speedup(measurement, none)
+    of_all = None if none is None else ratio_of_all(measurement.tokens_per_s, none.tokens_per_s)
     looping = [is_degenerate(completion) for completion in measurement.completions]
     record |= {
         "num_tokens": sum(measurement.num_tokens),
@@ -76,6 +79,7 @@ def arm_record(measurement: Measurement, measurements: Sequence[Measurement]) ->
         "tokens_per_s": asdict(Summary.of(measurement.tokens_per_s)),
         "ratio_to_plain": None if ratio is None else asdict(ratio),
         "ratio_to_none": None if over_none is None else asdict(over_none),
+        "ratio_to_none_of_all": None if of_all is None else asdict(of_all),
         "degenerate_share": sum(looping) / len(looping),
         "same_as_plain_share": _same_share(measurement, plain),
     }
@@ -154,23 +158,28 @@ def slowest_adaptive(measurements: Sequence[Measurement]) -> dict[str, Any] | No
 
 
 def table(records: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """A table of arms at one temperature and batch size, which fits 80 columns."""
+    """A table of arms at one temperature and batch size, which fits 80 columns.
+
+    Speeds are compared with the host's plain decoding, and where that was not measured with this library's.
+    """
+    has_plain = any(record.get("ratio_to_plain") for record in records)
+    caption = CAPTION if has_plain else f"{CAPTION};\n{NONE_CAPTION}"
     shown = Table(
-        title=title, caption=CAPTION, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
     shown.add_column("arm", overflow="fold", min_width=21)
-    for column in ("tokens/s", "x plain", "block", "engine", "loops"):
+    for column in ("tokens/s", "x plain" if has_plain else "x none", "block", "engine", "loops"):
         shown.add_column(column, justify="right", no_wrap=True)
     for record in records:
         if record["failure"] is not None:
             short = "n/a" if record["failure"].startswith(NOT_APPLICABLE) else "failed"
             shown.add_row(record["arm"], short, *[""] * 4, style="dim")
             continue
-        ratio = record["ratio_to_plain"]
+        ratio = record["ratio_to_plain" if has_plain else "ratio_to_none_of_all"]
         shown.add_row(
             record["arm"],
             _with_range(record["tokens_per_s"], 0 if record["tokens_per_s"]["high"] >= 50 else 1),
-            "" if ratio is None else _with_range(ratio, 2),
+            "" if ratio is None else _with_range(ratio, 2, "median" if has_plain else "mean"),
             f"{record['block_efficiency']:.2f}" if "block_efficiency" in record else "",
             f"{record['engine_efficiency']:.2f}" if "engine_efficiency" in record else "",
             f"{record['degenerate_share']:.0%}",
@@ -179,8 +188,8 @@ def table(records: Sequence[Mapping[str, Any]], title: str) -> Table:
     return shown
 
 
-def _with_range(summary: Mapping[str, float], digits: int) -> str:
-    return f"{summary['median']:.{digits}f} {summary['low']:.{digits}f}-{summary['high']:.{digits}f}"
+def _with_range(summary: Mapping[str, float], digits: int, middle: str = "median") -> str:
+    return f"{summary[middle]:.{digits}f} {summary['low']:.{digits}f}-{summary['high']:.{digits}f}"
 
 
 def write_rounds(measurements: Sequence[Measurement], path: Path) -> None:

@@ -22,8 +22,7 @@ from monge.bench.processor_time import tree_seconds
 from monge.bench.provenance import provenance
 from monge.bench.serve_client import Reply, complete
 from monge.bench.servers import Beside, Server, running, running_beside
-from monge.bench.statistics import Resamples, Summary
-from monge.core.draws import TorchDraws
+from monge.bench.statistics import Summary, ratio_of_all
 from monge.core.errors import MongeError, OptionError
 
 ARMS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -208,7 +207,7 @@ def _cell(clients: int, arm: str, runs: Sequence[dict[str, Any]], baseline: Sequ
         "arm": arm,
         wall: _summary([run[wall] for run in runs]),
         "ratio": _summary([run[wall] / other[wall] for run, other in zip(runs, baseline, strict=True)]),
-        "ratio_of_all": _ratio_of_all([run[wall] for run in runs], [run[wall] for run in baseline]),
+        "ratio_of_all": _of_all([run[wall] for run in runs], [run[wall] for run in baseline]),
         processor: _summary([run[processor] for run in runs]),
         "processor_ratio": _summary(
             [_share(run[processor], other[processor]) for run, other in zip(runs, baseline, strict=True)]
@@ -217,13 +216,9 @@ def _cell(clients: int, arm: str, runs: Sequence[dict[str, Any]], baseline: Sequ
     }
 
 
-def _ratio_of_all(speeds: Sequence[float], others: Sequence[float]) -> dict[str, Any] | None:
-    """Speed over all repeats together, over that of others, with an interval that resamples repeats; `None` of one repeat."""
-    if len(speeds) < 2:
-        return None
-    resamples = Resamples.draw(len(speeds), TorchDraws(torch.Generator().manual_seed(0)))
-    seconds, other_seconds = (np.reciprocal(np.array(some, dtype=np.float64)) for some in (speeds, others))
-    return asdict(resamples.ratio(other_seconds, seconds, np.arange(len(speeds))))
+def _of_all(speeds: Sequence[float], others: Sequence[float]) -> dict[str, Any] | None:
+    ratio = ratio_of_all(speeds, others)
+    return None if ratio is None else asdict(ratio)
 
 
 def _summary(values: Sequence[float | None]) -> dict[str, Any] | None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import torch
 from jaxtyping import Float64, Int64
 
-from monge.core.draws import Draws
+from monge.core.draws import Draws, TorchDraws
 from monge.core.errors import MongeError
 
 TAIL_TOKENS: Final = 24
@@ -103,6 +104,21 @@ def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) ->
     if len(numerators) != len(denominators):
         raise MongeError(f"statistics: {len(numerators)} and {len(denominators)} repeats cannot be paired")
     return tuple(top / bottom for top, bottom in zip(numerators, denominators, strict=True))
+
+
+def ratio_of_all(speeds: Sequence[float], others: Sequence[float]) -> Estimate | None:
+    """Speed over all repeats together, over that of others, with an interval that resamples repeats.
+
+    Every repeat holds the same work on both sides, so its seconds are the inverse of its speed.
+
+    Returns:
+        `None` of fewer than two repeats.
+    """
+    if len(speeds) < 2:
+        return None
+    resamples = Resamples.draw(len(speeds), TorchDraws(torch.Generator().manual_seed(0)))
+    seconds, other_seconds = (np.reciprocal(np.array(some, dtype=np.float64)) for some in (speeds, others))
+    return resamples.ratio(other_seconds, seconds, np.arange(len(speeds)))
 
 
 def geometric_mean(values: Sequence[float]) -> float:

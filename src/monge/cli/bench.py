@@ -60,6 +60,7 @@ def decode(
     quick: asked.Quick = False,
     controllers: asked.Controllers = False,
     arm: asked.NamedArms = None,
+    named_only: asked.NamedOnly = False,
     useless_draft: asked.UselessDraft = False,
     grow: asked.Grow = None,
     max_new_tokens: asked.MaxNewTokens = None,
@@ -87,6 +88,7 @@ def decode(
         monge bench decode --out results --json | tail -n 1 > summary.json
         monge bench decode --controllers --mixed --batch 1 --batch 16
         monge bench decode --quick --useless-draft --arm "price: controller=price"
+        monge bench decode --named-only --arm "price: controller=price" --repeats 30 --backend compiled
         monge bench decode --target ./my-target --draft ./my-draft --prompts my.jsonl --batch 1 --temperature 0
     """
     quiet_host()
@@ -98,7 +100,7 @@ def decode(
     given = options.given(max_new_tokens=max_new_tokens, repeats=repeats, seed=seed, time_limit_s=time_limit, clock=clock)
     lists = {"batch_sizes": tuple(batch or ()), "temperatures": tuple(temperature or ())}
     settings = replace(QUICK if quick else Settings(), **given, **{name: some for name, some in lists.items() if some})
-    choice = Choice(is_quick=quick, controllers=controllers, named=tuple(arm or ()))
+    choice = Choice(is_quick=quick, controllers=controllers, named=tuple(arm or ()), named_only=named_only)
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, draft_backend=draft_backend)
     pair = load_pair(target, draft, useless_draft=useless_draft, grow=grow, **loading)
     with call_bar(notes()) as watch:
