@@ -3,6 +3,7 @@
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 from monge.core.errors import BackendError
 from monge.engine.apart import apart
 from monge.engine.cache import TreeCache
-from monge.engine.compiled_export import Step, export_step
+from monge.engine.compiled_export import Step, chooses_logits, export_step
 from monge.engine.compiled_store import StoredProgram, find_program, program_key, scratch_folder, store_program
 from monge.engine.few_rows_code import load_few_rows, program_options
 from monge.engine.masks import chain_visibility
@@ -24,6 +25,7 @@ from monge.engine.step_check import largest_difference, step_spec
 AGREEMENT: Final = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 """Largest difference to the network's own logits, as a share of the largest logit. Rounding stays well below; a lost mask or a
 wrong position does not."""
+_PROMPT: Final = 384  # tokens of prompts: with more, what lies between products takes longer on one thread than in Python
 FAILURES: Final = (
     *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),  # code that cannot be traced
     *(OSError, ImportError),  # no compiler, no room
@@ -44,11 +46,12 @@ class CompiledStep:
         path: The compiled package.
         tensors: Weights and constants by name.
         spec: What it reads and gives.
+        prompt_tokens: As of `PromptStep`; 0 where the program gives logits of all nodes.
     """
 
     name = "compiled"
 
-    def __init__(self, path: Path, tensors: Mapping[str, Tensor], spec: StepSpec) -> None:
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor], spec: StepSpec, prompt_tokens: int = 0) -> None:
         load_few_rows()
         program: Any = torch._inductor.aoti_load_package(str(path))
         # The program keeps addresses: the tensors live as long as it does.
@@ -56,11 +59,13 @@ class CompiledStep:
         program.load_constants(self._constants, check_full_update=True, user_managed=True)
         self._run = program.loader.run
         self.layers, self._spec = spec.layers, spec
+        self.prompt_tokens = prompt_tokens
 
     def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
-        # The program does not ask for strides: masks of chains are windows onto a wider one, and must be cut out.
-        dense = (mask.contiguous() for mask in masks)
-        return self._output([token_ids, positions, cache.columns(token_ids.shape[1]), *dense, *cache.kept()])
+        return self._read(token_ids, positions, _places(token_ids.shape[1]), masks, cache)
+
+    def read_prompt(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+        return self._read(token_ids, positions, _places(1), masks, cache)
 
     def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> StepOutput:
         places = torch.arange(start, start + len(token_ids))[None]
@@ -68,11 +73,24 @@ class CompiledStep:
         if self._spec.mask_dtype != torch.bool:
             mask = torch.where(mask, 0.0, torch.finfo(self._spec.mask_dtype).min).to(self._spec.mask_dtype)
         masks = [mask] * len(self._spec.kinds)
-        return self._output([torch.tensor([token_ids]), places, places, *masks, *cache.kept()])
+        return self._output([torch.tensor([token_ids]), places, places, _places(len(token_ids)), *masks, *cache.kept()])
+
+    def _read(
+        self, token_ids: Tensor, positions: Tensor, shown: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> StepOutput:
+        # The program does not ask for strides: masks of chains are windows onto a wider one, and must be cut out.
+        dense = (mask.contiguous() for mask in masks)
+        return self._output([token_ids, positions, cache.columns(token_ids.shape[1]), shown, *dense, *cache.kept()])
 
     def _output(self, inputs: list[Tensor]) -> StepOutput:
         logits, *states = self._run(inputs)
         return StepOutput(logits=logits, states=tuple(states))
+
+
+@cache
+def _places(count: int) -> Tensor:
+    """The first so many nodes."""
+    return torch.arange(count)
 
 
 def compile_step(network: PreTrainedModel, notify: Notify, layers: tuple[int, ...] = ()) -> CompiledStep:
@@ -143,7 +161,8 @@ def _load_or_build(network: PreTrainedModel, spec: StepSpec, name: str, notify: 
         what = f"{name} with its hidden states" if spec.layers else name
         notify(f"compiling {what}, once for this machine; it can take minutes")
         stored = _build(step, spec, key)
-    return CompiledStep(stored.path, {**step.tensors(), **stored.constants}, spec)
+    tensors = {**step.tensors(), **stored.constants}
+    return CompiledStep(stored.path, tensors, spec, _PROMPT if chooses_logits(network) else 0)
 
 
 def _build(step: Step, spec: StepSpec, key: str) -> StoredProgram:

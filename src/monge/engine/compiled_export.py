@@ -1,6 +1,7 @@
 """A network's step over tree nodes, as one graph of tensors: what the compiled backend compiles."""
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,23 +35,33 @@ class Step(torch.nn.Module):
         super().__init__()
         self._network = _skeleton(network)
         self._kinds, self._layers = spec.kinds, spec.layers
+        self._chooses = chooses_logits(network)
 
-    def forward(
-        self, token_ids: Tensor, positions: Tensor, columns: Tensor, masks: Sequence[Tensor], kept: Sequence[Tensor]
+    def forward(  # noqa: PLR0917 (what a program takes is a list of tensors)
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        columns: Tensor,
+        shown: Tensor,
+        masks: Sequence[Tensor],
+        kept: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """Logits of every node, then its hidden states; keys and values are written into `kept`.
+        """Logits of the nodes that are asked for, then hidden states of all; keys and values are written into `kept`.
 
         Args:
             token_ids: Tokens, `[batch, nodes]`.
             positions: Their positions.
             columns: Where in the cache their keys go.
+            shown: Which nodes of every row have logits, by place; all of them where the network does not let them be chosen.
             masks: For every kind of layer which columns a node sees, `[batch, 1, nodes, seq]`.
             kept: Keys and values of every layer, `[batch, heads, capacity, head_dim]`, changed in place.
         """
         rows = torch.arange(token_ids.shape[0])[:, None]
         width = masks[0].shape[-1]
         layers = [_KeptLayer(keys, values, rows, columns, width) for keys, values in zip(kept[::2], kept[1::2], strict=True)]
+        chosen = {"logits_to_keep": shown} if self._chooses else {}
         output = self._network(
+            **chosen,
             input_ids=token_ids,
             position_ids=positions,
             attention_mask=masks[0] if len(masks) == 1 else dict(zip(self._kinds, masks, strict=True)),
@@ -66,11 +77,17 @@ class Step(torch.nn.Module):
         return dict(parameters) | dict(self.named_buffers(remove_duplicate=False))
 
 
+def chooses_logits(network: PreTrainedModel) -> bool:
+    """Whether a network can be asked for the logits of some tokens only."""
+    return "logits_to_keep" in inspect.signature(network.forward).parameters
+
+
 def export_step(step: Step, spec: StepSpec) -> ExportedProgram:
-    """Trace a step; batch, nodes, visible columns and capacity stay variable, so that one program serves all sizes."""
-    batch, nodes, width, capacity = 2, 3, 11, 16  # all different, so that no two of them are taken for one
+    """Trace a step; batch, nodes, their logits, visible columns and capacity stay variable: one program serves all sizes."""
+    batch, nodes, logits, width, capacity = 2, 3, 5, 11, 16  # all different, so that no two of them are taken for one
     ids = torch.zeros(batch, nodes, dtype=torch.int64)
     columns = torch.arange(nodes).repeat(batch, 1)
+    shown = torch.arange(logits) % nodes
     masks = [torch.ones(batch, 1, nodes, width).to(spec.mask_dtype) for _ in spec.kinds]
     kept = [torch.zeros(batch, heads, capacity, size, dtype=spec.dtype) for heads, size in spec.cache_shapes]
     varies = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
@@ -78,12 +95,14 @@ def export_step(step: Step, spec: StepSpec) -> ExportedProgram:
         varies,
         varies,
         varies,
+        {0: Dim.DYNAMIC},
         [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC} for _ in masks],
         [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for _ in kept],
     )
     # Size-oblivious: otherwise a size of one would be a program of its own.
     with torch.no_grad(), _tracing.patch(backed_size_oblivious=True):
-        return torch.export.export(step, (ids, columns, columns.clone(), masks, kept), dynamic_shapes=shapes, strict=False)
+        arguments = (ids, columns, columns.clone(), shown, masks, kept)
+        return torch.export.export(step, arguments, dynamic_shapes=shapes, strict=False)
 
 
 class _KeptLayer(CacheLayerMixin):

@@ -21,7 +21,7 @@ from monge.engine.network_facts import context_length, layer_windows, tree_obsta
 from monge.engine.padding import of_similar_size
 from monge.engine.row_table import CacheRow, RowTable
 from monge.engine.shortened import shortened
-from monge.engine.step import ChainStep, NodeStep, StepMaker, StepOutput, StepSpec
+from monge.engine.step import ChainStep, NodeStep, PromptStep, StepMaker, StepOutput, StepSpec
 
 _PREFILL: Final = 1024  # tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt
 _STEP: Final = 64  # nodes a row that a step reads; in larger blocks arithmetic counts, not what lies between operations
@@ -187,11 +187,7 @@ class HfTreeModel:
         masks = self._masks(visible, positions, lengths, nodes)
         start = now()
         with torch.inference_mode():
-            small = token_ids.shape[1] <= _STEP and (keep_logits or token_ids.numel() * self.vocab_size <= _UNWANTED)
-            if self._step is not None and small and self._cache.is_settled:
-                output = self._step(token_ids, positions, tuple(masks.values()), self._cache)
-            else:
-                output = self._whole(token_ids, positions, masks, keep_logits=keep_logits)
+            output = self._forward(token_ids, positions, masks, keep_logits=keep_logits)
             if self._features is not None:
                 for index, (row, block) in enumerate(zip(members, row_blocks, strict=True)):
                     self._features.read(row.sequence, [state[index, : len(block.token_ids)] for state in output.states])
@@ -216,8 +212,19 @@ class HfTreeModel:
     def _take(self, step: NodeStep | None) -> None:
         """Read small blocks by this step from now on."""
         self._step = step
+        self._prompt_step = step if isinstance(step, PromptStep) else None
         sees_all = all(window is None for window in self._windows.values())
         self._chain_step = step if sees_all and isinstance(step, ChainStep) else None
+
+    def _forward(self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool) -> StepOutput:
+        """By the step, where there is one and it is faster."""
+        if self._step is not None and self._cache.is_settled:
+            inputs, size = (token_ids, positions, tuple(masks.values()), self._cache), token_ids.numel()
+            if self._prompt_step is not None and not keep_logits and size <= self._prompt_step.prompt_tokens:
+                return self._prompt_step.read_prompt(*inputs)
+            if token_ids.shape[1] <= _STEP and (keep_logits or size * self.vocab_size <= _UNWANTED):
+                return self._step(*inputs)
+        return self._whole(token_ids, positions, masks, keep_logits=keep_logits)
 
     def _whole(self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool) -> StepOutput:
         """A forward of the network itself."""

@@ -84,5 +84,20 @@ class ChainStep(NodeStep, Protocol):
         ...
 
 
+@runtime_checkable
+class PromptStep(NodeStep, Protocol):
+    """A step that also reads prompts, of which nobody wants the logits.
+
+    Attributes:
+        prompt_tokens: Tokens of all rows that it reads sooner than the network does; more are the network's.
+    """
+
+    prompt_tokens: int
+
+    def read_prompt(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+        """What a call gives, with the logits of any one node."""
+        ...
+
+
 StepMaker = Callable[[tuple[int, ...]], NodeStep]
 """Makes the step that gives these hidden states; raises `BackendError` where there is none."""
