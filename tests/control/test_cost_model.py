@@ -270,10 +270,10 @@ def settled() -> CostModel:
     return costs
 
 
-def test_of_short_rounds_that_are_alike_one_in_ten_milliseconds_is_learnt_from() -> None:
+def test_of_short_rounds_that_are_alike_one_in_twenty_milliseconds_is_learnt_from() -> None:
     costs = settled()
-    assert [costs.is_due(NOBODY, 0.003) for _ in range(8)] == [False, False, False, True] * 2
-    assert all(costs.is_due(NOBODY, 0.011) for _ in range(8))
+    assert [costs.is_due(NOBODY, 0.006) for _ in range(8)] == [False, False, False, True] * 2
+    assert all(costs.is_due(NOBODY, 0.021) for _ in range(8))
 
 
 def test_rounds_of_another_drafter_are_learnt_from_however_short() -> None:

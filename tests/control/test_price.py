@@ -7,6 +7,7 @@ import pytest
 from monge.bench.control_simulation import World, speed
 from monge.control.base import Memory
 from monge.control.price import Price
+from monge.control.price_memory import pooled_of
 from monge.control.survival import expected_tokens
 from tests.control.scripts import chain_round, draws, memory_of
 
@@ -177,9 +178,9 @@ def test_prompts_are_read_again_once_requests_are_longer() -> None:
     assert all(reading(controller, memory, 400, 20)[-3:])
 
 
-@pytest.mark.parametrize(("plain", "looks"), [(1.0, 12), (0.003, 4)])
+@pytest.mark.parametrize(("plain", "looks"), [(1.0, 12), (0.006, 4)])
 def test_short_rounds_share_a_look_at_what_they_bring(plain: float, looks: int) -> None:
-    """A request that has settled looks ahead once in ten milliseconds; all it does between is drafted by the last look."""
+    """Alike rounds look ahead once in twenty milliseconds; all that is drafted between is drafted by the last look."""
     controller, memory = Price(), memory_of(plain=plain, node=0.0, draft=0.0)
     state, seen = controller.init(memory), list[object]()
     for number in range(20):
@@ -191,3 +192,48 @@ def test_short_rounds_share_a_look_at_what_they_bring(plain: float, looks: int) 
             seen.append(state.outlook)
             assert controller.plan(state, draws()).stop is not None
     assert len(seen) == looks
+
+
+def test_rounds_that_wait_are_learnt_from_all_the_same() -> None:
+    """Where a look follows, as much is known as where each round was looked at; a plain round is one too, and a shared one."""
+    controller = Price()
+    memories = [memory_of(plain=plain, node=0.0, draft=0.0) for plain in (1.0, 0.003)]
+    states, waited = [controller.init(memory) for memory in memories], 0
+    for number in range(60):
+        plan = controller.plan(states[1], draws())
+        assert plan.max_depth != 0
+        window = 0 if number in {30, 31} else 4
+        batch_size = 2 if number == 50 else 1
+        accepted = (number * 7) % (window + 1)
+        record = chain_round(
+            window,
+            accepted,
+            plan=replace(plan, max_depth=window),
+            confidences=(0.9, 0.8, 0.9, 0.7)[:window],
+            levels_read=window,
+            batch_size=batch_size,
+        )
+        states = [controller.update(state, record) for state in states]
+        if states[1].waiting:
+            waited += 1
+            assert number not in {30, 31, 50}
+            continue
+        assert states[1].counts == states[0].counts
+        assert states[1].tokens == pytest.approx(states[0].tokens)
+        slow, fast = map(pooled_of, memories)
+        assert (fast.counts, fast.calibration, fast.tokens) == (slow.counts, slow.calibration, slow.tokens)
+        assert fast.spells == slow.spells
+        assert fast.crowd.tokens == slow.crowd.tokens
+    assert states[0].waiting == ()
+    assert waited > 30
+
+
+def test_the_first_rounds_of_a_trial_never_wait() -> None:
+    controller, memory = Price(trial=2), memory_of(plain=0.001, node=0.0, draft=0.0003)
+    pooled_of(memory).off_tokens = 64
+    state = controller.init(memory)
+    state = replace(state, off_left=0, off_tokens=64, trial_left=2)
+    for _ in range(2):
+        state = controller.update(state, chain_round(4, 0, plan=controller.plan(state, draws())))
+        assert state.waiting == ()
+    assert state.off_left > 0, "a trial that fails ends at once"

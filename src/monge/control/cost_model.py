@@ -16,7 +16,7 @@ _CATCH_UP_RATE: Final = 0.3
 """Share of a difference that the running time of catching up takes over, and that of reading prompts."""
 _TAIL_RATE: Final = 0.1
 """The same of what follows a round."""
-_SPACING_S: Final = 0.01
+_SPACING_S: Final = 0.02
 """Seconds that go by between two rounds that are learnt from, where rounds are shorter: learning is not to cost a percent."""
 _FIRST: Final = 64
 """Rounds that are all learnt from."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
 from monge.control.calibration import Calibration
 from monge.control.price_batch import TRIAL_ROWS, Crowd, batch_gains, batch_seconds, tried
+from monge.control.price_learning import learnt
 from monge.control.price_memory import pooled_of
-from monge.control.price_outlook import Outlook, measured_rounds, predicted_seconds, prices, unstopped
+from monge.control.price_outlook import Outlook, prices, unstopped
 from monge.control.price_reading import reading_s, repays_reading
 from monge.control.price_request import Request
 from monge.control.survival import PRIOR_WEIGHT, expected_tokens
@@ -18,8 +19,6 @@ from monge.core.errors import OptionError
 from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
 
-_REQUEST_KEEP = 0.9  # weight that a round keeps with every later one, in a request's acceptance
-_SHORT_KEEP = 0.85  # and in the speed that decides whether speculation goes on
 _EXPLORE = 32  # rounds between two that draft without looking at the price, so that low confidences are tried too
 _BASELINE = 128  # rounds between two plain ones, which keep the cost of plain decoding up to date
 _BATCH_BASELINE = 32  # the same for a batch: its size and the length of its texts change
@@ -31,7 +30,7 @@ _ALONE_FOR = 4  # tokens that a request waits where others shared rounds and res
 _GROWING_SHARE = 0.05  # of the time of plain decoding, that trials may take while rests still grow
 _SETTLED = 8  # rounds after which a request that speculates again counts as settled
 _FIRST_WEIGHT = 4.0  # rounds that the first guess of acceptance counts for
-_LOOK_S = 0.01  # seconds of rounds for which a request that has settled goes by one look at what they bring
+_LOOK_S = 0.02  # seconds of alike rounds that share one look at what they bring: it takes about 0.2 ms
 _KIN = 6.0  # further rounds that earlier requests count for in a request's acceptance, once they had as many
 
 
@@ -109,30 +108,20 @@ class Price(Controller[Request]):
         if record.plan.max_depth == 0:
             if record.batch_size == 1:
                 pooled.rest(record, begins=begins)
-            return self._rested(state, record)
-        seconds = predicted_seconds(state.memory, record)
-        tokens = record.num_accepted + 1
-        pooled.learn(record, seconds, begins=begins)
-        if record.batch_size > 1:
-            pooled.crowd = pooled.crowd.met(tokens, *measured_rounds(state.memory, record))
-        is_settled = record.batch_size == 1 and not state.off_tokens and state.rounds_on >= _SETTLED
-        looked_s = state.looked_s + seconds
-        known = is_settled and looked_s < _LOOK_S
+            return self._rested(learnt(state), record)
+        if (later := self._put_by(state, record)) is not None:
+            return later
         following = replace(
             state,
-            counts=state.counts.update(record, _REQUEST_KEEP),
-            tokens=_SHORT_KEEP * state.tokens + tokens,
-            seconds=_SHORT_KEEP * state.seconds + seconds,
             context_length=record.context_length + len(record.token_ids),
             trial_left=max(0, state.trial_left - 1),
             rounds_on=state.rounds_on + 1,
-            outlook=state.outlook if known else None,
-            stop=state.stop if known else None,
-            looked_s=looked_s if known else 0.0,
+            waiting=(*state.waiting, record),
             was_shared=record.batch_size > 1,
         )
+        following = learnt(following, begins=begins)
         # Whether those who share a round go on is decided when the next one is planned.
-        return following if following.was_shared or following.outlook else self._switched(following)
+        return following if following.was_shared else self._switched(following)
 
     def outlook(self, state: Request) -> Outlook:
         """Expected tokens and seconds of the coming round's windows."""
@@ -143,6 +132,18 @@ class Price(Controller[Request]):
         drafting, verifying = costs.levels_s(self.max_window, costs.batch_size, context)
         seconds = [sum(both) for both in zip(drafting, verifying, strict=True)]
         return Outlook(acceptance, expected_tokens(acceptance), seconds, verifying, max(pooled.speed, 1.0 / seconds[0]))
+
+    def _put_by(self, state: Request, record: StepRecord) -> Request | None:
+        """The state that learns from a round together with later ones, if it may: trials, and beginnings, do not wait."""
+        outlook, rounds_on = state.outlook, state.rounds_on + 1
+        if outlook is None or state.trial_left or rounds_on in (self.trial, _SETTLED):
+            return None
+        if record.batch_size > 1 or state.was_shared or record.depth > self.max_window:
+            return None
+        looked_s = state.looked_s + outlook.seconds[record.depth]
+        if looked_s >= _LOOK_S:
+            return None
+        return state.with_waiting(record, looked_s)
 
     def _alone(self, state: Request) -> DraftPlan:
         if state.off_left > 0 or (state.rounds_on + 1) % _BASELINE == 0:

@@ -6,6 +6,7 @@ from monge.control.memory import Memory
 from monge.control.price_outlook import Outlook
 from monge.control.survival import DepthCounts
 from monge.core.stopping import StopRule
+from monge.core.verdict import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Request:
         outlook: What the coming rounds are expected to bring, if it is known already.
         stop: When they stop drafting, likewise.
         looked_s: Seconds of rounds since then.
+        waiting: These rounds, from which nothing has been learnt yet.
         was_shared: Whether the last round was a batch's, so that the batch decided.
     """
 
@@ -42,4 +44,25 @@ class Request:
     outlook: Outlook | None = None
     stop: StopRule | None = None
     looked_s: float = 0.0
+    waiting: tuple[StepRecord, ...] = ()
     was_shared: bool = False
+
+    def with_waiting(self, record: StepRecord, looked_s: float) -> "Request":
+        """After a round from which is learnt later; spelled out, since most short rounds wait, and `replace` is slow."""
+        return Request(
+            self.memory,
+            self.kin,
+            self.counts,
+            self.tokens,
+            self.seconds,
+            record.context_length + len(record.token_ids),
+            self.off_left,
+            self.off_tokens,
+            self.trial_left,
+            self.rounds_on + 1,
+            self.outlook,
+            self.stop,
+            looked_s,
+            (*self.waiting, record),
+            self.was_shared,
+        )

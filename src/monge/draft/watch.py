@@ -28,6 +28,7 @@ class Watch:
         self.evidence = Evidence()
         self._tree, self._stop = tree, stop
         self._reach = {0: 1.0}
+        self._paths: dict[int, tuple[int, ...]] = {0: ()}
         self._acceptance: dict[int, float] = {}
         self._logits: Tensor | None = None
 
@@ -41,8 +42,8 @@ class Watch:
         depth, gain = self._tree.depths[nodes[0]] + 1, 0.0
         for node, confidence in zip(nodes, confidences, strict=True):
             self.evidence.confidences[self._path(node)] = confidence
-            self._acceptance[node] = self._stop.acceptance(depth, confidence)
-            gain += self._reach[node] * self._acceptance[node]
+            acceptance = self._acceptance[node] = self._stop.acceptance(depth, confidence)
+            gain += self._reach[node] * acceptance
         return self._stop.draws(depth, gain)
 
     def reads(self, nodes: Sequence[int], frontier: Sequence[int]) -> tuple[int, ...]:
@@ -64,13 +65,19 @@ class Watch:
 
     def _follow(self, nodes: Sequence[int]) -> None:
         """The chance of an accepted child goes to the children, in the proportions that the network gives them."""
-        children = {node: [child for child in self._new() if self._tree.parents[child] == node] for node in nodes}
+        children: dict[int, list[int]] = {node: [] for node in nodes}
+        for child in self._new():
+            if (siblings := children.get(self._tree.parents[child])) is not None:
+                siblings.append(child)
         probs = self._token_probs(nodes) if any(len(own) > 1 for own in children.values()) else {}
         for node, own in children.items():
-            total = sum(probs.get(child, 1.0) for child in own)
+            reach = self._reach[node] * self._acceptance[node]
+            if len(own) == 1:
+                self._reach[own[0]] = reach
+                continue
+            total = sum(probs[child] for child in own)
             for child in own:
-                share = probs.get(child, 1.0) / total if total > 0.0 else 1.0 / len(own)
-                self._reach[child] = self._reach[node] * self._acceptance[node] * share
+                self._reach[child] = reach * (probs[child] / total if total > 0.0 else 1.0 / len(own))
 
     def _new(self) -> range:
         """Nodes of the level that was drawn last: the last ones."""
@@ -89,8 +96,7 @@ class Watch:
         return dict(zip(children, self._logits.softmax(dim=-1)[rows, tokens].tolist(), strict=True))
 
     def _path(self, node: int) -> tuple[int, ...]:
-        tokens: list[int] = []
-        while node > 0:
-            tokens.append(self._tree.token_ids[node])
-            node = self._tree.parents[node]
-        return tuple(reversed(tokens))
+        """Tokens on the way to a node: parents come first, so their ways are known."""
+        if node not in self._paths:
+            self._paths[node] = (*self._path(self._tree.parents[node]), self._tree.token_ids[node])
+        return self._paths[node]

@@ -37,25 +37,19 @@ class Step(torch.nn.Module):
         self._kinds, self._layers = spec.kinds, spec.layers
         self._chooses = chooses_logits(network)
 
-    def forward(  # noqa: PLR0917 (what a program takes is a list of tensors)
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        columns: Tensor,
-        shown: Tensor,
-        masks: Sequence[Tensor],
-        kept: Sequence[Tensor],
+    def forward(
+        self, token_ids: Tensor, places: tuple[Tensor, Tensor, Tensor], masks: Sequence[Tensor], kept: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         """Logits of the nodes that are asked for, then hidden states of all; keys and values are written into `kept`.
 
         Args:
             token_ids: Tokens, `[batch, nodes]`.
-            positions: Their positions.
-            columns: Where in the cache their keys go.
-            shown: Which nodes of every row have logits, by place; all of them where the network does not let them be chosen.
+            places: Their positions; where in the cache their keys go; and, the same for all rows, which nodes have logits: all
+                have where the network does not let them be chosen.
             masks: For every kind of layer which columns a node sees, `[batch, 1, nodes, seq]`.
             kept: Keys and values of every layer, `[batch, heads, capacity, head_dim]`, changed in place.
         """
+        positions, columns, shown = places
         rows = torch.arange(token_ids.shape[0])[:, None]
         width = masks[0].shape[-1]
         layers = [_KeptLayer(keys, values, rows, columns, width) for keys, values in zip(kept[::2], kept[1::2], strict=True)]
@@ -93,15 +87,13 @@ def export_step(step: Step, spec: StepSpec) -> ExportedProgram:
     varies = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
     shapes = (
         varies,
-        varies,
-        varies,
-        {0: Dim.DYNAMIC},
+        (varies, varies, {0: Dim.DYNAMIC}),
         [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC} for _ in masks],
         [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for _ in kept],
     )
     # Size-oblivious: otherwise a size of one would be a program of its own.
     with torch.no_grad(), _tracing.patch(backed_size_oblivious=True):
-        arguments = (ids, columns, columns.clone(), shown, masks, kept)
+        arguments = (ids, (columns, columns.clone(), shown), masks, kept)
         return torch.export.export(step, arguments, dynamic_shapes=shapes, strict=False)
 
 
