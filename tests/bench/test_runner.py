@@ -1,3 +1,4 @@
+import gc
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -150,3 +151,16 @@ def test_bad_settings(wrong):
 def test_unknown_clock():
     with pytest.raises(MongeError, match="sundial.*wall"):
         Settings(clock="sundial")
+
+
+def test_no_arm_pays_for_garbage_of_what_was_loaded(tiny_pair):
+    @dataclass(frozen=True, kw_only=True)
+    class Looking(Scripted):
+        def decode(self, pair, call):
+            frozen.append(gc.get_freeze_count())
+            return super().decode(pair, call)
+
+    frozen, before = [], gc.get_freeze_count()
+    run(tiny_pair, [Looking(name="a", log=[])])
+    assert all(count > before + 10_000 for count in frozen[1:]), "all calls but the warm-up"
+    assert gc.get_freeze_count() == 0

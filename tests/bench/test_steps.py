@@ -68,9 +68,30 @@ def test_the_command(monkeypatch, capsys):
     assert len(document["cells"]) == 2
 
 
+def test_prompts_are_read_whole_and_given_back(monkeypatch, capsys):
+    read, opened, append = [], [], HfTreeModel.append
+
+    def noted(self, pieces):
+        read.append([len(tokens) for tokens in pieces.values()])
+        opened.append(len(self._rows))
+        append(self, pieces)
+
+    monkeypatch.setattr(HfTreeModel, "append", noted)
+    document = measure(replace(SMALL, prompts=(7, 20)), target())
+    turns = 3 + SMALL.repeats
+    assert read[-4 * turns :] == [[prompt] * batch for batch in (1, 2) for prompt in (7, 20) for _ in range(turns)]
+    assert set(opened) == {1, 2}
+    found = [one for one in document["cells"] if "prompt" in one]
+    assert [(one["batch"], one["prompt"]) for one in found] == [(1, 7), (1, 20), (2, 7), (2, 20)]
+    assert all(len(one["step_s"]["values"]) == SMALL.repeats for one in found)
+    report(document)
+    assert capsys.readouterr().out.count("prompt ") == 2
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"prompts": (5, 0)}, "prompts must be positive numbers; got"),
         ({"nodes": (0,)}, "nodes must be positive numbers; got"),
         ({"batch_sizes": ()}, "batch_sizes must be positive numbers; got"),
         ({"context": 0}, "context must be at least 1; got 0"),
@@ -87,3 +108,5 @@ def test_more_than_the_network_reads():
     longest = target().config.max_position_embeddings
     with pytest.raises(OptionError, match=f"are {longest + 1}, and the network reads {longest}"):
         measure(StepSettings(backends=("eager",), nodes=(1,), batch_sizes=(1,), context=longest, repeats=1), target())
+    with pytest.raises(OptionError, match=f"a prompt of {longest + 1} tokens is longer than the {longest}"):
+        measure(replace(SMALL, prompts=(longest + 1,)), target())

@@ -107,3 +107,25 @@ def test_an_open_address_is_said(monkeypatch):
     assert guarded.exit_code == 0
     assert "anyone" not in guarded.stderr
     assert "secret" not in guarded.stderr
+
+
+def test_what_was_loaded_is_left_out_of_collections(monkeypatch):
+    """A full collection over it is a pause of a third of a second, for all who wait."""
+    import gc
+    import signal
+    import socket
+
+    from fastapi import FastAPI
+
+    from monge.serve import run
+
+    frozen = []
+    monkeypatch.setattr(run.uvicorn.Server, "run", lambda *_, **__: frozen.append(gc.get_freeze_count()))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with socket.socket() as listener:
+            run.serve_until_told(FastAPI(), listener, drain_s=1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        gc.unfreeze()
+    assert frozen[0] > 10_000

@@ -1,5 +1,6 @@
 """Measure arms side by side: interleaved, repeated, in rotating order, with failures that stay failures."""
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from monge.bench.pair import Pair
 from monge.core.errors import MongeError, unknown_name
 from monge.core.verdict import StepRecord
 from monge.engine.clock import measured_by
+from monge.engine.garbage import settle_objects
 
 FAILURES: Final = (MongeError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
 """What a host or an arm may raise because it cannot decode; anything else is a fault of the benchmark and ends it."""
@@ -119,7 +121,10 @@ def measure(
         on_call: Told the arm's name before every call.
     """
     with measured_by(CLOCKS[settings.clock]):
-        return _measure(pair, arms, prompts, settings, on_call)
+        try:
+            return _measure(pair, arms, prompts, settings, on_call)
+        finally:
+            gc.unfreeze()
 
 
 def _measure(
@@ -140,6 +145,7 @@ def _measure(
         passed = time.perf_counter() - start
         if repeat > 0 and settings.time_limit_s is not None and passed * (repeat + 1) / repeat > settings.time_limit_s:
             break
+        settle_objects()  # a full collection would take longer than many a pass, in whichever arm it falls
         for (temperature, size), cell in cells.items():
             for measurement in cell:
                 if measurement.failure is None:

@@ -1,4 +1,4 @@
-"""`monge bench steps`: what a forward over tree nodes costs in every backend, by nodes and by requests.
+"""`monge bench steps`: what a forward over tree nodes costs in every backend, by nodes and by requests; and reading prompts.
 
 This is the question behind every window: a tree pays only while its further nodes cost little. All backends are open at once
 and take turns at each cell, so that what slows the machine for a while slows all of them; what is read is forgotten again, so
@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, Final
 
+import torch
 from transformers import PreTrainedModel
 
 from monge.bench.provenance import provenance
@@ -35,6 +36,7 @@ class StepSettings:
         batch_sizes: Requests in one forward.
         context: Tokens of each text.
         repeats: Measured forwards of each backend in each cell.
+        prompts: Tokens of prompts that are read whole, as requests begin.
     """
 
     backends: tuple[str, ...] = ("eager", "compiled", "openvino")
@@ -42,10 +44,14 @@ class StepSettings:
     batch_sizes: tuple[int, ...] = (1, 4, 16)
     context: int = 128
     repeats: int = 30
+    prompts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("nodes", "batch_sizes"):
-            if not getattr(self, name) or min(getattr(self, name)) < 1:
+            if not getattr(self, name):
+                raise OptionError(f"bench steps: {name} must be positive numbers; got none")
+        for name in ("nodes", "batch_sizes", "prompts"):
+            if min(getattr(self, name), default=1) < 1:
                 raise OptionError(f"bench steps: {name} must be positive numbers; got {getattr(self, name)}")
         for name in ("context", "repeats"):
             if getattr(self, name) < 1:
@@ -65,12 +71,10 @@ def measure(settings: StepSettings, network: PreTrainedModel, notify: Callable[[
     records: list[dict[str, Any]] = []
     for batch, nodes in product(settings.batch_sizes, settings.nodes):
         notify(f"batch {batch}, {nodes} nodes")
-        seconds = _cell(models, settings, batch, nodes)
-        first = next(iter(seconds.values()))
-        for name, own in seconds.items():
-            ratios = paired_ratios(own, first)
-            record = {"backend": name, "batch": batch, "nodes": nodes}
-            records.append(record | {"step_s": asdict(Summary.of(own)), "ratio": asdict(Summary.of(ratios))})
+        records += _records(_cell(models, settings, batch, nodes), batch=batch, nodes=nodes)
+    for batch, prompt in product(settings.batch_sizes, settings.prompts):
+        notify(f"batch {batch}, prompts of {prompt} tokens")
+        records += _records(_prompt_cell(models, settings, batch, prompt), batch=batch, prompt=prompt)
     return {
         "provenance": provenance(network.device),
         "settings": asdict(settings),
@@ -78,6 +82,14 @@ def measure(settings: StepSettings, network: PreTrainedModel, notify: Callable[[
         "cells": records,
         "missing": missing,
     }
+
+
+def _records(seconds: Mapping[str, list[float]], **cell: int) -> list[dict[str, Any]]:
+    first = next(iter(seconds.values()))
+    return [
+        {"backend": name, **cell, "step_s": asdict(Summary.of(own)), "ratio": asdict(Summary.of(paired_ratios(own, first)))}
+        for name, own in seconds.items()
+    ]
 
 
 def _opened(
@@ -101,13 +113,14 @@ def _opened(
             f"bench steps: a text of {settings.context} tokens and {max(settings.nodes)} nodes are {needed}, and the network "
             f"reads {longest}; take a shorter --context"
         )
+    if longest is not None and max(settings.prompts, default=0) > longest:
+        raise OptionError(f"bench steps: a prompt of {max(settings.prompts)} tokens is longer than the {longest} it can have")
     return models, missing
 
 
 def _cell(models: Mapping[str, SequenceModel], settings: StepSettings, batch: int, nodes: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in models}
-    size, width = next(iter(models.values())).vocab_size, settings.context + nodes
-    tokens = [[_STRIDE * (column + 1) * (row + 1) % size for column in range(width)] for row in range(batch)]
+    tokens = _texts(models, batch, settings.context + nodes)
     blocks = {row: NodeBlock.chain(tuple(own[settings.context :])) for row, own in enumerate(tokens)}
     for model in models.values():
         model.open({row: own[: settings.context] for row, own in enumerate(tokens)})
@@ -125,3 +138,26 @@ def _cell(models: Mapping[str, SequenceModel], settings: StepSettings, batch: in
             for row in range(batch):
                 model.close(row)
     return seconds
+
+
+def _prompt_cell(
+    models: Mapping[str, SequenceModel], settings: StepSettings, batch: int, prompt: int
+) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    texts = dict(enumerate(_texts(models, batch, prompt)))
+    for turn in range(_WARM_UPS + settings.repeats):
+        for name, model in models.items():
+            start = time.perf_counter()
+            model.open(texts)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if turn >= _WARM_UPS:
+                seconds[name].append(time.perf_counter() - start)
+            for row in texts:
+                model.close(row)
+    return seconds
+
+
+def _texts(models: Mapping[str, SequenceModel], batch: int, length: int) -> list[list[int]]:
+    size = next(iter(models.values())).vocab_size
+    return [[_STRIDE * (column + 1) * (row + 1) % size for column in range(length)] for row in range(batch)]

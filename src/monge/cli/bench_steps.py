@@ -37,13 +37,19 @@ def steps(
     repeats: Annotated[
         int | None, options.option("--repeats", help="Forwards of each cell.", panel=MEASURING, default=_DEFAULT.repeats)
     ] = None,
+    prompt: Annotated[
+        list[int] | None,
+        options.option(
+            "--prompt", help="Also read prompts of so many tokens; may be repeated.", panel=MEASURING, default="none"
+        ),
+    ] = None,
     target: options.Target = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
-    """Time one forward of a model in every backend, by drafted nodes and by requests.
+    """Time one forward of a model in every backend, by drafted nodes and by requests, and the reading of prompts.
 
     A tree pays only while its further nodes cost little: this shows up to where they do. With `--json` the last line of
     standard output is one JSON object.
@@ -51,6 +57,7 @@ def steps(
     **Examples**
 
         monge bench steps --threads 1
+        monge bench steps --backend eager --backend compiled --prompt 100 --prompt 500
         monge bench steps --backend openvino --backend "openvino(weights='int8')" --nodes 1 --nodes 4 --batch 1
     """
     quiet_host()
@@ -58,7 +65,7 @@ def steps(
         if threads < 1:
             raise OptionError(f"threads must be at least 1; got {threads}")
         torch.set_num_threads(threads)
-    lists = {"backends": backend, "nodes": nodes, "batch_sizes": batch}
+    lists = {"backends": backend, "nodes": nodes, "batch_sizes": batch, "prompts": prompt}
     settings = replace(
         _DEFAULT,
         **{name: tuple(some) for name, some in lists.items() if some},
@@ -72,18 +79,21 @@ def steps(
 
 
 def report(document: dict[str, Any]) -> None:
-    """A table for every number of requests, and below it what could not run."""
+    """Tables for every number of requests, and below them what could not run."""
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 110)
     cells, names = document["cells"], list(dict.fromkeys(one["backend"] for one in document["cells"]))
     for batch in document["settings"]["batch_sizes"]:
-        shown = Table(title=f"batch {batch} (ms)", title_justify="left", box=SIMPLE_HEAD)
-        for column in ("nodes", *names, *(f"{name} / {names[0]}" for name in names[1:])):
-            shown.add_column(column, justify="right", no_wrap=True)
-        for nodes in document["settings"]["nodes"]:
-            row = [one for one in cells if (one["batch"], one["nodes"]) == (batch, nodes)]
-            times = [_ranged(one["step_s"], 1e3) for one in row]
-            shown.add_row(str(nodes), *times, *(f"{one['ratio']['median']:.2f}" for one in row[1:]))
-        console.print(shown)
+        for what, sizes in (("nodes", document["settings"]["nodes"]), ("prompt", document["settings"]["prompts"])):
+            if not sizes:
+                continue
+            shown = Table(title=f"batch {batch} (ms)", title_justify="left", box=SIMPLE_HEAD)
+            for column in (what, *names, *(f"{name} / {names[0]}" for name in names[1:])):
+                shown.add_column(column, justify="right", no_wrap=True)
+            for size in sizes:
+                row = [one for one in cells if (one["batch"], one.get(what)) == (batch, size)]
+                times = [_ranged(one["step_s"], 1e3) for one in row]
+                shown.add_row(str(size), *times, *(f"{one['ratio']['median']:.2f}" for one in row[1:]))
+            console.print(shown)
     for name, reason in document["missing"].items():
         console.print(f"{name}: {reason}", style="dim", markup=False, soft_wrap=True)
     if (note := busy_note()) is not None:

@@ -9,6 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from monge.core.errors import OptionError
+from monge.engine.garbage import settle_objects
 
 _LARGEST_PORT: Final = 65535
 _BACKLOG: Final = 2048
@@ -60,4 +61,5 @@ def serve_until_told(app: FastAPI, listener: socket.socket, *, drain_s: int, acc
     )
     # uvicorn raises the signal once more when it is done; having drained is no failure.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    settle_objects()
     uvicorn.Server(config).run(sockets=[listener])
