@@ -221,3 +221,18 @@ def test_who_is_left_alone_rests_unless_it_pays() -> None:
         if not accepted:
             state = controller.update(state, chain_round(0, 0, plan=plan))
             assert state.off_left == controller.first_off
+
+
+def test_what_a_resting_batch_notes_of_a_text_is_never_far_behind() -> None:
+    """Plain rounds that are shared change nothing else, and every request of a batch would pay for them."""
+    controller, memory = Price(), batch_memory()
+    pooled_of(memory).crowd = Crowd(is_on=False, off_tokens=10_000)
+    state, seen = controller.init(memory), list[Request]()
+    for length in range(50, 90):
+        state = controller.update(state, chain_round(0, 0, plan=DraftPlan(max_depth=0), batch_size=4, context_length=length))
+        assert 0 <= length + 1 - (state.context_length or 0) < 8
+        if not any(state is one for one in seen):
+            seen.append(state)
+    assert 5 <= len(seen) <= 8
+    alone = controller.update(state, chain_round(0, 0, plan=DraftPlan(max_depth=0), context_length=90))
+    assert alone.context_length == 91

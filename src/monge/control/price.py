@@ -31,6 +31,7 @@ _GROWING_SHARE = 0.05  # of the time of plain decoding, that trials may take whi
 _SETTLED = 8  # rounds after which a request that speculates again counts as settled
 _FIRST_WEIGHT = 4.0  # rounds that the first guess of acceptance counts for
 _LOOK_S = 0.02  # seconds of alike rounds that share one look at what they bring: it takes about 0.2 ms
+_STRIDE = 8  # tokens by which a request's text may have grown unnoted while others share its plain rounds
 _KIN = 6.0  # further rounds that earlier requests count for in a request's acceptance, once they had as many
 
 
@@ -104,6 +105,8 @@ class Price(Controller[Request]):
         return [self._alone(states[0])] if num_rows == 1 else self._together(states, num_rows)
 
     def update(self, state: Request, record: StepRecord) -> Request:
+        if record.plan.max_depth == 0 and record.batch_size > 1 and state.is_lasting(record, _STRIDE):
+            return state
         begins, pooled = state.context_length is None or state.was_shared, pooled_of(state.memory)
         if record.plan.max_depth == 0:
             if record.batch_size == 1:

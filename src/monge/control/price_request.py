@@ -47,6 +47,11 @@ class Request:
     waiting: tuple[StepRecord, ...] = ()
     was_shared: bool = False
 
+    def is_lasting(self, record: StepRecord, stride: int) -> bool:
+        """Whether a plain round that others shared changes nothing but the length of a text that grows as theirs do."""
+        is_idle = self.was_shared and not self.off_left and not self.waiting and self.context_length is not None
+        return is_idle and record.context_length + len(record.token_ids) - (self.context_length or 0) < stride
+
     def with_waiting(self, record: StepRecord, looked_s: float) -> "Request":
         """After a round from which is learnt later; spelled out, since most short rounds wait, and `replace` is slow."""
         return Request(
