@@ -229,11 +229,11 @@ def test_rounds_that_wait_are_learnt_from_all_the_same() -> None:
 
 
 def test_the_first_rounds_of_a_trial_never_wait() -> None:
-    controller, memory = Price(trial=2), memory_of(plain=0.001, node=0.0, draft=0.0003)
+    controller, memory = Price(trial=3), memory_of(plain=0.001, node=0.0, draft=0.0003)
     pooled_of(memory).off_tokens = 64
     state = controller.init(memory)
-    state = replace(state, off_left=0, off_tokens=64, trial_left=2)
-    for _ in range(2):
+    state = replace(state, off_left=0, off_tokens=64, trial_left=3)
+    for _ in range(3):
         state = controller.update(state, chain_round(4, 0, plan=controller.plan(state, draws())))
         assert state.waiting == ()
     assert state.off_left > 0, "a trial that fails ends at once"

@@ -30,7 +30,7 @@ _ALONE_FOR = 4  # tokens that a request waits where others shared rounds and res
 _GROWING_SHARE = 0.05  # of the time of plain decoding, that trials may take while rests still grow
 _SETTLED = 8  # rounds after which a request that speculates again counts as settled
 _FIRST_WEIGHT = 4.0  # rounds that the first guess of acceptance counts for
-_LOOK_S = 0.02  # seconds of alike rounds that share one look at what they bring: it takes about 0.2 ms
+_LOOK_S = 0.02  # seconds of alike rounds that share one look at what they bring: a look is not to cost a percent
 _STRIDE = 8  # tokens by which a request's text may have grown unnoted while others share its plain rounds
 _KIN = 6.0  # further rounds that earlier requests count for in a request's acceptance, once they had as many
 

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 from monge.core.errors import BackendError
 from monge.engine.apart import apart
 from monge.engine.cache import TreeCache
-from monge.engine.compiled_export import Step, chooses_logits, export_step
+from monge.engine.compiled_export import Step, export_step
 from monge.engine.compiled_store import StoredProgram, find_program, program_key, scratch_folder, store_program
 from monge.engine.few_rows_code import load_few_rows, program_options
 from monge.engine.masks import chain_visibility
-from monge.engine.network_facts import tree_obstacle
+from monge.engine.network_facts import chooses_logits, tree_obstacle
 from monge.engine.step import Notify, StepOutput, StepSpec
 from monge.engine.step_check import largest_difference, step_spec
 

@@ -1,7 +1,6 @@
 """A network's step over tree nodes, as one graph of tensors: what the compiled backend compiles."""
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from monge.engine.compiled_layout import lay_out
 from monge.engine.grouped_attention import attend_in_groups
+from monge.engine.network_facts import chooses_logits
 from monge.engine.step import StepSpec
 
 Size = int | torch.SymInt
@@ -69,11 +69,6 @@ class Step(torch.nn.Module):
         """Weights and buffers by name."""
         parameters = self.named_parameters(remove_duplicate=False)
         return dict(parameters) | dict(self.named_buffers(remove_duplicate=False))
-
-
-def chooses_logits(network: PreTrainedModel) -> bool:
-    """Whether a network can be asked for the logits of some tokens only."""
-    return "logits_to_keep" in inspect.signature(network.forward).parameters
 
 
 def export_step(step: Step, spec: StepSpec) -> ExportedProgram:

@@ -1,6 +1,5 @@
 """A `transformers` network as a model that reads trees."""
 
-import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -17,7 +16,7 @@ from monge.engine.clock import now
 from monge.engine.features import FeatureLog
 from monge.engine.hosted import Hosted, ModuleMaker
 from monge.engine.masks import UncommittedNodes, block_mask, forward_inputs, within_window
-from monge.engine.network_facts import context_length, layer_windows, tree_obstacle
+from monge.engine.network_facts import chooses_logits, context_length, layer_windows, tree_obstacle
 from monge.engine.padding import of_similar_size
 from monge.engine.row_table import CacheRow, RowTable
 from monge.engine.shortened import shortened
@@ -64,7 +63,7 @@ class HfTreeModel:
         self._attention = str(config._attn_implementation)
         self._device, self._dtype, self._embedding = model.device, model.dtype, model.get_input_embeddings()
         self._cache = TreeCache(config.num_hidden_layers, model.device)
-        self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._chooses_logits = chooses_logits(model)
         self._rows = RowTable(self._cache)
         self._forward_s = 0.0
         self._shortened: list[HfTreeModel] = []
@@ -235,7 +234,7 @@ class HfTreeModel:
             "past_key_values": self._cache,
             "use_cache": True,
         }
-        if self._takes_logits_to_keep and not keep_logits:
+        if self._chooses_logits and not keep_logits:
             inputs["logits_to_keep"] = 1
         if self._features is not None:
             inputs["output_hidden_states"] = True

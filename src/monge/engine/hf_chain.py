@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from monge.core.errors import MongeError
 from monge.core.model import NodeBlock
 from monge.engine.clock import now
-from monge.engine.network_facts import context_length, is_stateful, tree_obstacle
+from monge.engine.network_facts import chooses_logits, context_length, is_stateful, tree_obstacle
 from monge.engine.shortened import shortened
 
 _PREFILL: Final = 1024
@@ -43,7 +43,7 @@ class HfChainModel:
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
         self._takes_position_ids = "position_ids" in parameters
-        self._takes_logits_to_keep = "logits_to_keep" in parameters
+        self._chooses_logits = chooses_logits(model)
         self._rows: dict[int, _Row] = {}
         self._forward_s = 0.0
         self._shortened: list[HfChainModel] = []
@@ -116,7 +116,7 @@ class HfChainModel:
         }
         if self._takes_position_ids:
             inputs["position_ids"] = torch.arange(first, first + len(token_ids), device=self._device)[None]
-        if self._takes_logits_to_keep and not keep_logits:
+        if self._chooses_logits and not keep_logits:
             inputs["logits_to_keep"] = 1
         start = now()
         with torch.inference_mode():

@@ -27,6 +27,11 @@ def tree_obstacle(model: PreTrainedModel) -> str | None:
     return None
 
 
+def chooses_logits(network: PreTrainedModel) -> bool:
+    """Whether a network can be asked for the logits of some tokens only."""
+    return "logits_to_keep" in inspect.signature(network.forward).parameters
+
+
 class OutputLayer(torch.nn.Module):
     """What a network makes of last hidden states: its output layer, with the scale and the cap that some families add.
 
