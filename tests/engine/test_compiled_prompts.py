@@ -7,6 +7,7 @@ import torch
 
 from monge.core.model import NodeBlock
 from monge.engine.compiled import CompiledStep, compile_step
+from monge.engine.compiled_store import FOLDER_VARIABLE
 from monge.engine.hf import HfTreeModel
 from monge.engine.step import StepOutput
 from monge.engine.step_check import largest_difference
@@ -65,11 +66,12 @@ def test_what_follows_a_prompt(compiled, seen, lengths):
         torch.testing.assert_close(found[row], expected[row], atol=LARGEST_DIFFERENCE, rtol=0)
 
 
-def test_hidden_states_of_whole_prompts_come(compiled, seen):
+def test_hidden_states_of_whole_prompts_come(compiled, seen, monkeypatch, tmp_path):
     def watching(layers):
         return compile_step(target(), lambda _: None, layers)
 
     models = HfTreeModel(target()), HfTreeModel(target(), compiled(target()), watching)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))  # what is made without the lock is not for other processes
     text = prompts((40,), seed=4)[0]
     states = []
     for model in models:
