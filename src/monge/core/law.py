@@ -101,8 +101,8 @@ class SparseLaw(Law):
         return self.probs.device
 
     def prob(self, token_id: int) -> float:
-        if self.probs.numel() == 1:  # a greedy law, asked about at every node
-            return float(self.probs) if int(self.token_ids) == token_id else 0.0
+        if not self.probs.is_cpu:
+            return float(self.at(torch.tensor([token_id], device=self.device)))  # the host waits once
         index = int(torch.searchsorted(self.token_ids, token_id))
         if index == self.token_ids.numel() or int(self.token_ids[index]) != token_id:
             return 0.0
@@ -115,7 +115,7 @@ class SparseLaw(Law):
     def quantile(self, position: float) -> int:
         if self.probs.numel() == 1:
             return int(self.token_ids[0])
-        return int(self.token_ids[_quantile_index(self.probs, position)])
+        return int(self.token_ids[_quantile_place(self.probs, position)])
 
     def sparse(self) -> "SparseLaw":
         return self
@@ -130,6 +130,23 @@ class SparseLaw(Law):
     def without(self, token_id: int) -> "SparseLaw | None":
         keep = self.token_ids != token_id
         return _normalised(self.token_ids[keep], self.probs[keep])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PointLaw(SparseLaw):
+    """The point mass at a token that the host knows: asked about at every greedy node, it keeps nobody waiting for a device.
+
+    Args:
+        token_id: The token, the only one of `token_ids`.
+    """
+
+    token_id: int
+
+    def prob(self, token_id: int) -> float:
+        return 1.0 if token_id == self.token_id else 0.0
+
+    def quantile(self, position: float) -> int:
+        return self.token_id
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,11 +178,11 @@ class DenseLaw(Law):
         return self.probs[token_ids]
 
     def quantile(self, position: float) -> int:
-        return _quantile_index(self.probs, position)
+        return int(_quantile_place(self.probs, position))
 
     def sparse(self) -> SparseLaw:
         token_ids = self.probs.nonzero().squeeze(-1)
-        return SparseLaw(token_ids, self.probs[token_ids])
+        return sparse_part(token_ids, self.probs[token_ids])
 
     def excess_over(self, other: Law) -> "DenseLaw | None":
         if isinstance(other, DenseLaw):
@@ -205,10 +222,23 @@ def softmax_laws(scores: Float[Tensor, "nodes vocab"]) -> list[DenseLaw | None]:
     return [None if math.isnan(first) else _unchecked(row) for row, first in zip(probs, firsts, strict=True)]
 
 
+def sparse_part(token_ids: Int64[Tensor, " support"], probs: Float64[Tensor, " support"]) -> SparseLaw:
+    """A part of a law that was checked, normalised by who took it: on a device every check is a number that the host waits for.
+
+    Args:
+        token_ids: Increasing token ids.
+        probs: Their masses, positive and divided by their sum.
+    """
+    law = object.__new__(SparseLaw)
+    object.__setattr__(law, "token_ids", token_ids)
+    object.__setattr__(law, "probs", probs)
+    return law
+
+
 @lru_cache(maxsize=8192)
-def one_hot(token_id: int, device: torch.device | None = None) -> SparseLaw:
+def one_hot(token_id: int, device: torch.device | None = None) -> PointLaw:
     """The point mass at one token. Greedy decoding asks for few of them, often; laws are never edited, so they are kept."""
-    return SparseLaw(torch.tensor([token_id], device=device), torch.ones(1, dtype=torch.float64, device=device))
+    return PointLaw(torch.tensor([token_id], device=device), torch.ones(1, dtype=torch.float64, device=device), token_id)
 
 
 def residual(p: Law, q: Law) -> Law:
@@ -239,13 +269,12 @@ def _check_mass(probs: Tensor, lowest: float) -> None:
         )
 
 
-def _quantile_index(probs: Tensor, position: float) -> int:
+def _quantile_place(probs: Tensor, position: float) -> Tensor | int:
     cumulative = probs.cumsum(0)
     # Scaled by the rounded total, so that the last positive mass covers every position below one.
-    position *= cumulative[-1].item()
     if cumulative.is_cpu:  # the same search, and a quarter of the price of the call
-        return int(cumulative.detach().numpy().searchsorted(position, side="right"))
-    return int(torch.searchsorted(cumulative, position, right=True))
+        return int(cumulative.detach().numpy().searchsorted(position * cumulative[-1].item(), side="right"))
+    return torch.searchsorted(cumulative, position * cumulative[-1:], right=True)  # for which the host need not wait
 
 
 def _unchecked(probs: Tensor) -> DenseLaw:
@@ -256,9 +285,9 @@ def _unchecked(probs: Tensor) -> DenseLaw:
 
 
 def _normalised(token_ids: Tensor, masses: Tensor) -> SparseLaw | None:
-    kept = masses > 0.0
+    (kept,) = (masses > 0.0).nonzero(as_tuple=True)
     masses = masses[kept]
-    return SparseLaw(token_ids[kept], masses / masses.sum()) if masses.numel() else None
+    return sparse_part(token_ids[kept], masses / masses.sum()) if masses.numel() else None
 
 
 def _normalised_dense(masses: Tensor) -> DenseLaw | None:

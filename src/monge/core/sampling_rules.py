@@ -8,7 +8,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from monge.core.errors import NonFiniteLogitsError, OptionError
-from monge.core.law import DenseLaw, Law, SparseLaw, one_hot, softmax_law, softmax_laws
+from monge.core.law import DenseLaw, Law, SparseLaw, one_hot, softmax_law, softmax_laws, sparse_part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +63,24 @@ def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> La
     ((largest, where),) = _largest(logits[None])
     if not math.isfinite(largest):
         raise _non_finite(logits)
-    if rules.temperature == 0:
-        return one_hot(where, logits.device)
-    # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
-    scores = (logits.double() - largest) / rules.temperature
-    return _truncated(scores, rules) if rules.truncates else DenseLaw(torch.softmax(scores, dim=-1))
+    return _below(largest, where, logits, rules)
 
 
 def laws_from_logits(logits: Float[Tensor, "nodes vocab"], rules: SamplingRules) -> list[Law | None]:
     """`law_from_logits` for every row at once; `None` where a row's logits make no law."""
     if rules.temperature == 1 and not rules.truncates:
         return list(softmax_laws(logits))
-    largest = _largest(logits)
+    rows = zip(_largest(logits), logits, strict=True)
+    return [_below(largest, where, row, rules) if math.isfinite(largest) else None for (largest, where), row in rows]
+
+
+def _below(largest: float, where: int, logits: Float[Tensor, " vocab"], rules: SamplingRules) -> Law:
+    """The law of logits whose largest, which is finite, stands at a known place."""
     if rules.temperature == 0:
-        return [one_hot(token, logits.device) if math.isfinite(value) else None for value, token in largest]
-    sound = [math.isfinite(value) for value, _ in largest]
-    return [law_from_logits(row, rules) if good else None for row, good in zip(logits, sound, strict=True)]
+        return one_hot(where, logits.device)
+    # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
+    scores = (logits.double() - largest) / rules.temperature
+    return _truncated(scores, rules) if rules.truncates else DenseLaw(torch.softmax(scores, dim=-1))
 
 
 def _largest(logits: Float[Tensor, "nodes vocab"]) -> list[tuple[float, int]]:
@@ -87,7 +89,8 @@ def _largest(logits: Float[Tensor, "nodes vocab"]) -> list[tuple[float, int]]:
         rows = logits.detach().numpy()
         return [(float(row[where]), int(where)) for row, where in zip(rows, rows.argmax(axis=-1), strict=True)]
     values, places = logits.max(dim=-1)
-    return list(zip(values.tolist(), places.tolist(), strict=True))
+    # Together, since the host waits for every transfer; places are exact as float64.
+    return [(value, int(place)) for value, place in torch.stack([values.double(), places.double()], dim=-1).tolist()]
 
 
 def _non_finite(logits: Tensor) -> NonFiniteLogitsError:
@@ -107,5 +110,6 @@ def _truncated(scores: Float64[Tensor, " vocab"], rules: SamplingRules) -> Spars
         before[0] = 0.0  # the most probable token always stays, whatever the rounding of the running sum
         kept = order[before < rules.top_p].sort().values
         token_ids, probs = token_ids[kept], probs[kept] / probs[kept].sum()
-    kept = (probs > 0.0) & (probs >= rules.min_p * probs.max())
-    return SparseLaw(token_ids[kept], probs[kept] / probs[kept].sum())
+    (kept,) = ((probs > 0.0) & (probs >= rules.min_p * probs.max())).nonzero(as_tuple=True)
+    probs = probs[kept]
+    return sparse_part(token_ids[kept], probs / probs.sum())

@@ -182,8 +182,8 @@ class HfTreeModel:
         lengths, nodes = [row.length for row in members], [row.nodes for row in members]
         token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks)
         self._cache.place(rows, starts, token_ids.shape[1], self._rows.held)
-        token_ids, positions = token_ids.to(self._device), positions.to(self._device)
         masks = self._masks(visible, positions, lengths, nodes)
+        token_ids, positions = token_ids.to(self._device), positions.to(self._device)
         start = now()
         with torch.inference_mode():
             output = self._forward(token_ids, positions, masks, keep_logits=keep_logits)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from monge.core.context import Context
 from monge.core.law import Law
-from monge.core.sampling_rules import law_from_logits
+from monge.core.sampling_rules import law_from_logits, laws_from_logits
 from monge.core.tree import TokenTree
 
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -17,6 +17,8 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 
 class NodeLaws:
     """The target's law after every node of a tree, made when it is asked for: a verifier visits few nodes of many.
+
+    On a device all are made at once, since the host waits once for whatever it asks.
 
     Args:
         logits: Target logits of the nodes.
@@ -36,7 +38,11 @@ class NodeLaws:
 
     def __getitem__(self, node: int) -> Law:
         if node not in self._made:
-            self._made[node] = self._make(node)
+            if not self._processors and not self._logits.is_cpu and not self._made:
+                laws = laws_from_logits(self._logits, self._context.rules)
+                self._made |= {at: law for at, law in enumerate(laws) if law is not None}
+            if node not in self._made:
+                self._made[node] = self._make(node)
         return self._made[node]
 
     def _make(self, node: int) -> Law:

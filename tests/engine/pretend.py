@@ -1,0 +1,164 @@
+"""A device that is not there: tensors on it lie in ordinary memory, and every operation is watched.
+
+What runs on it is what would run on an accelerator, with three things made visible that need one to go wrong: an operation on
+tensors of two devices raises, a number that the host waits for is counted, and recorded work that waits for one raises.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from traceback import extract_stack
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "pretend"
+WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"}
+
+_setup_privateuseone_for_python_backend(NAME)
+waits = Counter()
+"""Numbers that the host waited for, by the line of the library that asked."""
+_recording = threading.local()
+
+
+class Tensor(torch.Tensor):
+    """A tensor on the device."""
+
+    @staticmethod
+    def __new__(cls, held):
+        # Not of inference mode: views of a tensor that was made outside could not be written to.
+        with torch.inference_mode(mode=False):
+            return torch.Tensor._make_wrapper_subclass(
+                cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=NAME
+            )
+
+    def __init__(self, held):
+        self.held = held
+
+    def __repr__(self):
+        return f"{NAME}({self.held})"
+
+    def tolist(self):
+        _wait("tolist")
+        return self.held.tolist()
+
+    def numpy(self, **_):
+        raise TypeError(f"a tensor on {NAME} has no numpy array; copy it to the host first")
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {})
+
+
+@contextmanager
+def device() -> Iterator[str]:
+    """Make the device known for a while; gives its name, and forgets what was counted."""
+    waits.clear()
+    with ExitStack() as stack:
+        stack.enter_context(_Dispatch())
+        stack.enter_context(_Makers())
+        yield NAME
+
+
+class Rerun:
+    """A `Recorder` that runs the work again, and puts what it gives where it lay the first time."""
+
+    def __init__(self):
+        self.num_recorded = 0
+
+    def record(self, work):
+        self.num_recorded += 1
+        _recording.is_on = True
+        try:
+            outputs = work()
+        finally:
+            _recording.is_on = False
+
+        def repeat():
+            for held, new in zip(outputs, work(), strict=True):
+                held.copy_(new)
+
+        for output in outputs:
+            output.fill_(float("nan"))  # recorded, and not run yet
+        return repeat, outputs
+
+
+class _Dispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {})
+
+
+class _Makers(TorchFunctionMode):
+    """Tensors of Python numbers are made out of sight of the other mode."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func in {torch.tensor, torch.as_tensor} and _is_ours(kwargs.get("device")):
+            return func(*args, **{**kwargs, "device": "cpu"}).to(NAME)
+        if func is torch.Tensor.__getitem__ and isinstance(args[0], Tensor):
+            places = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return func(args[0], tuple(torch.tensor(one).to(NAME) if isinstance(one, list) else one for one in places))
+        if func is torch.Tensor.new_tensor and isinstance(args[0], Tensor):
+            return torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs}).to(NAME)
+        return func(*args, **kwargs)
+
+
+def _run(func, args, kwargs):
+    name = func._schema.name
+    if func._can_decompose():
+        with _Dispatch():
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    flat, _ = tree_flatten((args, kwargs))
+    ours = [one for one in flat if isinstance(one, Tensor)]
+    if name == "aten::_to_copy":
+        return _moved(func, args, kwargs)
+    if ours and name == "aten::copy_":
+        if not isinstance(args[0], Tensor):
+            _wait(name)
+    elif ours:
+        strangers = [one for one in flat if isinstance(one, torch.Tensor) and not isinstance(one, Tensor) and one.ndim]
+        assert not strangers, f"{name} has tensors of two devices: {[tuple(one.shape) for one in strangers]} are on the host"
+        picks = name == "aten::index" and any(one is not None and one.dtype == torch.bool for one in args[1])
+        if name in WAITS or picks:
+            _wait(name)
+    on_device = bool(ours) or _is_ours(kwargs.get("device"))
+    if _is_ours(kwargs.get("device")):
+        kwargs = {**kwargs, "device": "cpu"}
+    if name == "aten::histc":
+        args = (args[0].float(), *args[1:])  # of whole numbers an accelerator makes it too
+    plain_args, plain_kwargs = tree_map(lambda one: one.held if isinstance(one, Tensor) else one, (args, kwargs))
+    result = func(*plain_args, **plain_kwargs)
+    if not on_device or name == "aten::_local_scalar_dense":
+        return result
+    if func._schema.is_mutable and isinstance(result, torch.Tensor):
+        return args[0]
+    return tree_map(lambda one: Tensor(one) if isinstance(one, torch.Tensor) else one, result)
+
+
+def _moved(func, args, kwargs):
+    source = args[0]
+    goal = kwargs.get("device", source.device)
+    copy = func(source.held if isinstance(source, Tensor) else source, **{**kwargs, "device": "cpu"})
+    if _is_ours(goal):
+        return Tensor(copy)
+    if isinstance(source, Tensor):
+        _wait(func._schema.name)
+    return copy
+
+
+def _wait(what):
+    if getattr(_recording, "is_on", False):
+        raise RuntimeError(f"{what}: the host waits for a number while the work is recorded")
+    inside = [frame for frame in extract_stack() if "/monge/" in frame.filename and "/tests/" not in frame.filename]
+    if inside:
+        waits[inside[-1].filename.rsplit("/monge/", 1)[1], inside[-1].lineno, what] += 1
+
+
+def _is_ours(device):
+    return device is not None and torch.device(device).type == NAME

@@ -1,0 +1,116 @@
+"""The whole engine on a device that is not there: nothing mixes devices, texts are the same, and the host seldom waits."""
+
+import copy
+
+import pytest
+import torch
+
+import monge
+from monge.control.cost_model import CostModel
+from monge.engine import costs
+from tests.engine import pretend
+from tests.engine.tiny import network, perturbed, prompts
+
+GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 1.0}
+TRUNCATED = {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "min_p": 0.01}
+
+
+@pytest.fixture
+def device(monkeypatch):
+    monkeypatch.setattr(costs, "apart", lambda work: work())  # the device is known in this thread only
+    with pretend.device() as name:
+        yield name
+
+
+def placed(model, device):
+    return copy.deepcopy(model).to(device)
+
+
+def written(target, draft, settings, rules, count=2):
+    decoder = monge.load(target, draft, **settings)
+    pretend.waits.clear()
+    results = decoder.generate(list(prompts((9, 4), seed=5)[:count]), max_new_tokens=10, seed=3, **rules)
+    return [result.token_ids for result in results], sum(result.stats.num_rounds for result in results)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"verifier": "single_draft"},
+        {"verifier": "rrs_without_replacement", "tree": "fixed_width((2, 2))"},
+        {"verifier": "optimal", "tree": "fixed_width((3,), children='iid')"},
+        {"verifier": "canonical"},
+        {"verifier": "k_seq"},
+        {"verifier": "spechub"},
+        {"verifier": "systematic"},
+        {"verifier": "gumbel"},
+        {"verifier": "block"},
+        {"verifier": "multipath_block"},
+        {"verifier": "traversal"},
+        {"verifier": "layer", "tree": "fixed_width((2, 2))"},
+        {"tree": "opt_tree"},
+        {"tree": "eagle2"},
+        {"controller": "price"},
+        {"controller": "on_the_fly"},
+        {"controller": "confidence_threshold"},
+    ],
+    ids=str,
+)
+def test_sampled_texts_are_those_of_the_host(device, settings):
+    target, draft = network("llama", "sdpa"), perturbed(network("llama", "sdpa"))
+    if settings.get("controller") in {"price", "on_the_fly"}:
+        settings = settings | {"costs": CostModel.linear(plain=1.0, node=0.01, draft=0.05)}
+    expected, _ = written(target, draft, settings, SAMPLED)
+    assert written(placed(target, device), placed(draft, device), settings, SAMPLED)[0] == expected
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "token_recycling", "lookahead", "jacobi", "layer_skip"])
+@pytest.mark.parametrize("rules", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
+def test_drafters_without_a_draft_model(device, drafter, rules):
+    target = network("llama", "sdpa")
+    expected, _ = written(target, None, {"drafter": drafter}, rules)
+    assert written(placed(target, device), None, {"drafter": drafter}, rules)[0] == expected
+
+
+@pytest.mark.parametrize("rules", [SAMPLED, GREEDY, TRUNCATED], ids=["sampled", "greedy", "truncated"])
+@pytest.mark.parametrize("name", ["mistral_window", "gemma3", "mixtral", "bloom"])
+def test_families(device, name, rules):
+    target, draft = network(name, "eager"), perturbed(network(name, "eager"))
+    expected, _ = written(target, draft, {}, rules)
+    assert written(placed(target, device), placed(draft, device), {}, rules)[0] == expected
+
+
+@pytest.mark.parametrize(("rules", "most"), [(GREEDY, 5), (SAMPLED, 13)], ids=["greedy", "sampled"])
+def test_how_often_the_host_waits(device, rules, most):
+    """For a chain of three: once a level for its token, once for the target's laws, and a few times to verify."""
+    target, draft = (placed(model, device) for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa"))))
+    _, rounds = written(target, draft, {"tree": "chain(3)"}, rules, count=1)
+    assert 4 * rounds <= sum(pretend.waits.values()) <= most * rounds, pretend.waits
+
+
+def test_costs_are_measured_there(device):
+    target, draft = (placed(model, device) for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa"))))
+    decoder = monge.load(target, draft, controller="price")
+    assert decoder.parts.memory.costs is not None
+
+
+class TestTheDevice:
+    def test_refuses_what_lies_on_the_host(self, device):
+        with pytest.raises(AssertionError, match="tensors of two devices"):
+            torch.zeros(3, device=device) + torch.zeros(3)
+
+    def test_counts_what_the_host_waits_for(self, device):
+        law = monge.law_from_logits(torch.tensor([1.0, 2.0], device=device), monge.SamplingRules())
+        before = sum(pretend.waits.values())
+        law.prob(1)
+        assert sum(pretend.waits.values()) == before + 1
+
+    def test_has_no_numpy(self, device):
+        with pytest.raises(TypeError, match="no numpy array"):
+            torch.zeros(3, device=device).numpy()
+
+    def test_views_share_memory(self, device):
+        whole = torch.zeros(4, device=device)
+        with torch.inference_mode():
+            whole[1:3] += 1.0
+        assert whole.tolist() == [0.0, 1.0, 1.0, 0.0]
