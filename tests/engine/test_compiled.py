@@ -14,13 +14,13 @@ from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock
 from monge.engine import compiled as backend
 from monge.engine.compiled import CompiledStep, compile_step
-from monge.engine.compiled_export import Step
 from monge.engine.compiled_store import FOLDER_VARIABLE, cache_folder
 from monge.engine.few_rows import matrix_of
 from monge.engine.hf import HfTreeModel
 from monge.engine.loading import as_draft_model, as_sequence_model
 from monge.engine.step import StepOutput
 from monge.engine.step_check import step_spec
+from monge.engine.step_module import Step
 from tests.engine.compiling import shared_programs
 from tests.engine.tiny import network, perturbed, prompts
 from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greedy

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import SequenceModel
 from monge.core.registry import Registry
+from monge.engine.graphs import GraphRecorder
 from monge.engine.hf import HfTreeModel
 from monge.engine.hf_chain import HfChainModel
 from monge.engine.network_facts import tree_obstacle
@@ -47,17 +48,29 @@ class Eager(Backend):
 
 @dataclass(frozen=True, slots=True)
 class Compiled(Backend):
-    """Steps compiled to machine code, once for this machine. What cannot be compiled runs eagerly, with a warning."""
+    """Steps compiled to machine code, once for this machine; on CUDA devices recorded as graphs.
+
+    What can be neither runs eagerly, with a warning.
+    """
 
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
+        try:
+            return self._on_cpu(network) if network.device.type == "cpu" else self._on_device(network)
+        except BackendError as error:
+            return _eager_after_all("compiled", network, error)
+
+    def _on_cpu(self, network: PreTrainedModel) -> SequenceModel:
         from monge.engine.compiled import compile_step  # the compiler is slow to import
         from monge.engine.compiled_module import compile_module
 
-        try:
-            step_with = partial(compile_step, network, _LOG.info)
-            return HfTreeModel(network, step_with(), step_with, partial(compile_module, _LOG.info))
-        except BackendError as error:
-            return _eager_after_all("compiled", network, error)
+        step_with = partial(compile_step, network, _LOG.info)
+        return HfTreeModel(network, step_with(), step_with, partial(compile_module, _LOG.info))
+
+    def _on_device(self, network: PreTrainedModel) -> SequenceModel:
+        from monge.engine.recorded import record_step
+
+        step_with = partial(record_step, network, GraphRecorder(network.device), _LOG.info)
+        return HfTreeModel(network, step_with(), step_with)
 
 
 @dataclass(frozen=True, slots=True)

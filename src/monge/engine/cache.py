@@ -88,19 +88,21 @@ class TreeCache(Cache):
     Args:
         num_layers: Layers of the network that keep keys and values.
         device: Where the index tensors of ragged writes live.
+        growth: How much more room there is after it ran out. Steps that were recorded for an address are recorded anew then.
     """
 
-    def __init__(self, num_layers: int, device: torch.device) -> None:
+    def __init__(self, num_layers: int, device: torch.device, growth: float = 1.25) -> None:
         self._placement = _Placement()
         self._layers = [_Layer(self._placement) for _ in range(num_layers)]
         super().__init__(layers=list(self._layers))
-        self._device = device
+        self._device, self._growth = device, growth
         self._num_rows = 0
         self._num_columns = 0
         # Layers of one shape share one block of memory, `[tensors, rows, heads, columns, head_dim]`: moving a path is then one
         # operation for the whole network instead of two per layer.
         self._slabs: list[Tensor] = []
         self._views: dict[tuple[int, int], list[Tensor]] = {}
+        self._layout = object()
 
     @property
     def is_settled(self) -> bool:
@@ -111,6 +113,16 @@ class TreeCache(Cache):
     def starts(self) -> tuple[int, ...]:
         """First column that the coming forward writes, row by row."""
         return self._placement.starts
+
+    @property
+    def rows(self) -> slice:
+        """Rows of the coming forward."""
+        return self._placement.rows
+
+    @property
+    def layout(self) -> object:
+        """Another object whenever keys and values have moved to other memory."""
+        return self._layout
 
     def columns(self, width: int) -> Tensor:
         """Columns that the coming forward writes, `[rows, width]`."""
@@ -207,7 +219,7 @@ class TreeCache(Cache):
     def _resize(self, rows: int, columns: int) -> None:
         """Make room; what is much more than anybody needs is given back, so that one long text is not paid for ever after."""
         if columns > self._num_columns:
-            columns = max(columns, self._num_columns * 5 // 4)
+            columns = max(columns, int(self._num_columns * self._growth))
         elif 2 * columns > self._num_columns:
             columns = self._num_columns
         columns = -(-columns // _COLUMNS) * _COLUMNS
@@ -235,6 +247,7 @@ class TreeCache(Cache):
         if not self._slabs:
             return
         self._views.clear()
+        self._layout = object()
         # The order within a block is the order of the layers, keys before values: see `_tensors`.
         views = {tuple(slab.shape[2:3] + slab.shape[4:]): iter(slab) for slab in self._slabs}
         for layer in self._layers:

@@ -14,22 +14,16 @@ from transformers import PreTrainedModel
 from monge.core.errors import BackendError
 from monge.engine.apart import apart
 from monge.engine.cache import TreeCache
-from monge.engine.compiled_export import Step, export_step
+from monge.engine.compiled_export import export_step
 from monge.engine.compiled_store import StoredProgram, find_program, program_key, scratch_folder, store_program
 from monge.engine.few_rows_code import load_few_rows, program_options
 from monge.engine.masks import chain_visibility
 from monge.engine.network_facts import chooses_logits, tree_obstacle
 from monge.engine.step import Notify, StepOutput, StepSpec
-from monge.engine.step_check import largest_difference, step_spec
+from monge.engine.step_check import AGREEMENT, largest_difference, refusing, require_agreement, step_spec
+from monge.engine.step_module import Step
 
-AGREEMENT: Final = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
-"""Largest difference to the network's own logits, as a share of the largest logit. Rounding stays well below; a lost mask or a
-wrong position does not."""
 _PROMPT: Final = 384  # tokens of prompts: with more, what lies between products takes longer on one thread than in Python
-FAILURES: Final = (
-    *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),  # code that cannot be traced
-    *(OSError, ImportError),  # no compiler, no room
-)
 OPTIONS: Final = {
     # Weights stay where they are and are handed over when a program is loaded.
     "aot_inductor.package_constants_in_so": False,
@@ -107,19 +101,11 @@ def compile_step(network: PreTrainedModel, notify: Notify, layers: tuple[int, ..
     if (reason := obstacle(network)) is not None:
         raise BackendError(reason)
     name = type(network).__name__
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the tracer's and the compiler's own, about themselves
-            compiled = _load_or_build(network, step_spec(network, layers), name, notify)
-            difference, bound = apart(lambda: largest_difference(network, compiled)), AGREEMENT[network.dtype]
-    except FAILURES as error:
-        text = str(error).strip().splitlines() or [""]
-        raise BackendError(f"{name} cannot be compiled: {type(error).__name__}: {text[0][:300]}") from error
-    if not difference <= bound:
-        what = "logits or hidden states" if layers else "logits"
-        raise BackendError(
-            f"{name}, compiled, has other {what} than the network: {difference:.2g} of the largest, not {bound:.2g}"
-        )
+    with refusing(f"{name} cannot be compiled"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tracer's and the compiler's own, about themselves
+        compiled = _load_or_build(network, step_spec(network, layers), name, notify)
+        difference = apart(lambda: largest_difference(network, compiled))
+    require_agreement(network, compiled, "compiled", difference)
     return compiled
 
 

@@ -14,12 +14,13 @@ from torch.export import Dim
 from monge.core.errors import BackendError
 from monge.core.model import Forward
 from monge.engine.apart import apart
-from monge.engine.compiled import AGREEMENT, FAILURES, OPTIONS
+from monge.engine.compiled import OPTIONS
 from monge.engine.compiled_layout import lay_out
 from monge.engine.compiled_store import StoredProgram, find_program, module_key, scratch_folder, store_program
 from monge.engine.few_rows_code import load_few_rows
 from monge.engine.module_export import export_module, module_difference
 from monge.engine.step import Notify
+from monge.engine.step_check import AGREEMENT, refusing
 
 _FORMAT: Final = "compiled module 2"  # raised whenever what is traced, or the files, change
 
@@ -57,14 +58,10 @@ def compile_module(notify: Notify, module: torch.nn.Module, like: Sequence[Tenso
         BackendError: If it cannot be compiled here; the message says why.
     """
     name = type(module).__name__
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the tracer's and the compiler's own, about themselves
-            program = _load_or_build(_laid_out(module), like, name, notify)
-            difference, bound = apart(lambda: module_difference(module, program, like)), AGREEMENT[like[0].dtype]
-    except FAILURES as error:
-        text = str(error).strip().splitlines() or [""]
-        raise BackendError(f"{name} cannot be compiled: {type(error).__name__}: {text[0][:300]}") from error
+    with refusing(f"{name} cannot be compiled"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tracer's and the compiler's own, about themselves
+        program = _load_or_build(_laid_out(module), like, name, notify)
+        difference, bound = apart(lambda: module_difference(module, program, like)), AGREEMENT[like[0].dtype]
     if not difference <= bound:
         raise BackendError(f"{name}, compiled, gives other numbers: {difference:.2g} of the largest, not {bound:.2g}")
     return program

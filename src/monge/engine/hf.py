@@ -20,10 +20,11 @@ from monge.engine.network_facts import chooses_logits, context_length, layer_win
 from monge.engine.padding import of_similar_size
 from monge.engine.row_table import CacheRow, RowTable
 from monge.engine.shortened import shortened
-from monge.engine.step import ChainStep, NodeStep, PromptStep, StepMaker, StepOutput, StepSpec
+from monge.engine.step import ChainStep, NodeStep, PromptStep, SizedStep, StepMaker, StepOutput, StepSpec
 
 _PREFILL: Final = 1024  # tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt
 _STEP: Final = 64  # nodes a row that a step reads; in larger blocks arithmetic counts, not what lies between operations
+_GROWTH: Final = 1.5  # of the cache of a step of fixed widths, which is prepared again when the cache moves
 _UNWANTED: Final = 1 << 20  # logits that nobody asked for and a step gives all the same: a short prompt's, where words are few
 
 
@@ -62,7 +63,8 @@ class HfTreeModel:
         self._take(step)
         self._attention = str(config._attn_implementation)
         self._device, self._dtype, self._embedding = model.device, model.dtype, model.get_input_embeddings()
-        self._cache = TreeCache(config.num_hidden_layers, model.device)
+        growth = {"growth": _GROWTH} if self._widths else {}
+        self._cache = TreeCache(config.num_hidden_layers, model.device, **growth)
         self._chooses_logits = chooses_logits(model)
         self._rows = RowTable(self._cache)
         self._forward_s = 0.0
@@ -180,8 +182,9 @@ class HfTreeModel:
         for row, block in zip(members, row_blocks, strict=True):
             row.nodes.add(block)
         lengths, nodes = [row.length for row in members], [row.nodes for row in members]
-        token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks)
-        self._cache.place(rows, starts, token_ids.shape[1], self._rows.held)
+        width = self._width(max(len(block.token_ids) for block in row_blocks), keep_logits=keep_logits)
+        token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
+        self._cache.place(rows, starts, width, self._rows.held)
         masks = self._masks(visible, positions, lengths, nodes)
         token_ids, positions = token_ids.to(self._device), positions.to(self._device)
         start = now()
@@ -212,8 +215,14 @@ class HfTreeModel:
         """Read small blocks by this step from now on."""
         self._step = step
         self._prompt_step = step if isinstance(step, PromptStep) else None
+        self._widths = step.widths if isinstance(step, SizedStep) else ()
         sees_all = all(window is None for window in self._windows.values())
         self._chain_step = step if sees_all and isinstance(step, ChainStep) else None
+
+    def _width(self, num_nodes: int, *, keep_logits: bool) -> int:
+        """Nodes to which every row of a forward is padded."""
+        widths = self._widths if keep_logits and self._cache.is_settled else ()
+        return next((width for width in widths if width >= num_nodes), num_nodes)
 
     def _forward(self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool) -> StepOutput:
         """By the step, where there is one and it is faster."""
@@ -221,7 +230,8 @@ class HfTreeModel:
             inputs, size = (token_ids, positions, tuple(masks.values()), self._cache), token_ids.numel()
             if self._prompt_step is not None and not keep_logits and size <= self._prompt_step.prompt_tokens:
                 return self._prompt_step.read_prompt(*inputs)
-            if token_ids.shape[1] <= _STEP and (keep_logits or size * self.vocab_size <= _UNWANTED):
+            is_cheap = size * self.vocab_size <= _UNWANTED and not self._widths
+            if token_ids.shape[1] <= _STEP and (keep_logits or is_cheap):
                 return self._step(*inputs)
         return self._whole(token_ids, positions, masks, keep_logits=keep_logits)
 

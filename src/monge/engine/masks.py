@@ -60,7 +60,7 @@ class UncommittedNodes:
 
 
 def forward_inputs(
-    lengths: Sequence[int], nodes: Sequence[UncommittedNodes], blocks: Sequence[NodeBlock]
+    lengths: Sequence[int], nodes: Sequence[UncommittedNodes], blocks: Sequence[NodeBlock], width: int
 ) -> tuple[Int64[Tensor, "batch nodes"], Int64[Tensor, "batch nodes"], Bool[Tensor, "batch nodes seq"]]:
     """Token ids, positions and visibility of the blocks' nodes, padded to one shape.
 
@@ -68,14 +68,14 @@ def forward_inputs(
         lengths: Committed tokens of every row.
         nodes: Uncommitted nodes of every row, the new ones included.
         blocks: The new nodes.
+        width: Nodes of every row, padding included.
 
     Returns:
         Token ids and positions; padding has token 0. Visibility over the columns of the cache, up to the end of the widest row;
         padding sees its own column only, since a query that sees nothing has no attention weights.
     """
-    if len(blocks) == 1:
+    if len(blocks) == 1 and width == len(blocks[0].token_ids):
         return _one_row(lengths[0], nodes[0], blocks[0])
-    width = max(len(block.token_ids) for block in blocks)
     starts = [length + len(row) - len(block.token_ids) for length, row, block in zip(lengths, nodes, blocks, strict=True)]
     token_ids = np.zeros((len(blocks), width), dtype=np.int64)
     positions = np.zeros((len(blocks), width), dtype=np.int64)

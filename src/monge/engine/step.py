@@ -99,5 +99,17 @@ class PromptStep(NodeStep, Protocol):
         ...
 
 
+@runtime_checkable
+class SizedStep(NodeStep, Protocol):
+    """A step that reads blocks of a few widths only, so that nothing has to be prepared while decoding goes on.
+
+    Attributes:
+        widths: Nodes a row, ascending. Narrower blocks are padded to the next width, wider ones are the network's, and so are
+            those of which nobody wants the logits.
+    """
+
+    widths: tuple[int, ...]
+
+
 StepMaker = Callable[[tuple[int, ...]], NodeStep]
 """Makes the step that gives these hidden states; raises `BackendError` where there is none."""

@@ -1,15 +1,26 @@
 """A step beside the network in whose place it runs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Final
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine.hf import HfTreeModel
 from monge.engine.step import NodeStep, StepSpec
+
+AGREEMENT: Final = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
+"""Largest difference to the network's own logits, as a share of the largest logit. Rounding stays well below; a lost mask or a
+wrong position does not."""
+_FAILURES: Final = (
+    *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),  # code that cannot be traced
+    *(OSError, ImportError),  # no compiler, no room
+)
 
 
 def step_spec(network: PreTrainedModel, layers: tuple[int, ...] = ()) -> StepSpec:
@@ -17,6 +28,36 @@ def step_spec(network: PreTrainedModel, layers: tuple[int, ...] = ()) -> StepSpe
     model = HfTreeModel(network)
     model.open({0: (0, 0)})
     return replace(model.step_spec(), layers=layers)
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Make errors of a tracer, a compiler or a recorder into one of the backend, which begins with what cannot be done."""
+    try:
+        yield
+    except _FAILURES as error:
+        text = str(error).strip().splitlines() or [""]
+        raise BackendError(f"{what}: {type(error).__name__}: {text[0][:300]}") from error
+
+
+def require_agreement(network: PreTrainedModel, step: NodeStep, how: str, difference: float) -> None:
+    """Refuse a step that differs from its network by more than rounding.
+
+    Args:
+        network: The network.
+        step: The step.
+        how: What was done to the network.
+        difference: See `largest_difference`.
+
+    Raises:
+        BackendError: If it does.
+    """
+    bound = AGREEMENT[network.dtype]
+    if not difference <= bound:  # written so that NaN fails
+        name, what = type(network).__name__, "logits or hidden states" if step.layers else "logits"
+        raise BackendError(
+            f"{name}, {how}, has other {what} than the network: {difference:.2g} of the largest, not {bound:.2g}"
+        )
 
 
 def largest_difference(network: PreTrainedModel, step: NodeStep) -> float:

@@ -1,0 +1,236 @@
+"""Steps that are recorded: the same logits from recordings that are made once, on a device that is not there."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+import monge
+from monge.core.errors import BackendError
+from monge.core.model import NodeBlock
+from monge.engine import backends, recorded
+from monge.engine.graphs import GraphRecorder
+from monge.engine.hf import HfTreeModel
+from monge.engine.recorded import record_step
+from tests.engine import pretend
+from tests.engine.tiny import network, perturbed, prompts
+from tests.parity.comparing import RandomGrowth
+
+LARGEST_DIFFERENCE = 5e-5
+"""Allowed between float32 forwards in another order of summation; as for the eager backend."""
+
+
+@pytest.fixture
+def device():
+    with pretend.device() as name:
+        yield name
+
+
+def placed(model, device):
+    return copy.deepcopy(model).to(device)
+
+
+def recorded_model(model, recorder):
+    return HfTreeModel(model, record_step(model, recorder, print))
+
+
+def both(target, device, recorder):
+    """The network without recordings, and with."""
+    return HfTreeModel(target), recorded_model(placed(target, device), recorder)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral_window", "gemma3", "gpt2", "opt", "deepseek_v3"])
+def test_node_logits(device, name, attention):
+    recorder, own = pretend.Rerun(), placed(network(name, attention), device)
+    step = record_step(own, recorder, print)
+    growth = RandomGrowth(own, prompts((9, 4, 6), seed=1), seed=2, reference=network(name, attention), step=step)
+    before = recorder.num_recorded
+    differences = [growth.round(compare=True) for _ in range(6)]
+    assert growth.non_prefix_commits > 6, "the rounds were to move columns of the cache"
+    assert max(differences) < LARGEST_DIFFERENCE, differences
+    assert recorder.num_recorded > before
+
+
+@pytest.mark.parametrize("num_nodes", [1, 3, 64, 65])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_sizes(device, num_nodes, num_rows):
+    recorder = pretend.Rerun()
+    models = both(network("llama", "sdpa"), device, recorder)
+    before = recorder.num_recorded
+    texts = dict(enumerate(prompts((300, 1, 20)[:num_rows], seed=3)))
+    blocks = {row: NodeBlock.chain(prompts((num_nodes + row,), seed=row)[0]) for row in texts}
+    eager, ours = ({} for _ in models)
+    for model, logits in zip(models, (eager, ours), strict=True):
+        model.open(texts)
+        logits.update(model.extend(blocks))
+    for row, expected in eager.items():
+        torch.testing.assert_close(ours[row].cpu(), expected, atol=LARGEST_DIFFERENCE, rtol=0)
+    assert recorder.num_recorded == before + (num_nodes + num_rows - 1 <= 64)
+
+
+def test_decoding_records_nothing_that_it_has(device):
+    """Every width once, then only where the cache has moved."""
+    recorder = pretend.Rerun()
+    models = both(network("llama", "sdpa"), device, recorder)
+    for model in models:
+        model.open({0: (5, 6), 1: (7,)})
+    counts, places = [recorder.num_recorded], [models[1]._cache.layout]
+    for length in range(90):
+        blocks = {row: NodeBlock.chain((5, 9, 4)[: 1 + length % 3]) for row in (0, 1)}
+        expected, got = (model.extend(blocks) for model in models)
+        for row in blocks:
+            torch.testing.assert_close(got[row].cpu(), expected[row], atol=LARGEST_DIFFERENCE, rtol=0)
+        for model in models:
+            model.commit(dict.fromkeys(blocks, (0,)))
+        counts.append(recorder.num_recorded)
+        places.append(models[1]._cache.layout)
+    moves = sum(after is not before for before, after in zip(places, places[1:], strict=False))
+    assert 1 <= moves <= 2, "the cache was to move, and seldom"
+    assert counts[-1] - counts[0] == 3 * (1 + moves)
+    assert counts[3] == counts[40], "widths 1, 2 and 4 were all there"
+
+
+def test_each_set_of_neighbouring_rows_has_its_own(device):
+    models = both(network("llama", "sdpa"), device, pretend.Rerun())
+    for model in models:
+        model.open({0: (5, 6), 1: (7,), 2: (8, 9, 4)})
+    for rows in ((0, 1, 2), (1, 2), (2,), (0, 2), (1,), (0, 1, 2)):
+        blocks = {row: NodeBlock((3, 4), (-1, -1)) for row in rows}
+        expected, got = (model.extend(blocks) for model in models)
+        for row in rows:
+            torch.testing.assert_close(got[row].cpu(), expected[row], atol=LARGEST_DIFFERENCE, rtol=0)
+        for model in models:
+            model.commit(dict.fromkeys(rows, (1,)))
+
+
+def test_few_are_kept(device, monkeypatch):
+    monkeypatch.setattr(recorded, "_MOST", 2)
+    recorder = pretend.Rerun()
+    model = recorded_model(placed(network("llama", "sdpa"), device), recorder)
+    model.open({0: (5, 6)})
+    before = recorder.num_recorded
+
+    def read(*counts):
+        for count in counts:
+            model.extend({0: NodeBlock.chain((7,) * count)})
+            model.commit({0: ()})
+        return recorder.num_recorded - before
+
+    assert read(1, 2, 1, 4) == 3
+    assert read(1) == 3, "the width that was met last was to stay"
+    assert read(2) == 4
+
+
+class NoRoom(pretend.Rerun):
+    """Has room for some recordings."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.room = room
+
+    def record(self, work):
+        if self.num_recorded == self.room:
+            raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB")
+        return super().record(work)
+
+
+def test_without_room_other_sizes_run_as_they_are(device):
+    target, recorder = network("llama", "sdpa"), NoRoom(room=100)
+    models = both(target, device, recorder)
+    recorder.room = recorder.num_recorded + 1
+    for model in models:
+        model.open({0: (5, 6)})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for count in (1, 2, 4, 1):
+            block = {0: NodeBlock.chain((7,) * count)}
+            expected, got = (model.extend(block)[0] for model in models)
+            torch.testing.assert_close(got.cpu(), expected, atol=LARGEST_DIFFERENCE, rtol=0)
+            for model in models:
+                model.commit({0: (0,)})
+    (warning,) = (one for one in caught if "no memory" in str(one.message))
+    text = "no memory to record a step of 1 requests by 2 nodes with 0 MiB of keys and values, 1 steps are recorded"
+    assert str(warning.message).startswith(text)
+    assert "tried to allocate 2 GiB" in str(warning.message)
+
+
+def test_hidden_states(device):
+    target = network("llama", "sdpa")
+    own, recorder = placed(target, device), pretend.Rerun()
+    ours = HfTreeModel(own, record_step(own, recorder, print), lambda layers: record_step(own, recorder, print, layers))
+    states = []
+    for model in (HfTreeModel(target), ours):
+        model.watch((0, 1))
+        model.open({0: (5, 6, 7)})
+        model.extend({0: NodeBlock((3, 4, 9), (-1, 0, 0))})
+        model.commit({0: (0, 2)})
+        states.append(model.features(0).cpu())
+    torch.testing.assert_close(states[1], states[0], atol=LARGEST_DIFFERENCE, rtol=0)
+
+
+class Deaf(pretend.Rerun):
+    """Gives what the first run gave."""
+
+    def record(self, work):
+        _, outputs = super().record(work)
+        first = work()
+        for held, new in zip(outputs, first, strict=True):
+            held.copy_(new)
+        return lambda: None, outputs
+
+
+class TestRefusals:
+    def test_a_recording_that_is_wrong(self, device):
+        with pytest.raises(BackendError, match=r"LlamaForCausalLM, recorded, has other logits than the network: .* not 0.0001"):
+            record_step(placed(network("llama", "sdpa"), device), Deaf(), print)
+
+    def test_a_network_that_waits_for_a_number(self, device):
+        own = placed(network("llama", "sdpa"), device)
+        own.model.norm.register_forward_pre_hook(lambda module, inputs: float(inputs[0].sum()) and None)
+        with pytest.raises(BackendError, match=r"LlamaForCausalLM cannot be recorded: RuntimeError: .* waits for a number"):
+            record_step(own, pretend.Rerun(), print)
+
+    @pytest.mark.parametrize(
+        ("name", "attention", "reason"), [("bloom", "eager", "only networks that read trees are recorded")]
+    )
+    def test_networks_that_read_no_trees(self, device, name, attention, reason):
+        with pytest.raises(BackendError, match=reason):
+            record_step(placed(network(name, attention), device), pretend.Rerun(), print)
+
+    def test_flex_attention(self, device):
+        own = placed(network("llama", "sdpa"), device)
+        own.config._attn_implementation = "flex_attention"
+        with pytest.raises(BackendError, match="runs attention 'flex_attention'; eager and sdpa are recorded"):
+            record_step(own, pretend.Rerun(), print)
+
+    def test_a_device_without_graphs(self, device):
+        with pytest.raises(BackendError, match="steps on pretend are neither compiled nor recorded"):
+            GraphRecorder(torch.device(device))
+
+
+class TestTexts:
+    @pytest.mark.parametrize("rules", [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}])
+    @pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2))"])
+    def test_are_those_of_the_host(self, device, monkeypatch, tree, rules):
+        recorders = []
+        monkeypatch.setattr(backends, "GraphRecorder", lambda _: recorders.append(pretend.Rerun()) or recorders[-1])
+        target, draft = network("llama", "sdpa"), perturbed(network("llama", "sdpa"))
+        expected = written(monge.load(target, draft, tree=tree), rules)
+        decoder = monge.load(placed(target, device), placed(draft, device), tree=tree, backend="compiled")
+        counts = [recorder.num_recorded for recorder in recorders]
+        assert written(decoder, rules) == expected
+        assert all(recorder.num_recorded > count for recorder, count in zip(recorders, counts, strict=True))
+        assert len(recorders) == 2
+
+    def test_what_cannot_be_recorded_runs_as_it_is(self, device):
+        target = network("llama", "sdpa")
+        with pytest.warns(UserWarning, match="backend 'compiled' is not used, the network runs eagerly: steps on pretend"):
+            decoder = monge.load(placed(target, device), drafter="none", backend="compiled")
+        assert written(decoder, {"temperature": 0}) == written(monge.load(target, drafter="none"), {"temperature": 0})
+
+
+def written(decoder, rules):
+    results = decoder.generate(list(prompts((9, 4), seed=5)), max_new_tokens=10, seed=3, **rules)
+    return [result.token_ids for result in results]
