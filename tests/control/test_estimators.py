@@ -1,6 +1,7 @@
 """Estimators, windows and switches: what they recover, and that they are right where they must be."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,6 +75,15 @@ def test_on_the_fly_rests_and_probes() -> None:
         planned.append(plan.max_depth)
         state = controller.update(state, chain_round(plan.max_depth or 0, 0))
     assert planned == [0, 0, 0, 1, 0]
+
+
+def test_a_path_accepted_to_its_end_rejects_nothing() -> None:
+    """Though another path of the tree was deeper."""
+    controller = OnTheFly()
+    state = controller.init(memory_of())
+    for kind in ("bonus", "bonus", "correction"):
+        state = controller.update(state, replace(chain_round(5, 1), next_kind=kind))
+    assert censored_acceptance(state.rounds) == pytest.approx(3 / 4)
 
 
 @given(st.lists(st.integers(0, 4), max_size=30))

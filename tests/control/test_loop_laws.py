@@ -22,7 +22,10 @@ from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
 
 VOCAB = 3
-TREE_TEXTS = ("chain(2)", "chain(2, 'top')", "fixed_width((2, 1), 'iid')", "fixed_width((2, 1), 'without_replacement')")
+TREE_TEXTS = (
+    *("chain(2)", "chain(2, 'top')", "fixed_width((2, 1), 'iid')", "fixed_width((2, 1), 'without_replacement')"),
+    "paths(2, 2)",
+)
 SETTINGS = {
     "on_the_fly": ("on_the_fly(probe_prob=0.5, prior=(0, 1))", "on_the_fly(history=1, prior=(1, 0))"),
     "fsm": ("fsm(first=2)",),
@@ -100,6 +103,13 @@ def test_a_stop_rule_with_every_verifier(tree: str, verifier: str) -> None:
     """The first token of a round whose draft is stopped; wider trees follow in the slow tests."""
     case = Case(horizon=1, max_new_tokens=3)
     assert error(case, controller=Adaptive(STOPS["before a draw"]), tree=tree, verifier=verifier) < 1e-12
+
+
+@pytest.mark.parametrize("stop", [StopRule(draw_prices=(0.0, price)) for price in (0.3, 0.4)])
+def test_a_level_that_ends_for_what_other_paths_promise(stop: StopRule) -> None:
+    """Rules that look at whole paths are told that these are none."""
+    case = Case(horizon=2, max_new_tokens=3)
+    assert error(case, controller=Adaptive(stop), tree="paths(2, 2)", verifier="multipath_block") < 1e-12
 
 
 @pytest.mark.parametrize("stop", STOPS)

@@ -1,6 +1,7 @@
 """Choosing between drafters: weights, price, delayed and partial feedback, the linear model, and the law of the text."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -204,6 +205,20 @@ def test_the_prompt_chooses_who_begins() -> None:
         state = selection.update(state, round_of("ngram", 40 + step, 0, 4, seen("ngram", 40 + step, 0.0)))
     assert state.opening_left == 0
     assert 0.0 < selection.hedge().probs(state.hedge)[1] < 1.0
+
+
+def test_a_path_of_a_tree_that_ends_above_its_deepest_node_is_no_rejection():
+    """The model learns from rounds that rejected something."""
+    memory, selection = memory_of(LOOKUP, SMALL), LinearSelection(inner="fixed", bonus=0.0, opening=4)
+    learnt = []
+    for depth in (2, 4):  # all two tokens of the path were accepted; in the second case another path was deeper
+        memory.notes.clear()
+        state = selection.read(selection.init(memory), PromptProfile(token_ids=tuple(range(32))))
+        for step in range(8):
+            record = replace(round_of("small", 40 + step, 2, depth), next_kind="bonus")
+            state = selection.update(state, record)
+        learnt.append(memory.notes["linear_selection"][1])
+    assert repr(learnt[0]) == repr(learnt[1])
 
 
 def test_a_batch_is_planned_together_drafter_by_drafter() -> None:

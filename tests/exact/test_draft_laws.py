@@ -72,6 +72,7 @@ def test_one_draw_at_each_temperature() -> None:
     assert len(narrow.laws) == 1
     coldest = tempered(q, 1e-4)
     assert coldest.token_ids.tolist() == [1]
+    assert tempered(q, 1e-310).token_ids.tolist() == [1]
 
 
 def test_a_narrow_node_has_the_hub_alone() -> None:

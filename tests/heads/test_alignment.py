@@ -99,6 +99,7 @@ def test_anchors_are_the_clusters_of_true_states() -> None:
     alignment.fit(true, true)
     near = alignment.map(torch.cat([centres[[0]] + 1.0] * 3 + [centres[[1]] + 1.0] * 2 + [centres[[2]] + 1.0]))
     torch.testing.assert_close(near[[0, 3, 5]], centres, atol=0.2, rtol=0)
+    assert alignment.map(centres[:0]).shape == (0, 2)
 
 
 def test_bad_anchors_are_refused() -> None:

@@ -33,6 +33,13 @@ def test_converged_plans_have_their_marginals_and_the_entropic_form(seed: int) -
     torch.testing.assert_close(plan.sum(dim=0), b, atol=1e-8, rtol=0)
 
 
+def test_clouds_far_from_zero_keep_their_distances() -> None:
+    """In float32, as hidden states are."""
+    left, right = cloud(5, 6).float() + 3000.0, cloud(6, 7).float() + 3000.0
+    exact = torch.cdist(left.double(), right.double()).square()
+    torch.testing.assert_close(squared_distances(left, right).double(), exact, atol=1e-4, rtol=1e-4)
+
+
 def test_small_entropy_approaches_the_linear_program() -> None:
     left, right, a, b = cloud(1, 4), cloud(2, 5, shift=1.0), masses(1, 4), masses(2, 5)
     cost = squared_distances(left, right)

@@ -191,6 +191,12 @@ def test_impossible_sampling_rules_are_refused(settings, message):
         SamplingRules(**settings)
 
 
+def test_laws_over_two_vocabularies_are_not_compared():
+    p = DenseLaw(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64))
+    with pytest.raises(LawError, match="law over 3 tokens, asked about token 5: compare laws over one vocabulary"):
+        p.at(torch.tensor([1, 5]))
+
+
 def test_the_tolerance_of_the_total_mass_hides_no_more_than_it_says():
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
     DenseLaw(half + torch.tensor([0.0, 0.5 * MASS_TOLERANCE], dtype=torch.float64))

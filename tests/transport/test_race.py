@@ -1,5 +1,7 @@
 """P(all draws without replacement fall in a prefix): closed form, race and plain enumeration."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -43,5 +45,12 @@ def test_support_smaller_than_the_number_of_draws():
 def test_step_is_fine_enough(monkeypatch):
     q = as_law(np.arange(1.0, 30.0))
     coarse = prefix_containment(q, 8)
-    monkeypatch.setattr("monge.transport.race.LOG_STEP", 1.0 / 32.0)
+    monkeypatch.setattr("monge.transport.race.log_step", lambda _: 1.0 / 32.0)
     np.testing.assert_allclose(coarse, prefix_containment(q, 8), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("size", "width"), [(100, 40), (200, 64), (300, 128)])
+def test_many_draws_from_equal_tokens(size, width):
+    """Then h tokens hold all draws with probability C(h, K) / C(n, K)."""
+    exact = [math.comb(count, width) / math.comb(size, width) for count in range(1, size + 1)]
+    np.testing.assert_allclose(prefix_containment(np.full(size, 1.0 / size), width), exact, rtol=0, atol=1e-13)

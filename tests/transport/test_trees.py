@@ -104,6 +104,13 @@ def test_enumeration_of_trees():
     assert deep.probs[deep.trees.index(both)] == pytest.approx(0.125)
 
 
+def test_products_that_vanish():
+    """A tree whose probability is below the smallest number is none."""
+    tree = RandomTree.from_children(lambda path: CandidateLaw.iid(np.array([1.0, 1e-300]), 1), 2)
+    assert sorted(map(len, tree.trees)) == [2, 2, 2]
+    assert tree.probs.sum() == 1.0
+
+
 def test_nothing_drafted():
     empty = RandomTree.from_children(lambda _: CandidateLaw.deterministic(2, ()), 2)
     assert solve_tree(empty, lambda _: np.array([0.5, 0.5])).expected_accepted == 0.0

@@ -22,7 +22,7 @@ from monge.transport.closed_forms import (
     rrs_without_replacement_acceptance,
 )
 from monge.transport.laws import dense
-from monge.transport.race import FIRST_TIME, LAST_WAIT, LOG_STEP
+from monge.transport.race import FIRST_TIME, LAST_WAIT, log_step
 from monge.transport.shared_noise import match_probability
 
 Vector = Float64[np.ndarray, " vocab"]
@@ -196,7 +196,8 @@ def _distinct_inclusion(q: Vector, width: int) -> Vector | None:
 
 def _race_inclusion(q: Vector, width: int) -> Vector:
     """P(fewer than K of the other clocks ring before clock i), by quadrature in log time (see `transport/race.py`)."""
-    times = np.exp(np.arange(np.log(FIRST_TIME), np.log(LAST_WAIT / q.min()) + LOG_STEP, LOG_STEP))
+    step = log_step(width)
+    times = np.exp(np.arange(np.log(FIRST_TIME), np.log(LAST_WAIT / q.min()) + step, step))
     rings = -np.expm1(-q[:, None] * times)  # [tokens, times]
     first = np.zeros((width, times.size))  # how many of the tokens seen so far rang, K or more left out
     first[0] = 1.0
@@ -207,7 +208,7 @@ def _race_inclusion(q: Vector, width: int) -> Vector:
     for token, (rate, ring) in enumerate(zip(q, rings, strict=True)):
         at_most = behind.pop().cumsum(axis=0)
         fewer = (first * at_most[::-1]).sum(axis=0)  # at most K - 1 together
-        included[token] = LOG_STEP * float((rate * times * np.exp(-rate * times)) @ fewer)
+        included[token] = step * float((rate * times * np.exp(-rate * times)) @ fewer)
         first = _one_more(first, ring)
     return included
 

@@ -171,7 +171,7 @@ def _tallied(tally: Tally, arms: Arms, arm: int, record: StepRecord) -> Tally:
         return tally
     if member.runs_network:
         drafted = record.drafter == member.name and record.depth > 0
-        seen = [(float(record.num_accepted), float(record.num_accepted < record.depth))] if drafted else []
+        seen = [(float(record.num_accepted), float(record.next_kind == "correction"))] if drafted else []
     else:
         # Where nothing was found the next token was not foretold: a rejection, or lookups that rarely match would look good.
         own = [entry.factors for entry in record.hindsight if entry.drafter == member.name]

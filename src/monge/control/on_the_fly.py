@@ -84,7 +84,9 @@ class OnTheFly(Controller[History]):
         context = record.context_length + len(record.token_ids)
         if record.depth == 0:
             return History(state.costs, state.rounds, state.idle_tokens + len(record.token_ids), context)
-        rounds = (*state.rounds, (record.depth, record.num_accepted))[-self.history :]
+        # A path of a tree may end above its deepest node: where it was accepted to its end, nothing was rejected.
+        window = record.num_accepted if record.next_kind == "bonus" else record.depth
+        rounds = (*state.rounds, (window, record.num_accepted))[-self.history :]
         return History(state.costs, rounds, 0, context)
 
     def window(self, state: History) -> int:

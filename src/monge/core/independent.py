@@ -39,6 +39,7 @@ def tempered(law: Law, temperature: float | int) -> SparseLaw:
         temperature: Above 0.
     """
     part = law.sparse()
-    masses = torch.softmax(part.probs.log() / temperature, dim=0)
+    # Shifted first: a temperature of 1e-310 must give the point mass, not inf - inf.
+    masses = torch.softmax((part.probs.log() - part.probs.max().log()) / temperature, dim=0)
     kept = masses > 0.0
     return SparseLaw(part.token_ids[kept], masses[kept])

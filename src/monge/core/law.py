@@ -175,7 +175,11 @@ class DenseLaw(Law):
         return float(self.probs[token_id]) if 0 <= token_id < self.probs.numel() else 0.0
 
     def at(self, token_ids: Int64[Tensor, " support"]) -> Float64[Tensor, " support"]:
-        return self.probs[token_ids]
+        try:
+            return self.probs[token_ids]
+        except IndexError as error:
+            largest, size = int(token_ids.max()), self.probs.numel()
+            raise LawError(f"law over {size} tokens, asked about token {largest}: compare laws over one vocabulary") from error
 
     def quantile(self, position: float) -> int:
         return int(_quantile_place(self.probs, position))

@@ -71,6 +71,8 @@ class Tested(GivenToken):
 
     def chance(self, known: Known, proposal: Proposal, draws: Draws) -> float:
         assert isinstance(proposal, Drawn)
+        if isinstance(proposal, Mixed) and known.token in proposal.fixed:
+            return 1.0  # offered for certain; q gives it nothing
         y, left, is_open = self._start(known, proposal)
         if not is_open or isinstance(proposal, WithoutReplacement) or self.drops_repeats:
             return float(y in self.draw(known, proposal, draws))

@@ -4,20 +4,26 @@ Drawing K tokens without replacement from q is the order of arrival of independe
 in H when at least K clocks of H ring before the first one outside.
 """
 
+import math
 from typing import Final
 
 import numpy as np
 from jaxtyping import Float64
-
-LOG_STEP: Final = 0.125
-"""Step of the trapezoidal rule in log time. The integrand is analytic for |Im log t| < pi/2 and, up to pi/3, at most about 2^K
-large, so the error is below 2^K exp(-2 pi (pi/3) / step) < 1e-20 for K <= 10 (trapezoidal rule on the line)."""
 
 FIRST_TIME: Final = 1e-18
 """Where the integral starts: clocks outside H, of rates that sum to at most one, ring before it with probability 1e-18."""
 
 LAST_WAIT: Final = 42.0
 """Where it ends, in mean waits of the slowest last clock: exp(-42) < 1e-18 is left."""
+
+
+def log_step(width: int) -> float:
+    """Step of the trapezoidal rule in log time.
+
+    The integrand is analytic for |Im log t| < pi/2 and, up to pi/3, at most about 2^K large, so the error on the line is below
+    `2^K exp(-2 pi (pi/3) / step)`, which this step keeps below 1e-19 for every K. A power of two: multiples of it are exact.
+    """
+    return 2.0 ** math.floor(math.log2(2.0 * math.pi**2 / 3.0 / (width * math.log(2.0) + 45.0)))
 
 
 def prefix_containment(q: Float64[np.ndarray, " support"], width: int) -> Float64[np.ndarray, " support"]:
@@ -50,7 +56,8 @@ def _race(q: Float64[np.ndarray, " support"], width: int) -> Float64[np.ndarray,
     """Q(H) = integral of A exp(-A t) P(at least K clocks of H rang by t) dt, with A = q(outside H)."""
     outside = np.cumsum(q[::-1])[-2::-1]  # A of every prefix but the last
     stop = np.log(LAST_WAIT / outside[-1])
-    times = np.exp(np.arange(np.log(FIRST_TIME), stop + LOG_STEP, LOG_STEP))
+    step = log_step(width)
+    times = np.exp(np.arange(np.log(FIRST_TIME), stop + step, step))
     rang = np.zeros((width + 1, times.size))  # [number of clocks that rang, the last entry for `width` or more; times]
     rang[0] = 1.0
     contained = np.ones(q.size)
@@ -59,5 +66,5 @@ def _race(q: Float64[np.ndarray, " support"], width: int) -> Float64[np.ndarray,
         moved = rang[:-1] * rings
         rang[:-1] -= moved
         rang[1:] += moved
-        contained[prefix] = LOG_STEP * float((rate * times * np.exp(-rate * times)) @ rang[-1])
+        contained[prefix] = step * float((rate * times * np.exp(-rate * times)) @ rang[-1])
     return contained

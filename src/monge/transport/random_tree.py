@@ -64,7 +64,8 @@ class RandomTree:
 
     @classmethod
     def _from_law(cls, law: dict[Nodes, float]) -> "RandomTree":
-        return cls(trees=tuple(law), probs=np.array(list(law.values())))
+        held = {nodes: prob for nodes, prob in law.items() if prob > 0.0}  # products of tiny masses vanish
+        return cls(trees=tuple(held), probs=np.array(list(held.values())))
 
 
 def _grow(

@@ -66,7 +66,7 @@ def _weigh(tree: TokenTree, target_laws: LawSequence) -> tuple[list[float], list
     scales, leftovers = [1.0], list[Excess]()
     for node in range(tree.num_nodes - 1):  # nodes of a chain are numbered from the root down
         p = target_laws[node]
-        ((token, q),) = drawn_from(tree.proposals[node], (tree.token_ids[node + 1],))
+        ((token, q),) = drawn_from(tree.proposals[node], (tree.token_ids[node + 1],), p.device)
         leftovers.append(excess(scales[-1], p, q))
         scale = min(1.0, scales[-1] * p.prob(token) / q.prob(token))
         if scale == 0.0:

@@ -72,7 +72,7 @@ class RrsWithoutReplacement(TrialRule):
             return SingleDraft().flow(replace(problem, proposal=Iid(proposal.law)))
         p, scale, reach = problem.target_law, problem.scale, 1.0
         probs: dict[int, float] = {}
-        for x, q in drawn_from(proposal, problem.offers):
+        for x, q in drawn_from(proposal, problem.offers, problem.target_law.device):
             accept = min(1.0, scale * p.prob(x) / q.prob(x))
             probs[x] = reach * accept
             reach *= 1.0 - accept

@@ -53,7 +53,7 @@ def _visit(tree: TokenTree, target_laws: LawSequence, node: int, weight: float, 
     p = target_laws[node]
     offers = tuple(tree.token_ids[child] for child in tree.offers[node])
     child_of = dict(zip(offers, tree.offers[node], strict=True))
-    for token, q in drawn_from(tree.proposals[node], offers):
+    for token, q in drawn_from(tree.proposals[node], offers, p.device):
         child_weight = min(1.0, weight * p.prob(token) / q.prob(token))
         found = _visit(tree, target_laws, child_of[token], child_weight, draws) if child_weight > 0.0 else None
         if found is not None:

@@ -6,6 +6,8 @@ p = target law, q = draft law.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from monge.core.errors import ProposalMismatchError
 from monge.core.law import Law, LawSequence, SparseLaw, one_hot
 from monge.core.proposal import Arbitrary, Iid, Mixed, Proposal, WithoutReplacement
@@ -47,17 +49,22 @@ def share(mass: float, scale: float) -> float:
     return mass / undecided if undecided > 0.0 else 0.0
 
 
-def drawn_from(proposal: Proposal, tokens: tuple[int, ...]) -> Iterator[tuple[int, Law]]:
+def drawn_from(proposal: Proposal, tokens: tuple[int, ...], device: torch.device) -> Iterator[tuple[int, Law]]:
     """Every distinct candidate in drawing order, with its law given the ones before it.
 
     A deterministic candidate has a point mass. Independent draws, repeats dropped, are draws without replacement whose number
     does not depend on which tokens are still to come.
+
+    Args:
+        proposal: How they were drawn.
+        tokens: The candidates.
+        device: Where the laws lie that these are compared with.
     """
     num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else len(tokens)
     if isinstance(proposal, Iid | WithoutReplacement):
         num_fixed = 0
     for token in tokens[:num_fixed]:
-        yield token, one_hot(token)
+        yield token, one_hot(token, device)
     if not isinstance(proposal, Iid | WithoutReplacement | Mixed):
         return
     distinct = tuple(dict.fromkeys(tokens[num_fixed:]))

@@ -12,7 +12,7 @@ from monge.heads.shape.predictor import StepPredictor, rms_norm
 class GatedPredictor(StepPredictor):
     """Residual and gate on the state before; at initialisation every prediction is h_t itself.
 
-    With u = RMSNorm(h_t) and s = [u ; U e(x_{t+1})], step n is
+    With u = RMSNorm(h_t) and s = [u ; U RMSNorm(e(x_{t+1}))], step n is
 
         r_n = B_n SiLU(A_n s),  g_n = sigmoid(G2_n G1_n u + beta_n),  h_n = h_{n-1} + g_n * r_n
 

@@ -21,6 +21,9 @@ class Potentials:
 
 def squared_distances(left: Float[Tensor, "left size"], right: Float[Tensor, "right size"]) -> Float[Tensor, "left right"]:
     """Squared Euclidean distance of every pair."""
+    # About a common centre: hidden states lie far from zero, where float32 would lose what tells them apart.
+    centre = right.detach().mean(dim=0)
+    left, right = left - centre, right - centre
     norms = left.square().sum(dim=1)[:, None] + right.square().sum(dim=1)
     return (norms - 2.0 * left @ right.T).clamp_min(0.0)
 

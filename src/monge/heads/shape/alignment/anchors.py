@@ -50,6 +50,8 @@ class SinkhornAnchors(Alignment):
         self.masses.copy_(masses)
 
     def map(self, states: Float[Tensor, "nodes size"]) -> Float[Tensor, "nodes size"]:
+        if not len(states):
+            return states
         cost = squared_distances(states, self.anchors)
         uniform = torch.full((len(states),), 1.0 / len(states), dtype=states.dtype, device=states.device)
         plan = log_plan(cost, uniform, self.masses, self.blur * mean_cost(cost), self.num_iterations)
