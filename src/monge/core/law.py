@@ -227,12 +227,7 @@ def softmax_laws(scores: Float[Tensor, "nodes vocab"]) -> list[DenseLaw | None]:
 
 
 def sparse_part(token_ids: Int64[Tensor, " support"], probs: Float64[Tensor, " support"]) -> SparseLaw:
-    """A part of a law that was checked, normalised by who took it: on a device every check is a number that the host waits for.
-
-    Args:
-        token_ids: Increasing token ids.
-        probs: Their masses, positive and divided by their sum.
-    """
+    """A part of a checked law, its positive masses divided by their sum: on a device the host would wait for every check."""
     law = object.__new__(SparseLaw)
     object.__setattr__(law, "token_ids", token_ids)
     object.__setattr__(law, "probs", probs)
@@ -242,7 +237,11 @@ def sparse_part(token_ids: Int64[Tensor, " support"], probs: Float64[Tensor, " s
 @lru_cache(maxsize=8192)
 def one_hot(token_id: int, device: torch.device | None = None) -> PointLaw:
     """The point mass at one token. Greedy decoding asks for few of them, often; laws are never edited, so they are kept."""
-    return PointLaw(torch.tensor([token_id], device=device), torch.ones(1, dtype=torch.float64, device=device), token_id)
+    law = object.__new__(PointLaw)
+    object.__setattr__(law, "token_ids", torch.tensor([token_id], device=device))
+    object.__setattr__(law, "probs", torch.ones(1, dtype=torch.float64, device=device))
+    object.__setattr__(law, "token_id", token_id)
+    return law
 
 
 def residual(p: Law, q: Law) -> Law:
