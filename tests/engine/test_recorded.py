@@ -10,6 +10,7 @@ import monge
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine import backends, recorded
+from monge.engine import costs as measuring
 from monge.engine.graphs import GraphRecorder
 from monge.engine.hf import HfTreeModel
 from monge.engine.recorded import record_step
@@ -223,6 +224,16 @@ class TestTexts:
         assert written(decoder, rules) == expected
         assert all(recorder.num_recorded > count for recorder, count in zip(recorders, counts, strict=True))
         assert len(recorders) == 2
+
+    def test_costs_are_steps(self, device, monkeypatch):
+        """A tree costs what the width costs that it is padded to."""
+        monkeypatch.setattr(backends, "GraphRecorder", lambda _: pretend.Rerun())
+        monkeypatch.setattr(measuring, "apart", lambda work: work())  # the device is known in this thread only
+        target, draft = (placed(model, device) for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa"))))
+        costs = monge.load(target, draft, backend="compiled", controller="price", tree="chain(8)").parts.memory.costs
+        assert costs.graph_sizes == recorded.WIDTHS
+        assert set(costs.as_dict()["verify_s"]["1"]) == {"0", "1", "3", "7", "15"}
+        assert costs.verify_s(2) == costs.verify_s(3)
 
     def test_what_cannot_be_recorded_runs_as_it_is(self, device):
         target = network("llama", "sdpa")

@@ -1,11 +1,14 @@
 """The same claims on a CUDA device: node logits, greedy identity, the compiled flex_attention kernel."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 
 import monge
+from monge.engine.graphs import GraphRecorder
+from monge.engine.recorded import record_step
 from tests.engine.tiny import network, padded, perturbed, prompts
 from tests.parity.comparing import RandomGrowth
 
@@ -53,3 +56,22 @@ def test_sampling_is_reproducible():
     first, again, other = (target.generate(**inputs, **settings, seed=seed) for seed in (3, 3, 4))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "gpt2"])
+def test_recorded_node_logits(name):
+    own = on_gpu(network(name, "sdpa"))
+    step = record_step(own, GraphRecorder(own.device), print)
+    growth = RandomGrowth(own, ROWS[:3], seed=2, reference=network(name), step=step)
+    assert max(growth.round(compare=True) for _ in range(6)) < LARGEST_DIFFERENCE
+
+
+@pytest.mark.parametrize("rules", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9}])
+def test_recorded_texts(rules):
+    target, draft = on_gpu(network("llama", "sdpa")), on_gpu(perturbed(network("llama", "sdpa")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one would say that the network runs eagerly
+        decoder = monge.load(target, draft, backend="compiled")
+        results = decoder.generate(list(ROWS), max_new_tokens=24, seed=3, **rules)
+    expected = monge.load(target, draft).generate(list(ROWS), max_new_tokens=24, seed=3, **rules)
+    assert [result.token_ids for result in results] == [result.token_ids for result in expected]

@@ -87,6 +87,8 @@ class CostModel:
         self._passed_s = 0.0  # since a round was learnt from
         self._rested: set[str | None] = set()  # drafters that have text to read before they draft again
         self._num_plain = 0  # plain rounds in a row
+        # A size that was measured is that of the graph it was padded to.
+        self._verify = {one: {self._padded(count): s for count, s in row.items()} for one, row in self._verify.items()}
         for row in self._verify.values():
             make_isotonic(row)
 

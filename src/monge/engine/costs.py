@@ -16,6 +16,7 @@ from monge.control.base import Controller, CostModel, Memory
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
+from monge.core.model import SizedModel
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
 from monge.engine.apart import apart
@@ -98,6 +99,7 @@ def measure_costs(parts: Parts, *, batch_sizes: Sequence[int] = (1,), budget_s: 
         context_s=context_s,
         plain_context_s=plain_context_s,
         base_context=_PROMPT,
+        graph_sizes=parts.target.widths if isinstance(parts.target, SizedModel) else (),
         nodes=_filled(first.nodes),
         drafters={one.name: (one.seconds, _filled(one.nodes)) for one in (first, *others) if one.name is not None},
     )

@@ -89,6 +89,11 @@ class HfTreeModel:
         """Memory held by keys and values."""
         return self._cache.num_bytes
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """See `SizedModel`."""
+        return self._widths
+
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         for sequence in prefixes:
             self._rows.open(sequence)
