@@ -161,6 +161,8 @@ async def _completions(tickets: Sequence[Ticket], request: Request) -> list[Comp
         left.cancel()
         work.cancel()
         _cancel(tickets)
+        # What nobody asks for its error, the event loop reports as lost.
+        await asyncio.gather(work, left, return_exceptions=True)
 
 
 async def _departure(request: Request) -> None:
