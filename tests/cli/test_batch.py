@@ -18,7 +18,7 @@ def batch(run, tiny_paths, tmp_path):
 
 def test_rows_and_their_errors(batch, tmp_path):
     result = batch("--prompt-field", "question", "--max-new-tokens", 4, "--seed", 3)
-    assert result.exit_code == 0
+    assert result.exit_code == 1, "a pipeline is to notice"
     assert result.stdout == ""
     assert "2 rows in" in result.stderr
     assert "seed 3" in result.stderr
@@ -34,9 +34,16 @@ def test_rows_and_their_errors(batch, tmp_path):
         (["--workers", 2], "need --ray"),
         (["--drafter", "nonsense"], "unknown drafter 'nonsense'"),
         (["--shard-rows", 0], "at least 1 row"),
+        (["--max-new-tokens", -1], "max_new_tokens must be at least 1; got -1"),
+        (["--max-new-tokens", 1 << 40], "none of 2 rows could be decoded, so nothing was written"),
+        (["--stop", ""], "a stop string is empty"),
+        (["--prompt-field", "q"], "'q' must be text or a list of token ids; got nothing"),
+        (["--seed", 1 << 63], "the seed must lie in"),
     ],
 )
-def test_options_that_cannot_be(batch, arguments, message):
-    result = batch(*arguments)
+def test_options_that_cannot_be(batch, tmp_path, arguments, message):
+    result = batch("--prompt-field", "question", *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"], "it stands in the way of the right command"
+    assert batch("--prompt-field", "question", "--max-new-tokens", 2).exit_code == 1

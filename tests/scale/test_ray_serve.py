@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -84,6 +85,26 @@ def test_args_mean_what_options_mean(replica):
     with TestClient(replica("one", api_keys=("secret",), request_timeout_s=0, max_waiting=3)) as client:
         assert client.get("/v1/models").status_code == 401
         assert client.get("/v1/models", headers={"authorization": "Bearer secret"}).json()["data"][0]["id"] == "toy"
+
+
+def test_an_empty_name_is_refused_and_not_taken_for_none(monkeypatch):
+    monkeypatch.setattr(DecoderSpec, "load", lambda _: toy_decoder())
+    with pytest.raises(OptionError, match="must be one word"):
+        replica_app(AppArgs(served_model_name=""), engine="one", gather=lambda own: own)
+
+
+def test_a_replica_leaves_what_it_loaded_out_of_collections(monkeypatch):
+    frozen = []
+    context = SimpleNamespace(app_name="monge", replica_id=SimpleNamespace(unique_id="one"))
+    board = SimpleNamespace(gather=lambda own: own, keep_publishing=lambda _: None)
+    monkeypatch.setattr(DecoderSpec, "load", lambda _: toy_decoder())
+    monkeypatch.setattr(
+        ray_serve, "require_ray", lambda _: SimpleNamespace(serve=SimpleNamespace(get_replica_context=lambda: context))
+    )
+    monkeypatch.setattr(ray_serve, "BoardClient", lambda *_: board)
+    monkeypatch.setattr(ray_serve, "settle_objects", lambda: frozen.append(True))
+    assert ray_serve._builder(AppArgs())().title == "monge"
+    assert frozen == [True]
 
 
 def test_unknown_args_are_refused_by_name():

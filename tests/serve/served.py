@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
@@ -18,6 +18,8 @@ from monge.testing.tabular import RandomTable, TabularModel
 
 ALPHABET = "\0abcdefghijklmnopqrstuvwxyz .:"
 CONTEXT = 400
+LONG = {"prompt": "a", "max_tokens": 9000, "ignore_eos": True}
+"""A request that does not end by itself before somebody loses patience."""
 
 
 class Letters:
@@ -76,3 +78,11 @@ def live(app: FastAPI) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    """Look again and again."""
+    end = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)

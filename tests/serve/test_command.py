@@ -76,6 +76,8 @@ def test_sigterm_finishes_what_runs(server):
         (["./no-such-folder"], "no folder './no-such-folder'"),
         (["--drafter", "nonsense"], "unknown drafter 'nonsense'"),
         (["--served-model-name", "two words"], "must be one word"),
+        (["--served-model-name", ""], "must be one word"),
+        (["--drain", "-1"], "--drain must be at least 0 seconds; got -1"),
         (["--chat-template", "missing.jinja"], "neither 'instruction' nor a readable file"),
         (["--kv-budget", "0"], "kv_budget_tokens"),
         (["--logprobs-of", "both"], "Invalid value for '--logprobs-of'"),
@@ -115,17 +117,16 @@ def test_what_was_loaded_is_left_out_of_collections(monkeypatch):
     import signal
     import socket
 
-    from fastapi import FastAPI
-
     from monge.serve import run
+    from tests.serve.served import toy_app
 
     frozen = []
     monkeypatch.setattr(run.uvicorn.Server, "run", lambda *_, **__: frozen.append(gc.get_freeze_count()))
     before = signal.getsignal(signal.SIGTERM)
     try:
         with socket.socket() as listener:
-            run.serve_until_told(FastAPI(), listener, drain_s=1)
+            run.serve_until_told(toy_app(), listener, drain_s=1)
     finally:
         signal.signal(signal.SIGTERM, before)
-        gc.unfreeze()
     assert frozen[0] > 10_000
+    assert gc.get_freeze_count() == 0, "what is frozen when the process ends is never freed"

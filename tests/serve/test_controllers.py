@@ -76,7 +76,7 @@ def test_limits_hold_beside_it(client):
         ({"controller": ""}, "speculation.controller", "no such controller here"),
         ({"controller": "../../etc/passwd"}, "speculation.controller", "no such controller here"),
         ({"controller": ["fixed"]}, "speculation.controller", "valid string"),
-        ({"controller": "fixed", "adaptive": False}, "speculation", "adaptive=false asks for none"),
+        ({"controller": "fixed", "adaptive": False}, "speculation.controller", "adaptive=false asks for none"),
     ],
     ids=str,
 )

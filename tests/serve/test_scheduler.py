@@ -10,7 +10,6 @@ import torch
 from monge.core.errors import ContextLengthError, OptionError
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.serve.jobs import QueueFullError, SchedulerClosedError
 from monge.serve.scheduler import Scheduler
 from tests.serve.toy import VOCAB, Gate, Letters, Model, alone, decoder, job
 
@@ -117,22 +116,6 @@ def test_who_comes_first_is_served_first():
         for ticket in (first, *tickets):
             ticket.completion(60)
     assert list(dict.fromkeys(served)) == list(range(6)), "a later job overtook an earlier one"
-
-
-def test_a_full_queue_and_a_closed_scheduler_say_so():
-    scheduler = Scheduler(decoder(), max_batch_size=1, max_waiting=2)
-    with scheduler:
-        gate = Gate()
-        scheduler.submit(job(1, processors=(gate,)))
-        assert gate.reached.wait(60)
-        for _ in range(2):
-            scheduler.submit(job(1))
-        with pytest.raises(QueueFullError, match="2 jobs are waiting, as many as may"):
-            scheduler.submit(job(1))
-        gate.opened.set()
-    assert is_empty(scheduler)
-    with pytest.raises(SchedulerClosedError, match="no more jobs are taken: the scheduler is closing"):
-        scheduler.submit(job(1))
 
 
 def test_what_can_never_fit_is_refused_at_once():

@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from monge.serve.errors import of_validation
-from monge.serve.schemas import MAX_CHOICES, MAX_STOPS, ChatRequest, CompletionRequest
+from monge.serve.fields import MAX_CHOICES, MAX_STOPS
+from monge.serve.schemas import ChatRequest, CompletionRequest
 
 TURNS = [{"role": "user", "content": "Hello"}]
 REFUSED = [
@@ -108,7 +109,7 @@ def test_wrong_values_are_refused_by_name(name, value):
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content: "),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]}, "messages.0.content.0.type: "),
         ({"top_logprobs": 2}, "top_logprobs: only with logprobs=true"),
-        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens and max_completion_tokens differ"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens: differs from max_completion_tokens"),
         ({"max_tokens": 0}, "max_tokens: "),
         ({"stream_options": {}}, "stream_options: only with stream=true"),
     ],

@@ -11,7 +11,7 @@ from monge.serve.run import listen
 from monge.serve.security import BoundedBodies
 from monge.serve.settings import ServerSettings
 from monge.testing.tabular import RandomTable, TabularModel
-from tests.serve.served import ALPHABET, slow_decoder, toy_app, toy_decoder
+from tests.serve.served import ALPHABET, toy_app, toy_decoder
 
 BODY = {"prompt": "a", "max_tokens": 2}
 
@@ -133,22 +133,6 @@ def test_a_request_that_fails_in_the_engine_leaves_the_server_whole(caplog):
     assert stream.text.endswith("data: [DONE]\n\n")
     assert good.status_code == health.status_code == 200
     assert any("logits" in record.getMessage() for record in caplog.records)
-
-
-def test_a_full_queue_is_a_429():
-    # Not started, so that what is submitted waits.
-    client = TestClient(toy_app(max_waiting=2), raise_server_exceptions=False)
-    answer = client.post("/v1/completions", json=BODY | {"n": 3})
-    assert answer.status_code == 429
-    assert answer.headers["retry-after"] == "1"
-    assert answer.json()["error"]["code"] == "queue_full"
-
-
-def test_a_late_request_is_ended():
-    with TestClient(toy_app(slow_decoder(), settings={"request_timeout_s": 0.2})) as client:
-        answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 9000, "ignore_eos": True})
-    assert answer.status_code == 504
-    assert answer.json()["error"]["code"] == "request_timeout"
 
 
 @pytest.mark.parametrize(

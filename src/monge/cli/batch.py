@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from monge.cli import batch_options as asked
@@ -63,8 +64,8 @@ def batch(
     """Complete every row of a file.
 
     A row is an object with `prompt` (text or token ids), perhaps an `id`, and perhaps a `seed`, `temperature` or another option
-    of its own. Row i of OUT is that of IN; one that cannot be decoded has its `error`. A run that was killed goes on where it
-    was when it is started again. docs/scaling.md says more.
+    of its own. Row i of OUT is that of IN; one that cannot be decoded has its `error`, and the status is 1 if there is any. A
+    run that was killed goes on where it was when it is started again. docs/scaling.md says more.
 
     **Examples**
 
@@ -133,3 +134,4 @@ def _say(report: BatchReport, output: Path, seconds: float) -> None:
     if report.num_errors:
         text = f"{report.num_errors} of {report.num_rows} rows could not be decoded; see their `error`"
         notes().print(text, style="yellow", markup=False, soft_wrap=True)
+        raise typer.Exit(1)

@@ -88,8 +88,10 @@ def _serve_here(given: Mapping[str, Any]) -> None:
     def chosen(*names: str) -> dict[str, Any]:
         return {name: given[name] for name in names if name in given}
 
+    if given["drain"] < 0:
+        raise OptionError(f"--drain must be at least 0 seconds; got {given['drain']}")
     limits = _limits(given.get("request_timeout"), **chosen("max_choices", "max_request_bytes", "logprobs_of"))
-    name = given.get("served_model_name") or server.served_name(target)
+    name = given["served_model_name"] if "served_model_name" in given else server.served_name(target)
     settings = server.ServerSettings(model_name=name, api_keys=tuple(given.get("api_key", ())), **limits)
     _use_threads(given.get("threads"))
     loading = chosen("dtype", "device", "attention", "backend", "draft_backend", "max_batch_size", "tensor_parallel")

@@ -8,10 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from monge.core.errors import OptionError
 from monge.scale.files import RowFile, check_suffix
-from monge.scale.rows import RowRules
+from monge.scale.rows import RowRules, check_options
 from monge.scale.shards import Shard, decode_shard, shards_of
 from monge.scale.spec import DecoderSpec
-from monge.scale.store import parts_of, shard_store
+from monge.scale.store import shard_store
 
 Finished = tuple[int, tuple[str, ...]]
 """A shard's number and its output lines."""
@@ -71,6 +71,9 @@ class BatchJob:
         check_suffix(self.output, "the output")
         if self.shard_rows < 1:
             raise OptionError(f"a shard must hold at least 1 row; got {self.shard_rows}")
+        check_options(self.options, self.seed)
+        if self.output.is_dir():
+            raise OptionError(f"{str(self.output)!r} is a directory; give the output the name of a file")
         if self.output.exists() and self.output.samefile(self.source.path):
             raise OptionError("input and output are the same file; give the output another name")
 
@@ -110,18 +113,15 @@ def run_batch(job: BatchJob, workers: Workers, on_progress: Callable[[int, int],
         on_progress: Told how many rows are done and how many there are; first before anything is decoded.
 
     Raises:
-        OptionError: If the output is there already, or an unfinished run had other settings.
+        OptionError: If the output is there already, an unfinished run had other settings, or not a single row could be decoded.
     """
-    if job.output.exists() and not job.overwrite and not parts_of(job.output).exists():
-        raise OptionError(f"{str(job.output)!r} is there already; give another name, or replace it with --overwrite")
-    num_rows = sum(1 for _ in job.source.lines())
-    if num_rows == 0:
-        raise OptionError(f"{str(job.source.path)!r} holds no rows")
-    with shard_store(job.output, job.settings(), drawn_seed=secrets.randbits(63), restart=job.restart) as store:
+    _check_output(job)
+    num_rows = _num_rows(job.source)
+    rows = [range(first, min(first + job.shard_rows, num_rows)) for first in range(0, num_rows, job.shard_rows)]
+    with shard_store(job.output, job.settings(), rows, drawn_seed=secrets.randbits(63), restart=job.restart) as store:
         rules = RowRules(seed=store.seed, options=job.options, prompt_field=job.source.prompt_field)
-        sizes = [min(job.shard_rows, num_rows - first) for first in range(0, num_rows, job.shard_rows)]
         finished = store.finished
-        done = sum(size for number, size in enumerate(sizes) if number in finished)
+        done = sum(len(rows[number]) for number in finished)
         on_progress(done, num_rows)
         if done < num_rows:
             pending = (shard for shard in shards_of(job.source.lines(), job.shard_rows) if shard.number not in finished)
@@ -129,4 +129,22 @@ def run_batch(job: BatchJob, workers: Workers, on_progress: Callable[[int, int],
                 store.put(number, lines)
                 done += len(lines)
                 on_progress(done, num_rows)
-        return BatchReport(num_rows=num_rows, num_errors=store.merge(len(sizes)), seed=store.seed)
+        if store.num_errors == num_rows:
+            error = store.first_error()
+            store.discard()  # or it would stand in the way of the command that is right
+            raise OptionError(f"none of {num_rows} rows could be decoded, so nothing was written; the first one: {error}")
+        _check_output(job)
+        store.merge()
+        return BatchReport(num_rows=num_rows, num_errors=store.num_errors, seed=store.seed)
+
+
+def _check_output(job: BatchJob) -> None:
+    if job.output.exists() and not job.overwrite:
+        raise OptionError(f"{str(job.output)!r} is there already; give another name, or replace it with --overwrite")
+
+
+def _num_rows(source: RowFile) -> int:
+    num_rows = sum(1 for _ in source.lines())
+    if num_rows == 0:
+        raise OptionError(f"{str(source.path)!r} holds no rows")
+    return num_rows

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
 from monge.core.errors import OptionError
+from monge.engine.garbage import settle_objects
 from monge.engine.logprobs import LogprobSource
 from monge.scale.metrics_board import BoardClient
 from monge.scale.ray_cluster import require_ray
@@ -132,6 +133,7 @@ def _builder(args: AppArgs) -> Callable[[], FastAPI]:
         context = require_ray("serve").serve.get_replica_context()
         board = BoardClient(context.app_name, context.replica_id.unique_id)
         app, metrics = replica_app(args, engine=context.replica_id.unique_id, gather=board.gather)
+        settle_objects()
         board.keep_publishing(metrics)
         return app
 
@@ -146,7 +148,7 @@ def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI,
         engine: The replica's name, a label of its metrics.
         gather: Adds the other replicas' metrics.
     """
-    name = args.served_model_name or served_name(args.target)
+    name = served_name(args.target) if args.served_model_name is None else args.served_model_name
     limits = args.given(_SETTINGS)
     if "request_timeout_s" in limits:
         limits["request_timeout_s"] = limits["request_timeout_s"] or None

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from monge.core.errors import OptionError
+from monge.core.sampling_rules import SamplingRules
 from monge.engine.attempt import attempt
 from monge.engine.decoder import Decoder
-from monge.engine.session import Session, row_seed
+from monge.engine.session import Request, Session, row_seed
 
 ROW_OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
     "max_new_tokens": (int,),
@@ -23,6 +24,8 @@ ROW_OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
 """What a row may set for itself, and the types that it may have in JSON."""
 
 _SEEDS: Final = 1 << 63
+_MOST_SHOWN: Final = 40
+"""Characters of a value that is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,29 @@ class BatchRow:
         return json.dumps(told, ensure_ascii=_has_surrogates(json.dumps(told["id"], ensure_ascii=False)))
 
 
+def check_options(options: Mapping[str, Any], seed: int | None) -> None:
+    """Refuse options that cannot be for any prompt, before rows are told so one by one.
+
+    Args:
+        options: As in `RowRules`.
+        seed: The run's seed; `None` for one that is drawn.
+
+    Raises:
+        OptionError: With what is wrong.
+    """
+    if seed is not None and not -_SEEDS <= seed < _SEEDS:
+        raise OptionError(f"the seed must lie in -2^63..2^63-1; got {seed}")
+    law = {name: options[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in options}
+    stop = options.get("stop", ())
+    Request(
+        prompt_ids=(0,),
+        max_new_tokens=options.get("max_new_tokens", 1),
+        rules=SamplingRules(**law),
+        seed=0,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+    )
+
+
 def read_row(line: bytes, index: int, decoder: Decoder, rules: RowRules) -> BatchRow:
     """A row with a session, or with the error that it has."""
     row = BatchRow(index)
@@ -112,14 +138,26 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 def _session(record: Mapping[str, Any], index: int, decoder: Decoder, rules: RowRules) -> Session:
-    prompt = record.get(rules.prompt_field)
-    if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(type(token) is int for token in prompt)):
-        kind = "nothing" if prompt is None else type(prompt).__name__
-        raise OptionError(f"{rules.prompt_field!r} must be text or a list of token ids; got {kind}")
+    prompt = _prompt(record, rules.prompt_field)
     own = {name: _checked(name, record[name]) for name in ROW_OPTIONS if record.get(name) is not None}
     options = {"seed": row_seed(rules.seed, index), **rules.options, **own}
     (request,) = decoder.requests([prompt], **options)
     return decoder.session(request, keeps_records=False)
+
+
+def _prompt(record: Mapping[str, Any], field_name: str) -> str | list[int]:
+    prompt = record.get(field_name)
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list):
+        kind = "nothing" if prompt is None else type(prompt).__name__
+        raise OptionError(f"{field_name!r} must be text or a list of token ids; got {kind}")
+    for place, token in enumerate(prompt):
+        if type(token) is not int:
+            raise OptionError(
+                f"{field_name!r}: token ids must be integers; got {json.dumps(token)[:_MOST_SHOWN]} at place {place}"
+            )
+    return prompt
 
 
 def _checked(name: str, value: Any) -> Any:  # noqa: ANN401 (what the file holds)

@@ -1,51 +1,56 @@
 """Where finished shards wait for the others: what makes a killed run go on."""
 
+import contextlib
 import fcntl
 import json
+import logging
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Final
 
 from monge.core.errors import OptionError
 from monge.scale.files import write_rows
 
+_SHARDS: Final = "[0-9]*.jsonl"
+_LOG: Final = logging.getLogger(__name__)
+
 
 @contextmanager
-def shard_store(output: Path, settings: Mapping[str, Any], *, drawn_seed: int, restart: bool = False) -> Iterator["ShardStore"]:
+def shard_store(
+    output: Path, settings: Mapping[str, Any], rows: Sequence[range], *, drawn_seed: int, restart: bool = False
+) -> Iterator["ShardStore"]:
     """A folder `OUT.parts` beside the output; while it is open, no other process can work on the same output.
 
     Args:
         output: The file that is to be written at the end.
         settings: All that the output depends on, plain values. A `seed` of `None` is that of the run that is gone on with, or
-            `drawn_seed` for a new one.
+            `drawn_seed` for a new one. A run of which no shard is there has none that bind anybody.
+        rows: The rows of every shard.
         drawn_seed: See there.
         restart: Whether an unfinished run is thrown away instead of gone on with.
 
     Raises:
         OptionError: If an unfinished run had other settings, or another process works on it.
     """
-    folder = parts_of(output)
+    folder = _parts_of(output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
     except OSError as error:
         raise OptionError(f"cannot write beside {str(output)!r}: {error}") from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise OptionError(f"another process is writing {str(output)!r}") from error
+        if not _is_locked(lock):
+            raise OptionError(f"another process is writing {str(output)!r}")
         if restart:
-            for path in (*folder.glob("*.jsonl"), *folder.glob("settings.json")):
+            for path in (*folder.glob(_SHARDS), *folder.glob("settings.json")):
                 path.unlink()
-        yield ShardStore(output, _agreed(folder, settings, drawn_seed))
-
-
-def parts_of(output: Path) -> Path:
-    """Where the shards of an unfinished output are kept."""
-    return output.with_name(f"{output.name}.parts")
+        try:
+            yield ShardStore(output, rows, _agreed(folder, settings, drawn_seed))
+        finally:
+            _leave_nothing_empty(folder)
 
 
 class ShardStore:
@@ -53,35 +58,76 @@ class ShardStore:
 
     Args:
         output: The file that is to be written at the end.
-        seed: The run's seed.
+        rows: The rows of every shard.
+        settings: What is kept with the shards; its `seed` is the run's.
     """
 
-    def __init__(self, output: Path, seed: int) -> None:
-        self._output, self._folder, self.seed = output, parts_of(output), seed
+    def __init__(self, output: Path, rows: Sequence[range], settings: Mapping[str, Any]) -> None:
+        self._output, self._folder, self._rows, self._settings = output, _parts_of(output), rows, settings
+        self._num_errors = {number: count for number in range(len(rows)) if (count := self._errors_in(number)) is not None}
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self._settings["seed"]
 
     @property
     def finished(self) -> frozenset[int]:
         """Numbers of the shards that are there."""
-        return frozenset(int(path.stem) for path in self._folder.glob("*.jsonl"))
+        return frozenset(self._num_errors)
+
+    @property
+    def num_errors(self) -> int:
+        """Rows with an error, of the shards that are there."""
+        return sum(self._num_errors.values())
 
     def put(self, number: int, lines: Sequence[str]) -> None:
         """Keep a finished shard."""
+        if not self._num_errors:
+            write_rows([json.dumps(self._settings)], self._folder / "settings.json")
         write_rows(lines, self._path(number))
+        self._num_errors[number] = _errors_of(lines)
 
-    def merge(self, num_shards: int) -> int:
+    def first_error(self) -> str | None:
+        """What the first row with an error says."""
+        errors = (json.loads(line)["error"] for line in _Lines(self._paths()))
+        return next((error for error in errors if error is not None), None)
+
+    def merge(self) -> None:
         """Write the output and remove the folder.
 
-        Returns:
-            The number of rows with an error.
+        Raises:
+            OptionError: If a shard is not what was put there; nothing is written then.
         """
-        every = _Lines([self._path(number) for number in range(num_shards)])
-        write_rows(every, self._output)
-        num_errors = sum(json.loads(line)["error"] is not None for line in every)
+        damaged = [number for number in range(len(self._rows)) if self._errors_in(number) is None]
+        if damaged:
+            raise OptionError(f"{str(self._path(damaged[0]))!r} was changed while others were decoded; give the command again")
+        write_rows(_Lines(self._paths()), self._output)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the folder."""
         shutil.rmtree(self._folder)
-        return num_errors
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:08d}.jsonl"
+
+    def _paths(self) -> list[Path]:
+        return [self._path(number) for number in range(len(self._rows))]
+
+    def _errors_in(self, number: int) -> int | None:
+        """Rows with an error in a shard's file; `None` where it is missing, or is not what a run writes."""
+        path = self._path(number)
+        if not path.exists():
+            return None
+        try:
+            lines = list(_Lines([path]))
+            if [json.loads(line)["row"] for line in lines] == list(self._rows[number]):
+                return _errors_of(lines)
+        except (OSError, ValueError, KeyError, TypeError):  # unreadable, cut off, or something else altogether
+            pass
+        _LOG.warning("%s is damaged: its %d rows are decoded again", path, len(self._rows[number]))
+        return None
 
 
 class _Lines(Iterable[str]):
@@ -97,16 +143,41 @@ class _Lines(Iterable[str]):
                     yield line.rstrip("\n")
 
 
-def _agreed(folder: Path, settings: Mapping[str, Any], drawn_seed: int) -> int:
-    """The run's seed, after its settings were compared with those of the unfinished one, if there is one."""
-    path = folder / "settings.json"
-    before: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+def _parts_of(output: Path) -> Path:
+    """Where the shards of an unfinished output are kept."""
+    return output.with_name(f"{output.name}.parts")
+
+
+def _is_locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    # Whoever held it may have removed the folder meanwhile, and a third one made it anew.
+    return os.fstat(lock.fileno()).st_nlink > 0
+
+
+def _leave_nothing_empty(folder: Path) -> None:
+    """Remove a folder without shards: a start that failed has begun nothing."""
+    if not any(folder.glob(_SHARDS)):
+        for name in ("lock", "settings.json"):
+            (folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is gone, or holds what is not ours
+            folder.rmdir()
+
+
+def _errors_of(lines: Iterable[str]) -> int:
+    return sum(json.loads(line)["error"] is not None for line in lines)
+
+
+def _agreed(folder: Path, settings: Mapping[str, Any], drawn_seed: int) -> dict[str, Any]:
+    """The settings, seed included, after they were compared with those of the unfinished run, if there is one."""
     ours: dict[str, Any] = json.loads(json.dumps(dict(settings)))
+    if not any(folder.glob(_SHARDS)):
+        return ours | {"seed": drawn_seed if ours["seed"] is None else ours["seed"]}
+    before = _settings_in(folder)
     if ours["seed"] is None:
-        ours["seed"] = drawn_seed if before is None else before["seed"]
-    if before is None:
-        write_rows([json.dumps(ours)], path)
-        return ours["seed"]
+        ours["seed"] = before["seed"]
     differing = [name for name in sorted(before.keys() | ours.keys()) if before.get(name) != ours.get(name)]
     if differing:
         name = differing[0]
@@ -114,4 +185,17 @@ def _agreed(folder: Path, settings: Mapping[str, Any], drawn_seed: int) -> int:
             f"{str(folder)!r} holds an unfinished run with other settings: {name} was {before.get(name)!r} and is "
             f"{ours.get(name)!r}; go on with the same, or throw it away with --restart"
         )
-    return ours["seed"]
+    return ours
+
+
+def _settings_in(folder: Path) -> dict[str, Any]:
+    try:
+        before: Any = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = None
+    if not isinstance(before, dict) or not isinstance(before.get("seed"), int):
+        raise OptionError(
+            f"{str(folder)!r} holds an unfinished run whose settings.json is missing or damaged, so nobody knows what it was; "
+            "throw it away with --restart"
+        )
+    return before

@@ -108,7 +108,8 @@ class Answers:
         if event.finish_reason is None:
             return None
         if event.finish_reason not in FINISH:
-            _LOG.error("%s: %s", self.order.order_id, event.finish_reason if event.summary is None else event.summary.error)
+            if event.finish_reason == "error":
+                _LOG.error("%s: %s", self.order.order_id, None if event.summary is None else event.summary.error)
             raise failure(event.finish_reason, self.order.order_id)
         return "length" if self.order.hides_completion else FINISH[event.finish_reason]
 

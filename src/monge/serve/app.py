@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -72,7 +73,8 @@ def create_app(
         **scheduling: Options of `Scheduler`.
 
     Returns:
-        The application; `app.state.snapshot()` tells how its scheduler is.
+        The application; `app.state.snapshot()` tells how its scheduler is, and `app.state.end_jobs()` ends all that it runs, so
+        that clients are answered with a 503.
     """
     metrics = metrics or ServerMetrics(settings.model_name)
     scheduler = Scheduler(decoder, sink=metrics.observe, **scheduling)
@@ -87,6 +89,7 @@ def create_app(
 
     app = FastAPI(title="monge", version="1", summary="OpenAI-compatible", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.snapshot = scheduler.snapshot
+    app.state.end_jobs = partial(scheduler.close, drain=False)
     _add_routes(app, service)
     _add_errors(app, metrics)
     # The last one added is the first one asked.

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from monge.core.verdict import StepRecord
 from monge.engine.attempt import attempt
-from monge.engine.session import Session
+from monge.engine.logprobs import LogprobOptions
+from monge.engine.session import Request, Session
 from monge.serve.jobs import Event, Job, JobFinish, Measure, Sink, Summary, Timings
 from monge.serve.tally import SpeculationTally
 from monge.serve.ticket import Ticket
@@ -17,6 +18,7 @@ class Entry:
 
     Args:
         job: What was asked for.
+        order_id: The same for all jobs that came together.
         session: Its decoding.
         ticket: Where its events go.
         tally: What drafting is worth to it.
@@ -25,6 +27,7 @@ class Entry:
     """
 
     job: Job
+    order_id: int
     session: Session
     ticket: Ticket
     tally: SpeculationTally
@@ -121,6 +124,25 @@ class Entry:
         if self.num_sent > 1:
             measures["time_per_output_token_s"] = timings.decode_s / (self.num_sent - 1)
         return measures
+
+
+def request_of(job: Job) -> Request:
+    """What a job asks of a decoder."""
+    return Request(
+        prompt_ids=job.prompt_ids,
+        max_new_tokens=job.max_new_tokens,
+        rules=job.rules,
+        seed=job.seed,
+        eos_ids=job.eos_ids,
+        stop=job.stop,
+        processors=job.processors,
+        speculative=job.speculative,
+        adaptive=job.adaptive,
+        limits=job.limits,
+        controller=job.controller,
+        logprobs=None if job.logprobs is None else LogprobOptions(num_top=job.logprobs, source=job.logprobs_of),
+        prompt_logprobs=None if job.prompt_logprobs is None else LogprobOptions(num_top=job.prompt_logprobs, source="raw"),
+    )
 
 
 def _take(session: Session, *, last: bool) -> str:

@@ -14,6 +14,9 @@ from monge.serve.schemas import FIELD_NAMES
 RETRY_AFTER_S: Final = 1
 """What a client is told to wait when the queue is full."""
 
+TOO_LONG: Final = "context_length_exceeded"
+"""Code of a request for which there can never be room."""
+
 _CODES: Final = {"json_invalid": "invalid_json", "extra_forbidden": "unknown_parameter"}
 _MOST_SHOWN: Final = 5
 _LONGEST_NAME: Final = 60
@@ -78,7 +81,7 @@ def of_monge(error: MongeError) -> ApiError | None:
     if isinstance(error, SchedulerClosedError):
         return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down", code="shutting_down")
     if isinstance(error, ContextLengthError):
-        return refused(str(error), code="context_length_exceeded")
+        return refused(str(error), code=TOO_LONG)
     return refused(str(error)) if isinstance(error, OptionError) else None
 
 

@@ -2,18 +2,20 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from monge.core.context import DraftPlan
-from monge.core.errors import ContextLengthError, OptionError
+from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.decoder import Decoder
 from monge.engine.penalties import text_processors
+from monge.engine.sampling import Processor
 from monge.engine.session import row_seed
 from monge.serve.chat import ChatFormat
-from monge.serve.errors import refused
+from monge.serve.errors import TOO_LONG, refused
 from monge.serve.jobs import Job
 from monge.serve.schemas import ChatRequest, CompletionRequest, SamplingRequest
 from monge.serve.settings import ServerSettings
@@ -81,7 +83,8 @@ class OrderDesk:
         Raises:
             ApiError, MongeError: If it cannot be honoured.
         """
-        prompts = [self.decoder.encode(prompt) for prompt in request.prompt]
+        with _at("prompt"):
+            prompts = [self.decoder.encode(prompt) for prompt in request.prompt]
         wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         limits = [max(1, wanted)] * len(prompts)
         texts = [self._text(prompt) for prompt in request.prompt] if request.echo else []
@@ -104,8 +107,10 @@ class OrderDesk:
         prompt = self.chat.encode(request.messages)
         room = self.max_job_tokens - len(prompt)
         if room < 1:
-            raise ContextLengthError(
-                f"the conversation has {len(prompt)} tokens; with an answer it may have {self.max_job_tokens}; shorten it"
+            raise refused(
+                f"the conversation has {len(prompt)} tokens; with an answer it may have {self.max_job_tokens}; shorten it",
+                "messages",
+                TOO_LONG,
             )
         wanted = request.max_completion_tokens or request.max_tokens or room
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
@@ -163,9 +168,12 @@ class OrderDesk:
         if not prompt:
             raise refused("the prompt has no tokens; give at least one, for example the tokenizer's bos token", "prompt")
         if len(prompt) + limit > self.max_job_tokens:
-            raise ContextLengthError(
+            older = "max_completion_tokens" not in request.model_fields_set
+            raise refused(
                 f"prompt of {len(prompt)} tokens + max_tokens={limit} exceeds {self.max_job_tokens}, the most that a request "
-                "may have here; shorten the prompt or ask for fewer tokens"
+                "may have here; shorten the prompt or ask for fewer tokens",
+                "prompt" if len(prompt) >= self.max_job_tokens else "max_tokens" if older else "max_completion_tokens",
+                TOO_LONG,
             )
         return Job(
             prompt_ids=prompt,
@@ -174,20 +182,24 @@ class OrderDesk:
             seed=seed,
             stop=request.stop,
             eos_ids=frozenset() if request.ignore_eos else self.decoder.eos_ids,
-            processors=text_processors(
-                len(prompt),
-                self.decoder.parts.target.vocab_size,
-                logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
-                repetition_penalty=_given(request.repetition_penalty, 1.0),
-                presence_penalty=_given(request.presence_penalty, 0.0),
-                frequency_penalty=_given(request.frequency_penalty, 0.0),
-            ),
+            processors=self._processors(request, len(prompt)),
             logprobs=logprobs,
             prompt_logprobs=logprobs if scores_prompt else None,
             logprobs_of=self.settings.logprobs_of,
             **self._drafting(request),
             deadline_s=self.settings.request_timeout_s,
         )
+
+    def _processors(self, request: SamplingRequest, num_prompt_tokens: int) -> tuple[Processor, ...]:
+        with _at("logit_bias"):  # the schema has seen to the others
+            return text_processors(
+                num_prompt_tokens,
+                self.decoder.parts.target.vocab_size,
+                logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
+                repetition_penalty=_given(request.repetition_penalty, 1.0),
+                presence_penalty=_given(request.presence_penalty, 0.0),
+                frequency_penalty=_given(request.frequency_penalty, 0.0),
+            )
 
     def _drafting(self, request: SamplingRequest) -> dict[str, Any]:
         asked = request.speculation
@@ -209,8 +221,17 @@ class OrderDesk:
         if isinstance(prompt, str):
             return prompt
         if self.decoder.tokenizer is None:
-            raise OptionError("echo: this server has no tokenizer, so token ids have no text")
+            raise refused("echo: this server has no tokenizer, so token ids have no text", "echo")
         return self.decoder.tokenizer.decode(prompt, skip_special_tokens=True)
+
+
+@contextmanager
+def _at(param: str) -> Iterator[None]:
+    """Name the field of whose value the library speaks."""
+    try:
+        yield
+    except OptionError as error:
+        raise refused(str(error), param) from error
 
 
 def _rules(request: SamplingRequest) -> SamplingRules:

@@ -1,8 +1,11 @@
 """Running the application behind uvicorn."""
 
+import asyncio
+import gc
 import logging
 import signal
 import socket
+from collections.abc import Callable
 from typing import Final
 
 import uvicorn
@@ -14,6 +17,34 @@ from monge.engine.garbage import settle_objects
 _LARGEST_PORT: Final = 65535
 _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 30
+_TELL_S: Final = 10
+"""Seconds in which jobs that were ended are to be answered: the round that runs comes first."""
+
+
+class _Drained(uvicorn.Server):
+    """Ends the jobs that are left when their time is over, so that clients are told; uvicorn would only close connections.
+
+    Args:
+        config: The server's.
+        end_jobs: Ends all jobs; it may take a round.
+        drain_s: Seconds that they get.
+    """
+
+    def __init__(self, config: uvicorn.Config, end_jobs: Callable[[], None], drain_s: int) -> None:
+        super().__init__(config)
+        self._end_jobs, self._drain_s = end_jobs, drain_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, and wait for those that there are."""
+        late = asyncio.create_task(self._end_late())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            late.cancel()
+
+    async def _end_late(self) -> None:
+        await asyncio.sleep(self._drain_s)
+        await asyncio.to_thread(self._end_jobs)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -45,9 +76,9 @@ def serve_until_told(app: FastAPI, listener: socket.socket, *, drain_s: int, acc
     """Serve until SIGTERM or SIGINT: then no more requests are taken, and those that run are finished.
 
     Args:
-        app: The application.
+        app: The application, made by `create_app`.
         listener: Where to listen.
-        drain_s: Seconds that running requests get; after that their connections are closed.
+        drain_s: Seconds that running requests get; after that they are answered with a 503.
         access_log: Whether every request is written to the log.
     """
     config = uvicorn.Config(
@@ -57,9 +88,12 @@ def serve_until_told(app: FastAPI, listener: socket.socket, *, drain_s: int, acc
         access_log=access_log,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=drain_s,
+        timeout_graceful_shutdown=drain_s + _TELL_S,
     )
     # uvicorn raises the signal once more when it is done; having drained is no failure.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settle_objects()
-    uvicorn.Server(config).run(sockets=[listener])
+    try:
+        _Drained(config, app.state.end_jobs, drain_s).run(sockets=[listener])
+    finally:
+        gc.unfreeze()  # frozen objects outlive the interpreter, and extensions call that a leak

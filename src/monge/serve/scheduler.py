@@ -3,15 +3,16 @@
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
+from itertools import count
 from typing import Final
 
 from monge.core.errors import ContextLengthError, OptionError, OutOfStepError
 from monge.engine.attempt import attempt
 from monge.engine.batch import Batch
 from monge.engine.decoder import Decoder
-from monge.engine.logprobs import LogprobOptions
-from monge.engine.session import Request, Session
-from monge.serve.entry import Entry
+from monge.engine.session import Session
+from monge.serve.entry import Entry, request_of
 from monge.serve.jobs import Job, JobFinish, Measure, QueueFullError, SchedulerClosedError, Sink, Snapshot
 from monge.serve.planners import Planners
 from monge.serve.room import Room
@@ -39,7 +40,7 @@ class Scheduler:
     Args:
         decoder: The parts, the tokenizer.
         max_batch_size: Jobs decoded together; `None` takes the decoder's.
-        max_waiting: Jobs that may wait.
+        max_waiting: Requests that may wait, whole or with some of their jobs.
         kv_budget_tokens: Room in the caches: rows x longest row; `None` lets every row of a full batch be as long as the
             target's context.
         prefill_chunk: Prompt tokens that are read between two rounds.
@@ -74,6 +75,7 @@ class Scheduler:
         self._waiting: deque[Entry] = deque()
         self._running: dict[int, Entry] = {}
         self._cancelled: set[int] = set()
+        self._order_ids = count()
         self._is_open, self._failure = True, None
         self._planners = Planners(decoder.parts)
         self._totals = Totals(self._max_depth, self._planners.names)
@@ -92,7 +94,7 @@ class Scheduler:
         self._thread.start()
 
     def submit(self, job: Job) -> Ticket:
-        """Queue a job. May be called from any thread.
+        """Queue a job, as a request of its own. May be called from any thread.
 
         Raises:
             SchedulerClosedError: If no jobs are taken any more.
@@ -100,24 +102,24 @@ class Scheduler:
             ContextLengthError: If the job can never fit a model's context or the caches.
             OptionError: If it cannot be honoured.
         """
-        session = self._session(job)
-        request_id = session.context.request_id
-        entry = Entry(
-            job=job,
-            session=session,
-            ticket=Ticket(request_id, lambda: self._cancel(request_id)),
-            tally=SpeculationTally(self._max_depth),
-            planner=self._planners.of(job),
-            sink=self._sink,
-        )
+        (ticket,) = self.submit_all([job])
+        return ticket
+
+    def submit_all(self, jobs: Sequence[Job]) -> list[Ticket]:
+        """Queue the jobs of one request, all or none of them. May be called from any thread.
+
+        Raises:
+            SchedulerClosedError, QueueFullError, ContextLengthError, OptionError: As `submit`.
+        """
+        with self._changed:  # before sessions are made for nothing
+            self._check_queue()
+            order_id = next(self._order_ids)
+        entries = [self._entry(job, order_id) for job in jobs]
         with self._changed:
-            if not self._is_open:
-                raise SchedulerClosedError(f"no more jobs are taken: {self._failure or 'the scheduler is closing'}")
-            if len(self._waiting) >= self._max_waiting:
-                raise QueueFullError(f"{len(self._waiting)} jobs are waiting, as many as may; try again later")
-            self._waiting.append(entry)
+            self._check_queue()
+            self._waiting.extend(entries)
             self._changed.notify_all()
-        return entry.ticket
+        return [entry.ticket for entry in entries]
 
     def snapshot(self) -> Snapshot:
         """The present state. May be called from any thread."""
@@ -157,29 +159,31 @@ class Scheduler:
             self._thread.join()
         self._sweep()
 
-    def _session(self, job: Job) -> Session:
-        prompt_logprobs = None if job.prompt_logprobs is None else LogprobOptions(num_top=job.prompt_logprobs, source="raw")
-        request = Request(
-            prompt_ids=job.prompt_ids,
-            max_new_tokens=job.max_new_tokens,
-            rules=job.rules,
-            seed=job.seed,
-            eos_ids=job.eos_ids,
-            stop=job.stop,
-            processors=job.processors,
-            speculative=job.speculative,
-            adaptive=job.adaptive,
-            limits=job.limits,
-            controller=job.controller,
-            logprobs=None if job.logprobs is None else LogprobOptions(num_top=job.logprobs, source=job.logprobs_of),
-            prompt_logprobs=prompt_logprobs,
-        )
+    def _entry(self, job: Job, order_id: int) -> Entry:
         if job.num_reserved_tokens > self._room.budget:
             raise ContextLengthError(
                 f"prompt of {len(job.prompt_ids)} tokens + max_new_tokens={job.max_new_tokens} = {job.num_reserved_tokens} "
                 f"exceeds the {self._room.budget} tokens of all caches together; shorten the prompt or ask for fewer tokens"
             )
-        return self._decoder.session(request, keeps_records=False)
+        session = self._decoder.session(request_of(job), keeps_records=False)
+        request_id = session.context.request_id
+        return Entry(
+            job=job,
+            order_id=order_id,
+            session=session,
+            ticket=Ticket(request_id, lambda: self._cancel(request_id)),
+            tally=SpeculationTally(self._max_depth),
+            planner=self._planners.of(job),
+            sink=self._sink,
+        )
+
+    def _check_queue(self) -> None:
+        """Refuse a request that may not wait; under the lock."""
+        if not self._is_open:
+            raise SchedulerClosedError(f"no more jobs are taken: {self._failure or 'the scheduler is closing'}")
+        num_waiting = len({entry.order_id for entry in self._waiting})
+        if num_waiting >= self._max_waiting:
+            raise QueueFullError(f"{num_waiting} requests are waiting, as many as may; try again later")
 
     def _cancel(self, request_id: int) -> None:
         with self._changed:

@@ -1,33 +1,17 @@
 """What clients may send: every field is honoured, or neutral, or refused with its reason; unknown fields are refused."""
 
 import json
-from typing import Annotated, Any, Final, Literal, TypeGuard
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    JsonValue,
-    Tag,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag, field_validator
 
-MAX_CHOICES: Final = 128
-MAX_STOPS: Final = 16
-MAX_STOP_LENGTH: Final = 1000
-MAX_LOGPROBS: Final = 20
+from monge.serve.fields import MAX_CHOICES, MAX_LOGPROBS, MAX_SEED, MAX_TOKEN_ID, Biases, NumTokens, Prompts, Stops
+
 MAX_DRAFT: Final = 1024
 MAX_LABEL: Final = 512
-MAX_BIASES: Final = 1024
-MAX_TOKEN_ID: Final = (1 << 31) - 1
-MAX_SEED: Final = (1 << 63) - 1
 
-_ID = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
-_TEXT = {"type": "string"}
+Info = Any
+"""Pydantic's `ValidationInfo`, a protocol that cannot be checked at run time."""
 
 
 def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's own `Field`)
@@ -54,7 +38,7 @@ class _Strict(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _asks_for_nothing(cls, value: object, info: Any) -> object:  # noqa: ANN401 (pydantic's own type cannot be checked)
+    def _asks_for_nothing(cls, value: object, info: Info) -> object:
         field = cls.model_fields[str(info.field_name)]
         allowed: Any = field.json_schema_extra and field.json_schema_extra["enum"]  # pyright: ignore[reportIndexIssue]
         if allowed and not any(_same(value, one) for one in allowed):
@@ -66,74 +50,6 @@ class _Strict(BaseModel):
 def _same(value: object, other: object) -> bool:
     # In Python 1 equals True; in JSON it does not.
     return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _is_text(value: object) -> TypeGuard[str]:
-    """Whether a value is a string that has a UTF-8 form; JSON can spell halves of surrogate pairs, which have none."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _prompt(value: object) -> tuple[str | tuple[int, ...], ...]:
-    """One prompt or several, each text or token ids, as several."""
-    if _is_text(value):
-        return (value,)
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be text, a list of token ids, or a non-empty list of either")
-    if all(isinstance(item, int) for item in value):
-        return (_token_ids(value),)
-    if len(value) > MAX_CHOICES:
-        raise ValueError(f"at most {MAX_CHOICES} prompts in a request; got {len(value)}")
-    if all(map(_is_text, value)):
-        return tuple(value)
-    if all(isinstance(item, list) and item for item in value):
-        return tuple(map(_token_ids, value))
-    raise ValueError("must hold texts only, or non-empty lists of token ids only")
-
-
-def _token_ids(value: list[Any]) -> tuple[int, ...]:
-    if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_TOKEN_ID for item in value):
-        raise ValueError("token ids must be integers from 0 on")
-    return tuple(value)
-
-
-def _stop(value: object) -> tuple[str, ...]:
-    """No stop string, one or several, as several."""
-    several: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(map(_is_text, several)):
-        raise ValueError("must be text or a list of texts")
-    if len(several) > MAX_STOPS:
-        raise ValueError(f"at most {MAX_STOPS} stop strings; got {len(several)}")
-    if not all(0 < len(item) <= MAX_STOP_LENGTH for item in several):
-        raise ValueError(f"a stop string has 1 to {MAX_STOP_LENGTH} characters")
-    return tuple(several)
-
-
-def _bias(value: dict[str, float]) -> dict[str, float]:
-    if not all(key.isascii() and key.isdigit() and len(key) <= len(str(MAX_TOKEN_ID)) for key in value):
-        raise ValueError("keys must be token ids")
-    if not all(-100 <= bias <= 100 for bias in value.values()):
-        raise ValueError("a bias lies in -100..100")
-    return value
-
-
-_LIST_OF_IDS = {"type": "array", "items": _ID, "minItems": 1}
-_PROMPT_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        _TEXT,
-        _LIST_OF_IDS,
-        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
-        {"type": "array", "items": _LIST_OF_IDS, "minItems": 1, "maxItems": MAX_CHOICES},
-    ]
-}
-_STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
-_STOP_SCHEMA: dict[str, Any] = {
-    "anyOf": [{"type": "null"}, _STOP_TEXT, {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOPS}]
-}
-
-Prompts = Annotated[Any, AfterValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
-Stops = Annotated[Any, AfterValidator(_stop), WithJsonSchema(_STOP_SCHEMA)]
-Biases = Annotated[dict[str, float], AfterValidator(_bias), Field(max_length=MAX_BIASES)]
-NumTokens = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
 class SpeculationOptions(_Strict):
@@ -153,11 +69,12 @@ class SpeculationOptions(_Strict):
         default=None, description="Which of the server's controllers plans; absent means its first."
     )
 
-    @model_validator(mode="after")
-    def _check_controller(self) -> "SpeculationOptions":
-        if self.controller is not None and self.adaptive is False:
-            raise ValueError("controller: adaptive=false asks for none; send one of them")
-        return self
+    @field_validator("controller")
+    @classmethod
+    def _check_controller(cls, value: str | None, info: Info) -> str | None:
+        if value is not None and info.data.get("adaptive") is False:
+            raise ValueError("adaptive=false asks for none; send one of them")
+        return value
 
 
 class StreamOptions(_Strict):
@@ -208,11 +125,12 @@ class SamplingRequest(_Strict):
     response_format: Any = neutral("there is no grammar that would be exact under speculation", {"type": "text"})
     priority: Any = neutral("requests are served in their order", 0)
 
-    @model_validator(mode="after")
-    def _check_stream(self) -> "SamplingRequest":
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: only with stream=true")
-        return self
+    @field_validator("stream_options")
+    @classmethod
+    def _check_stream(cls, value: StreamOptions | None, info: Info) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream", True):  # absent: refused for itself
+            raise ValueError("only with stream=true")
+        return value
 
 
 class CompletionRequest(SamplingRequest):
@@ -284,13 +202,20 @@ class ChatRequest(SamplingRequest):
     continue_final_message: Any = neutral("the answer is a message of its own", False)
     add_special_tokens: Any = neutral("the template writes them", False)
 
-    @model_validator(mode="after")
-    def _check_counts(self) -> "ChatRequest":
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs: only with logprobs=true")
-        if None not in {self.max_tokens, self.max_completion_tokens} and self.max_tokens != self.max_completion_tokens:
-            raise ValueError("max_tokens and max_completion_tokens differ; send one of them")
-        return self
+    @field_validator("max_tokens")
+    @classmethod
+    def _check_counts(cls, value: int | None, info: Info) -> int | None:
+        newer = info.data.get("max_completion_tokens")
+        if None not in {value, newer} and value != newer:
+            raise ValueError("differs from max_completion_tokens; send one of them")
+        return value
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _check_logprobs(cls, value: int | None, info: Info) -> int | None:
+        if value is not None and not info.data.get("logprobs", True):  # absent: refused for itself
+            raise ValueError("only with logprobs=true")
+        return value
 
 
 FIELD_NAMES: Final = frozenset().union(

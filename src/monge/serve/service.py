@@ -110,22 +110,12 @@ class Service:
         if body.model is not None:
             self._check_model(body.model)
         order = await asyncio.get_running_loop().run_in_executor(self._clerk, understand, body)
-        tickets = self._submit(order)
+        tickets = self._scheduler.submit_all(order.jobs)
         self._metrics.count_request(_asked(body), self._planners.of(order.jobs[0]))
         answers = Answers(order=order, model_name=self._settings.model_name, fingerprint=self._fingerprint, texts=self._texts)
         if order.is_stream:
             return EventStream(answers, tickets)
         return JSONResponse(answers.whole(await _completions(tickets, request)))
-
-    def _submit(self, order: Order) -> list[Ticket]:
-        tickets = list[Ticket]()
-        try:
-            for job in order.jobs:
-                tickets.append(self._scheduler.submit(job))
-        except BaseException:
-            _cancel(tickets)
-            raise
-        return tickets
 
     def _check_model(self, name: str) -> None:
         if name != self._settings.model_name:
@@ -161,6 +151,8 @@ async def _completions(tickets: Sequence[Ticket], request: Request) -> list[Comp
         left.cancel()
         work.cancel()
         _cancel(tickets)
+        # What nobody asks for its error, the event loop reports as lost.
+        await asyncio.gather(work, left, return_exceptions=True)
 
 
 async def _departure(request: Request) -> None:

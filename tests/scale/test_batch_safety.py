@@ -1,0 +1,180 @@
+"""What a batch must not do to files: replace what is there, believe what is damaged, or stand in its own way."""
+
+import json
+import re
+
+import pytest
+
+from monge.core.errors import OptionError
+from monge.scale.batch import ThisProcess
+from monge.scale.spec import DecoderSpec
+from tests.scale.batches import OPTIONS, Interrupted, rows_of, run
+
+
+def parts_of(job):
+    return job.output.with_name(f"{job.output.name}.parts")
+
+
+@pytest.fixture
+def interrupted(job):
+    """A run of which the shards 0 and 2 are there, and the bytes that it is to write."""
+    run(whole := job("whole.jsonl"))
+    with pytest.raises(ConnectionError):
+        run(cut := job(), Interrupted(0, 2))
+    return cut, parts_of(cut), whole.output.read_bytes()
+
+
+class Then:
+    """Workers after whom something else happens, before anything is written."""
+
+    def __init__(self, happens):
+        self.happens = happens
+
+    def decode(self, shards, spec, rules):
+        yield from ThisProcess().decode(shards, spec, rules)
+        self.happens()
+
+
+def test_an_output_that_is_there_is_kept(job):
+    made = job()
+    made.output.write_text("precious")
+    with pytest.raises(OptionError, match="is there already"):
+        run(made)
+    assert made.output.read_text() == "precious"
+    run(job(overwrite=True))
+    assert len(rows_of(made.output)) == 10
+
+
+def test_nor_does_an_unfinished_run_replace_it(interrupted, job):
+    cut, parts, expected = interrupted
+    cut.output.write_text("precious")
+    with pytest.raises(OptionError, match="is there already"):
+        run(cut)
+    assert cut.output.read_text() == "precious"
+    _, told = run(job(overwrite=True))
+    assert told[0] == (6, 10), "the finished shards were to be kept"
+    assert cut.output.read_bytes() == expected
+    parts.mkdir()
+    with pytest.raises(OptionError, match="is there already"):
+        run(cut)
+    assert cut.output.read_bytes() == expected
+
+
+def test_nor_does_a_run_during_which_it_came(job):
+    made = job()
+    with pytest.raises(OptionError, match="is there already"):
+        run(made, Then(lambda: made.output.write_text("precious")))
+    assert made.output.read_text() == "precious"
+    _, told = run(job(overwrite=True))
+    assert told == [(10, 10)], "nothing was to be decoded twice"
+
+
+def test_outputs_that_cannot_be(job, tmp_path):
+    with pytest.raises(OptionError, match="the output must be a"):
+        job("out.csv")
+    with pytest.raises(OptionError, match="the same file"):
+        job("in.jsonl")
+    with pytest.raises(OptionError, match="at least 1 row"):
+        job(shard_rows=0)
+    with pytest.raises(OptionError, match="must be written as text"):
+        DecoderSpec(options={"tree": object()})
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(OptionError, match=r"folder.jsonl' is a directory"):
+        job("folder.jsonl", overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": -1}, "max_new_tokens must be at least 1; got -1"),
+        ({"stop": ("",)}, "a stop string is empty"),
+        ({"stop": ""}, "a stop string is empty"),
+        ({"temperature": -1.0}, "temperature must be finite"),
+        ({"top_k": 0}, "top_k must be at least 1"),
+        ({"top_p": 0.0}, "top_p must lie in"),
+        ({"min_p": 2.0}, "min_p must lie in"),
+    ],
+)
+def test_options_that_fit_no_row_are_refused_at_once(job, options, message):
+    with pytest.raises(OptionError, match=message):
+        job(options=options)
+
+
+@pytest.mark.parametrize("seed", [1 << 63, -(1 << 63) - 1])
+def test_a_seed_out_of_range_is_refused_at_once(job, seed):
+    with pytest.raises(OptionError, match=re.escape(f"the seed must lie in -2^63..2^63-1; got {seed}")):
+        job(seed=seed)
+
+
+def test_a_command_that_fails_on_every_row_does_not_stand_in_the_way_of_the_right_one(job):
+    wrong = job(options=OPTIONS | {"max_new_tokens": 3000})
+    with pytest.raises(OptionError, match=r"none of 10 rows could be decoded, .*; the first one: .*context"):
+        run(wrong)
+    assert not wrong.output.exists()
+    run(job())
+    assert len(rows_of(wrong.output)) == 10
+
+
+def test_nor_does_a_start_that_fails(job, monkeypatch):
+    def failing(_):
+        raise OptionError("unknown drafter 'bogus'")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DecoderSpec, "load", failing)
+        with pytest.raises(OptionError, match="bogus"):
+            run(made := job(spec=DecoderSpec(options={"drafter": "bogus"})))
+    assert not parts_of(made).exists()
+    run(job(spec=DecoderSpec(options={"drafter": "ngram"})))
+    assert len(rows_of(made.output)) == 10
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text[: text.index("\n") + 1],
+        lambda _: "",
+        lambda _: "[1]\n[2]\n[3]\n",
+        lambda _: '{"row": 6}\n{"row": 7}\n{"row": 8}\n',
+        lambda _: "\0\udcff",
+    ],
+    ids=["cut", "rows missing", "empty", "no rows", "no results", "no text"],
+)
+def test_damaged_shards_are_decoded_again(interrupted, caplog, damage):
+    cut, parts, expected = interrupted
+    shard = parts / "00000002.jsonl"
+    shard.write_bytes(damage(shard.read_text()).encode(errors="surrogateescape"))
+    _, told = run(cut)
+    assert told[0] == (3, 10)
+    assert cut.output.read_bytes() == expected
+    assert "00000002.jsonl is damaged: its 3 rows are decoded again" in caplog.text
+
+
+def test_a_shard_that_is_damaged_meanwhile_is_not_merged(interrupted):
+    cut, parts, expected = interrupted
+
+    with pytest.raises(OptionError, match=r"00000000.jsonl' was changed while others were decoded"):
+        run(cut, Then(lambda: (parts / "00000000.jsonl").write_text("")))
+    assert not cut.output.exists()
+    run(cut)
+    assert cut.output.read_bytes() == expected
+
+
+@pytest.mark.parametrize("text", [None, '{"seed"', "[]", "{}"])
+def test_shards_of_unknown_settings_are_not_gone_on_with(interrupted, job, text):
+    cut, parts, expected = interrupted
+    path = parts / "settings.json"
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(OptionError, match=r"settings.json is missing or damaged.* --restart"):
+        run(cut)
+    assert len(list(parts.glob("*.jsonl"))) == 2
+    run(job(restart=True))
+    assert cut.output.read_bytes() == expected
+
+
+def test_settings_without_a_shard_bind_nobody(job):
+    made = job()
+    parts_of(made).mkdir()
+    (parts_of(made) / "settings.json").write_text(json.dumps({"seed": 5}))
+    report, _ = run(made)
+    assert report.seed == 1
