@@ -17,6 +17,7 @@ from monge.cli import options
 from monge.cli.bench_options import MEASURING, numbers
 from monge.cli.console import notes, reported
 from monge.core.errors import OptionError
+from monge.engine.loading import usable_device
 
 
 @reported
@@ -67,7 +68,7 @@ def verify(
     columns, console = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}")), notes()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
-        document = measure(settings, _device(device), lambda name: progress.update(task, description=name))
+        document = measure(settings, usable_device(device), lambda name: progress.update(task, description=name))
     report(document)
     if as_json:
         print(json.dumps(document))
@@ -99,10 +100,3 @@ def report(document: dict[str, Any]) -> None:
 def _ranged(summary: dict[str, float], unit: float, digits: int) -> str:
     low, median, high = (summary[name] * unit for name in ("low", "median", "high"))
     return f"{median:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
-
-
-def _device(name: str) -> torch.device:
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise OptionError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error

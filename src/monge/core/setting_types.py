@@ -1,13 +1,29 @@
 """Whether a value that a user wrote has the type that a setting declares."""
 
+import operator
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, SupportsIndex, Union, cast, get_args, get_origin
 
 _UNIONS: Final = (Union, types.UnionType)
+
+
+def _is_whole(value: object) -> bool:
+    """Whether it is a whole number, of Python, numpy or torch: an array has the method that says so, and refuses."""
+    if isinstance(value, int):
+        return not isinstance(value, bool)
+    if not isinstance(value, SupportsIndex):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
 _PLAIN: Final[Mapping[object, Callable[[object], bool]]] = {
     # A truth value is an int to Python, and a whole number is not a float; users mean neither.
-    int: lambda value: isinstance(value, SupportsIndex) and not isinstance(value, bool),
+    int: _is_whole,
     float: lambda value: isinstance(value, float | int) and not isinstance(value, bool),
 }
 
@@ -19,17 +35,17 @@ def is_of(value: object, declared: Any) -> bool:  # noqa: ANN401 (an annotation 
         >>> is_of((1, 2), tuple[int, ...]), is_of(2.5, int), is_of(2, float), is_of(True, int | None)
         (True, False, True, False)
     """
-    origin, inside = get_origin(declared), get_args(declared)
+    if declared in _PLAIN:  # first: token ids are asked about one by one
+        return _PLAIN[declared](value)
     if declared is Any:
         return True
+    origin, inside = get_origin(declared), get_args(declared)
     if origin in _UNIONS:
         return any(is_of(value, one) for one in inside)
     if origin is Literal:
         return any(type(value) is type(one) and value == one for one in inside)
     if origin is tuple:
         return isinstance(value, tuple) and _are_of(cast(tuple[object, ...], value), inside)
-    if declared in _PLAIN:
-        return _PLAIN[declared](value)
     return isinstance(value, types.NoneType if declared is None else origin or declared)
 
 
