@@ -27,6 +27,7 @@ from monge.bench.tasks import read_prompts, shipped
 from monge.cli import options
 from monge.cli.bench import call_bar
 from monge.cli.console import notes, quiet_host, reported
+from monge.cli.out import check_out_folder
 from monge.core.errors import OptionError
 
 OUT: Final = Path("bench-acceptance")
@@ -88,6 +89,7 @@ def bench_acceptance(
         monge bench acceptance --target ./my-target --draft ./my-draft --draft-top-k 256 --json | tail -n 1 > acceptance.json
     """
     quiet_host()
+    check_out_folder(out)
     draw = _plotter() if plots else None
     _check_positive({"--threads": threads, "--prompts-per-task": per_task, "--draft-top-k": draft_top_k})
     if threads is not None:

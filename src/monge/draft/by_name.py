@@ -110,6 +110,17 @@ def with_head(text: str, head: str | None) -> str:
     return f"{_name(text)}({', '.join(arguments)})"
 
 
+def check_head(folder: str | Path) -> None:
+    """Refuse a folder that holds no head, before anything is made that it is for.
+
+    Raises:
+        ModelLoadError: If it is missing, cannot be read, or is of no known format.
+    """
+    checkpoint = Checkpoint(folder)
+    if not is_shape(checkpoint.config) and format_of(checkpoint) is None:
+        raise unknown_format(checkpoint)
+
+
 def no_head_reason(draft: str | Path) -> str | None:
     """Why a folder that is no model is no head either; `None` where there is no such folder."""
     path = Path(draft).expanduser()
