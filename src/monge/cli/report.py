@@ -18,6 +18,7 @@ from monge.bench.tasks import Prompt, read_prompts, shipped
 from monge.cli import options
 from monge.cli.bench_heads import spinner
 from monge.cli.console import notes, output, quiet_host, reported
+from monge.cli.out import check_out_folder
 from monge.core.errors import OptionError
 from monge.engine.loading import load_network, load_tokenizer
 from monge.heads.shape.checkpoint import built_in_head
@@ -100,6 +101,7 @@ def _written(
 ) -> dict[str, Any]:
     """Measure, and write page and JSON."""
     quiet_host()
+    check_out_folder(out)
     if (note := busy_note()) is not None:
         notes().print(note, style="yellow")
     source, draw = built_in("target") if target is None else target, _plotter()
