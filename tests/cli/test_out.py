@@ -32,25 +32,28 @@ def test_no_permission(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["drafters", "--threads", 0], "--threads must be at least 1; got 0"),
-        (["heads", "--threads", 0], "--threads must be at least 1; got 0"),
-        (["peers", "--threads", 0], "--threads must be at least 1; got 0"),
-        (["drafters", "--num-prompts", 0], "--num-prompts must be at least 1; got 0"),
-        (["drafters", "--head", "EMPTY"], "cannot read"),
-        (["heads", "--head", "EMPTY"], "cannot read"),
-        (["drafters", "--out", "FILE"], "is a file; name a folder"),
-        (["heads", "--out", "FILE"], "is a file; name a folder"),
-        (["peers", "--out", "FILE"], "is a file; name a folder"),
-        (["acceptance", "--out", "FILE"], "is a file; name a folder"),
+        ("bench drafters --threads 0 --out OUT", "--threads must be at least 1; got 0"),
+        ("bench heads --threads 0 --out OUT", "--threads must be at least 1; got 0"),
+        ("bench peers --threads 0 --out OUT", "--threads must be at least 1; got 0"),
+        ("bench steps --threads 0", "--threads must be at least 1; got 0"),
+        ("train shape --threads 0 --out OUT", "--threads must be at least 1; got 0"),
+        ("report shape --threads 0 --out OUT", "--threads must be at least 1; got 0"),
+        ("bench drafters --num-prompts 0 --out OUT", "--num-prompts must be at least 1; got 0"),
+        ("bench drafters --head EMPTY --out OUT", "cannot read"),
+        ("bench heads --head EMPTY --out OUT", "cannot read"),
+        ("bench drafters --out FILE", "is a file; name a folder"),
+        ("bench heads --out FILE", "is a file; name a folder"),
+        ("bench peers --out FILE", "is a file; name a folder"),
+        ("bench acceptance --out FILE", "is a file; name a folder"),
+        ("train shape --out FILE", "is a file; name a folder"),
+        ("report shape --out FILE", "is a file; name a folder"),
     ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
 def test_refused_before_any_text_is_written(run, tmp_path, arguments, message):
-    words = {"FILE": tmp_path / "file", "EMPTY": tmp_path / "empty"}
-    words["FILE"].touch()
-    words["EMPTY"].mkdir()
-    out = [] if "--out" in arguments else ["--out", tmp_path / "out"]
-    result = run("bench", *(words.get(word, word) for word in arguments), *out)
+    places = {"FILE": tmp_path / "file", "EMPTY": tmp_path / "empty", "OUT": tmp_path / "out"}
+    places["FILE"].touch()
+    places["EMPTY"].mkdir()
+    result = run(*(places.get(word, word) for word in arguments.split()))
     assert result.exit_code == 2
     assert message in result.stderr
-    assert not (tmp_path / "out").exists()
+    assert not places["OUT"].exists()

@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from typing import Annotated, Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -16,7 +15,6 @@ from monge.bench.verify import QUICK, VerifySettings, measure
 from monge.cli import options
 from monge.cli.bench_options import MEASURING, numbers
 from monge.cli.console import notes, reported
-from monge.core.errors import OptionError
 from monge.engine.loading import usable_device
 
 
@@ -56,9 +54,7 @@ def verify(
         monge bench verify --quick
         monge bench verify --rules "optimal(bins=64)" --rules k_seq --vocab 131072 --candidates 8
     """
-    if threads < 1:
-        raise OptionError(f"threads must be at least 1; got {threads}")
-    torch.set_num_threads(threads)
+    options.set_threads(threads)
     lists = {"rules": rules, "vocab_sizes": vocab, "supports": support, "widths": candidates, "batch_sizes": batch}
     settings = replace(
         QUICK if quick else VerifySettings(),

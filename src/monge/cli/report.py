@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import torch
 import typer
 
 from monge.api import built_in
@@ -83,8 +82,8 @@ def shape(
         monge report shape --beside my-medusa --beside my-eagle
         monge report shape --target ./my-target --head ./my-head --data chat.jsonl --data code.jsonl
     """
-    if threads is not None:
-        torch.set_num_threads(threads)
+    options.set_threads(threads)
+    check_out_folder(out)
     trained = head or (built_in_head() if target is None else None)
     size = replace(QUICK if quick else ReportSettings(), **options.given(rows_per_task=rows, max_new_tokens=max_new_tokens))
     prompts = shipped() if data is None else tuple(prompt for path in data for prompt in read_prompts(path))
@@ -101,7 +100,6 @@ def _written(
 ) -> dict[str, Any]:
     """Measure, and write page and JSON."""
     quiet_host()
-    check_out_folder(out)
     if (note := busy_note()) is not None:
         notes().print(note, style="yellow")
     source, draw = built_in("target") if target is None else target, _plotter()
