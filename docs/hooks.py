@@ -95,7 +95,7 @@ def _path(part: Any) -> str:
 
 
 def _settings(registry: Registry[Any], name: str) -> str:
-    return _codes([f"{field}{_default(value)}" for field, value in registry.options(name).items()])
+    return _codes([f"{field}{_default(value)}" for field, value in registry.settings(name).items()])
 
 
 def _default(value: Any) -> str:

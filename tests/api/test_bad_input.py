@@ -48,6 +48,16 @@ def test_empty_prompt():
         decoder().generate([])
 
 
+def test_half_a_character_is_no_text():
+    with pytest.raises(OptionError, match=r"prompt: character 1 is '\\ud800', half of a pair of surrogates"):
+        load().generate("a\ud800", max_new_tokens=1)
+
+
+@pytest.mark.parametrize("seed", [-(2**63), -1, 0, 2**64 - 1])
+def test_seeds_of_64_bits(seed):
+    assert decoder().generate([[0, 1]], max_new_tokens=1, seed=seed, temperature=1.0)[0].seed == seed
+
+
 def test_text_without_a_tokenizer():
     with pytest.raises(OptionError, match="no tokenizer: give token ids"):
         decoder().generate("hello")
@@ -119,6 +129,8 @@ def test_illegal_pairs_name_the_legal_verifiers():
         ({"temperature": -1.0}, "temperature must be finite and >= 0"),
         ({"top_p": 0.0}, r"top_p must lie in \(0, 1\]"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1; got 0"),
+        ({"seed": 2**64}, "seed must be a whole number of at least -2.63 and less than 2.64; got 18446744073709551616"),
+        ({"seed": -(2**63) - 1}, "seed must be a whole number"),
         ({"stop": ["a", ""]}, "a stop string is empty"),
         ({"stop": "x"}, "stop strings need a tokenizer"),
     ],
@@ -136,6 +148,11 @@ def test_unknown_options_are_not_ignored():
 def test_missing_and_broken_checkpoints(tmp_path):
     with pytest.raises(ModelLoadError, match="no folder"):
         load(tmp_path / "nowhere")
+    (tmp_path / "file.txt").write_text("")
+    with pytest.raises(ModelLoadError, match=r"file\.txt' is a file; give the folder of a checkpoint"):
+        load(tmp_path / "file.txt")
+    with pytest.raises(ModelLoadError, match=r"file\.txt' has no config\.json beside it; give the folder"):
+        load(draft=tmp_path / "file.txt")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelLoadError, match=r"has no config\.json"):
         load(tmp_path / "empty")
@@ -147,6 +164,20 @@ def test_missing_and_broken_checkpoints(tmp_path):
     (tmp_path / "broken" / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
     with pytest.raises(ModelLoadError, match="cannot load a model"):
         load(tmp_path / "broken")
+
+
+@pytest.mark.parametrize(
+    ("loading", "message"),
+    [
+        ({"dtype": "float99"}, "unknown dtype 'float99'; did you mean 'float64'"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'"),
+        ({"device": "foo"}, "device 'foo' cannot be used: "),
+        ({"device": "cuda:99"}, "device 'cuda:99' cannot be used: "),
+    ],
+)
+def test_types_and_devices_that_are_not_there(loading, message):
+    with pytest.raises(OptionError, match=message):
+        load(**loading)
 
 
 def test_vocabulary_of_another_size():

@@ -21,12 +21,15 @@ def test_named_arm():
     expected = {"tree": "fixed_width((2, 1))", "controller": "price(max_window=4)", "draft_temperature": 0.5}
     assert arm.settings == expected
     assert "costs" in arm.reads
-    assert named_arm("mine").settings == {}
+    assert named_arm("mine:").settings == {}
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("tree=chain(2)", "arm 'tree=chain(2)' has no name; write 'name: part=value"),
+        ("mine", "arm 'mine' has no name"),
+        ("a: tree=chain(2), tree=chain(3)", "tree is given twice"),
         (": tree=chain", "has no name; write 'name: part=value"),
         ("a: tree=", "cannot read arm"),
         ("a: chain(8)", "cannot read arm"),

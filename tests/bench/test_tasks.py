@@ -40,6 +40,23 @@ def test_json_lines(tmp_path):
     assert [prompt.text for prompt in read_prompts(file)] == ["a\nb", "Question: Why?\nAnswer:", "first"]
 
 
+def test_lines_end_where_lines_end(tmp_path):
+    """Not at a form feed or U+2028, which `str.splitlines` takes for ends, and which JSON may hold as they are."""
+    (tmp_path / "a.txt").write_bytes("\ufeffOne\x0cpage\r\nTwo\u2028parts\n".encode())
+    assert [prompt.text for prompt in read_prompts(tmp_path / "a.txt")] == ["One\x0cpage", "Two\u2028parts"]
+    (tmp_path / "a.jsonl").write_bytes('\ufeff{"prompt": "Two\u2028parts"}\n{"prompt": "b"}\n'.encode())
+    assert [prompt.text for prompt in read_prompts(tmp_path / "a.jsonl")] == ["Two\u2028parts", "b"]
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_fewer_than_one_prompt_a_task(tmp_path, count):
+    (tmp_path / "a.txt").write_text("One.\n")
+    with pytest.raises(OptionError, match=f"prompts per task .* must be at least 1; got {count}"):
+        shipped(per_task=count)
+    with pytest.raises(OptionError, match=f"prompts per task .* must be at least 1; got {count}"):
+        read_prompts(tmp_path / "a.txt", per_task=count)
+
+
 def test_tasks_of_a_file(tmp_path):
     file = tmp_path / "mine.jsonl"
     records = [{"prompt": "a", "task": "x"}, {"turns": ["b"], "category": "y"}, {"prompt": "c", "task": "x"}, {"prompt": "d"}]

@@ -3,7 +3,9 @@ import sys
 
 import pytest
 
+from monge.bench.arms import MongeArm
 from monge.bench.report import HEADLINE
+from monge.core.errors import OptionError
 
 
 @pytest.fixture
@@ -67,8 +69,16 @@ def test_named_arms_only_are_compared_with_plain_decoding(bench):
     [
         (["--prompts", "nowhere.txt"], "cannot read prompts from 'nowhere.txt'"),
         (["--repeats", "0"], "must be at least 1"),
-        (["--threads", "0"], "threads must be at least 1"),
-        (["--prompts-per-task", "0"], "prompts-per-task must be at least 1"),
+        (["--threads", "0"], "--threads must be at least 1"),
+        (["--prompts-per-task", "0"], "(--prompts-per-task) must be at least 1"),
+        (["--temperature", "-1"], "temperature must be finite and >= 0"),
+        (["--temperature", "nan"], "temperature must be finite and >= 0"),
+        (["--time-limit", "-1"], "the time limit must not be negative; got -1"),
+        (["--seed", str(2**64)], "seed must be a whole number of at least -2^63"),
+        (["--max-new-tokens", "100000"], "+ max_new_tokens=100000 exceeds the target's context of"),
+        (["--device", "foo"], "device 'foo' cannot be used"),
+        (["--dtype", "float99"], "unknown dtype 'float99'; did you mean 'float64'"),
+        (["--arm", "tree=chain(2)"], "arm 'tree=chain(2)' has no name"),
         (["--target", "./nowhere"], "no folder './nowhere'"),
         (["--arm", "a: controller=prise"], "did you mean 'price'"),
         (["--named-only"], "--named-only needs arms of --arm"),
@@ -92,11 +102,24 @@ def test_missing_matplotlib_names_the_extra_before_anything_runs(bench, monkeypa
     assert result.stdout == ""
 
 
-def test_out_that_is_a_file_is_refused(bench, tmp_path):
+def test_out_that_is_a_file_is_refused_before_anything_is_measured(bench, tmp_path, monkeypatch):
     (tmp_path / "out").write_text("")
+    monkeypatch.setattr(sys.modules["monge.cli.bench"], "load_pair", None)
     result = bench("--quick", "--max-new-tokens", 2, "--repeats", 1, "--no-plots")
     assert result.exit_code == 2
     assert "cannot write results" in result.stderr
+
+
+def test_a_run_of_which_every_arm_failed_fails(bench, tmp_path, monkeypatch):
+    def failing(*_):
+        raise OptionError("no room")
+
+    monkeypatch.setattr(MongeArm, "decode", failing)
+    result = bench("--named-only", "--arm", "d:", "--batch", 1, "--max-new-tokens", 2, "--repeats", 1, "--no-plots")
+    assert result.exit_code == 2
+    assert "d: OptionError: no room" in result.stdout
+    assert "error: every arm failed" in result.stderr
+    assert (tmp_path / "out" / "result.json").is_file()
 
 
 def test_ctrl_c(bench, monkeypatch):

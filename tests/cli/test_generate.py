@@ -72,6 +72,27 @@ def test_stop_strings(generate, expected):
     assert record["text"] == expected.text[: expected.text.index(stop)]
 
 
+def test_standard_input_that_is_not_utf8(generate):
+    result = generate("--max-new-tokens", 2, stdin=b"\xff\xfe")
+    assert result.exit_code == 2
+    assert "standard input is not UTF-8" in result.stderr
+
+
+def test_several_controllers_are_refused(generate):
+    result = generate(PROMPT, "--controller", "price", "--controller", "fixed")
+    assert result.exit_code == 2
+    assert "--controller is given 2 times (price, fixed); generate takes one" in result.stderr
+
+
+def test_a_drawn_seed_is_reported_where_the_text_goes_into_a_pipe(generate):
+    first = generate(PROMPT, "--max-new-tokens", 6, "--temperature", 1)
+    seed = re.fullmatch(r"seed (\d+)\n", first.stderr)
+    assert seed is not None
+    again = generate(PROMPT, "--max-new-tokens", 6, "--temperature", 1, "--seed", seed[1])
+    assert (again.stdout, again.stderr) == (first.stdout, "")
+    assert "seed " in generate(PROMPT, "--max-new-tokens", 2, "--verbose").stderr
+
+
 @pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
 def test_file_of_prompts_is_decoded_as_a_batch(generate, tmp_path, name, expected):
     prompts = [PROMPT, "Once", "Question: why?"]

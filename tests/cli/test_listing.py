@@ -16,7 +16,7 @@ def test_every_part_is_shown_with_its_settings(run, monkeypatch):
         assert room in result.stdout
         for name in registry:
             assert name in result.stdout
-            for setting in registry.options(name):
+            for setting in registry.settings(name):
                 assert setting in result.stdout
 
 
@@ -28,7 +28,7 @@ def test_json(run):
     ngram = next(part for part in parts["drafters"] if part["name"] == "ngram")
     assert ngram["settings"]["max_ngram"] == 3
     model = next(part for part in parts["drafters"] if part["name"] == "model")
-    assert model["required"] == ["model", "tree"]
+    assert (model["required"], model["settings"]) == ([], {"top_k": None})
     assert parts["legal"] == legality()
 
 

@@ -91,7 +91,7 @@ def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperatu
     models = ["--target", target, "--draft", draft]
     arguments = ["--prompts", tmp_path / "mine.txt", "--max-new-tokens", 6, "--repeats", 1, "--out", tmp_path / "out"]
     confirm = ["--confirm"] if temperature == 0 else []
-    backend = [] if temperature == 0 else ["--backend", "eager"]
+    backend = [] if temperature == 0 else shlex.split("--backend eager --dtype float64 --device cpu --attention eager")
     result = run("tune", *models, *arguments, "--temperature", temperature, "--json", *confirm, *backend)
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
@@ -104,6 +104,8 @@ def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperatu
     assert f"python:   monge.load(target={target!r}, " in result.stdout
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
     assert ("--backend eager" in line) == ("backend='eager'" in result.stdout) == bool(backend)
+    assert ("--dtype float64 --device cpu --attention eager" in line) == bool(backend)
+    assert ("dtype='float64', device='cpu', attention='eager'" in result.stdout) == bool(backend)
     command = [word if word != "PROMPT" else "Once" for word in shlex.split(line.removeprefix("use it:   monge "))]
     result = run(*command, "--max-new-tokens", 2)
     assert result.exit_code == 0, result.stderr
@@ -146,16 +148,27 @@ def test_what_the_clock_says_goes_before_what_was_predicted(run, tiny_paths, tmp
         (["replay", "LOG", "--repeats", "0"], "--repeats and --depth must be at least 1"),
         (["replay", "LOG", "--check-target", "DRAFT"], "the log was made with"),
         (["log", "--file", "nowhere.txt"], "cannot read prompts"),
-        (["log", "--prompts-per-task", "0"], "no prompts; give --file"),
+        (["replay", "FOLDER"], ": a folder, not a log; name the file in it"),
+        (["log", "--prompts-per-task", "0"], "must be at least 1; got 0"),
+        (["log", "--prompts-per-task", "-1"], "must be at least 1; got -1"),
+        (["log", "--out", "FOLDER"], "is a folder; name a file in it"),
+        (["log", "--out", "FILE/run.mlog"], "is a file; name a folder"),
+        (["log", "--seed", str(2**64)], "seed must be a whole number of at least -2^63"),
+        (["tune", "--out", "FILE"], "is a file; name a folder"),
+        (["replay", "LOG", "--out", "FILE"], "is a file; name a folder"),
+        (["bench", "capacity", "LOG", "--out", "FILE"], "is a file; name a folder"),
         (["log", "--backend", "quick"], "unknown backend 'quick'"),
-        (["tune", "--max-prompts", "0"], "--max-prompts and --repeats must be at least 1"),
+        (["tune", "--max-prompts", "0"], "--max-prompts must be at least 1; got 0"),
         (["tune", "--backend", "quick"], "unknown backend 'quick'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_input(run, logged, tiny_paths, tmp_path, arguments, message):
-    words = {"LOG": logged[0], "DRAFT": tiny_paths[1]}
-    extra = [] if arguments[0] == "replay" else ["--target", tiny_paths[0], "--out", tmp_path / "out"]
+    file = tmp_path / "file"
+    file.write_text("")
+    words = {"LOG": logged[0], "DRAFT": tiny_paths[1], "FOLDER": tmp_path, "FILE": file, "FILE/run.mlog": file / "run.mlog"}
+    extra = [] if arguments[0] == "replay" else ["--target", tiny_paths[0]]
+    extra += [] if "--out" in arguments or arguments[0] == "replay" else ["--out", tmp_path / "out"]
     result = run(*(words.get(word, word) for word in arguments), *extra)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")

@@ -139,8 +139,10 @@ def test_costs_are_measured_kept_and_read_again(tmp_path: Path) -> None:
 
 def test_nothing_is_measured_for_controllers_that_do_not_ask(tmp_path: Path) -> None:
     draft = Counting(RandomTable(VOCAB, 4), VOCAB)
-    assert make_parts(target(), draft, controller="fsm", costs=tmp_path).memory.costs is None
+    assert make_parts(target(), draft, controller="fsm").memory.costs is None
     assert draft.forwards == 0
+    with pytest.raises(OptionError, match=r"costs \(--costs\) .*: fsm reads no measured times; leave it out"):
+        make_parts(target(), draft, controller="fsm", costs=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

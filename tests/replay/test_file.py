@@ -38,6 +38,12 @@ def test_round_trip(tmp_path, top):
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["run.mlog"]
 
 
+def test_who_may_read_a_log_is_up_to_the_system(log, tmp_path):
+    (tmp_path / "other").touch()
+    written = write_log(log, tmp_path / "run.mlog")
+    assert written.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 def test_a_compact_law_keeps_the_committed_token_exactly_and_the_rest_as_one(log):
     compact = logged(models(3)[0], TEXT, top=1)
     for place in range(2, 6):

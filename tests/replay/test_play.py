@@ -114,9 +114,13 @@ def test_a_pool_is_replayed_by_name():
         draft,
         Settings(repeats=2),
     )
-    (found,), (refused,) = document["replayed"], document["refused"]
-    assert found["tokens_per_s"]["mean"] > 0.0
-    assert "no measured times of drafter 'suffix'" in refused["reason"]
+    timed, other = document["replayed"]
+    assert document["refused"] == []
+    assert (timed["tokens_per_s"]["mean"] > 0.0, timed["untimed"]) == (True, None)
+    assert other["tokens_per_s"] is None
+    assert other["block_efficiency"]["mean"] >= 1.0
+    assert "no measured times of drafter 'suffix' (it has: model, ngram, none)" in other["untimed"]
+    assert "`monge log` with --drafter suffix measures them" in other["untimed"]
 
 
 def test_block_efficiency_of_an_accepting_pair():

@@ -34,7 +34,7 @@ from monge.bench.provenance import provenance
 from monge.bench.report import arm_record, slowest_adaptive, summary, write_rounds
 from monge.bench.runner import FAILURES, Measurement, Settings, measure, num_calls
 from monge.bench.tasks import Prompt
-from monge.core.errors import OptionError
+from monge.core.errors import ContextLengthError, OptionError
 
 QUICK: Final = Settings(max_new_tokens=32, repeats=3, batch_sizes=(1,), time_limit_s=25.0)
 QUICK_PROMPTS_PER_TASK: Final = 1
@@ -101,6 +101,7 @@ def compare(pair: Pair, prompts: Sequence[Prompt], settings: Settings, *, choice
     token_ids = tuple(encode(pair.tokenizer, prompt.text) for prompt in prompts)
     if not all(token_ids):
         raise OptionError("bench: a prompt has no tokens; remove it")
+    _check_lengths(pair, token_ids, settings)
     ours = choice.arms(pair)
     tried: list[dict[str, Any]] = []
     arms = ours
@@ -125,6 +126,16 @@ def compare(pair: Pair, prompts: Sequence[Prompt], settings: Settings, *, choice
         "arms": [arm_record(measurement, measurements) for measurement in measurements],
     }
     return Outcome(measurements=tuple(measurements), document=document)
+
+
+def _check_lengths(pair: Pair, prompts: TokenIds, settings: Settings) -> None:
+    """Refuse completions for which the target has no room, before any arm finds out for itself."""
+    longest, room = max(map(len, prompts)), pair.target_model.max_length
+    if room is not None and longest + settings.max_new_tokens > room:
+        raise ContextLengthError(
+            f"bench: the longest prompt of {longest} tokens + max_new_tokens={settings.max_new_tokens} exceeds the target's "
+            f"context of {room} tokens; ask for fewer tokens, or leave that prompt out"
+        )
 
 
 def write_outcome(outcome: Outcome, folder: Path) -> list[Path]:

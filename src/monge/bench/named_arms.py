@@ -8,6 +8,7 @@ from monge.bench.arms import Arm, MongeArm
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError, unknown_name
 from monge.core.registry import Registry
+from monge.draft.by_name import drafters_in
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
 from monge.engine.backends import BACKENDS
@@ -29,14 +30,14 @@ def named_arm(text: str) -> MongeArm:
 
     Args:
         text: `name: part=value, ..`; parts are written as on the command line (`drafter`, `tree`, `verifier`, `controller`,
-            `draft_backend`, `draft_temperature`, `draft_top_k`). A name alone is an arm with the default parts.
+            `draft_backend`, `draft_temperature`, `draft_top_k`). `name:` is an arm with the default parts.
 
     Raises:
-        OptionError: If it cannot be read, or names a part, setting or value that does not exist.
+        OptionError: If it cannot be read, or names a part, setting or value that does not exist, or a part twice.
     """
-    name, _, given = text.partition(":")
-    if not name.strip():
-        raise OptionError(f"arm {text!r} has no name; {_FORM}")
+    name, colon, given = text.partition(":")
+    if not colon or not name.strip():
+        raise OptionError(f"arm {text!r} has no name; {_FORM}, or 'name:' for the default parts")
     settings = {key: _value(text, key, node, source) for key, node, source in _keywords(text, given.strip())}
     return MongeArm(name=name.strip(), settings=settings)
 
@@ -63,6 +64,9 @@ def _keywords(text: str, given: str) -> list[tuple[str, ast.expr, str]]:
         raise OptionError(f"cannot read arm {text!r}; {_FORM}") from error
     if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
         raise OptionError(f"cannot read arm {text!r}; {_FORM}")
+    keys = [keyword.arg for keyword in call.keywords]
+    if repeated := [key for key in keys if keys.count(key) > 1]:
+        raise OptionError(f"arm {text!r}: {repeated[0]} is given twice; leave one out")
     return [(str(word.arg), word.value, ast.get_source_segment(source, word.value) or "") for word in call.keywords]
 
 
@@ -71,7 +75,8 @@ def _value(text: str, key: str, node: ast.expr, source: str) -> Any:  # noqa: AN
         room = _ROOMS[key]
         # Drafters need a network, which a bench has: only their names and settings are looked at here.
         if key == "drafter":
-            room.options(source.partition("(")[0].strip())
+            for one in drafters_in(source):
+                room.read(one)
         else:
             room.parse(source)
         return source

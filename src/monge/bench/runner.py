@@ -8,7 +8,9 @@ from typing import Final
 
 from monge.bench.arms import Arm, Call, Output, TokenIds, synchronize
 from monge.bench.pair import Pair
-from monge.core.errors import MongeError, unknown_name
+from monge.core.clocks import check_seed
+from monge.core.errors import MongeError, OptionError, unknown_name
+from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
 from monge.engine.clock import measured_by
 from monge.engine.garbage import settle_objects
@@ -49,9 +51,14 @@ class Settings:
     def __post_init__(self) -> None:
         if self.clock not in CLOCKS:
             raise unknown_name("clock", self.clock, CLOCKS)
+        for temperature in self.temperatures:
+            SamplingRules(temperature=temperature)
+        if self.time_limit_s is not None and not self.time_limit_s >= 0:
+            raise OptionError(f"bench: the time limit must not be negative; got {self.time_limit_s}")
+        check_seed(self.seed)
         sizes = (self.max_new_tokens, self.repeats, *self.batch_sizes)
         if min(sizes) < 1 or not self.batch_sizes or not self.temperatures:
-            raise MongeError("bench: numbers of tokens, repeats and batch sizes must be at least 1")
+            raise OptionError(f"bench: numbers of tokens, repeats and batch sizes must be at least 1; got {sizes}")
 
 
 @dataclass(slots=True, kw_only=True)

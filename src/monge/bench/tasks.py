@@ -22,7 +22,12 @@ class Prompt:
 
 
 def shipped(tasks: Sequence[str] = SHIPPED, *, per_task: int | None = None) -> tuple[Prompt, ...]:
-    """The prompts of `bench/prompts`, the first `per_task` of every task."""
+    """The prompts of `bench/prompts`, the first `per_task` of every task.
+
+    Raises:
+        OptionError: If a task is unknown, or `per_task` below 1.
+    """
+    _check_count(per_task)
     prompts: list[Prompt] = []
     for task in tasks:
         if task not in SHIPPED:
@@ -53,10 +58,12 @@ def read_prompts(path: Path, *, per_task: int | None = None) -> tuple[Prompt, ..
         per_task: Take the first so many of every task; all without.
 
     Raises:
-        OptionError: If the file cannot be read, a line is no such object, or there is no prompt in it.
+        OptionError: If the file cannot be read, a line is no such object, there is no prompt in it, or `per_task` is below 1.
     """
+    _check_count(per_task)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # A text may hold what `splitlines` takes for the end of a line: U+2028, a form feed.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"cannot read prompts from {str(path)!r}: {error}") from error
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -67,6 +74,24 @@ def read_prompts(path: Path, *, per_task: int | None = None) -> tuple[Prompt, ..
     if not prompts:
         raise OptionError(f"{str(path)!r} holds no prompts; write one a line")
     return tuple(prompts) if per_task is None else _first_of_each(prompts, per_task)
+
+
+def asked_prompts(file: Path | None, *, per_task: int | None, default: int) -> tuple[Prompt, ...]:
+    """The prompts of a file, or the shipped ones.
+
+    Args:
+        file: As for `read_prompts`; `None` takes the shipped ones.
+        per_task: The first so many of every task; without, all of a file, and of the shipped ones `default`.
+        default: See `per_task`.
+    """
+    if file is not None:
+        return read_prompts(file, per_task=per_task)
+    return shipped(per_task=default if per_task is None else per_task)
+
+
+def _check_count(per_task: int | None) -> None:
+    if per_task is not None and per_task < 1:
+        raise OptionError(f"prompts per task (--prompts-per-task) must be at least 1; got {per_task}")
 
 
 def _first_of_each(prompts: Sequence[Prompt], per_task: int) -> tuple[Prompt, ...]:

@@ -41,7 +41,7 @@ def acceptance(
     large ones go through closed forms. Nothing is normalised: a law that does not sum to one is refused.
 
     **A whole tree.** From a file with a small vocabulary, laws by prefix and a shape: the expected number of accepted tokens of
-    every rule, the multi-step optimum, and the layer bound. The format is on the documentation's page on acceptance.
+    every rule, the multi-step optimum, and the layer bound. `docs/verifiers/which_verifier_when.md` shows such a file.
 
     **Examples**
 

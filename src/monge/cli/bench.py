@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -26,11 +25,12 @@ from monge.bench.pair import load_pair
 from monge.bench.provenance import busy_note
 from monge.bench.report import table
 from monge.bench.runner import Settings
-from monge.bench.tasks import interleaved, read_prompts, shipped
+from monge.bench.tasks import asked_prompts, interleaved
 from monge.cli import bench_options as asked
 from monge.cli import options
 from monge.cli.bench_verify import verify
 from monge.cli.console import notes, quiet_host, reported
+from monge.cli.out import check_out_folder
 from monge.core.errors import OptionError
 
 OUT: Final = Path("bench-decode")
@@ -93,10 +93,9 @@ def decode(
     """
     quiet_host()
     draw = _plotter() if plots else None
-    _check_positive(**{"threads": threads, "prompts-per-task": per_task})
-    if threads is not None:
-        torch.set_num_threads(threads)
-    shown = read_prompts(prompts, per_task=per_task) if prompts else shipped(per_task=per_task or _default_prompts(quick))
+    options.set_threads(threads)
+    check_out_folder(out)
+    shown = asked_prompts(prompts, per_task=per_task, default=_default_prompts(quick))
     given = options.given(max_new_tokens=max_new_tokens, repeats=repeats, seed=seed, time_limit_s=time_limit, clock=clock)
     lists = {"batch_sizes": tuple(batch or ()), "temperatures": tuple(temperature or ())}
     settings = replace(QUICK if quick else Settings(), **given, **{name: some for name, some in lists.items() if some})
@@ -110,6 +109,12 @@ def decode(
     report(outcome.document, files)
     if as_json:
         print(json.dumps(outcome.document))
+    _check_measured(outcome.document)
+
+
+def _check_measured(document: dict[str, Any]) -> None:
+    if all(arm["failure"] is not None for arm in document["arms"]):
+        raise OptionError("every arm failed, so nothing was measured; the reasons are listed with the tables")
 
 
 def report(document: dict[str, Any], files: Sequence[Path]) -> None:
@@ -171,12 +176,6 @@ def call_bar(console: Console) -> Iterator[Watch]:
             progress.update(task, description=name, advance=int(started))
 
         yield Watch(total=total, step=step)
-
-
-def _check_positive(**numbers: int | None) -> None:
-    for name, number in numbers.items():
-        if number is not None and number < 1:
-            raise OptionError(f"{name} must be at least 1; got {number}")
 
 
 def _first_cell(document: dict[str, Any]) -> tuple[int, float]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -23,10 +22,11 @@ from monge.bench.acceptance_inputs import check_candidates
 from monge.bench.acceptance_log import LogSettings
 from monge.bench.acceptance_nodes import OPTIMUM
 from monge.bench.pair import load_pair
-from monge.bench.tasks import read_prompts, shipped
+from monge.bench.tasks import asked_prompts
 from monge.cli import options
 from monge.cli.bench import call_bar
 from monge.cli.console import notes, quiet_host, reported
+from monge.cli.out import check_out_folder
 from monge.core.errors import OptionError
 
 OUT: Final = Path("bench-acceptance")
@@ -88,14 +88,14 @@ def bench_acceptance(
         monge bench acceptance --target ./my-target --draft ./my-draft --draft-top-k 256 --json | tail -n 1 > acceptance.json
     """
     quiet_host()
+    check_out_folder(out)
     draw = _plotter() if plots else None
-    _check_positive({"--threads": threads, "--prompts-per-task": per_task, "--draft-top-k": draft_top_k})
-    if threads is not None:
-        torch.set_num_threads(threads)
+    options.check_positive(draft_top_k=draft_top_k)
+    options.set_threads(threads)
     lists = {"temperatures": temperature, "candidates": candidates, "budgets": nodes}
     settings = settings_of(quick, lists, options.given(draft_top_k=draft_top_k, seed=seed))
     default = QUICK_PROMPTS_PER_TASK if quick else PROMPTS_PER_TASK
-    shown = read_prompts(prompts, per_task=per_task) if prompts else shipped(per_task=per_task or default)
+    shown = asked_prompts(prompts, per_task=per_task, default=default)
     pair = load_pair(target, draft, **options.given(dtype=dtype, device=device, attention=attention))
     with call_bar(notes()) as watch:
         document = measure_acceptance(pair, shown, settings, watch=watch)
@@ -183,12 +183,6 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     for column in columns:
         table.add_column(column)
     return table
-
-
-def _check_positive(numbers: dict[str, int | None]) -> None:
-    for name, number in numbers.items():
-        if number is not None and number < 1:
-            raise OptionError(f"{name} must be at least 1; got {number}")
 
 
 def _plotter() -> Callable[[dict[str, Any], Path], list[Path]]:

@@ -19,6 +19,7 @@ from monge.bench.provenance import provenance
 from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.networks import Networks, load_draft, load_networks
+from monge.cli.out import check_out_folder
 from monge.cli.replay import write_document
 from monge.core.errors import OptionError
 from monge.replay.configuration import Configuration, grid
@@ -102,12 +103,12 @@ def bench_capacity(
         monge bench capacity run.mlog --tree "chain(2)" --costs capacity/capacity.json --rate 5000
     """
     quiet_host()
+    check_out_folder(out)
     goal = Goal(**options.given(rate_per_s=rate, first_token_s=first_token, token_s=token, spare=spare))
     effort = Effort(**options.given(num_requests=requests, num_replicas=replicas), seed=seed)
     if max_batch_size < 1 or not seconds > 0.0:
         raise OptionError(f"--max-batch-size must be at least 1 and --seconds positive; got {max_batch_size} and {seconds}")
-    chosen = list(grid(drafter=drafter, tree=tree, verifier=verifier, controller=controller))
-    arms = {one.label: one for one in (_PLAIN, *chosen)}
+    arms = {one.label: one for one in (_PLAIN, *grid(drafter=drafter, tree=tree, verifier=verifier, controller=controller))}
     loading = options.given(dtype=dtype, device=device)
     networks = _networks(costs, backend, target, draft, **loading)
     found, known = read_log(log), None if costs is None else read_machines(costs, list(arms))

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +22,8 @@ from monge.cli import bench_options as asked
 from monge.cli import options
 from monge.cli.bench_heads import MEASURING, Heads, spinner
 from monge.cli.console import quiet_host, reported
+from monge.cli.out import check_out_folder
+from monge.draft.by_name import check_head
 from monge.heads.shape.checkpoint import built_in_head
 
 OUT: Final = Path("bench-drafters")
@@ -72,7 +73,8 @@ def drafters(
         monge bench drafters --backend openvino --clock cpu --threads 1
     """
     quiet_host()
-    torch.set_num_threads(torch.get_num_threads() if threads is None else threads)
+    options.set_threads(threads)
+    _check(head or (), num_prompts, out)
     settings = Settings(max_new_tokens=max_new_tokens, repeats=repeats, **options.given(clock=clock))
     loading = options.given(dtype=dtype, device=device, backend=backend, draft_backend=draft_backend)
     pair = load_pair(target, draft, **loading)
@@ -93,6 +95,14 @@ def drafters(
     _show(lines, len(chosen))
     if as_json:
         print(json.dumps(document))
+
+
+def _check(heads: Sequence[Path], num_prompts: int, out: Path) -> None:
+    """Refuse what would only be found out after the target has written its text."""
+    options.check_positive(num_prompts=num_prompts)
+    check_out_folder(out)
+    for folder in heads:
+        check_head(folder)
 
 
 def _circumstances(pair: Pair, settings: Settings) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Final
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -21,6 +20,8 @@ from monge.bench.own_text import TextSettings, write_own_text
 from monge.bench.tasks import read_prompts, shipped
 from monge.cli import options
 from monge.cli.console import notes, quiet_host, reported
+from monge.cli.out import check_out_folder
+from monge.draft.by_name import check_head
 from monge.engine.loading import load_network, load_tokenizer
 from monge.heads.shape.checkpoint import built_in_head
 
@@ -60,7 +61,10 @@ def heads(
     there too. With `--json` the last line of standard output is one JSON object.
     """
     quiet_host()
-    torch.set_num_threads(torch.get_num_threads() if threads is None else threads)
+    options.set_threads(threads)
+    check_out_folder(out)
+    for folder in head or ():
+        check_head(folder)
     source = built_in("target") if target is None else target
     network, tokenizer = load_network(source, **options.given(dtype=dtype, device=device)), load_tokenizer(source)
     prompts = [encode(tokenizer, prompt.text) for prompt in (shipped() if data is None else read_prompts(data))]

@@ -15,10 +15,11 @@ from monge.bench.peer_list import PEERS, peer_named
 from monge.bench.peer_report import peer_table
 from monge.bench.peers import PeerSettings, compare_peers
 from monge.bench.provenance import busy_note
-from monge.bench.tasks import read_prompts, shipped
+from monge.bench.tasks import asked_prompts
 from monge.cli import bench_options as asked
 from monge.cli import options
 from monge.cli.console import notes, quiet_host, reported
+from monge.cli.out import check_out_folder
 from monge.core.errors import OptionError
 from monge.engine.loading import load_tokenizer
 
@@ -74,10 +75,11 @@ def peers(
         monge bench peers --peer monge --peer llama_cpp --temperature 0 --json | tail -n 1
     """
     quiet_host()
+    options.check_positive(threads=threads)
+    check_out_folder(out)
     chosen = [peer_named(name) for name in peer] if peer else list(PEERS)
     source, other = _folder(target, "target"), _folder(draft, "draft")
-    default = QUICK_PROMPTS if quick else PROMPTS
-    shown = read_prompts(prompts, per_task=per_task) if prompts else shipped(per_task=per_task or default)
+    shown = asked_prompts(prompts, per_task=per_task, default=QUICK_PROMPTS if quick else PROMPTS)
     tokenizer = load_tokenizer(source)
     given: dict[str, Any] = (QUICK if quick else {}) | options.given(max_new_tokens=max_new_tokens, repeats=repeats, seed=seed)
     if temperature:

@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +15,6 @@ from monge.bench.steps import StepSettings, measure
 from monge.cli import options
 from monge.cli.bench_options import MEASURING, numbers
 from monge.cli.console import notes, quiet_host, reported
-from monge.core.errors import OptionError
 from monge.engine.loading import load_network
 
 _DEFAULT: Final = StepSettings()
@@ -61,10 +59,7 @@ def steps(
         monge bench steps --backend openvino --backend "openvino(weights='int8')" --nodes 1 --nodes 4 --batch 1
     """
     quiet_host()
-    if threads is not None:
-        if threads < 1:
-            raise OptionError(f"threads must be at least 1; got {threads}")
-        torch.set_num_threads(threads)
+    options.set_threads(threads)
     lists = {"backends": backend, "nodes": nodes, "batch_sizes": batch, "prompts": prompt}
     settings = replace(
         _DEFAULT,

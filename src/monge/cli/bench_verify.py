@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from typing import Annotated, Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -16,7 +15,7 @@ from monge.bench.verify import QUICK, VerifySettings, measure
 from monge.cli import options
 from monge.cli.bench_options import MEASURING, numbers
 from monge.cli.console import notes, reported
-from monge.core.errors import OptionError
+from monge.engine.loading import usable_device
 
 
 @reported
@@ -55,9 +54,7 @@ def verify(
         monge bench verify --quick
         monge bench verify --rules "optimal(bins=64)" --rules k_seq --vocab 131072 --candidates 8
     """
-    if threads < 1:
-        raise OptionError(f"threads must be at least 1; got {threads}")
-    torch.set_num_threads(threads)
+    options.set_threads(threads)
     lists = {"rules": rules, "vocab_sizes": vocab, "supports": support, "widths": candidates, "batch_sizes": batch}
     settings = replace(
         QUICK if quick else VerifySettings(),
@@ -67,7 +64,7 @@ def verify(
     columns, console = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}")), notes()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
-        document = measure(settings, _device(device), lambda name: progress.update(task, description=name))
+        document = measure(settings, usable_device(device), lambda name: progress.update(task, description=name))
     report(document)
     if as_json:
         print(json.dumps(document))
@@ -99,10 +96,3 @@ def report(document: dict[str, Any]) -> None:
 def _ranged(summary: dict[str, float], unit: float, digits: int) -> str:
     low, median, high = (summary[name] * unit for name in ("low", "median", "high"))
     return f"{median:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
-
-
-def _device(name: str) -> torch.device:
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise OptionError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error

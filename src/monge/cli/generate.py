@@ -1,5 +1,6 @@
 """`monge generate`."""
 
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from monge.cli.loading import loaded
 from monge.cli.trace import check_trace, write_trace
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder, piece_of
-from monge.engine.session import Session
+from monge.engine.session import Request, Session
 
 
 @reported
@@ -39,7 +40,7 @@ def generate(
     drafter: options.Drafter = None,
     tree: options.Tree = None,
     verifier: options.Verifier = None,
-    controller: options.Controller = None,
+    controller: options.Controllers = None,
     costs: options.Costs = None,
     draft_temperature: options.DraftTemperature = None,
     draft_top_k: options.DraftTopK = None,
@@ -73,7 +74,7 @@ def generate(
     """
     quiet_host()
     prompts, writers = _prompts(prompt, file), {path: check_trace(path) for path in trace or ()}
-    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs)
+    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=_one(controller), costs=costs)
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size)
     loading |= options.given(draft_backend=draft_backend, cross_tokenizer=cross_tokenizer or None)
     parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
@@ -83,10 +84,17 @@ def generate(
         say_memory(decoder)
         if verbose:
             say_parts(decoder)
+        _say_seed(sessions[0].request, is_new=seed is None and not as_json, always=verbose)
         complete = _show(decoder, sessions, prompts, as_json=as_json, verbose=verbose)
         for path, writer in writers.items():
             write_trace(path, writer, list(map(completion_of, sessions, prompts)))
     _leave(sessions, complete=complete)
+
+
+def _say_seed(request: Request, *, is_new: bool, always: bool) -> None:
+    """Say which seed was drawn, where no line of figures does and it decides about the text."""
+    if is_new and not sys.stdout.isatty() and (always or request.rules.temperature > 0):
+        notes().print(f"seed {request.seed}", style="dim")
 
 
 def _leave(sessions: Sequence[Session], *, complete: bool) -> None:
@@ -130,7 +138,24 @@ def _prompts(prompt: str | None, file: Path | None) -> list[str]:
         return [prompt]
     if sys.stdin.isatty():
         raise OptionError('no prompt; write one, e.g. monge generate "The history of", or use --file or a pipe')
-    return [sys.stdin.read().rstrip("\n")]
+    return [_standard_input().rstrip("\n")]
+
+
+def _standard_input() -> str:
+    """All of it, read as UTF-8 whatever the locale says: under some a wrong byte becomes a character that is no text."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise OptionError(f"standard input is not UTF-8: {error}; convert it first, e.g. with iconv") from error
+
+
+def _one(controller: Sequence[str] | None) -> str | None:
+    """The controller, if one was given; `monge serve` takes several, so one may well write two here."""
+    if controller is not None and len(controller) > 1:
+        raise OptionError(f"--controller is given {len(controller)} times ({', '.join(controller)}); generate takes one")
+    return controller[0] if controller else None
 
 
 def _show(decoder: Decoder, sessions: Sequence[Session], prompts: Sequence[str], *, as_json: bool, verbose: bool) -> bool:

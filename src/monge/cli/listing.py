@@ -51,7 +51,7 @@ def list_parts(as_json: options.Json = False) -> None:
 
 def describe(registry: Registry[Any], name: str) -> dict[str, Any]:
     """Name, first line of the docstring, settings with their defaults, and those that have none."""
-    options_of = registry.options(name)
+    options_of = registry.settings(name)
     return {
         "name": name,
         "summary": registry.summary(name),

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from monge.bench.tasks import Prompt, read_prompts, shipped
+from monge.bench.tasks import Prompt, asked_prompts
 from monge.cli import options
 from monge.cli.bench import call_bar
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.networks import Networks, load_networks
+from monge.cli.out import check_out_file
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.replay.configuration import Configuration
@@ -74,8 +75,8 @@ def log(
         monge log --target ./my-target --draft ./my-draft --file prompts.txt --top 64 --out mine.mlog
     """
     quiet_host()
-    own = PER_TASK if per_task is None else per_task
-    shown = read_prompts(prompts, per_task=per_task) if prompts else shipped(per_task=own)
+    check_out_file(out)
+    shown = asked_prompts(prompts, per_task=per_task, default=PER_TASK)
     if drafter and no_costs:
         raise OptionError("--drafter says whose rounds are timed, and --no-costs that none are; leave one out")
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
@@ -97,8 +98,6 @@ def log(
 
 def record(networks: Networks, prompts: Sequence[Prompt], rules: SamplingRules, *, watch: Any, **recording: Any) -> LawLog:  # noqa: ANN401
     """Texts and laws of prompts, by task."""
-    if not prompts:
-        raise OptionError("no prompts; give --file, or --prompts-per-task of at least 1")
     by_task: dict[str, list[str]] = {}
     for prompt in prompts:
         by_task.setdefault(prompt.task, []).append(prompt.text)

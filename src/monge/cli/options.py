@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import torch
 import typer
 
 from monge.api import load
+from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
 
 MODELS: Final = "Models"
@@ -107,15 +109,15 @@ Verifier = Annotated[
     str | None,
     option("--verifier", help="Acceptance rule; see `monge list`.", panel=SPECULATION, default="the one for the candidates"),
 ]
-Controller = Annotated[
-    str | None,
-    option(
-        "--controller",
-        help="How much to draft, e.g. `fixed(max_depth=2)`.",
-        panel=SPECULATION,
-        default=default_of(load, "controller"),
-    ),
-]
+_CONTROLLER: Final = option(
+    "--controller",
+    help="How much to draft, e.g. `fixed(max_depth=2)`.",
+    panel=SPECULATION,
+    default=default_of(load, "controller"),
+)
+Controller = Annotated[str | None, _CONTROLLER]
+Controllers = Annotated[list[str] | None, _CONTROLLER]
+"""All that were written: of an option that takes one, the command line drops the others without a word."""
 Costs = Annotated[
     str | None,
     option(
@@ -154,6 +156,26 @@ BatchSize = Annotated[
     option("--batch-size", help="Prompts decoded together.", panel=RUNNING, default=default_of(load, "max_batch_size")),
 ]
 Threads = Annotated[int | None, option("--threads", help="Threads of torch.", panel=RUNNING, default="torch's own")]
+
+
+def set_threads(threads: int | None) -> None:
+    """Give torch so many threads, if it is said how many."""
+    check_positive(threads=threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def check_positive(**numbers: int | None) -> None:
+    """Refuse numbers below 1 of options that were given.
+
+    Raises:
+        OptionError: If there is one.
+    """
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise OptionError(f"--{name.replace('_', '-')} must be at least 1; got {number}")
+
+
 File = Annotated[Path | None, option("--file", help="Prompts: plain text lines, or *.jsonl with `prompt`.", panel=RUNNING)]
 Trace = Annotated[
     list[Path] | None,

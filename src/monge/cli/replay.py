@@ -14,6 +14,7 @@ from monge.cli import options
 from monge.cli.bench import call_bar
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.networks import load_draft
+from monge.cli.out import check_out_folder
 from monge.core.errors import OptionError
 from monge.engine.loading import load_network, load_tokenizer
 from monge.replay.compare import REPEATS, Settings, compare
@@ -70,6 +71,7 @@ def replay(
         monge replay run.mlog --tree "chain(8)" --controller fixed --controller on_the_fly --json
     """
     quiet_host()
+    check_out_folder(out)
     draw = plotter() if plots else None
     if repeats < 1 or depth < 1:
         raise OptionError(f"--repeats and --depth must be at least 1; got {repeats} and {depth}")
@@ -107,6 +109,9 @@ def show(document: dict[str, Any]) -> None:
             style="dim",
             soft_wrap=True,
         )
+    for found in document["replayed"]:
+        if found["untimed"] is not None:
+            console.print(f"{found['label']}: {found['untimed']}", style="dim", markup=False, soft_wrap=True)
     for refused in document["refused"]:
         console.print(f"{refused['label']}: {refused['reason']}", style="yellow", markup=False, soft_wrap=True)
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import torch
 import typer
 
 from monge.api import built_in
@@ -18,6 +17,7 @@ from monge.bench.tasks import Prompt, read_prompts, shipped
 from monge.cli import options
 from monge.cli.bench_heads import spinner
 from monge.cli.console import notes, output, quiet_host, reported
+from monge.cli.out import check_out_folder
 from monge.core.errors import OptionError
 from monge.engine.loading import load_network, load_tokenizer
 from monge.heads.shape.checkpoint import built_in_head
@@ -82,8 +82,8 @@ def shape(
         monge report shape --beside my-medusa --beside my-eagle
         monge report shape --target ./my-target --head ./my-head --data chat.jsonl --data code.jsonl
     """
-    if threads is not None:
-        torch.set_num_threads(threads)
+    options.set_threads(threads)
+    check_out_folder(out)
     trained = head or (built_in_head() if target is None else None)
     size = replace(QUICK if quick else ReportSettings(), **options.given(rows_per_task=rows, max_new_tokens=max_new_tokens))
     prompts = shipped() if data is None else tuple(prompt for path in data for prompt in read_prompts(path))

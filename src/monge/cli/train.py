@@ -21,6 +21,7 @@ from monge.bench.published_training import KINDS, train_published
 from monge.bench.tasks import read_prompts, shipped
 from monge.cli import options
 from monge.cli.console import notes, quiet_host, reported
+from monge.cli.out import check_out_folder
 from monge.core.errors import OptionError
 from monge.engine.loading import load_network, load_tokenizer
 from monge.heads.shape.measure import Quality
@@ -89,8 +90,7 @@ def shape(
         monge train shape --out my-head --target ./my-target --data chats.jsonl --tokens 1000000 --device cuda
         monge generate "Once" --target ./my-target --drafter "shape(head='my-head')"
     """
-    quiet_host()
-    torch.set_num_threads(torch.get_num_threads() if threads is None else threads)
+    _begin(threads, out)
     text = replace(TextSettings(), **options.given(num_tokens=tokens, seed=seed))
     changes = options.given(steps=steps, batch_size=batch, learning_rate=learning_rate, seed=seed)
     recipe = replace(Recipe(), weights=replace(Weights(), **options.given(sinkhorn=sinkhorn)), **changes)
@@ -115,6 +115,12 @@ def shape(
     _say(out, outcome.head.num_parameters, outcome.quality)
 
 
+def _begin(threads: int | None, out: Path) -> None:
+    quiet_host()
+    options.set_threads(threads)
+    check_out_folder(out)
+
+
 def _published(kind: str) -> Callable[..., None]:
     """The command that trains heads of a published kind."""
 
@@ -134,8 +140,7 @@ def _published(kind: str) -> Callable[..., None]:
         learning_rate: Annotated[float | None, _training("--learning-rate", "At its peak.", Recipe().learning_rate)] = None,
         seed: Annotated[int | None, _training("--seed", "Of text and training.", Recipe().seed)] = None,
     ) -> None:
-        quiet_host()
-        torch.set_num_threads(torch.get_num_threads() if threads is None else threads)
+        _begin(threads, out)
         text = replace(TextSettings(), **options.given(num_tokens=tokens, seed=seed))
         changes = options.given(steps=steps, batch_size=batch, learning_rate=learning_rate, seed=seed)
         recipe = replace(Recipe(), **changes)

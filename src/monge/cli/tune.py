@@ -18,8 +18,8 @@ from monge.cli.bench import call_bar
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.log import record
 from monge.cli.networks import Networks, load_networks
+from monge.cli.out import check_out_folder
 from monge.cli.replay import show, write_document
-from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.replay.compare import Settings
 from monge.replay.configuration import MODEL, Configuration
@@ -78,10 +78,11 @@ def tune(
         monge tune --draft my-head --drafter suffix --drafter "cascade('ngram', 'head')"
     """
     quiet_host()
-    if max_prompts < 1 or repeats < 1:
-        raise OptionError(f"--max-prompts and --repeats must be at least 1; got {max_prompts} and {repeats}")
+    options.check_positive(max_prompts=max_prompts, repeats=repeats)
+    check_out_folder(out)
     shown = (read_prompts(prompts) if prompts else shipped(per_task=PER_TASK))[:max_prompts]
-    networks = load_networks(target, draft, **options.given(dtype=dtype, device=device, attention=attention, backend=backend))
+    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
+    networks = load_networks(target, draft, **loading)
     rules = SamplingRules(temperature=0.0 if temperature is None else temperature)
     with call_bar(notes()) as watch:
         found = record(networks, shown, rules, watch=watch, seed=seed, **options.given(max_new_tokens=max_new_tokens))
@@ -89,14 +90,13 @@ def tune(
         further = networks.further(drafter or ())
         found = replace(found, costs=networks.costs(further), about=networks.about())
         settings, own = Settings(repeats=repeats, seed=seed), networks.own_target() if further else None
-        replaying = partial(watch.step, "replaying")
-        tuned = search(found, networks.draft, settings, target=own, drafters=further, on_text=replaying)
+        tuned = search(found, networks.draft, settings, target=own, drafters=further, on_text=partial(watch.step, "replaying"))
         measured = _confirmed(networks, shown, tuned, found, seed) if confirm else []
     best = _fastest(tuned, measured)
     document = tuned.document | {"predicted_best": tuned.best.settings, "best": best.settings, "measured": measured}
     files = [write_log(found, out / "run.mlog"), *write_document(document, out, "tune.json")]
     _say(tuned, measured)
-    _say_use(best, options.given(target=target, draft=draft, backend=backend), rules)
+    _say_use(best, options.given(target=target, draft=draft) | loading, rules)
     output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)
     if as_json:
         print(json.dumps(document))
@@ -152,15 +152,15 @@ def _say(tuned: Tuned, measured: Sequence[dict[str, Any]]) -> None:
         console.print(f"best by the clock: {_fastest(tuned, measured).label}", style="bold", markup=False, soft_wrap=True)
 
 
-def _say_use(best: Configuration, models: dict[str, str], rules: SamplingRules) -> None:
+def _say_use(best: Configuration, loading: dict[str, str], rules: SamplingRules) -> None:
     """The command and the call that decode so."""
     console = output()
     if best.drafter is not None and MODEL not in best.drafter_names(None):
-        models = {name: value for name, value in models.items() if name != "draft"}
-    chosen = "".join(f" --{name} {shlex.quote(value)}" for name, value in models.items())
+        loading = {name: value for name, value in loading.items() if name != "draft"}
+    chosen = "".join(f" --{name} {shlex.quote(value)}" for name, value in loading.items())
     heat = "" if rules.temperature == 0 else f" --temperature {rules.temperature:g}"
     console.print(f"use it:   monge generate PROMPT{chosen}{heat} {best.command}", markup=False, soft_wrap=True)
-    names = "".join(f"{name}={value!r}, " for name, value in models.items())
+    names = "".join(f"{name}={value!r}, " for name, value in loading.items())
     console.print(f"python:   monge.load({names}{best.call})", markup=False, soft_wrap=True)
     if (note := busy_note()) is not None:
         console.print(note, style="yellow", markup=False, soft_wrap=True)

@@ -13,8 +13,10 @@ from monge.core.draws import Draws, TorchDraws
 from monge.core.errors import MongeError, OptionError
 from monge.core.law import Law
 from monge.core.proposal import Proposal
+from monge.core.setting_types import is_of
 
 _WORD: Final = 1 << 64
+_FIRST_SEED: Final = -(1 << 63)
 
 
 class ClockDraws(ABC):
@@ -38,9 +40,13 @@ class RequestDraws(TorchDraws, ClockDraws):
 
     Args:
         seed: Equal seeds give equal draws and equal clocks.
+
+    Raises:
+        OptionError: As `check_seed`.
     """
 
     def __init__(self, seed: int) -> None:
+        check_seed(seed)
         super().__init__(torch.Generator().manual_seed(seed))
         self._seed, self._place = seed, 0
 
@@ -49,6 +55,16 @@ class RequestDraws(TorchDraws, ClockDraws):
 
     def clocks(self, depth: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
         return keyed_clocks(self._seed, self._place + depth, draft, num_tokens)
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that the generator cannot take.
+
+    Raises:
+        OptionError: If it is no whole number, or lies outside of -2^63 .. 2^64 - 1.
+    """
+    if not is_of(seed, int) or not _FIRST_SEED <= seed < _WORD:
+        raise OptionError(f"seed must be a whole number of at least -2^63 and less than 2^64; got {seed!r}")
 
 
 def keyed_clocks(key: int, place: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:

@@ -3,10 +3,12 @@
 import ast
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Generic, TypeVar, get_type_hints
 
-from monge.core.errors import OptionError, unknown_name
+from monge.core.errors import MongeError, OptionError, unknown_name
+from monge.core.setting_types import is_of, type_name
 
 Part = TypeVar("Part")
 
@@ -17,13 +19,14 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
     Args:
         kind: What the parts are, for messages ("verifier").
         parts: Names to classes.
+        provided: Settings that the engine gives and no user writes: networks, trees.
     """
 
-    def __init__(self, kind: str, parts: Mapping[str, type[Part]]) -> None:
+    def __init__(self, kind: str, parts: Mapping[str, type[Part]], *, provided: Iterable[str] = ()) -> None:
         if len(set(parts.values())) != len(parts):
             raise OptionError(f"registry of {kind}s: one class is registered under two names")
         self.kind = kind
-        self._parts = dict(parts)
+        self._parts, self._provided = dict(parts), frozenset(provided)
 
     def __getitem__(self, name: str) -> type[Part]:
         if name not in self._parts:
@@ -54,25 +57,40 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
             return {}
         return {field.name: field.default for field in dataclasses.fields(cls) if field.init}
 
+    def settings(self, name: str) -> Mapping[str, Any]:
+        """The options of a part that a user writes, in the order in which they may stand without their names."""
+        return {key: default for key, default in self.options(name).items() if key not in self._provided}
+
+    def read(self, text: str) -> tuple[str, dict[str, Any]]:
+        """Name and settings of `name`, `name()` or `name(value, option=value)`; values are Python literals.
+
+        Args:
+            text: What the user wrote.
+
+        Raises:
+            OptionError: If the text is not of this form, a name in it is unknown, or a value has the wrong type.
+        """
+        name, positional, named = self._read(text)
+        known = self.settings(name)
+        if len(positional) > len(known):
+            raise OptionError(f"{self.kind} {name!r} takes at most {len(known)} settings; got {len(positional)}")
+        first = dict(zip(known, positional, strict=False))
+        _refuse_twice(f"{self.kind} {name!r}", first.keys() & named.keys())
+        return name, self._checked(name, first | named, known)
+
     def parse(self, text: str, **settings: Any) -> Part:
-        """Build a part from `name`, `name()` or `name(value, option=value)`; values are Python literals.
+        """Build a part from what a user wrote, as `read` takes it.
 
         Args:
             text: What the user wrote.
             **settings: Further settings.
 
         Raises:
-            OptionError: If the text is not of this form, or a name in it is unknown.
+            OptionError: As `read`, or if the part refuses its settings.
         """
-        name, positional, named = self._read(text)
-        names = list(self.options(name))
-        if len(positional) > len(names):
-            raise OptionError(f"{self.kind} {name!r} takes at most {len(names)} settings; got {len(positional)}")
-        first = dict(zip(names, positional, strict=False))
-        repeated = sorted(first.keys() & named.keys() | (first.keys() | named.keys()) & settings.keys())
-        if repeated:
-            raise OptionError(f"{self.kind} {name!r}: {', '.join(repeated)} is given twice; leave one out")
-        return self.make(name, **first, **named, **settings)
+        name, written = self.read(text)
+        _refuse_twice(f"{self.kind} {name!r}", written.keys() & settings.keys())
+        return self.make(name, **written, **settings)
 
     def _read(self, text: str) -> tuple[str, list[Any], dict[str, Any]]:
         try:
@@ -80,9 +98,10 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
             if isinstance(call, ast.Name):
                 return call.id, [], {}
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
-                named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-                return call.func.id, [ast.literal_eval(value) for value in call.args], named
-        except (SyntaxError, ValueError) as error:
+                return call.func.id, *literals_of(call, f"{self.kind} {call.func.id!r}")
+        except MongeError:
+            raise
+        except (SyntaxError, ValueError, TypeError) as error:
             raise self._unreadable(text) from error
         raise self._unreadable(text)
 
@@ -92,10 +111,60 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
             "as name(option=1)"
         )
 
-    def make(self, name: str, **settings: Any) -> Part:
-        """Build a part; an unknown setting is refused with the nearest valid one."""
-        known = self.options(name)
-        for key in settings:
+    def _checked(self, name: str, settings: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings, lists made tuples; refused if unknown, or not of the type that the part declares."""
+        declared = _declared(self[name]) if settings else {}
+        checked: dict[str, Any] = {}
+        for key, given in settings.items():
             if key not in known:
                 raise unknown_name(f"option of {self.kind} {name!r}:", key, known or ("(none)",))
-        return self[name](**settings)
+            value = tuple(given) if isinstance(given, list) else given
+            if key not in self._provided and not is_of(value, declared[key]):
+                default = known[key]
+                such = "" if default is None or default is dataclasses.MISSING else f", such as {default!r}"
+                raise OptionError(f"{self.kind} {name!r}: {key} must be {type_name(declared[key])}{such}; got {given!r}")
+            checked[key] = value
+        return checked
+
+    def make(self, name: str, **settings: Any) -> Part:
+        """Build a part.
+
+        Raises:
+            OptionError: If a setting is unknown (the nearest valid one is named), has the wrong type, or is refused.
+        """
+        checked = self._checked(name, settings, self.options(name))
+        try:
+            return self[name](**checked)
+        except MongeError:
+            raise
+        except (TypeError, AttributeError, ValueError) as error:
+            given = ", ".join(f"{key}={value!r}" for key, value in checked.items() if key not in self._provided)
+            raise OptionError(f"{self.kind} {name!r} cannot be made with {given or 'its defaults'}: {error}") from error
+
+
+def literals_of(call: ast.Call, what: str) -> tuple[list[Any], dict[str, Any]]:
+    """What stands between the brackets of a call: values without a name, and values with one.
+
+    Args:
+        call: The call.
+        what: What it names, for messages.
+
+    Raises:
+        OptionError: If a name occurs twice, which Python's own reader lets pass.
+        ValueError: If a value is no Python literal; `TypeError` if it cannot be made.
+    """
+    keys = [str(keyword.arg) for keyword in call.keywords]
+    _refuse_twice(what, (key for key in keys if keys.count(key) > 1))
+    named = {key: ast.literal_eval(keyword.value) for key, keyword in zip(keys, call.keywords, strict=True)}
+    return [ast.literal_eval(value) for value in call.args], named
+
+
+def _refuse_twice(what: str, repeated: Iterable[str]) -> None:
+    if keys := sorted(set(repeated)):
+        raise OptionError(f"{what}: {', '.join(keys)} is given twice; leave one out")
+
+
+@lru_cache(maxsize=256)
+def _declared(part: type[Any]) -> Mapping[str, Any]:
+    """The types of a part's settings; looked up once, since some parts are read from their names in every round."""
+    return get_type_hints(part)

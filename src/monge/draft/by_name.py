@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from monge.core.errors import OptionError
+from monge.core.registry import literals_of
 from monge.draft.base import AnyDrafter
 from monge.draft.registry import DRAFTERS
 from monge.heads.readers.base import PublishedHead
@@ -109,6 +110,17 @@ def with_head(text: str, head: str | None) -> str:
     return f"{_name(text)}({', '.join(arguments)})"
 
 
+def check_head(folder: str | Path) -> None:
+    """Refuse a folder that holds no head, before anything is made that it is for.
+
+    Raises:
+        ModelLoadError: If it is missing, cannot be read, or is of no known format.
+    """
+    checkpoint = Checkpoint(folder)
+    if not is_shape(checkpoint.config) and format_of(checkpoint) is None:
+        raise unknown_format(checkpoint)
+
+
 def no_head_reason(draft: str | Path) -> str | None:
     """Why a folder that is no model is no head either; `None` where there is no such folder."""
     path = Path(draft).expanduser()
@@ -140,13 +152,11 @@ def _listed(text: str) -> tuple[list[Any], dict[str, Any]]:
     """What stands between the brackets: drafters, and settings of the whole."""
     try:
         call = ast.parse(text.strip(), mode="eval").body
-        if not isinstance(call, ast.Call):
-            return [], {}
-        settings = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
-        listed = [ast.literal_eval(value) for value in call.args]
-    except (SyntaxError, ValueError) as error:
+        return literals_of(call, f"drafter {text!r}") if isinstance(call, ast.Call) else ([], {})
+    except OptionError:
+        raise
+    except (SyntaxError, ValueError, TypeError) as error:
         raise _unreadable(text) from error
-    return listed, settings
 
 
 def _unreadable(text: str) -> OptionError:

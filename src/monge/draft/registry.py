@@ -35,4 +35,5 @@ DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
         "pool": PoolDrafter,
         "none": NoDrafter,
     },
+    provided=("model", "target", "tree", "rules"),
 )

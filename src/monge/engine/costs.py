@@ -58,7 +58,16 @@ class _Cycle(Controller[int]):
 
 
 def with_costs(parts: Parts, *, batch_sizes: Sequence[int], folder: Path | None = None) -> Parts:
-    """The parts with costs, if a controller reads them: those they have, those kept in the folder, or new ones."""
+    """The parts with costs, if a controller reads them: those they have, those kept in the folder, or new ones.
+
+    Raises:
+        OptionError: If there is a folder, and no controller reads costs; or it cannot be read or written.
+    """
+    if folder is not None and "costs" not in parts.reads:
+        raise OptionError(
+            f"costs (--costs) {str(folder)!r}: {', '.join(parts.controllers) or parts.controller_name} reads no measured "
+            "times; leave it out, or choose a controller that does, such as 'price'"
+        )
     if "costs" not in parts.reads or parts.memory.costs is not None:
         return parts
     key = costs_key(parts)

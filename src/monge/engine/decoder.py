@@ -1,13 +1,18 @@
 """Prompts in, completions out."""
 
+import operator
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
 
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
+from monge.core.setting_types import is_of
 from monge.engine.batch import decode
 from monge.engine.parts import Parts
 from monge.engine.result import GenerationResult, result_of
@@ -147,13 +152,15 @@ class Decoder:
         """Token ids of a prompt.
 
         Raises:
-            OptionError: If it is text and there is no tokenizer, or an id is not in the target's vocabulary.
+            OptionError: If it is text and there is no tokenizer, text that is none, or ids that are no whole numbers or not in
+                the target's vocabulary.
         """
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise OptionError("this decoder has no tokenizer: give token ids, or load with tokenizer=...")
+            _check_text(prompt)
             return tuple(self.tokenizer(prompt)["input_ids"])
-        ids = tuple(int(token) for token in prompt)
+        ids = _whole_numbers(prompt)
         _check_tokens(ids, self.parts.target.vocab_size)
         return ids
 
@@ -183,12 +190,37 @@ def _check_tokens(ids: Sequence[int], vocab_size: int) -> None:
         raise OptionError(f"prompt: token ids must lie in 0..{vocab_size - 1}; got {wrong[0]}")
 
 
+def _check_text(text: str) -> None:
+    """Refuse characters that no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(
+            f"prompt: character {error.start} is {text[error.start]!r}, half of a pair of surrogates, which is no text; decode "
+            "the bytes that it comes from as UTF-8, or replace it"
+        ) from error
+
+
+def _whole_numbers(prompt: object) -> tuple[int, ...]:
+    items: object = prompt.tolist() if isinstance(prompt, np.ndarray | Tensor) else prompt
+    if not isinstance(items, Sequence) or isinstance(items, bytes | bytearray | memoryview):
+        raise OptionError(f"prompt: {type(prompt).__name__} is neither text nor token ids; give a str or whole numbers")
+    for place, item in enumerate(cast(Sequence[object], items)):
+        if not is_of(item, int):
+            raise OptionError(f"prompt: token ids must be whole numbers; got {item!r} at place {place}")
+    return tuple(map(operator.index, items))
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts from one prompt or several."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if len(prompts) == 0:
+    items: Any = prompts.tolist() if isinstance(prompts, np.ndarray | Tensor) else prompts
+    if isinstance(items, str):
+        return [items]
+    if not isinstance(items, Sequence) or isinstance(items, bytes | bytearray | memoryview):
+        raise OptionError(f"prompts must be text, token ids or a list of either; got {type(prompts).__name__}")
+    if len(items) == 0:
         raise OptionError("no prompts were given")
-    if all(isinstance(item, int) for item in prompts):
-        return [tuple(item for item in prompts if isinstance(item, int))]
-    return [item for item in prompts if not isinstance(item, int)]
+    is_id = [isinstance(item, float | bool) or is_of(item, int) for item in items]
+    if any(is_id) and not all(is_id):
+        raise OptionError("prompts: token ids stand beside other prompts; put the ids of each prompt into a list of their own")
+    return [tuple(items)] if all(is_id) else list(items)

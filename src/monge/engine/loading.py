@@ -1,19 +1,22 @@
 """Models and tokenizers from names, folders or objects."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
-from monge.core.errors import ModelLoadError, UnsupportedModelError, VocabularyMismatchError
+from monge.core.errors import ModelLoadError, OptionError, UnsupportedModelError, VocabularyMismatchError, unknown_name
 from monge.core.model import SequenceModel
 from monge.engine.backends import BACKENDS, Backend
 from monge.engine.sharding import is_sharded
 from monge.engine.spelling import translation
 from monge.engine.translated import TranslatedModel
 from monge.engine.vocabulary import ResizedVocabulary
+
+DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
+"""Types of weights by name."""
 
 
 def load_network(
@@ -38,10 +41,13 @@ def load_network(
     Raises:
         ModelLoadError: If the checkpoint is missing, incomplete or unreadable, or cannot be spread.
         UnsupportedModelError: If it is no decoder-only language model.
+        OptionError: If there is no such type of weights, or the device cannot be used here.
     """
     if isinstance(source, PreTrainedModel):
         return source.eval()
     _check_folder(source)
+    _check_dtype(dtype)
+    device = None if device is None else usable_device(device)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if attention is not None:
         options["attn_implementation"] = attention
@@ -65,6 +71,23 @@ def load_network(
     if device is not None:
         torch.nn.Module.to(model, device)
     return model.eval()
+
+
+def usable_device(device: str | torch.device) -> torch.device:
+    """A device that this build of torch knows and this machine has.
+
+    Raises:
+        OptionError: If it is none.
+    """
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise OptionError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def _check_dtype(dtype: str | torch.dtype) -> None:
+    if isinstance(dtype, str) and dtype not in ("auto", *DTYPES):
+        raise unknown_name("dtype", dtype, ("auto", *DTYPES))
 
 
 def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Any:
@@ -167,6 +190,8 @@ def _vocabulary(tokenizer: Any) -> dict[str, int]:
 def _check_folder(source: str | Path) -> None:
     path = Path(source)
     looks_local = isinstance(source, Path) or str(source).startswith((".", "/", "~")) or path.exists()
+    if looks_local and path.expanduser().is_file():
+        raise ModelLoadError(f"{str(source)!r} is a file; give the folder of a checkpoint (config.json and weights)")
     if looks_local and not path.expanduser().is_dir():
         raise ModelLoadError(f"no folder {str(source)!r}; give the folder of a checkpoint (config.json and weights)")
     if looks_local and not (path.expanduser() / "config.json").is_file():

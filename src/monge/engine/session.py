@@ -3,14 +3,16 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Final, Literal
 
-from monge.core.clocks import ClockDraws, RequestDraws
+from monge.core.clocks import ClockDraws, RequestDraws, check_seed
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws, RewindableDraws
 from monge.core.errors import ContextLengthError, MongeError, OptionError
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
+from monge.core.setting_types import is_of
 from monge.core.verdict import StepRecord
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
 from monge.engine.sampling import Processor
@@ -71,8 +73,13 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise OptionError("the prompt is empty: give at least one token (for example the tokenizer's bos token)")
+        if not is_of(self.max_new_tokens, int):
+            raise OptionError(f"max_new_tokens must be a whole number; got {self.max_new_tokens!r}")
         if self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens must be at least 1; got {self.max_new_tokens}")
+        check_seed(self.seed)
+        for name in ("max_new_tokens", "seed"):  # a whole number of numpy's goes into no generator, and no JSON
+            object.__setattr__(self, name, index(getattr(self, name)))
         if any(not text for text in self.stop):
             raise OptionError("a stop string is empty; remove it")
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from monge.core.errors import MongeError
 from monge.core.model import SequenceModel
 from monge.replay.configuration import Configuration
-from monge.replay.costs import costs_for
+from monge.replay.costs import costs_for, untimed
 from monge.replay.log import LawLog
 from monge.replay.play import DEPTH, PLAIN, hindsight, look, nodes_by_depth, play
 from monge.replay.rules import stands_in
@@ -49,6 +49,8 @@ def replay(
 ) -> dict[str, Any]:
     """Replay one configuration: see `monge.replay.summary.summary`.
 
+    A drafter of which the log has no times is replayed as on a log without any: rounds are counted, speeds are not predicted.
+
     Args:
         configuration: Drafter, tree, verifier, controller.
         log: What happened.
@@ -68,12 +70,14 @@ def replay(
         known[key] = look(parts, log, depth=depth, seed=settings.seed, on_text=on_text)
     positions = known[key]
     names = configuration.drafter_names(draft)
-    costs = costs_for(log, names, nodes_by_depth(positions)) if log.costs else PLAIN
+    reason = untimed(log, names)
+    is_timed = bool(log.costs) and reason is None
+    costs = costs_for(log, names, nodes_by_depth(positions)) if is_timed else PLAIN
     played = play(parts, log, costs, repeats=settings.repeats, seed=settings.seed, on_text=on_text)
     seen = hindsight(positions, costs, depth)
-    found = summary(configuration, log, played, seen, is_timed=bool(log.costs), seed=settings.seed)
+    found = summary(configuration, log, played, seen, is_timed=is_timed, seed=settings.seed)
     compact = stands_in(parts.rule, parts.drafter.capabilities.proposes, is_compact=log.top is not None)
-    return {**found, "stands_in": compact}
+    return {**found, "stands_in": compact, "untimed": reason}
 
 
 def compare(

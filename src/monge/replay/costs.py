@@ -7,25 +7,26 @@ from typing import Any
 from monge.control.base import CostModel
 from monge.core.verdict import StageTimes, StepRecord
 from monge.replay.configuration import HEADS, MODEL
-from monge.replay.errors import UnavailableError
 from monge.replay.log import LawLog
+
+
+def untimed(log: LawLog, drafters: Sequence[str]) -> str | None:
+    """Why a log with times has none of a configuration, and what to do; `None` where it has, or has none at all."""
+    missing = [drafter for drafter in drafters if log.costs and drafter not in log.costs]
+    if not missing:
+        return None
+    again = "--draft of this model or head" if missing[0] in (MODEL, *HEADS) else f"--drafter {missing[0]}"
+    return (
+        f"no speeds: the log has no measured times of drafter {missing[0]!r} (it has: {', '.join(sorted(log.costs))}); "
+        f"`monge log` with {again} measures them"
+    )
 
 
 def costs_for(log: LawLog, drafters: Sequence[str], nodes: Sequence[int]) -> CostModel:
     """The cost table of a drafter, for trees with so many nodes by depth; it does not learn: replay has no clock.
 
     Of a pool it is the table of its draft model or head: what the other drafters need is part of every round.
-
-    Raises:
-        UnavailableError: If the log has no times of a drafter.
     """
-    for drafter in drafters:
-        if drafter not in log.costs:
-            known = ", ".join(sorted(log.costs)) or "none"
-            raise UnavailableError(
-                f"replay: the log has no measured times of drafter {drafter!r} (it has: {known}); log again with this draft "
-                "model and without --no-costs, or give times as a CostModel"
-            )
     table: Mapping[str, Any] = log.costs[next((name for name in (MODEL, *HEADS) if name in drafters), drafters[0])]
     model = CostModel.from_dict({**table, "nodes": list(nodes)})
     model.learns = False

@@ -51,7 +51,10 @@ def write_log(log: LawLog, path: Path) -> Path:
     unfinished = path.with_name(f"{path.name}.part{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.touch()
+        usual = unfinished.stat().st_mode
         save_file(tensors, unfinished, metadata={"monge_log": header, "digest": _digest(header, tensors)})
+        unfinished.chmod(usual)  # safetensors makes a file that nobody else may read
         unfinished.replace(path)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
@@ -84,6 +87,8 @@ def read_log(path: Path) -> LawLog:
 
 
 def _raw(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if path.is_dir():
+        raise LogFileError(f"{path}: a folder, not a log; name the file in it, such as {path / 'run.mlog'}")
     if not path.is_file():
         raise LogFileError(f"{path}: no such file; make a log with `monge log --out {path}`")
     try:

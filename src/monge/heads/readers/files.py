@@ -75,6 +75,8 @@ class Checkpoint:
         given = Path(path).expanduser()
         self.path = given
         self._folder, self._only = (given.parent, given) if given.is_file() else (given, None)
+        if self._only is not None and not (self._folder / CONFIG).is_file():
+            raise ModelLoadError(f"{str(path)!r} has no {CONFIG} beside it; give the folder of a checkpoint, or of a head")
         self.config: dict[str, Any] = read_json(self._folder / CONFIG)
 
     @property

@@ -1,0 +1,75 @@
+"""Whether a value that a user wrote has the type that a setting declares."""
+
+import operator
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, SupportsIndex, Union, cast, get_args, get_origin
+
+_UNIONS: Final = (Union, types.UnionType)
+
+
+def _is_whole(value: object) -> bool:
+    """Whether it is a whole number, of Python, numpy or torch: an array has the method that says so, and refuses."""
+    if isinstance(value, int):
+        return not isinstance(value, bool)
+    if not isinstance(value, SupportsIndex):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+_PLAIN: Final[Mapping[object, Callable[[object], bool]]] = {
+    # A truth value is an int to Python, and a whole number is not a float; users mean neither.
+    int: _is_whole,
+    float: lambda value: isinstance(value, float | int) and not isinstance(value, bool),
+}
+
+
+def is_of(value: object, declared: Any) -> bool:  # noqa: ANN401 (an annotation is no type)
+    """Whether a value has a declared type; of a tuple all entries are looked at, of other containers none.
+
+    Examples:
+        >>> is_of((1, 2), tuple[int, ...]), is_of(2.5, int), is_of(2, float), is_of(True, int | None)
+        (True, False, True, False)
+    """
+    if declared in _PLAIN:  # first: token ids are asked about one by one
+        return _PLAIN[declared](value)
+    if declared is Any:
+        return True
+    origin, inside = get_origin(declared), get_args(declared)
+    if origin in _UNIONS:
+        return any(is_of(value, one) for one in inside)
+    if origin is Literal:
+        return any(type(value) is type(one) and value == one for one in inside)
+    if origin is tuple:
+        return isinstance(value, tuple) and _are_of(cast(tuple[object, ...], value), inside)
+    return isinstance(value, types.NoneType if declared is None else origin or declared)
+
+
+def _are_of(values: tuple[object, ...], declared: tuple[Any, ...]) -> bool:
+    if declared[1:] == (...,):
+        return all(is_of(value, declared[0]) for value in values)
+    return len(values) == len(declared) and all(is_of(value, one) for value, one in zip(values, declared, strict=True))
+
+
+def type_name(declared: Any) -> str:  # noqa: ANN401 (an annotation is no type)
+    """A declared type as it is written, without modules.
+
+    Examples:
+        >>> type_name(tuple[int, ...] | None)
+        'tuple[int, ...] | None'
+    """
+    origin, inside = get_origin(declared), get_args(declared)
+    if origin in _UNIONS:
+        return " | ".join(map(type_name, inside))
+    if origin is Literal:
+        return " | ".join(map(repr, inside))
+    if declared is ...:
+        return "..."
+    if declared is None or declared is types.NoneType:
+        return "None"
+    name = (origin or declared).__name__
+    return f"{name}[{', '.join(map(type_name, inside))}]" if inside else name

@@ -1,0 +1,123 @@
+"""Settings of parts that a user writes: of the declared type, given once, and refused by name."""
+
+import dataclasses
+from typing import Literal
+
+import pytest
+
+from monge.bench.named_arms import named_arm
+from monge.control.registry import CONTROLLERS
+from monge.core.errors import MongeError, OptionError
+from monge.core.registry import Registry
+from monge.draft.registry import DRAFTERS
+from monge.draft.tree.chain import Chain
+from monge.draft.tree.fixed_width import FixedWidth
+from monge.draft.tree.registry import TREES
+from monge.engine.backends import BACKENDS
+from monge.verify.registry import VERIFIERS
+
+
+@pytest.mark.parametrize(
+    ("room", "text", "message"),
+    [
+        (TREES, "chain('a')", "tree 'chain': depth must be int, such as 3; got 'a'"),
+        (TREES, "chain(None)", "depth must be int, such as 3; got None"),
+        (TREES, "chain(2.5)", "depth must be int, such as 3; got 2.5"),
+        (TREES, "chain(True)", "depth must be int, such as 3; got True"),
+        (TREES, "chain(3, children=7)", "children must be str, such as 'iid'; got 7"),
+        (TREES, "fixed_width(3)", "widths must be tuple[int, ...], such as (3, 2, 1, 1); got 3"),
+        (TREES, "fixed_width((3, 'a'))", "widths must be tuple[int, ...], such as (3, 2, 1, 1); got (3, 'a')"),
+        (TREES, "best_first(num_nodes='x')", "num_nodes must be int, such as 16; got 'x'"),
+        (TREES, "best_first(num_nodes=4.5)", "num_nodes must be int, such as 16; got 4.5"),
+        (TREES, "opt_tree(min_gain='a')", "min_gain must be float, such as 0.2; got 'a'"),
+        (TREES, "sequoia(acceptance=0.5)", "acceptance must be tuple[float, ...], such as (0.6, 0.13, 0.06, 0.03); got 0.5"),
+        (DRAFTERS, "ngram(max_ngram='x')", "drafter 'ngram': max_ngram must be int, such as 3; got 'x'"),
+        (DRAFTERS, "ngram(max_ngram=2.5)", "max_ngram must be int, such as 3; got 2.5"),
+        (DRAFTERS, "token_recycling(keep=1)", "keep must be bool, such as False; got 1"),
+        (DRAFTERS, "head(3)", "drafter 'head': head must be PublishedHead | str | Path | None; got 3"),
+        (DRAFTERS, "layer_skip(99)", "drafter 'layer_skip': layers must be tuple[int, ...] | None; got 99"),
+        (CONTROLLERS, "price(max_window='a')", "controller 'price': max_window must be int, such as 8; got 'a'"),
+        (CONTROLLERS, "on_the_fly(prior=3)", "prior must be tuple[float | int, float | int], such as (1.5, 0.5); got 3"),
+        (CONTROLLERS, "fsm(first='x')", "first must be int, such as 4; got 'x'"),
+        (CONTROLLERS, "cached_fsm(machine=3)", "such as (4, 1, 1, 1, 8); got 3"),
+        (CONTROLLERS, "cached_fsm(machine=(4, 1))", "such as (4, 1, 1, 1, 8); got (4, 1)"),
+        (CONTROLLERS, "confidence_threshold(threshold='x')", "threshold must be float | int, such as 0.4; got 'x'"),
+        (VERIFIERS, "canonical(size='a')", "verifier 'canonical': size must be int, such as 5; got 'a'"),
+        (VERIFIERS, "layer(inner=3)", "inner must be FlowRule | str | None; got 3"),
+        (VERIFIERS, "optimal(bins='x')", "bins must be int | None; got 'x'"),
+        (BACKENDS, "openvino(weights=8)", "weights must be str, such as 'same'; got 8"),
+    ],
+)
+def test_values_of_another_type_are_refused(room, text, message):
+    with pytest.raises(OptionError, match="must be") as refused:
+        room.parse(text)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("room", "text", "message"),
+    [
+        (TREES, "chain(depth=2, depth=3)", "tree 'chain': depth is given twice"),
+        (TREES, "chain(2, depth=3)", "depth is given twice"),
+        (TREES, "chain({[]: 1})", "cannot read tree"),
+        (TREES, "chain(1, 'iid', 3)", "takes at most 2 settings; got 3"),
+        (DRAFTERS, "layer_skip(layers=(0, 1), layers=(1,))", "layers is given twice"),
+        (DRAFTERS, "layer_skip((0, 1), 1, 2, 3)", "takes at most 3 settings; got 4"),
+        (DRAFTERS, "shape(tree='chain')", "unknown option of drafter 'shape': 'tree'"),
+        (DRAFTERS, "layer_skip(target=1)", "unknown option of drafter 'layer_skip': 'target'"),
+    ],
+)
+def test_settings_that_cannot_be_given_so(room, text, message):
+    with pytest.raises(OptionError, match="(?s).*") as refused:
+        room.parse(text)
+    assert message in str(refused.value)
+
+
+def test_what_the_engine_provides_is_no_setting_of_the_users():
+    assert list(DRAFTERS.settings("model")) == ["top_k"]
+    assert list(DRAFTERS.settings("layer_skip")) == ["layers", "num_layers", "top_k"]
+    assert "target" in DRAFTERS.options("layer_skip")
+
+
+def test_values_of_the_declared_type_are_kept():
+    assert TREES.parse("fixed_width([2, 1])") == FixedWidth((2, 1))
+    assert TREES.make("chain", depth=2) == Chain(2)
+    assert CONTROLLERS.parse("confidence_threshold(threshold=1)") == CONTROLLERS.make("confidence_threshold", threshold=1)
+    assert CONTROLLERS.parse("fixed(max_depth=None)") == CONTROLLERS.make("fixed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fragile:
+    """Refuses its settings in Python's own words."""
+
+    way: Literal["here", 2] = "here"
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size > 2:
+            raise AttributeError("no such size")
+        if self.size > 1:
+            raise MongeError("too large")
+
+
+def test_what_a_part_refuses_names_part_setting_and_value():
+    room = Registry("toy", {"fragile": Fragile})
+    with pytest.raises(OptionError, match=r"toy 'fragile' cannot be made with size=3: no such size"):
+        room.parse("fragile(size=3)")
+    with pytest.raises(MongeError, match=r"^too large$"):
+        room.parse("fragile(size=2)")
+    with pytest.raises(OptionError, match=r"way must be 'here' \| 2, such as 'here'; got 'there'"):
+        room.parse("fragile('there')")
+    assert room.parse("fragile(2)") == Fragile(2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x: drafter=ngram(max_ngram='x')", "max_ngram must be int"),
+        ("x: drafter=pool('suffix', 'ngram(2.5)')", "num_draft_tokens must be int"),
+    ],
+)
+def test_drafters_of_arms_are_checked_before_anything_is_measured(text, message):
+    with pytest.raises(OptionError, match=message):
+        named_arm(text)
