@@ -8,7 +8,9 @@ from monge.bench.control_simulation import World, speed
 from monge.control.base import Memory
 from monge.control.price import Price
 from monge.control.price_memory import pooled_of
+from monge.control.price_request import Request
 from monge.control.survival import expected_tokens
+from monge.core.context import DraftPlan
 from tests.control.scripts import chain_round, draws, memory_of
 
 
@@ -128,6 +130,28 @@ def test_short_requests_rest_together() -> None:
     assert set(resting[0]) == {0}
     assert max(resting[-1]) > 0
     assert sum(resting[-1]) > 10
+
+
+@pytest.mark.parametrize("rest", [1, 7, 8, 9, 40])
+@pytest.mark.parametrize("per_round", [1, 3])
+def test_a_request_that_rests_alone_keeps_its_state_for_a_while(rest: int, per_round: int) -> None:
+    """It tries again when so many tokens are decoded as before, and what requests share counts every one of them."""
+    controller, memory = Price(), memory_of(draft=0.3)
+    state = replace(controller.init(memory), off_left=rest, off_tokens=rest)
+    seen, length = list[Request](), 50
+    while state.off_left:
+        assert controller.plan(state, draws()).max_depth == 0
+        record = chain_round(0, 0, plan=DraftPlan(max_depth=0), context_length=length, token_ids=(0,) * per_round)
+        state, length = controller.update(state, record), length + per_round
+        assert length - (state.context_length or 0) < 8
+        if not any(state is one for one in seen):
+            seen.append(state)
+    assert rest <= length - 50 < rest + per_round
+    assert state.context_length == length
+    assert state.trial_left == controller.trial
+    assert pooled_of(memory).rested == length - 50
+    assert pooled_of(memory).spells.tokens == length - 50
+    assert len(seen) <= 2 + rest // 7
 
 
 def test_two_bad_rounds_do_not_outweigh_good_requests() -> None:

@@ -31,7 +31,7 @@ _GROWING_SHARE = 0.05  # of the time of plain decoding, that trials may take whi
 _SETTLED = 8  # rounds after which a request that speculates again counts as settled
 _FIRST_WEIGHT = 4.0  # rounds that the first guess of acceptance counts for
 _LOOK_S = 0.02  # seconds of alike rounds that share one look at what they bring: a look is not to cost a percent
-_STRIDE = 8  # tokens by which a request's text may have grown unnoted while others share its plain rounds
+_STRIDE = 8  # tokens by which a request's text may have grown unnoted while it rests
 _KIN = 6.0  # further rounds that earlier requests count for in a request's acceptance, once they had as many
 
 
@@ -106,6 +106,9 @@ class Price(Controller[Request]):
 
     def update(self, state: Request, record: StepRecord) -> Request:
         if record.plan.max_depth == 0 and record.batch_size > 1 and state.is_lasting(record, _STRIDE):
+            return state
+        if record.plan.max_depth == 0 and record.batch_size == 1 and state.rests_on(record, _STRIDE):
+            pooled_of(state.memory).rest(record, begins=False)
             return state
         begins, pooled = state.context_length is None or state.was_shared, pooled_of(state.memory)
         if record.plan.max_depth == 0:
@@ -228,7 +231,7 @@ class Price(Controller[Request]):
                 return self._off(following)
             waits = 0 if pooled_of(state.memory).crowd.is_on else _ALONE_FOR
             return replace(following, off_left=max(state.off_left, waits))
-        left = max(0, state.off_left - len(record.token_ids))
+        left = max(0, state.off_left - max(state.grown(record), len(record.token_ids)))
         begins = state.off_left > 0 and left == 0
         # Spelled out, since it happens in every round of a request that rests, and `replace` is slow.
         return Request(

@@ -20,7 +20,7 @@ class Request:
         tokens: Tokens of the last rounds, the latest counting most.
         seconds: Their predicted seconds.
         context_length: Tokens of the text so far, once a round has said so.
-        off_left: Tokens to be decoded plainly before speculation is tried again.
+        off_left: Tokens to be decoded plainly before speculation is tried again, from `context_length` on.
         off_tokens: How many there were when it was last switched off; 0 while it is settled.
         trial_left: Rounds of the present trial that are left.
         rounds_on: Rounds since it was switched on.
@@ -50,7 +50,17 @@ class Request:
     def is_lasting(self, record: StepRecord, stride: int) -> bool:
         """Whether a plain round that others shared changes nothing but the length of a text that grows as theirs do."""
         is_idle = self.was_shared and not self.off_left and not self.waiting and self.context_length is not None
-        return is_idle and record.context_length + len(record.token_ids) - (self.context_length or 0) < stride
+        return is_idle and self.grown(record) < stride
+
+    def rests_on(self, record: StepRecord, stride: int) -> bool:
+        """Whether a plain round of a request alone changes nothing but how much of its rest is left, which its text tells."""
+        if self.was_shared or self.waiting or self.context_length is None:
+            return False
+        return 0 < self.grown(record) < min(stride, self.off_left)
+
+    def grown(self, record: StepRecord) -> int:
+        """Tokens by which the text is longer after a round than the state knows; 0 where it knows no length."""
+        return 0 if self.context_length is None else record.context_length + len(record.token_ids) - self.context_length
 
     def with_waiting(self, record: StepRecord, looked_s: float) -> "Request":
         """After a round from which is learnt later; spelled out, since most short rounds wait, and `replace` is slow."""
