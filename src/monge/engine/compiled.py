@@ -18,9 +18,9 @@ from monge.engine.compiled_export import export_step
 from monge.engine.compiled_store import StoredProgram, find_program, program_key, scratch_folder, store_program
 from monge.engine.few_rows_code import load_few_rows, program_options
 from monge.engine.masks import chain_visibility
-from monge.engine.network_facts import chooses_logits, tree_obstacle
+from monge.engine.network_facts import chooses_logits
 from monge.engine.step import Notify, StepOutput, StepSpec
-from monge.engine.step_check import AGREEMENT, largest_difference, refusing, require_agreement, step_spec
+from monge.engine.step_check import largest_difference, refusing, require_agreement, step_obstacle, step_spec
 from monge.engine.step_module import Step
 
 _PROMPT: Final = 384  # tokens of prompts: with more, what lies between products takes longer on one thread than in Python
@@ -111,15 +111,10 @@ def compile_step(network: PreTrainedModel, notify: Notify, layers: tuple[int, ..
 
 def obstacle(network: PreTrainedModel) -> str | None:
     """Why a network cannot be compiled, where that is known before trying."""
-    if (reason := tree_obstacle(network)) is not None:
-        return f"{reason}; only networks that read trees are compiled"
-    name, attention = type(network).__name__, str(network.config.get_text_config()._attn_implementation)
+    if (reason := step_obstacle(network, "compiled")) is not None:
+        return reason
     if network.device.type != "cpu":
-        return f"{name} is on {network.device}, and steps are compiled for the CPU only"
-    if network.dtype not in AGREEMENT:
-        return f"{name} has weights of type {network.dtype}; known are {', '.join(map(str, AGREEMENT))}"
-    if attention not in {"eager", "sdpa"}:
-        return f"{name} runs attention {attention!r}; eager and sdpa are compiled"
+        return f"{type(network).__name__} is on {network.device}, and steps are compiled for the CPU only"
     return compiler_obstacle()
 
 

@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
 from monge.engine.cache import TreeCache
-from monge.engine.network_facts import tree_obstacle
 from monge.engine.step import Notify, StepOutput, StepSpec
-from monge.engine.step_check import AGREEMENT, largest_difference, refusing, require_agreement, step_spec
+from monge.engine.step_check import largest_difference, refusing, require_agreement, step_obstacle, step_spec
 from monge.engine.step_module import Step
 
 WIDTHS: Final = (1, 2, 4, 8, 16, 32, 64)
@@ -139,7 +138,7 @@ def record_step(network: PreTrainedModel, recorder: Recorder, notify: Notify, la
     Raises:
         BackendError: If the network cannot be recorded; the message says why.
     """
-    if (reason := obstacle(network)) is not None:
+    if (reason := step_obstacle(network, "recorded")) is not None:
         raise BackendError(reason)
     name = type(network).__name__
     notify(f"recording steps of {name}; every size is recorded when it first comes")
@@ -150,18 +149,6 @@ def record_step(network: PreTrainedModel, recorder: Recorder, notify: Notify, la
         step.forget()  # what was recorded for a cache that nobody has any more
     require_agreement(network, step, "recorded", difference)
     return step
-
-
-def obstacle(network: PreTrainedModel) -> str | None:
-    """Why a network's steps cannot be recorded, where that is known before trying."""
-    if (reason := tree_obstacle(network)) is not None:
-        return f"{reason}; only networks that read trees are recorded"
-    name, attention = type(network).__name__, str(network.config.get_text_config()._attn_implementation)
-    if network.dtype not in AGREEMENT:
-        return f"{name} has weights of type {network.dtype}; known are {', '.join(map(str, AGREEMENT))}"
-    if attention not in {"eager", "sdpa"}:
-        return f"{name} runs attention {attention!r}; eager and sdpa are recorded"
-    return None
 
 
 def _all(token_ids: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine.hf import HfTreeModel
+from monge.engine.network_facts import tree_obstacle
 from monge.engine.step import NodeStep, StepSpec
 
 AGREEMENT: Final = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
@@ -28,6 +29,23 @@ def step_spec(network: PreTrainedModel, layers: tuple[int, ...] = ()) -> StepSpe
     model = HfTreeModel(network)
     model.open({0: (0, 0)})
     return replace(model.step_spec(), layers=layers)
+
+
+def step_obstacle(network: PreTrainedModel, done: str) -> str | None:
+    """Why a network can have no step in its place, where that is known before trying.
+
+    Args:
+        network: The network.
+        done: What is done to networks to get one, for messages.
+    """
+    if (reason := tree_obstacle(network)) is not None:
+        return f"{reason}; only networks that read trees are {done}"
+    name, attention = type(network).__name__, str(network.config.get_text_config()._attn_implementation)
+    if network.dtype not in AGREEMENT:
+        return f"{name} has weights of type {network.dtype}; known are {', '.join(map(str, AGREEMENT))}"
+    if attention not in {"eager", "sdpa"}:
+        return f"{name} runs attention {attention!r}; eager and sdpa are {done}"
+    return None
 
 
 @contextmanager
