@@ -8,8 +8,11 @@ import torch
 import monge
 from monge.control.cost_model import CostModel
 from monge.engine import costs
+from monge.engine.hf import HfTreeModel
 from tests.engine import pretend
-from tests.engine.tiny import network, perturbed, prompts
+from tests.engine.tiny import VOCAB, network, perturbed, prompts
+from tests.heads.readers.published import KINDS
+from tests.heads.toy import random_head
 
 GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 1.0}
 TRUNCATED = {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "min_p": 0.01}
@@ -72,6 +75,17 @@ def test_drafters_without_a_draft_model(device, drafter, rules):
     target = network("llama", "sdpa")
     expected, _ = written(target, None, {"drafter": drafter}, rules)
     assert written(placed(target, device), None, {"drafter": drafter}, rules)[0] == expected
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "eagle3", "mtp-qwen", "speculators-dflash", "speculators-dspark", "shape"])
+def test_heads(device, tmp_path, kind):
+    target = network("llama", "sdpa")
+    if kind != "shape":
+        KINDS[kind](target.config.hidden_size, VOCAB).write(tmp_path)
+    # A SHAPE head is moved to where its target lies, so each has its own.
+    heads = (random_head(HfTreeModel(target)) if kind == "shape" else tmp_path for _ in range(2))
+    expected, _ = written(target, next(heads), {}, SAMPLED)
+    assert written(placed(target, device), next(heads), {}, SAMPLED)[0] == expected
 
 
 @pytest.mark.parametrize("rules", [SAMPLED, GREEDY, TRUNCATED], ids=["sampled", "greedy", "truncated"])
