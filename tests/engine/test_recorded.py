@@ -207,7 +207,7 @@ class TestRefusals:
             record_step(own, pretend.Rerun(), print)
 
     def test_a_device_without_graphs(self, device):
-        with pytest.raises(BackendError, match="steps on pretend are neither compiled nor recorded"):
+        with pytest.raises(BackendError, match="steps on meta are neither compiled nor recorded"):
             GraphRecorder(torch.device(device))
 
 
@@ -237,7 +237,7 @@ class TestTexts:
 
     def test_what_cannot_be_recorded_runs_as_it_is(self, device):
         target = network("llama", "sdpa")
-        with pytest.warns(UserWarning, match="backend 'compiled' is not used, the network runs eagerly: steps on pretend"):
+        with pytest.warns(UserWarning, match="backend 'compiled' is not used, the network runs eagerly: steps on meta"):
             decoder = monge.load(placed(target, device), drafter="none", backend="compiled")
         assert written(decoder, {"temperature": 0}) == written(monge.load(target, drafter="none"), {"temperature": 0})
 
