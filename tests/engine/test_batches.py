@@ -50,6 +50,25 @@ def test_neighbours_and_places_change_nothing(tree, temperature):
     whole.parts.target.check_integrity()
 
 
+@pytest.mark.parametrize("whose", ["target", "draft"])
+def test_what_cannot_be_opened_says_why_and_is_given_back(monkeypatch, whose):
+    """Memory that runs out while a prompt is read: the other parts have nothing of the request that they could close."""
+    whole = decoder(tree="chain(2)")
+    model = whole.parts.target if whose == "target" else whole.parts.drafter.model
+    requests = whole.requests(PROMPTS[:2], max_new_tokens=5, temperature=0.0, ignore_eos=True)
+
+    def run_out(**_):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model._model, "forward", run_out)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            run(whole.parts, requests, [0, 1], max_batch_size=2)
+    found = run(whole.parts, requests, [0, 1], max_batch_size=2)
+    expected = run(decoder(tree="chain(2)").parts, requests, [0, 1], max_batch_size=2)
+    assert {number: one.token_ids for number, one in found.items()} == {n: one.token_ids for n, one in expected.items()}
+
+
 def test_end_of_text_inside_a_block_leaves_the_batch():
     target = network("llama")
     texts = [plain_greedy(target, prompt, NUM_TOKENS) for prompt in PROMPTS]

@@ -157,6 +157,16 @@ def test_without_room_other_sizes_run_as_they_are(device):
     assert "tried to allocate 2 GiB" in str(warning.message)
 
 
+def test_what_a_step_gave_stays(device):
+    """The next repetition writes its own to the same place."""
+    model = recorded_model(placed(network("llama", "sdpa"), device), pretend.Rerun())
+    model.open({0: (5, 6)})
+    first = model.extend({0: NodeBlock.chain((7, 8))})[0]
+    before = first.cpu().clone()
+    model.extend({0: NodeBlock.chain((9, 4), after=1)})
+    assert torch.equal(first.cpu(), before)
+
+
 def test_hidden_states(device):
     target = network("llama", "sdpa")
     own, recorder = placed(target, device), pretend.Rerun()

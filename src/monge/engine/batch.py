@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from monge.core.errors import OptionError
-from monge.engine.loop import close_session, open_sessions, run_round
+from monge.engine.attempt import attempt
+from monge.engine.loop import abandon_session, close_session, open_sessions, run_round
 from monge.engine.parts import Parts
 from monge.engine.prefill import Prefills
 from monge.engine.session import Session
@@ -42,9 +43,12 @@ class Batch:
             for session in sessions:
                 self._prefills.join(session)
         elif sessions:
-            num_running = len(self._active)
+            error = attempt(lambda: open_sessions(sessions, self._parts, num_running=len(self._active)))
+            if error is not None:
+                for session in sessions:
+                    abandon_session(session, self._parts)
+                raise error
             self._active.extend(sessions)
-            open_sessions(sessions, self._parts, num_running=num_running)
             self.num_prompt_tokens += sum(len(session.request.prompt_ids) - 1 for session in sessions)
 
     def leave(self, session: Session) -> None:

@@ -13,6 +13,7 @@ from monge.core.prompt import PromptProfile
 from monge.core.splits import splits_along
 from monge.core.verdict import RoundTiming, StageTimes, StepRecord
 from monge.draft.base import PieceReader
+from monge.engine.attempt import attempt
 from monge.engine.clock import now
 from monge.engine.drafting import observe, propose
 from monge.engine.logprobs import along
@@ -105,6 +106,12 @@ def close_session(session: Session, parts: Parts) -> None:
     parts.target.close(session.context.request_id)
     if session.drafting != "off":
         parts.drafter.close(session.context)
+
+
+def abandon_session(session: Session, parts: Parts) -> None:
+    """Give back what a request has that failed while it was opened: some of the parts may not know it."""
+    attempt(lambda: parts.target.close(session.context.request_id))
+    attempt(lambda: parts.drafter.close(session.context))
 
 
 def controller_state(session: Session, prompt: PromptProfile | None, parts: Parts) -> Any:
