@@ -79,7 +79,7 @@ class _KeptLayer(CacheLayerMixin):
         self._rows, self._columns, self._width = rows, columns, width
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise NotImplementedError("the cache is made before the trace")
+        raise AssertionError("a step is given its cache: the host asks only layers that say they have none yet")
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         assert self.keys is not None and self.values is not None
