@@ -28,6 +28,7 @@ from monge.engine.costs import with_costs
 from monge.engine.decoder import Decoder
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
 from monge.engine.parts import Parts
+from monge.engine.round_maker import with_whole_rounds
 from monge.engine.text import Tokenizer
 from monge.verify.base import Rule, unsupported_reason
 from monge.verify.registry import VERIFIERS
@@ -134,6 +135,7 @@ def load(
         costs=costs,
         max_batch_size=max_batch_size,
     )
+    parts = with_whole_rounds(parts, backend, draft_backend)
     return Decoder(parts, tokenizer=tokenizer, eos_ids=eos_ids_of(network), max_batch_size=max_batch_size)
 
 

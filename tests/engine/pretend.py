@@ -82,7 +82,7 @@ class Rerun:
                 held.copy_(new)
 
         for output in outputs:
-            output.fill_(float("nan"))  # recorded, and not run yet
+            output.fill_(float("nan") if output.is_floating_point() else -1)  # recorded, and not run yet
         return repeat, outputs
 
 
@@ -118,7 +118,8 @@ def _run(func, args, kwargs):
     if name == "aten::_to_copy":
         return _moved(func, args, kwargs)
     if ours and name == "aten::copy_":
-        if not isinstance(args[0], Tensor):
+        is_crossing = isinstance(args[0], Tensor) is not isinstance(args[1], Tensor)
+        if not isinstance(args[0], Tensor) or (is_crossing and not _is_asynchronous(args[2:], kwargs)):
             _wait(name)
     elif ours:
         strangers = [one for one in flat if isinstance(one, torch.Tensor) and not isinstance(one, Tensor) and one.ndim]
@@ -145,10 +146,17 @@ def _moved(func, args, kwargs):
     goal = kwargs.get("device", source.device)
     copy = func(source.held if isinstance(source, Tensor) else source, **{**kwargs, "device": "cpu"})
     if _is_ours(goal):
+        if not isinstance(source, Tensor) and not kwargs.get("non_blocking"):
+            _wait(func._schema.name)
         return Tensor(copy)
     if isinstance(source, Tensor):
         _wait(func._schema.name)
     return copy
+
+
+def _is_asynchronous(args, kwargs):
+    """Whether a copy to the device is begun only: what it copies is put by for it, so the host may go on."""
+    return bool(args[0]) if args else bool(kwargs.get("non_blocking"))
 
 
 def _wait(what):

@@ -82,7 +82,7 @@ class TestSteps:
         model.open({0: (5,) * start or (5,)})
         cache, seen = model._cache, []
         step._run = lambda inputs: seen.append(inputs) or [torch.zeros(1, 3, 2)]
-        step._spec = replace(step._spec, mask_dtype=mask_dtype)
+        step.spec = replace(step.spec, mask_dtype=mask_dtype)
         cache.place(slice(0, 1), (start,), 3)
         mask = torch.ones(3, start + 3, dtype=torch.bool).tril(start)[None, None]
         form = mask if mask_dtype == torch.bool else torch.where(mask, 0.0, torch.finfo(mask_dtype).min)

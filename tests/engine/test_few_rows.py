@@ -272,7 +272,7 @@ class TestOnDisk:
         def refuse():
             raise RuntimeError("products of few rows do not compile: no")
 
-        monkeypatch.setattr("monge.engine.compiled.load_few_rows", refuse)
+        monkeypatch.setattr("monge.engine.compiled_program.load_few_rows", refuse)
         monkeypatch.setattr("monge.engine.compiled._build", lambda *_: few_rows_code.StoredProgram(path=Path(), constants={}))
         with pytest.raises(BackendError, match="cannot be compiled: RuntimeError: products of few rows do not compile"):
             compile_step(network("llama", "sdpa"), lambda _: None)

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from monge.core.devices import sent
 from monge.core.errors import LawError
 
 MASS_TOLERANCE: Final = 1e-9
@@ -102,7 +103,7 @@ class SparseLaw(Law):
 
     def prob(self, token_id: int) -> float:
         if not self.probs.is_cpu:
-            return float(self.at(torch.tensor([token_id], device=self.device)))  # the host waits once
+            return float(self.at(sent(torch.tensor([token_id]), self.device)))  # the host waits once
         index = int(torch.searchsorted(self.token_ids, token_id))
         if index == self.token_ids.numel() or int(self.token_ids[index]) != token_id:
             return 0.0
@@ -213,7 +214,7 @@ class DenseLaw(Law):
 def softmax_law(scores: Float[Tensor, " vocab"]) -> DenseLaw | None:
     """`softmax_laws` of one row, without what it takes to tell rows apart."""
     probs = torch.softmax(scores, dim=-1, dtype=torch.float64)
-    return None if math.isnan(probs[0].item()) else _unchecked(probs)
+    return None if math.isnan(probs[0].item()) else unchecked_law(probs)
 
 
 def softmax_laws(scores: Float[Tensor, "nodes vocab"]) -> list[DenseLaw | None]:
@@ -223,7 +224,7 @@ def softmax_laws(scores: Float[Tensor, "nodes vocab"]) -> list[DenseLaw | None]:
     """
     probs = torch.softmax(scores, dim=-1, dtype=torch.float64)
     firsts = probs[:, 0].tolist()  # one bad score makes every mass of its row NaN
-    return [None if math.isnan(first) else _unchecked(row) for row, first in zip(probs, firsts, strict=True)]
+    return [None if math.isnan(first) else unchecked_law(row) for row, first in zip(probs, firsts, strict=True)]
 
 
 def sparse_part(token_ids: Int64[Tensor, " support"], probs: Float64[Tensor, " support"]) -> SparseLaw:
@@ -238,7 +239,7 @@ def sparse_part(token_ids: Int64[Tensor, " support"], probs: Float64[Tensor, " s
 def one_hot(token_id: int, device: torch.device | None = None) -> PointLaw:
     """The point mass at one token. Greedy decoding asks for few of them, often; laws are never edited, so they are kept."""
     law = object.__new__(PointLaw)
-    object.__setattr__(law, "token_ids", torch.tensor([token_id], device=device))
+    object.__setattr__(law, "token_ids", sent(torch.tensor([token_id]), device))
     object.__setattr__(law, "probs", torch.ones(1, dtype=torch.float64, device=device))
     object.__setattr__(law, "token_id", token_id)
     return law
@@ -280,7 +281,7 @@ def _quantile_place(probs: Tensor, position: float) -> Tensor | int:
     return torch.searchsorted(cumulative, position * cumulative[-1:], right=True)  # for which the host need not wait
 
 
-def _unchecked(probs: Tensor) -> DenseLaw:
+def unchecked_law(probs: Tensor) -> DenseLaw:
     """A law of masses that were normalised by its maker."""
     law = object.__new__(DenseLaw)
     object.__setattr__(law, "probs", probs)
@@ -295,4 +296,4 @@ def _normalised(token_ids: Tensor, masses: Tensor) -> SparseLaw | None:
 
 def _normalised_dense(masses: Tensor) -> DenseLaw | None:
     total = masses.sum()
-    return _unchecked(masses / total) if float(total) > 0.0 else None
+    return unchecked_law(masses / total) if float(total) > 0.0 else None

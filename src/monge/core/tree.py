@@ -94,6 +94,23 @@ def lone_root(token_id: int) -> TokenTree:
     return TokenTree(token_ids=(token_id,), parents=(-1,), proposals=(Deterministic(),), offers=((),))
 
 
+def chain_of(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, ...]) -> TokenTree:
+    """The tree of one path.
+
+    Args:
+        root: The last committed token.
+        token_ids: The drafted tokens.
+        proposals: How each of them was drawn.
+    """
+    count = len(token_ids)
+    return TokenTree(
+        token_ids=(root, *token_ids),
+        parents=tuple(range(-1, count)),
+        proposals=(*proposals, Deterministic()),
+        offers=(*((node,) for node in range(1, count + 1)), ()),
+    )
+
+
 class GrowingTree:
     """A tree under construction: children are drawn all at once and attached all at once.
 

@@ -1,12 +1,13 @@
 """The drafter interface."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
+from monge.core.model import SequenceModel
 from monge.core.proposal import Proposal
 from monge.core.selection import Hindsight, Member
 from monge.core.stopping import Evidence
@@ -56,8 +57,28 @@ class Capabilities:
     reads_states: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnChain(Generic[State]):
+    """A draft that is a chain of single draws from a network's law, under the sampling rules of the request.
+
+    Args:
+        model: The network.
+        depth: Tokens of the chain, where the plan sets no other limit.
+        draft: The draft, of the root's token, the tokens of a whole chain, and how each was drawn.
+    """
+
+    model: SequenceModel
+    depth: int
+    draft: Callable[[int, tuple[int, ...], tuple[Proposal, ...]], Draft[State]]
+
+
 class Drafter(ABC, Generic[State]):
     """Proposes a tree for every request of a batch; state goes in and comes back."""
+
+    @property
+    def own_chain(self) -> OwnChain[State] | None:
+        """What every draft is, if that is a chain of such draws: whole rounds can then run as one."""
+        return None
 
     @property
     @abstractmethod

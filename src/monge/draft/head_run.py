@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from monge.core.devices import sent
 from monge.core.model import FeatureModel, NodeBlock
 
 
@@ -89,7 +90,7 @@ class TargetEnds:
 
     def ids(self, token_ids: Sequence[int]) -> Tensor:
         """Tokens as a tensor beside the weights."""
-        return torch.tensor(list(token_ids), device=self.device)
+        return sent(torch.tensor(list(token_ids)), self.device)
 
     def unembed(self, states: Tensor) -> Tensor:
         """The target's logits of last states."""

@@ -10,13 +10,14 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.model import NodeBlock, SequenceModel
-from monge.core.proposal import Deterministic
+from monge.core.proposal import Deterministic, Proposal
 from monge.core.sampling_rules import SamplingRules
-from monge.core.tree import lone_root
+from monge.core.tree import chain_of, lone_root
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, PieceReader
+from monge.draft.base import Capabilities, Draft, OwnChain, PieceReader
 from monge.draft.growth import Growth
 from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.chain import Chain
 
 _CATCH_UP: Final = 16
 """Most unread tokens whose logits are made with the last one's: a second forward costs more."""
@@ -65,6 +66,13 @@ class ModelDrafter(PieceReader[ReadPaths]):
             needs_trees=limits.max_width > 1,
             max_length=self.model.max_length,
         )
+
+    @property
+    def own_chain(self) -> OwnChain[ReadPaths] | None:
+        own_rules = self.rules is None and self.top_k is None
+        if not own_rules or not isinstance(self.tree, Chain) or self.tree.children != "iid":
+            return None
+        return OwnChain(model=self.model, depth=self.tree.depth, draft=_chain_draft)
 
     def open(self, contexts: Sequence[Context]) -> Sequence[ReadPaths]:
         # All but the last token: a round starts by reading what is not read yet, the root at least.
@@ -130,3 +138,9 @@ class ModelDrafter(PieceReader[ReadPaths]):
         logits = self.model.extend({request: NodeBlock.chain(tokens) for request, tokens in unread.items()})
         self.model.commit({request: range(len(tokens)) for request, tokens in unread.items()})
         return {request: own[-1:] for request, own in logits.items()}
+
+
+def _chain_draft(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, ...]) -> Draft[ReadPaths]:
+    """A chain whose tokens were all read but the last."""
+    read = tuple(token_ids[: depth + 1] for depth in range(len(token_ids) - 1))
+    return Draft(chain_of(root, token_ids, proposals), read)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from monge.core.devices import sent
 from monge.core.errors import UnsupportedModelError
 
 _COLUMNS: Final = 64  # columns are added in steps, so that a growing text rarely moves the cache
@@ -36,7 +37,7 @@ class _Placement:
             self.row_index = self.column_index = None
         else:
             self.row_index = torch.arange(rows.start, rows.stop, device=device)[:, None]
-            self.column_index = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
+            self.column_index = sent(torch.tensor(starts), device)[:, None] + torch.arange(width, device=device)
 
 
 class _Layer(CacheLayerMixin):
@@ -126,7 +127,7 @@ class TreeCache(Cache):
 
     def columns(self, width: int) -> Tensor:
         """Columns that the coming forward writes, `[rows, width]`."""
-        starts = torch.tensor(self._placement.starts, device=self._device)
+        starts = sent(torch.tensor(self._placement.starts), self._device)
         return starts[:, None] + torch.arange(width, device=self._device)
 
     def kept(self) -> list[Tensor]:
@@ -178,7 +179,7 @@ class TreeCache(Cache):
 
     def keep(self, row: int, start: int, columns: Sequence[int]) -> None:
         """Move these columns of a row together, from `start` on."""
-        index = torch.tensor(columns, device=self._device)
+        index = sent(torch.tensor(columns), self._device)
         for slab in self._slabs:
             slab[:, row, :, start : start + len(columns)] = slab[:, row].index_select(2, index)
 

@@ -1,11 +1,9 @@
 """The compiled backend: a network's step over tree nodes as machine code, without Python or dispatch between its operations."""
 
-import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,8 +13,8 @@ from monge.core.errors import BackendError
 from monge.engine.apart import apart
 from monge.engine.cache import TreeCache
 from monge.engine.compiled_export import export_step
-from monge.engine.compiled_store import StoredProgram, find_program, program_key, scratch_folder, store_program
-from monge.engine.few_rows_code import load_few_rows, program_options
+from monge.engine.compiled_program import build_program, load_program
+from monge.engine.compiled_store import StoredProgram, find_program, program_key
 from monge.engine.masks import chain_visibility
 from monge.engine.network_facts import chooses_logits
 from monge.engine.step import Notify, StepOutput, StepSpec
@@ -24,35 +22,27 @@ from monge.engine.step_check import largest_difference, refusing, require_agreem
 from monge.engine.step_module import Step
 
 _PROMPT: Final = 384  # tokens of prompts: with more, what lies between products takes longer on one thread than in Python
-OPTIONS: Final = {
-    # Weights stay where they are and are handed over when a program is loaded.
-    "aot_inductor.package_constants_in_so": False,
-    # Between two products a step has a few thousand numbers: threads would take longer to start than to work.
-    "cpp.threads": 1,
-    **program_options(),
-}
 
 
 class CompiledStep:
     """A compiled step, a `NodeStep`. One program serves all numbers of rows, nodes and columns: decoding compiles nothing.
 
     Args:
-        path: The compiled package.
-        tensors: Weights and constants by name.
+        stored: The program.
+        module: What it was made of, which holds the weights.
         spec: What it reads and gives.
         prompt_tokens: As of `PromptStep`; 0 where the program gives logits of all nodes.
+
+    Attributes:
+        module: As given.
+        spec: As given.
     """
 
     name = "compiled"
 
-    def __init__(self, path: Path, tensors: Mapping[str, Tensor], spec: StepSpec, prompt_tokens: int = 0) -> None:
-        load_few_rows()
-        program: Any = torch._inductor.aoti_load_package(str(path))
-        # The program keeps addresses: the tensors live as long as it does.
-        self._constants = {name: tensors[name].detach() for name in program.get_constant_fqns()}
-        program.load_constants(self._constants, check_full_update=True, user_managed=True)
-        self._run = program.loader.run
-        self.layers, self._spec = spec.layers, spec
+    def __init__(self, stored: StoredProgram, module: Step, spec: StepSpec, prompt_tokens: int = 0) -> None:
+        self._run = load_program(stored, module.tensors())
+        self.layers, self.module, self.spec = spec.layers, module, spec
         self.prompt_tokens = prompt_tokens
 
     def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
@@ -64,9 +54,9 @@ class CompiledStep:
     def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> StepOutput:
         places = torch.arange(start, start + len(token_ids))[None]
         mask = chain_visibility(len(token_ids), start)[None].contiguous()
-        if self._spec.mask_dtype != torch.bool:
-            mask = torch.where(mask, 0.0, torch.finfo(self._spec.mask_dtype).min).to(self._spec.mask_dtype)
-        masks = [mask] * len(self._spec.kinds)
+        if self.spec.mask_dtype != torch.bool:
+            mask = torch.where(mask, 0.0, torch.finfo(self.spec.mask_dtype).min).to(self.spec.mask_dtype)
+        masks = [mask] * len(self.spec.kinds)
         return self._output([torch.tensor([token_ids]), places, places, _places(len(token_ids)), *masks, *cache.kept()])
 
     def _read(
@@ -142,15 +132,8 @@ def _load_or_build(network: PreTrainedModel, spec: StepSpec, name: str, notify: 
         what = f"{name} with its hidden states" if spec.layers else name
         notify(f"compiling {what}, once for this machine; it can take minutes")
         stored = _build(step, spec, key)
-    tensors = {**step.tensors(), **stored.constants}
-    return CompiledStep(stored.path, tensors, spec, _PROMPT if chooses_logits(network) else 0)
+    return CompiledStep(stored, step, spec, _PROMPT if chooses_logits(network) else 0)
 
 
 def _build(step: Step, spec: StepSpec, key: str) -> StoredProgram:
-    program = export_step(step, spec)
-    with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
-        package = Path(scratch) / "program.pt2"
-        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=OPTIONS)
-        known = step.tensors()
-        made = {name: tensor for name, tensor in program.constants.items() if name not in known and isinstance(tensor, Tensor)}
-        return store_program(key, package, made)
+    return build_program(export_step(step, spec), step.tensors(), key)

@@ -1,11 +1,9 @@
 """Small modules as machine code, as the compiled backend runs a network's steps."""
 
 import copy
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -14,10 +12,9 @@ from torch.export import Dim
 from monge.core.errors import BackendError
 from monge.core.model import Forward
 from monge.engine.apart import apart
-from monge.engine.compiled import OPTIONS
 from monge.engine.compiled_layout import lay_out
-from monge.engine.compiled_store import StoredProgram, find_program, module_key, scratch_folder, store_program
-from monge.engine.few_rows_code import load_few_rows
+from monge.engine.compiled_program import build_program, load_program
+from monge.engine.compiled_store import StoredProgram, find_program, module_key
 from monge.engine.module_export import export_module, module_difference
 from monge.engine.step import Notify
 from monge.engine.step_check import AGREEMENT, refusing
@@ -29,17 +26,12 @@ class CompiledModule:
     """A compiled module. One program serves all numbers of rows, and all modules of one architecture.
 
     Args:
-        path: The compiled package.
-        tensors: Weights and constants by name.
+        stored: The program.
+        tensors: Weights and buffers by name.
     """
 
-    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        load_few_rows()
-        program: Any = torch._inductor.aoti_load_package(str(path))
-        # The program keeps addresses: the tensors live as long as it does.
-        self._constants = {name: tensors[name].detach() for name in program.get_constant_fqns()}
-        program.load_constants(self._constants, check_full_update=True, user_managed=True)
-        self._run = program.loader.run
+    def __init__(self, stored: StoredProgram, tensors: Mapping[str, Tensor]) -> None:
+        self._run = load_program(stored, tensors)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         # The program does not ask for strides.
@@ -75,18 +67,13 @@ def _load_or_build(module: torch.nn.Module, like: Sequence[Tensor], name: str, n
     if stored is None:
         notify(f"compiling {name}, once for this machine; it can take a minute")
         stored = _build(module, like, key)
-    return CompiledModule(stored.path, {**_tensors(module), **stored.constants})
+    return CompiledModule(stored, _tensors(module))
 
 
 def _build(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredProgram:
     inputs = tuple(tensor.new_zeros(3, tensor.shape[1]) for tensor in like)
     program = export_module(module, inputs, tuple({0: Dim.DYNAMIC} for _ in inputs))
-    with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
-        package = Path(scratch) / "program.pt2"
-        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=OPTIONS)
-        known = _tensors(module)
-        made = {name: tensor for name, tensor in program.constants.items() if name not in known and isinstance(tensor, Tensor)}
-        return store_program(key, package, made)
+    return build_program(program, _tensors(module), key)
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:

@@ -197,7 +197,9 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
     Where the budget allows, every depth then runs twice in a row and only the second rounds count: weights and shapes of
     another size are not at hand in the first, which shows where rounds are short.
     """
-    trial, depths, schedule = replace(parts, controller=cycle, memory=Memory()), cycle.depths, cycle.schedule
+    # Stage by stage: a round that runs as one has no time of drafting.
+    trial = replace(parts, controller=cycle, memory=Memory(), whole_round=None)
+    depths, schedule = cycle.depths, cycle.schedule
     longest = min(length for length in (parts.target.max_length, parts.drafter.capabilities.max_length, 1 << 30) if length)
     most = min(len(schedule) * (max(depths) + 1) + 1, longest - 1)
     prompt = max(1, min(prompt, longest - most))

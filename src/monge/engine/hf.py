@@ -5,18 +5,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from monge.core.devices import sent
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.model import Forward, NodeBlock
 from monge.engine.cache import TreeCache
 from monge.engine.clock import now
 from monge.engine.features import FeatureLog
 from monge.engine.hosted import Hosted, ModuleMaker
-from monge.engine.masks import UncommittedNodes, block_mask, forward_inputs, within_window
-from monge.engine.network_facts import chooses_logits, context_length, layer_windows, tree_obstacle
+from monge.engine.masks import MaskForm, forward_inputs
+from monge.engine.network_facts import chooses_logits, context_length, layer_windows, num_weights, tree_obstacle
 from monge.engine.padding import of_similar_size
 from monge.engine.row_table import CacheRow, RowTable
 from monge.engine.shortened import shortened
@@ -63,6 +64,7 @@ class HfTreeModel:
         self._take(step)
         self._attention = str(config._attn_implementation)
         self._device, self._dtype, self._embedding = model.device, model.dtype, model.get_input_embeddings()
+        self._form = MaskForm(self._windows, self._attention, self._dtype, self._device)
         growth = {"growth": _GROWTH} if self._widths else {}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **growth)
         self._chooses_logits = chooses_logits(model)
@@ -75,7 +77,7 @@ class HfTreeModel:
         self.max_length = context_length(config)
 
     def __repr__(self) -> str:
-        size = sum(weight.numel() for weight in self._model.parameters()) / 1e6
+        size = num_weights(self._model) / 1e6
         how = self._attention if self._step is None else f"{self._attention}, {self._step.name}"
         return f"HfTreeModel({type(self._model).__name__}, {size:.1f}M parameters, {self._dtype}, {how})"
 
@@ -93,6 +95,21 @@ class HfTreeModel:
     def widths(self) -> tuple[int, ...]:
         """See `SizedModel`."""
         return self._widths
+
+    @property
+    def network(self) -> PreTrainedModel:
+        """The network."""
+        return self._model
+
+    @property
+    def step(self) -> NodeStep | None:
+        """What reads small blocks in the network's place."""
+        return self._step
+
+    @property
+    def lays_chains(self) -> bool:
+        """Whether the cache is laid out, by a first forward, and a chain's node sees all columns up to its own."""
+        return self._cache.is_settled and all(window is None for window in self._windows.values())
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         for sequence in prefixes:
@@ -154,7 +171,7 @@ class HfTreeModel:
 
     def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
         with torch.inference_mode():
-            return self._embedding(torch.tensor(list(token_ids), device=self._device))
+            return self._embedding(sent(torch.tensor(list(token_ids)), self._device))
 
     def hosted(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
         """What runs a small module; see `ModuleHost`."""
@@ -175,6 +192,17 @@ class HfTreeModel:
             dtype=self._dtype,
         )
 
+    def lay_chain(self, sequence: int, num_nodes: int) -> TreeCache:
+        """The cache with room for a chain of uncommitted nodes behind all that is read; who asked for it reads them."""
+        row, index = self._rows[sequence], self._rows.index(sequence)
+        self._cache.place(slice(index, index + 1), (row.end,), num_nodes, self._rows.held)
+        row.nodes.add_chain(num_nodes)
+        return self._cache
+
+    def note_forward(self, seconds: float) -> None:
+        """Count the time of a forward that somebody else ran."""
+        self._forward_s += seconds
+
     def check_integrity(self) -> None:
         """Raise `AssertionError` if the bookkeeping contradicts itself."""
         self._rows.check_integrity()
@@ -190,8 +218,8 @@ class HfTreeModel:
         width = self._width(max(len(block.token_ids) for block in row_blocks), keep_logits=keep_logits)
         token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
         self._cache.place(rows, starts, width, self._rows.held)
-        masks = self._masks(visible, positions, lengths, nodes)
-        token_ids, positions = token_ids.to(self._device), positions.to(self._device)
+        masks = self._form.masks(visible, positions, lengths, nodes)
+        token_ids, positions = sent(token_ids, self._device), sent(positions, self._device)
         start = now()
         with torch.inference_mode():
             output = self._forward(token_ids, positions, masks, keep_logits=keep_logits)
@@ -204,12 +232,9 @@ class HfTreeModel:
 
     def _read_chain(self, row: CacheRow, block: NodeBlock, step: ChainStep) -> Tensor:
         """`_read` for a chain behind one text."""
-        index, first = self._rows.index(row.sequence), row.end
-        row.nodes.add(block)
-        self._cache.place(slice(index, index + 1), (first,), len(block.token_ids), self._rows.held)
-        start = now()
+        cache, start = self.lay_chain(row.sequence, len(block.token_ids)), now()
         with torch.inference_mode():
-            output = step.read_chain(block.token_ids, first, self._cache)
+            output = step.read_chain(block.token_ids, cache.starts[0], cache)
             if self._features is not None:
                 self._features.read(row.sequence, [state[0] for state in output.states])
             logits = output.logits[0]
@@ -269,25 +294,3 @@ class HfTreeModel:
                 reason = str(error)
         warnings.warn(f"hidden states are watched, so every step of the target runs eagerly: {reason}", stacklevel=3)
         return None
-
-    def _masks(
-        self,
-        visible: Bool[Tensor, "batch nodes seq"],
-        positions: Tensor,
-        lengths: Sequence[int],
-        nodes: Sequence[UncommittedNodes],
-    ) -> dict[str, Any]:
-        """For every kind of layer the mask that its attention takes."""
-        masks: dict[str, Any] = {}
-        for kind, window in self._windows.items():
-            seen = visible if window is None else within_window(visible, positions, lengths, nodes, window)
-            masks[kind] = self._attention_form(seen.to(self._device)[:, None])
-        return masks
-
-    def _attention_form(self, seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
-        if self._attention == "eager":
-            hidden = torch.finfo(self._dtype).min
-            return torch.where(seen, torch.zeros((), dtype=self._dtype, device=self._device), hidden)
-        if self._attention == "flex_attention":
-            return block_mask(seen)
-        return seen

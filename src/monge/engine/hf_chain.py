@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from monge.core.devices import sent
 from monge.core.errors import MongeError
 from monge.core.model import NodeBlock
 from monge.engine.clock import now
@@ -110,7 +111,7 @@ class HfChainModel:
     def _read(self, row: _Row, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:
         first = row.length + row.num_uncommitted
         inputs: dict[str, Any] = {
-            "input_ids": torch.tensor([list(token_ids)], device=self._device),
+            "input_ids": sent(torch.tensor([list(token_ids)]), self._device),
             self._cache_name: row.cache,
             "use_cache": True,
         }

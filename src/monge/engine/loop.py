@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from monge.control.base import AnyController, PromptReader
-from monge.core.context import Context, DraftPlan
+from monge.control.base import PromptReader
+from monge.core.context import Context
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
@@ -18,6 +18,7 @@ from monge.engine.clock import now
 from monge.engine.drafting import observe, propose
 from monge.engine.logprobs import along
 from monge.engine.parts import Parts
+from monge.engine.planning import make_plans
 from monge.engine.prompts import open_profiled
 from monge.engine.row import Row, each, together
 from monge.engine.sampling import NodeLaws
@@ -79,19 +80,22 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, isolated: bool = Fal
     if parts.memory.costs is not None:
         # Who drafts makes all wait, those too that the controller does not plan for.
         parts.memory.costs.batch_size = len(sessions)
-    rows = _stage(rows, partial(_plan, parts=parts), parts, isolated=isolated)
+    rows = _stage(rows, partial(make_plans, parts=parts), parts, isolated=isolated)
     if not rows:
         return
-    drafts = propose([row.session for row in rows], [row.plan for row in rows], parts)
-    for row, draft in zip(rows, drafts, strict=True):
-        row.draft = draft
-    timer.lap("draft_s")
-    rows = _stage(rows, partial(_decide, parts=parts, timer=timer), parts, isolated=isolated)
+    if _ran_whole(rows, parts):
+        timer.lap("score_s")
+    else:
+        drafts = propose([row.session for row in rows], [row.plan for row in rows], parts)
+        for row, draft in zip(rows, drafts, strict=True):
+            row.draft = draft
+        timer.lap("draft_s")
+        rows = _stage(rows, partial(_decide, parts=parts, timer=timer), parts, isolated=isolated)
     rows = _accepted(rows)
     parts.target.commit({row.context.request_id: (0, *row.verdict.path) for row in rows})
     rows = _every(rows, _commit, isolated=isolated)
     told = [(row.session, row.drafted, row.verdict) for row in rows]
-    observe(told, {row.context.request_id: row.scored for row in rows}, parts)
+    observe(told, {row.context.request_id: row.logits for row in rows if row.logits is not None}, parts)
     timer.lap("commit_s")
     times = StageTimes(total_s=timer.last - start, forward_s=parts.forward_s - forward_s, **timer.stages)
     rows = _every(rows, partial(_record, times=times, parts=parts, batch_size=len(sessions)), isolated=isolated)
@@ -174,22 +178,16 @@ def _every(rows: list[Row], work: Any, *, isolated: bool) -> list[Row]:
     return rows
 
 
-def _plan(rows: Sequence[Row], parts: Parts) -> None:
-    """Plans of those that draft: each controller plans for its own together.
-
-    Who does not draft, or wants the largest tree, has no part in a budget that is shared.
-    """
-    drafting, groups = [row for row in rows if row.session.drafting != "off"], dict[int, tuple[AnyController, list[Row]]]()
-    for row in drafting:
-        if row.session.request.adaptive:
-            controller = parts.planner(row.session.request.controller).controller
-            groups.setdefault(id(controller), (controller, []))[1].append(row)
-        else:
-            row.plan = row.session.limit(DraftPlan())
-    for controller, group in groups.values():
-        states, draws = [row.session.controller_state for row in group], [row.session.draws for row in group]
-        for row, plan in zip(group, controller.plan_many(states, draws), strict=True):
-            row.plan = row.session.limit(plan)
+def _ran_whole(rows: Sequence[Row], parts: Parts) -> bool:
+    """Whether the round has run as one: then it has its draft and its verdict, and none of the seconds is drafting's own."""
+    whole, (row, *others) = parts.whole_round, rows
+    # Costs are learnt by stage.
+    if whole is None or others or parts.memory.costs is not None or not whole.takes(row.session, row.plan):
+        return False
+    if (made := whole.run(row.session)) is None:
+        return False
+    row.draft, row.outcome = made
+    return True
 
 
 def _decide(rows: Sequence[Row], parts: Parts, timer: _Timer) -> None:

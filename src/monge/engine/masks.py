@@ -1,6 +1,7 @@
 """Who may attend to whom when new nodes of several sequences are read in one forward."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from jaxtyping import Bool, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
+from monge.core.devices import sent
 from monge.core.model import NodeBlock
 
 _BAND: Final = 512  # smallest width for which a chain's mask is kept
@@ -36,6 +38,11 @@ class UncommittedNodes:
                 self._ancestors_up_to(slot)
                 above = () if parent < 0 else self._ancestors[parent]
                 self._ancestors.append((*above, slot))
+
+    def add_chain(self, count: int) -> None:
+        """Append nodes, each the child of the one before, the first that of the last node there is."""
+        for _ in range(count):
+            self.add(NodeBlock.chain((0,), after=len(self.depths) - 1))
 
     def visible(self, first: int) -> NDArray[np.bool_]:
         """For the nodes from slot `first` on: which uncommitted slots each sees, itself and its ancestors, `[nodes, slots]`."""
@@ -142,3 +149,40 @@ def block_mask(seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
     return create_block_mask(
         lambda row, head, query, key: seen[row, 0, query, key], batch, None, num_nodes, num_columns, device=seen.device
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MaskForm:
+    """The form in which a network's attention takes its masks.
+
+    Args:
+        windows: Sliding window of every kind of layer, `None` where it sees all.
+        attention: Name of the attention that runs.
+        dtype: Type of the network's numbers.
+        device: Where it lies.
+    """
+
+    windows: Mapping[str, int | None]
+    attention: str
+    dtype: torch.dtype
+    device: torch.device
+
+    def masks(
+        self,
+        visible: Bool[Tensor, "batch nodes seq"],
+        positions: Int64[Tensor, "batch nodes"],
+        lengths: Sequence[int],
+        nodes: Sequence[UncommittedNodes],
+    ) -> dict[str, Any]:
+        """For every kind of layer the mask that its attention takes; arguments as of `within_window`."""
+        masks: dict[str, Any] = {}
+        for kind, window in self.windows.items():
+            seen = visible if window is None else within_window(visible, positions, lengths, nodes, window)
+            masks[kind] = self._formed(sent(seen, self.device)[:, None])
+        return masks
+
+    def _formed(self, seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
+        if self.attention == "eager":
+            hidden = torch.finfo(self.dtype).min
+            return torch.where(seen, torch.zeros((), dtype=self.dtype, device=self.device), hidden)
+        return block_mask(seen) if self.attention == "flex_attention" else seen

@@ -89,3 +89,8 @@ def layer_windows(config: Any) -> dict[str, int | None]:
     if not kinds:
         kinds = ["full_attention" if window is None else "sliding_attention"]
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(kinds))}
+
+
+def num_weights(model: PreTrainedModel) -> int:
+    """How many numbers a network has."""
+    return sum(weight.numel() for weight in model.parameters())

@@ -18,7 +18,7 @@ from monge.core.errors import BackendError
 from monge.engine.apart import apart
 from monge.engine.cache import TreeCache
 from monge.engine.compiled_store import find_program, program_key, scratch_folder, store_program
-from monge.engine.network_facts import tree_obstacle
+from monge.engine.network_facts import num_weights, tree_obstacle
 from monge.engine.openvino_buffers import Buffers
 from monge.engine.openvino_export import export_graph, weights
 from monge.engine.openvino_products import Held, place_weights
@@ -128,7 +128,7 @@ def openvino_step(network: PreTrainedModel, weights_kind: str, notify: Notify, l
             graph = load_or_export(key, what, notify, lambda: export_graph(network, spec))
             _set_weights(graph, network, weights_kind)
             title = "openvino" if weights_kind == "same" else f"openvino, {weights_kind} weights"
-            is_small = sum(weight.numel() for weight in network.parameters()) <= _SMALL
+            is_small = num_weights(network) <= _SMALL
             step = OpenVinoStep(graph, spec, title, precision, _FEW if is_small else ())
             difference, bound = apart(lambda: largest_difference(network, step)), AGREEMENT[precision]
     except FAILURES as error:

@@ -10,7 +10,8 @@ from monge.core.model import SequenceModel
 from monge.core.proposal import Mixed
 from monge.core.selection import Hindsight
 from monge.draft.base import AnyDrafter, DrafterPool
-from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
+from monge.engine.whole_round import WholeRound
+from monge.verify.base import ChainDecision, NodeRule, Rule, Verifier, as_verifier, unsupported_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Parts:
         rule: Node rule or verifier.
         controller: How much to draft.
         controllers: Those that a request may name, `controller` among them if it has a name.
+        whole_round: What runs rounds of a request alone as one, if anything does.
         draft_models: Networks that the drafter runs, for the accounting of forward times.
         alternatives: Verifiers by name, to be named where `rule` does not fit the drafter.
         memory: What the controller knows beyond a request; the one part that changes.
@@ -52,6 +54,7 @@ class Parts:
     alternatives: Sequence[tuple[str, Rule]] = ()
     memory: Memory = field(default_factory=Memory)
     controllers: Mapping[str, AnyController] = field(default_factory=dict[str, AnyController])
+    whole_round: WholeRound | None = None
     num_successors: int = field(init=False)  # asked for in every round, and capabilities may take long to tell
     _usual: Planner = field(init=False, repr=False)
 
@@ -60,6 +63,8 @@ class Parts:
         can = self.drafter.capabilities
         object.__setattr__(self, "num_successors", can.num_successors)
         object.__setattr__(self, "_usual", Planner(self.controller, self.memory))
+        if self.whole_round is not None and not self.whole_round.is_of(self.target, self.drafter.own_chain, self.on_chains):
+            object.__setattr__(self, "whole_round", None)  # it was made for other parts than these
         reason = unsupported_reason(self.rule, can.proposes, can.max_width)
         if reason is not None:
             legal = [n for n, rule in self.alternatives if unsupported_reason(rule, can.proposes, can.max_width) is None]
@@ -90,6 +95,11 @@ class Parts:
     def verifier(self) -> Verifier:
         """The whole-tree form of the rule."""
         return as_verifier(self.rule)
+
+    @property
+    def on_chains(self) -> ChainDecision | None:
+        """The rule as operations of tensors, if it has that form."""
+        return self.rule.on_chains if isinstance(self.rule, NodeRule) else None
 
     @property
     def reads(self) -> frozenset[Reads]:

@@ -40,17 +40,18 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Recording:
-    """A recorded step of some rows and nodes: where its inputs are put, what repeats it, where its outputs are then."""
+class Recording:
+    """Recorded work: where its inputs are put, what repeats it, where its outputs are then."""
 
-    inputs: tuple[Tensor, Tensor, Tensor]
+    inputs: tuple[Tensor, ...]
     masks: tuple[Tensor, ...]
     repeat: Callable[[], None]
     outputs: Outputs
 
-    def run(self, inputs: Sequence[Tensor], masks: Sequence[Tensor]) -> Outputs:
+    def run(self, inputs: Sequence[Tensor], masks: Sequence[Tensor] = ()) -> Outputs:
+        """The results for these inputs."""
         for held, given in zip(self.inputs, inputs, strict=True):
-            held.copy_(given)
+            held.copy_(given, non_blocking=True)
         for held, mask in zip(self.masks, masks, strict=True):
             held.fill_(False if held.dtype == torch.bool else torch.finfo(held.dtype).min)
             held[..., : mask.shape[-1]] = mask
@@ -75,10 +76,10 @@ class RecordedStep:
     widths = WIDTHS
 
     def __init__(self, step: Step, spec: StepSpec, recorder: Recorder) -> None:
-        self._step, self._spec, self._recorder = step, spec, recorder
+        self.module, self.spec, self._recorder = step, spec, recorder
         self.layers = spec.layers
         self._layout: object = None
-        self._recordings: OrderedDict[tuple[int, int, int], _Recording] = OrderedDict()
+        self._recordings: OrderedDict[tuple[int, int, int], Recording] = OrderedDict()
         self._has_room = True
 
     def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
@@ -90,7 +91,7 @@ class RecordedStep:
         if key not in self._recordings and self._has_room:
             self._add(key, inputs, cache)
         if (recording := self._recordings.get(key)) is None:
-            logits, *states = self._step(inputs[0], (*inputs[1:], _all(inputs[0])), masks, cache.kept())
+            logits, *states = self.module(inputs[0], (*inputs[1:], _all(inputs[0])), masks, cache.kept())
         else:
             self._recordings.move_to_end(key)
             logits, *states = recording.run(inputs, masks)
@@ -115,15 +116,15 @@ class RecordedStep:
         if len(self._recordings) > _MOST:
             self._recordings.popitem(last=False)
 
-    def _recorded(self, inputs: tuple[Tensor, Tensor, Tensor], cache: TreeCache) -> _Recording:
+    def _recorded(self, inputs: tuple[Tensor, Tensor, Tensor], cache: TreeCache) -> Recording:
         token_ids, positions, columns = (tensor.clone() for tensor in inputs)
         rows, nodes = token_ids.shape
         # What the nodes see meanwhile does not matter, but a query that sees nothing has no attention weights.
-        mask = torch.ones(rows, 1, nodes, cache.capacity, dtype=self._spec.mask_dtype, device=token_ids.device)
-        masks = tuple(mask.clone() for _ in self._spec.kinds)
+        mask = torch.ones(rows, 1, nodes, cache.capacity, dtype=self.spec.mask_dtype, device=token_ids.device)
+        masks = tuple(mask.clone() for _ in self.spec.kinds)
         places, kept = (positions, columns, _all(token_ids)), cache.kept()
-        repeat, outputs = self._recorder.record(lambda: self._step(token_ids, places, masks, kept))
-        return _Recording((token_ids, positions, columns), masks, repeat, outputs)
+        repeat, outputs = self._recorder.record(lambda: self.module(token_ids, places, masks, kept))
+        return Recording((token_ids, positions, columns), masks, repeat, outputs)
 
 
 def record_step(network: PreTrainedModel, recorder: Recorder, notify: Notify, layers: tuple[int, ...] = ()) -> RecordedStep:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
+from monge.core.devices import sent
 from monge.core.draws import Draws, PeekableDraws
 from monge.core.errors import ProposalMismatchError
 from monge.core.law import DenseLaw, Law
@@ -75,7 +76,7 @@ class Trials:
         p = torch.stack([_masses(node.target_law, row) for node, row in zip(nodes, token_ids, strict=True)])
         tries = max(len(node.tokens) for node in nodes)
         tokens = _table([node.tokens for node in nodes], tries, BEYOND, device)
-        counts = torch.tensor([[len(node.fixed), len(node.tokens)] for node in nodes], device=device)
+        counts = sent(torch.tensor([[len(node.fixed), len(node.tokens)] for node in nodes]), device)
         place = torch.arange(tries, device=device)
         is_fixed = place < counts[:, :1]
         is_tried, found = place < counts[:, 1:], torch.searchsorted(drawn_ids, tokens).clamp_max(drawn_ids.shape[1] - 1)
@@ -122,7 +123,7 @@ def emitted(nodes: Sequence[Trial], method: Method) -> list[int]:
     refused = [row for row, winner in enumerate(winners) if winner < 0]
     tokens = [node.tokens[winner] for node, winner in zip(nodes, winners, strict=True)]
     if refused:
-        index = torch.tensor(refused, device=trials.p.device)
+        index = sent(torch.tensor(refused), trials.p.device)
         rest = draw_remainders(
             [nodes[row].target_law for row in refused],
             trials.token_ids[index],
@@ -145,4 +146,4 @@ def _masses(law: Law, token_ids: Int64[Tensor, " columns"]) -> Float64[Tensor, "
 
 def _table(rows: Sequence[tuple[int, ...]], width: int, value: int, device: torch.device) -> Int64[Tensor, "rows width"]:
     table = [[*row, *[value] * (width - len(row))] for row in rows]
-    return torch.tensor(table, dtype=torch.int64, device=device).reshape(len(rows), width)
+    return sent(torch.tensor(table, dtype=torch.int64), device).reshape(len(rows), width)

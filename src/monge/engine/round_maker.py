@@ -1,0 +1,28 @@
+"""Whether the rounds of some parts can run as one, and who runs them then."""
+
+from dataclasses import replace
+
+from monge.engine.backends import BACKENDS, Backend
+from monge.engine.hf import HfTreeModel
+from monge.engine.parts import Parts
+from monge.engine.whole_round import DEEPEST, WholeRound
+
+
+def with_whole_rounds(parts: Parts, backend: str | Backend, draft_backend: str | Backend | None = None) -> Parts:
+    """The parts, which run rounds of requests alone as one where drafts are chains and the backend has programs for that.
+
+    Args:
+        parts: The parts.
+        backend: What runs the target.
+        draft_backend: What runs the draft model, if it is not the same.
+    """
+    chain, target, decision = parts.drafter.own_chain, parts.target, parts.on_chains
+    if chain is None or decision is None or chain.depth > DEEPEST or parts.num_successors or "costs" in parts.reads:
+        return parts
+    if not isinstance(target, HfTreeModel) or not isinstance(chain.model, HfTreeModel) or draft_backend not in (None, backend):
+        return parts
+    chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
+    programs = chosen.round_programs(target, chain.model, chain.depth, decision)
+    if programs is None:
+        return parts
+    return replace(parts, whole_round=WholeRound(target, chain.model, chain, decision, programs))

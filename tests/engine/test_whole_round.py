@@ -1,0 +1,372 @@
+"""Rounds that run as one: the texts, and the draws, of rounds that run stage by stage."""
+
+import copy
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+import monge
+from monge.core.draws import TapeDraws
+from monge.core.law import DenseLaw
+from monge.draft.model import ModelDrafter
+from monge.engine import backends, compiled_round
+from monge.engine.batch import decode
+from monge.engine.compiled_round import CompiledRound
+from monge.engine.decoder import Decoder
+from monge.engine.logprobs import LogprobOptions
+from monge.engine.round_module import Round
+from monge.engine.step_check import step_spec
+from monge.engine.step_module import Step
+from monge.engine.whole_round import WholeRound
+from monge.verify.block import Block
+from tests.engine import pretend
+from tests.engine.compiling import require, shared_programs
+from tests.engine.test_compiled import no_compiling
+from tests.engine.tiny import network, perturbed, prompts
+
+RULES = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.5}]
+
+
+class Counted:
+    """A program that counts its rounds."""
+
+    def __init__(self, program):
+        self.program, self.count = program, 0
+
+    def __call__(self, inputs):
+        self.count += 1
+        return self.program(inputs)
+
+
+def modules(parts):
+    """The rounds of some parts, not compiled."""
+    chain, networks = parts.drafter.own_chain, (parts.drafter.own_chain.model.network, parts.target.network)
+    specs = tuple(map(step_spec, networks))
+    steps = tuple(map(Step, networks, specs))
+    return {greedy: Round(*steps, specs, chain.depth, parts.on_chains, is_greedy=greedy) for greedy in (True, False)}
+
+
+def uncompiled(module):
+    def run(flat):
+        text, *places, uniforms, temperature = flat[:6]
+        count = len(module.specs[0].cache_shapes)
+        return module(text, tuple(places), (uniforms, temperature), flat[6 : 6 + count], flat[6 + count :])
+
+    return Counted(CompiledRound(run, module.depth))
+
+
+def with_programs(decoder, programs):
+    parts = decoder.parts
+    whole = WholeRound(parts.target, parts.drafter.own_chain.model, parts.drafter.own_chain, parts.on_chains, programs)
+    return Decoder(replace(parts, whole_round=whole), max_batch_size=decoder.max_batch_size)
+
+
+def both(name="llama", attention="sdpa", **settings):
+    """Decoders that run rounds stage by stage and as one, and the programs of the latter."""
+    target = network(name, attention)
+    plain = monge.load(target, perturbed(target), **settings)
+    programs = {greedy: uncompiled(module) for greedy, module in modules(plain.parts).items()}
+    return plain, with_programs(plain, programs), programs
+
+
+def written(decoder, count=1, **options):
+    options = {"max_new_tokens": 24, "seed": 3, "ignore_eos": True, **options}
+    results = decoder.generate(list(prompts((9, 4), seed=5)[:count]), **options)
+    facts = [
+        [(one.token_ids, one.num_accepted, one.examined, one.next_kind, one.num_nodes, one.depth) for one in result.records]
+        for result in results
+    ]
+    return [result.token_ids for result in results], facts
+
+
+def num_whole(programs):
+    return sum(program.count for program in programs.values())
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "deepseek_v3"])
+def test_texts_and_records(name, attention, depth, rules):
+    plain, whole, programs = both(name, attention, tree=f"chain({depth})")
+    for seed in range(3):
+        assert written(whole, seed=seed, **rules) == written(plain, seed=seed, **rules)
+    assert programs[rules["temperature"] == 0].count > 10
+    assert programs[rules["temperature"] != 0].count == 0
+
+
+def test_both_ways_of_running_take_turns():
+    """As many draws are used, whoever runs the round."""
+    plain, whole, programs = both()
+    run, turns = whole.parts.whole_round.run, iter(range(10**6))
+    whole.parts.whole_round.run = lambda session: run(session) if next(turns) % 2 else None
+    assert written(whole, temperature=1.0, max_new_tokens=60) == written(plain, temperature=1.0, max_new_tokens=60)
+    assert 5 < num_whole(programs) < next(turns) - 5
+
+
+def test_the_tree_has_the_laws_that_its_tokens_were_drawn_from():
+    plain, whole, _ = both()
+    trees, observe = [], ModelDrafter.observe
+    for decoder in (plain, whole):
+        seen = []
+        (session,) = decoder.sessions([prompts((9,), seed=5)[0]], max_new_tokens=24, temperature=0.7, seed=3)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ModelDrafter, "observe", lambda self, *told, to=seen: to.extend(told[1]) or observe(self, *told))
+            for _ in decode([session], decoder.parts, max_batch_size=1):
+                pass
+        trees.append([draft.tree for draft in seen])
+    assert len(trees[0]) > 4
+    for one, other in zip(*trees, strict=True):
+        assert (one.token_ids, one.parents, one.offers) == (other.token_ids, other.parents, other.offers)
+        for ours, theirs in zip(one.proposals, other.proposals, strict=True):
+            assert type(ours) is type(theirs)
+            if isinstance(getattr(ours, "law", None), DenseLaw):
+                torch.testing.assert_close(ours.law.probs, theirs.law.probs, atol=1e-6, rtol=0)
+
+
+class TestStageByStage:
+    """What a whole round does not say, or another verifier decides, is left to the stages."""
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"top_k": 5, "temperature": 1.0},
+            {"processors": (lambda _, scores: scores * 1.5,), "temperature": 1.0},
+            {"max_new_tokens": 3, "temperature": 1.0},
+        ],
+        ids=["truncated", "processors", "short"],
+    )
+    def test_requests(self, options):
+        plain, whole, programs = both()
+        assert written(whole, **options) == written(plain, **options)
+        assert num_whole(programs) == 0
+
+    def test_several_requests(self):
+        plain, whole, programs = both()
+        assert written(whole, 2, temperature=1.0) == written(plain, 2, temperature=1.0)
+        assert num_whole(programs) <= 8, "only those of the request that is left at the end"
+
+    def test_logprobs(self):
+        plain, whole, programs = both()
+        texts = []
+        for decoder in (plain, whole):
+            (request,) = decoder.requests([prompts((9,), seed=5)[0]], max_new_tokens=12, seed=1)
+            session = decoder.session(replace(request, logprobs=LogprobOptions(num_top=2)))
+            for _ in decode([session], decoder.parts, max_batch_size=1):
+                assert len(session.logprobs) == len(session.records[-1].token_ids)
+            texts.append(session.completion_ids)
+        assert texts[0] == texts[1]
+        assert num_whole(programs) == 0
+
+    def test_draws_that_cannot_be_looked_at_first(self):
+        class Blind:
+            def __init__(self):
+                self.tape = TapeDraws([(0.618 * place) % 1 for place in range(500)])
+
+            def uniform(self):
+                return self.tape.uniform()
+
+            def bernoulli(self, prob):
+                return self.tape.bernoulli(prob)
+
+            def categorical(self, law):
+                return self.tape.categorical(law)
+
+        plain, whole, programs = both()
+        texts = []
+        for decoder in (plain, whole):
+            (request,) = decoder.requests([prompts((9,), seed=5)[0]], max_new_tokens=12, temperature=1.0)
+            session = decoder.session(replace(request, draws=Blind()))
+            for _ in decode([session], decoder.parts, max_batch_size=1):
+                pass
+            texts.append(session.completion_ids)
+        assert texts[0] == texts[1]
+        assert num_whole(programs) == 0
+
+    def test_windows_that_a_controller_shortens(self):
+        plain, whole, programs = both(controller="fixed(max_depth=2)", tree="chain(3)")
+        assert written(whole, temperature=1.0) == written(plain, temperature=1.0)
+        assert num_whole(programs) == 0
+
+    def test_sliding_windows(self):
+        plain, whole, programs = both("mistral_window")
+        assert written(whole, temperature=1.0) == written(plain, temperature=1.0)
+        assert num_whole(programs) == 0
+
+    def test_parts_that_are_exchanged(self):
+        _, whole, _ = both()
+        parts = whole.parts
+        assert replace(parts).whole_round is parts.whole_round
+        assert replace(parts, rule=Block()).whole_round is None
+        assert replace(parts, drafter=replace(parts.drafter, top_k=3)).whole_round is None
+        assert replace(parts, target=parts.drafter.own_chain.model).whole_round is None
+
+
+class TestTrouble:
+    @pytest.mark.parametrize("rules", RULES, ids=str)
+    def test_logits_that_make_no_law_are_looked_at_by_the_stages(self, rules):
+        plain, whole, programs = both()
+        for program in programs.values():
+            inner = program.program
+
+            def doubtful(inputs, inner=inner, program=program):
+                numbers, laws = inner(inputs)
+                return [*numbers[:-1], program.count % 2], laws
+
+            program.program = doubtful
+        assert written(whole, max_new_tokens=60, **rules) == written(plain, max_new_tokens=60, **rules)
+        assert num_whole(programs) > 10
+
+    @pytest.mark.parametrize("spoilt", ["draft", "target"])
+    @pytest.mark.parametrize("rules", RULES, ids=str)
+    def test_such_logits_are_noticed(self, rules, spoilt):
+        target = copy.deepcopy(network("llama", "sdpa"))
+        draft = copy.deepcopy(perturbed(target))
+        plain = monge.load(target, draft)
+        (prompt,) = prompts((9,), seed=5)
+        network_ = {"draft": draft, "target": target}[spoilt]
+        network_.lm_head.weight.data[7] = float("nan")
+        whole = with_programs(plain, {greedy: uncompiled(module) for greedy, module in modules(plain.parts).items()})
+        outcomes = []
+        for decoder in (plain, whole):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                (session,) = decoder.sessions([prompt], max_new_tokens=4 + 2, seed=1, **rules)
+                for _ in decode([session], decoder.parts, max_batch_size=1):
+                    pass
+            outcomes.append((session.completion_ids, type(session.error), [str(one.message) for one in caught]))
+        assert outcomes[0] == outcomes[1]
+        assert outcomes[0][1 if spoilt == "target" else 2]
+
+    def test_a_program_that_fails_is_not_asked_again(self):
+        plain, whole, programs = both()
+        for program in programs.values():
+            inner = program.program
+
+            def failing(inputs, inner=inner, program=program):
+                if program.count == 3:
+                    raise RuntimeError("out of memory")
+                return inner(inputs)
+
+            program.program = failing
+        with pytest.warns(
+            UserWarning, match="rounds run stage by stage from here on, .* RuntimeError: out of memory"
+        ) as caught:
+            text = written(whole, temperature=1.0, max_new_tokens=60)
+        assert text == written(plain, temperature=1.0, max_new_tokens=60)
+        assert len(caught) == 1
+        assert num_whole(programs) == 3
+
+
+def loaded(**settings):
+    target = network("llama", "sdpa")
+    return monge.load(target, perturbed(target), tree="chain(2)", **{"backend": "compiled", **settings})
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """Loads the decoder whose programs are compiled once a run."""
+    require("compiled")
+    with shared_programs(tmp_path_factory, lambda _: loaded()) as locked:
+        yield lambda: locked(None)
+
+
+class TestCompiled:
+    @pytest.mark.parametrize("rules", RULES, ids=str)
+    def test_texts(self, programs, rules):
+        decoder = programs()
+        assert decoder.parts.whole_round is not None
+        counted = {greedy: Counted(program) for greedy, program in decoder.parts.whole_round._programs.items()}
+        for text in range(3):
+            ours = with_programs(decoder, counted)
+            assert written(ours, seed=text, **rules) == written(loaded(backend="eager"), seed=text, **rules)
+        assert num_whole(counted) > 10
+
+    def test_nothing_is_compiled_twice(self, programs, monkeypatch):
+        programs()
+        monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", no_compiling)
+        assert loaded().parts.whole_round is not None
+
+    def test_may_be_left_out(self, programs):
+        programs()
+        assert loaded(backend="compiled(rounds=False)").parts.whole_round is None
+
+    @pytest.mark.parametrize("settings", [{"controller": "price"}, {"verifier": "block"}, {"draft_top_k": 4}], ids=str)
+    def test_where_rounds_are_not_such(self, programs, monkeypatch, settings):
+        programs()
+        monkeypatch.setattr(compiled_round, "compile_rounds", no_compiling)
+        assert loaded(**settings).parts.whole_round is None
+
+    def test_large_networks_are_not_compiled_twice(self, programs, monkeypatch):
+        programs()
+        monkeypatch.setattr(compiled_round, "_LARGEST", 1000)
+        assert loaded().parts.whole_round is None
+
+    def test_a_program_with_other_laws_is_refused(self, programs, monkeypatch):
+        programs()
+        load = compiled_round.load_program
+
+        def spoilt(*given):
+            run = load(*given)
+            return lambda inputs: [run(inputs)[0], *(one * 1.01 for one in run(inputs)[1:])]
+
+        monkeypatch.setattr(compiled_round, "load_program", spoilt)
+        with pytest.warns(UserWarning, match="rounds run stage by stage: rounds, compiled as one, come out otherwise"):
+            assert loaded().parts.whole_round is None
+
+    def test_a_program_that_cannot_be_made(self, programs, monkeypatch):
+        programs()
+
+        def refuse(*_):
+            raise OSError("no space left on device")
+
+        monkeypatch.setattr(compiled_round, "find_program", lambda *_: (None, "it is damaged"))
+        monkeypatch.setattr(compiled_round, "build_program", refuse)
+        with pytest.warns(UserWarning, match="stage by stage: rounds cannot be compiled as one: OSError: no space left"):
+            assert loaded().parts.whole_round is None
+
+
+class TestRecorded:
+    @pytest.fixture
+    def device(self, monkeypatch):
+        monkeypatch.setattr(backends, "GraphRecorder", lambda _: pretend.Rerun())
+        with pretend.device() as name:
+            yield name
+
+    @pytest.mark.parametrize("rules", RULES, ids=str)
+    @pytest.mark.parametrize("name", ["llama", "gpt2"])
+    def test_texts_and_one_wait_a_round(self, device, name, rules):
+        target = network(name, "sdpa")
+        draft = perturbed(target)
+        placed = (copy.deepcopy(model).to(device) for model in (target, draft))
+        decoder = monge.load(*placed, backend="compiled")
+        counted = {greedy: Counted(program) for greedy, program in decoder.parts.whole_round._programs.items()}
+        ours = with_programs(decoder, counted)
+        expected = written(monge.load(target, draft), max_new_tokens=60, **rules)
+        run, waits = ours.parts.whole_round.run, []
+
+        def watched(session):
+            before = sum(pretend.waits.values())
+            made = run(session)
+            waits.append(sum(pretend.waits.values()) - before)
+            return made
+
+        ours.parts.whole_round.run = watched
+        assert written(ours, max_new_tokens=60, **rules) == expected
+        assert num_whole(counted) > 10
+        assert set(waits) == {1}
+
+    def test_what_moves_is_recorded_anew_and_nothing_else(self, device, monkeypatch):
+        made = []
+        monkeypatch.setattr(backends, "GraphRecorder", lambda _: made.append(pretend.Rerun()) or made[-1])
+        target = network("llama", "sdpa")
+        decoder = monge.load(*(copy.deepcopy(model).to(device) for model in (target, perturbed(target))), backend="compiled")
+        recorder = made[-1]  # of rounds; the networks' own were made before
+        for _ in range(2):
+            written(decoder, temperature=1.0, max_new_tokens=40)
+        once = recorder.num_recorded
+        written(decoder, temperature=1.0, max_new_tokens=40)
+        assert 1 <= once <= 4, "one or two unread tokens, and perhaps a cache that has moved"
+        assert recorder.num_recorded == once
