@@ -25,6 +25,8 @@ from monge.draft.by_name import drafters_in, options_of, takes_target
 from monge.engine.decoder import Decoder
 from monge.engine.loading import as_sequence_model
 from monge.engine.parts import Parts
+from monge.engine.round_maker import with_whole_rounds
+from monge.engine.whole_round import WholeRound
 
 TokenIds = tuple[tuple[int, ...], ...]
 
@@ -120,11 +122,13 @@ class Kept:
         parts: With a target of their own, of a drafter that reads the target's hidden states or runs its layers: made once, as
             a head is read once, and away from the other arms, which have no use for hidden states.
         draft: The draft model of an arm that runs it in its own way.
+        whole_round: What runs rounds of one request as one, if anything does.
     """
 
     costs: CostModel | None = None
     parts: Parts | None = None
     draft: SequenceModel | None = None
+    whole_round: WholeRound | None = None
     memories: dict[tuple[float, int], Memory] = field(default_factory=dict[tuple[float, int], Memory])
 
     def memory(self, call: Call) -> Memory:
@@ -163,6 +167,10 @@ class MongeArm(Arm):
 
     def prepare(self, pair: Pair, batch_sizes: Sequence[int]) -> float:
         if "costs" not in self.reads:
+            parts = self._parts(pair, max_batch_size=max(batch_sizes))
+            self.kept.whole_round = with_whole_rounds(
+                parts, pair.backend, self.settings.get("draft_backend", pair.draft_backend)
+            ).whole_round
             return 0.0
         start = time.perf_counter()
         self.kept.costs = self._parts(pair, max_batch_size=max(batch_sizes)).memory.costs
@@ -172,7 +180,8 @@ class MongeArm(Arm):
         memory, num_rows = self.kept.memory(call), len(call.prompt_ids)
         parts = self._parts(pair, costs=memory.costs, max_batch_size=num_rows)
         memory.costs = parts.memory.costs
-        decoder = Decoder(replace(parts, memory=memory), max_batch_size=num_rows)
+        parts = replace(parts, memory=memory, whole_round=self.kept.whole_round)
+        decoder = Decoder(parts, max_batch_size=num_rows)
         results = decoder.generate(
             call.prompt_ids, max_new_tokens=call.max_new_tokens, temperature=call.temperature, seed=call.seed
         )
