@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import monge
+from monge.control.cost_model import CostModel
 from monge.core.draws import TapeDraws
 from monge.core.law import DenseLaw
 from monge.draft.model import ModelDrafter
@@ -40,12 +41,12 @@ class Counted:
         return self.program(inputs)
 
 
-def modules(parts):
+def modules(parts, depth=None):
     """The rounds of some parts, not compiled."""
     chain, networks = parts.drafter.own_chain, (parts.drafter.own_chain.model.network, parts.target.network)
     specs = tuple(map(step_spec, networks))
     steps = tuple(map(Step, networks, specs))
-    return {greedy: Round(*steps, specs, chain.depth, parts.on_chains, is_greedy=greedy) for greedy in (True, False)}
+    return {greedy: Round(*steps, specs, depth or chain.depth, parts.on_chains, is_greedy=greedy) for greedy in (True, False)}
 
 
 def uncompiled(module):
@@ -59,7 +60,9 @@ def uncompiled(module):
 
 def with_programs(decoder, programs):
     parts = decoder.parts
-    whole = WholeRound(parts.target, parts.drafter.own_chain.model, parts.drafter.own_chain, parts.on_chains, programs)
+    chain = parts.drafter.own_chain
+    depth = chain.depth if parts.whole_round is None else parts.whole_round.depth
+    whole = WholeRound(parts.target, chain.model, chain, parts.on_chains, programs, depth=depth)
     return Decoder(replace(parts, whole_round=whole), max_batch_size=decoder.max_batch_size)
 
 
@@ -204,6 +207,59 @@ class TestStageByStage:
         assert replace(parts, target=parts.drafter.own_chain.model).whole_round is None
 
 
+class Uncompiled(backends.Eager):
+    """Runs rounds as one without compiling them."""
+
+    def round_programs(self, target, draft, depth, decision):
+        networks = draft.network, target.network
+        specs = tuple(map(step_spec, networks))
+        steps = tuple(map(Step, networks, specs))
+        return {one: uncompiled(Round(*steps, specs, depth, decision, is_greedy=one)) for one in (True, False)}
+
+
+class TestControllers:
+    def loaded(self, controller, **settings):
+        target = network("llama", "sdpa")
+        draft = perturbed(target, 0.05)
+        return monge.load(target, draft, controller=controller, backend=Uncompiled(), **settings)
+
+    def test_costs_are_measured(self):
+        decoder = self.loaded("price")
+        costs, whole = decoder.parts.memory.costs, decoder.parts.whole_round
+        assert whole.depth == costs.whole.depth == 3, "of a chain of eight, the usual window"
+        assert 0.1 < costs.whole.share < 2.0
+        assert self.loaded("price", costs=CostModel.from_dict(costs.as_dict())).parts.memory.costs.whole == costs.whole
+
+    def test_nothing_is_measured_where_costs_are_given(self):
+        costs = CostModel.linear(plain=1.0, node=0.1, draft=0.3)
+        assert self.loaded("price", costs=costs).parts.memory.costs.whole is None
+
+    @pytest.mark.parametrize("controller", ["price", "on_the_fly", "fsm"])
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_take_turns(self, controller, temperature):
+        costs = CostModel.linear(plain=1.0, node=0.1, draft=0.3, learns=False)
+        costs.note_whole(3, 0.4)
+        reads = controller in {"price", "on_the_fly"}
+        decoder = self.loaded(controller, tree="chain(8)", **({"costs": costs} if reads else {}))
+        (result,) = decoder.generate([prompts((9,), seed=5)[0]], max_new_tokens=80, temperature=temperature, seed=1)
+        as_one = [record for record in result.records if record.as_one]
+        assert as_one
+        assert {(record.depth, record.plan.max_depth, record.plan.stop) for record in as_one} == {(3, 3, None)}
+        assert all(record.times.draft_s == 0.0 for record in as_one)
+        if controller == "price":
+            assert len(as_one) < len(result.records), "it asks for the network's confidence now and then"
+        if temperature == 0:
+            none = monge.load(network("llama", "sdpa"), drafter="none")
+            assert result.token_ids == none.generate([prompts((9,), seed=5)[0]], max_new_tokens=80)[0].token_ids
+
+    def test_rounds_teach_what_they_cost(self):
+        costs = CostModel.linear(plain=1.0, node=0.1, draft=0.3, learns=True)
+        costs.note_whole(3, 1e-3)
+        decoder = self.loaded("on_the_fly", tree="chain(8)", costs=costs)
+        decoder.generate([prompts((9,), seed=5)[0]], max_new_tokens=80, temperature=1.0, seed=1)
+        assert costs.whole.share != 1e-3
+
+
 class TestTrouble:
     @pytest.mark.parametrize("rules", RULES, ids=str)
     def test_logits_that_make_no_law_are_looked_at_by_the_stages(self, rules):
@@ -262,7 +318,7 @@ class TestTrouble:
 
 def loaded(**settings):
     target = network("llama", "sdpa")
-    return monge.load(target, perturbed(target), tree="chain(2)", **{"backend": "compiled", **settings})
+    return monge.load(target, perturbed(target), **{"tree": "chain(2)", "backend": "compiled", **settings})
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +349,7 @@ class TestCompiled:
         programs()
         assert loaded(backend="compiled(rounds=False)").parts.whole_round is None
 
-    @pytest.mark.parametrize("settings", [{"controller": "price"}, {"verifier": "block"}, {"draft_top_k": 4}], ids=str)
+    @pytest.mark.parametrize("settings", [{"verifier": "block"}, {"draft_top_k": 4}, {"tree": "chain(9)"}], ids=str)
     def test_where_rounds_are_not_such(self, programs, monkeypatch, settings):
         programs()
         monkeypatch.setattr(compiled_round, "compile_rounds", no_compiling)

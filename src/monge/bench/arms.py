@@ -166,15 +166,12 @@ class MongeArm(Arm):
         return (CONTROLLERS.parse(controller) if isinstance(controller, str) else controller).reads
 
     def prepare(self, pair: Pair, batch_sizes: Sequence[int]) -> float:
-        if "costs" not in self.reads:
-            parts = self._parts(pair, max_batch_size=max(batch_sizes))
-            self.kept.whole_round = with_whole_rounds(
-                parts, pair.backend, self.settings.get("draft_backend", pair.draft_backend)
-            ).whole_round
-            return 0.0
         start = time.perf_counter()
-        self.kept.costs = self._parts(pair, max_batch_size=max(batch_sizes)).memory.costs
-        return time.perf_counter() - start
+        parts = self._parts(pair, max_batch_size=max(batch_sizes))
+        seconds = time.perf_counter() - start
+        made = with_whole_rounds(parts, pair.backend, self.settings.get("draft_backend", pair.draft_backend))
+        self.kept.whole_round, self.kept.costs = made.whole_round, made.memory.costs
+        return seconds if "costs" in self.reads else 0.0
 
     def decode(self, pair: Pair, call: Call) -> Output:
         memory, num_rows = self.kept.memory(call), len(call.prompt_ids)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from monge.control.cost_pace import Pace
 from monge.control.cost_table import Table, checked, correct, interpolated, make_isotonic, row_of, scale
+from monge.control.cost_whole import WholeCost
 from monge.core.errors import OptionError
 from monge.core.verdict import RoundTiming
 
@@ -76,6 +77,8 @@ class CostModel:
             name: (checked(f"draft_s of {name}", seconds, may_be_zero=True), tuple(its_nodes))
             for name, (seconds, its_nodes) in drafters.items()
         }
+        self.whole: WholeCost | None = None
+        """What rounds of one request cost that run as one, where any do."""
         self.num_waiting = 0
         """Requests that wait for the place of one that ends."""
         self.catch_up_s = 0.0
@@ -120,7 +123,15 @@ class CostModel:
     def round_s(self, depth: int, batch_size: int = 1, context_length: int | None = None) -> float:
         """Seconds of a round whose plan has some depth; 0 is plain decoding."""
         verify = self.verify_s(self.nodes_at(depth), batch_size, context_length)
-        return verify + (self.draft_s(depth, batch_size) if depth else 0.0)
+        seconds = verify + (self.draft_s(depth, batch_size) if depth else 0.0)
+        return seconds * self.whole.share if self.whole and batch_size == 1 and depth == self.whole.depth else seconds
+
+    def windows_s(self, deepest: int, batch_size: int = 1, context_length: int | None = None) -> list[float]:
+        """`round_s` of the depths 0 to `deepest`: one look at the table."""
+        seconds = [sum(both) for both in zip(*self.levels_s(deepest, batch_size, context_length), strict=True)]
+        if self.whole and batch_size == 1 and self.whole.depth <= deepest:
+            seconds[self.whole.depth] *= self.whole.share
+        return seconds
 
     def levels_s(self, deepest: int, batch_size: int = 1, context_length: int | None = None) -> tuple[list[float], list[float]]:
         """Seconds of drafting, and of all else, in rounds whose plans have the depths 0 to `deepest`: one look at the table."""
@@ -133,15 +144,19 @@ class CostModel:
     def without_drafting(self) -> "CostModel":
         """The same table, later corrections included, for chains whose drafting costs nothing."""
         free = copy(self)
-        free._draft, free.nodes, free._sizes_at, free.read_s = {1: {0: 0.0}}, (), [], 0.0
+        free._draft, free.nodes, free._sizes_at, free.read_s, free.whole = {1: {0: 0.0}}, (), [], 0.0, None
         return free
 
     def of(self, drafter: str) -> "CostModel":
         """The same table, later corrections included, with the drafting of one drafter of a pool."""
         own = copy(self)
         own._draft, own.nodes = self._drafters.get(drafter, (self._draft, self.nodes))
-        own._sizes_at = []
+        own._sizes_at, own.whole = [], None
         return own
+
+    def note_whole(self, depth: int, share: float) -> None:
+        """Rounds of one request at this depth run as one, and take this share of their time stage by stage."""
+        self.whole = WholeCost(depth, share)
 
     def note_reading(self, num_tokens: int, seconds: float) -> None:
         """The drafter has read so many tokens of prompts; a time that is no positive number is ignored."""
@@ -198,6 +213,15 @@ class CostModel:
                 self.catch_up_s += (_CATCH_UP_RATE if self.catch_up_s else 1.0) * (beyond - self.catch_up_s)
         self._rested = {None, *self._drafters} - ({timing.drafter} if timing.depth > 0 else set())
 
+    def observe_whole(self, timing: RoundTiming) -> None:
+        """As `observe`, of a round that ran as one: the table is one of stages."""
+        self.batch_size, self.context_length = timing.batch_size, timing.context_length
+        self.num_rounds, self._num_plain = self.num_rounds + 1, 0
+        self._rested = {*self._drafters}
+        if self.learns and self.whole:
+            staged = self.verify_s(timing.num_nodes, 1, timing.context_length) + self.draft_s(timing.depth)
+            self.whole.learn(timing.draft_s + timing.rest_s + self._tail_s[True], staged)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
@@ -208,6 +232,7 @@ class CostModel:
             "base_context": self.base_context,
             "graph_sizes": list(self.graph_sizes),
             "nodes": list(self.nodes),
+            "whole": None if self.whole is None else {"depth": self.whole.depth, "share": self.whole.share},
             "drafters": {
                 name: {
                     "draft_s": {str(batch): {str(n): s for n, s in row.items()} for batch, row in table.items()},
@@ -227,7 +252,9 @@ class CostModel:
         drafters = {name: (table(own["draft_s"]), tuple(own["nodes"])) for name, own in values.get("drafters", {}).items()}
         rest = {name: values[name] for name in ("context_s", "base_context", "graph_sizes", "nodes")}
         rest["plain_context_s"] = values.get("plain_context_s")
-        return cls(verify_s=table(values["verify_s"]), draft_s=table(values["draft_s"]), drafters=drafters, **rest)
+        made = cls(verify_s=table(values["verify_s"]), draft_s=table(values["draft_s"]), drafters=drafters, **rest)
+        made.whole = WholeCost(**whole) if (whole := values.get("whole")) else None
+        return made
 
     def _in_context(self, bases: Sequence[float], drafts: bool, batch_size: int, context_length: int | None) -> list[float]:
         """Seconds at some length of the text, of entries of the table."""

@@ -137,7 +137,10 @@ class Price(Controller[Request]):
         context = costs.context_length if state.context_length is None else state.context_length
         drafting, verifying = costs.levels_s(self.max_window, costs.batch_size, context)
         seconds = [sum(both) for both in zip(drafting, verifying, strict=True)]
-        return Outlook(acceptance, expected_tokens(acceptance), seconds, verifying, max(pooled.speed, 1.0 / seconds[0]))
+        whole, price = costs.whole, max(pooled.speed, 1.0 / seconds[0])
+        fits = whole is not None and costs.batch_size == 1 and whole.depth <= self.max_window
+        as_one = (whole.depth, whole.share * seconds[whole.depth]) if whole is not None and fits else None
+        return Outlook(acceptance, expected_tokens(acceptance), seconds, verifying, price, as_one)
 
     def _put_by(self, state: Request, record: StepRecord) -> Request | None:
         """The state that learns from a round together with later ones, if it may: trials, and beginnings, do not wait."""
@@ -160,8 +163,11 @@ class Price(Controller[Request]):
         calibration = pooled.calibration
         if calibration.num_rounds == 0:
             return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)), price=outlook.price)
+        explores = state.rounds_on % _EXPLORE == _EXPLORE - 1
+        if not explores and (window := outlook.as_one):
+            return DraftPlan(max_depth=window, price=outlook.price)
         stop = state.stop or self._stop(outlook, calibration)
-        if state.trial_left > 0 or state.rounds_on % _EXPLORE == _EXPLORE - 1:
+        if state.trial_left > 0 or explores:
             return unstopped(DraftPlan(max_depth=outlook.window, stop=stop, price=outlook.price))
         return DraftPlan(max_depth=self.max_window, stop=stop, price=outlook.price)
 

@@ -11,18 +11,41 @@ from monge.core.verdict import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a round is expected to bring, by window from 0 on, and the price of a second in tokens."""
+    """What a round is expected to bring, by window from 0 on, and the price of a second in tokens.
+
+    Args:
+        acceptance: Of a token, given that the one before was accepted, by depth from 1 on.
+        tokens: Expected tokens.
+        seconds: Of the round, stage by stage.
+        verifying: Of all but its drafting.
+        price: Tokens that a second is worth.
+        whole: Window at which rounds may run as one, and their seconds; `None` where none does.
+    """
 
     acceptance: tuple[float, ...]
     tokens: Sequence[float]
     seconds: Sequence[float]
     verifying: Sequence[float]
     price: float
+    whole: tuple[int, float] | None = None
 
     @property
     def speed(self) -> float:
         """Largest expected tokens per second of a round that drafts."""
-        return max(map(truediv, self.tokens[1:], self.seconds[1:]))
+        staged = max(map(truediv, self.tokens[1:], self.seconds[1:]))
+        if self.whole is None:
+            return staged
+        window, seconds = self.whole
+        return max(staged, self.tokens[window] / seconds)
+
+    @property
+    def as_one(self) -> int:
+        """The window of a round that runs as one, where that is worth more than any round in stages; else 0."""
+        if self.whole is None:
+            return 0
+        window, seconds = self.whole
+        worth, staged = self.tokens[window] - self.price * seconds, self.window
+        return window if worth >= self.tokens[staged] - self.price * self.seconds[staged] else 0
 
     @property
     def plain_speed(self) -> float:
@@ -37,8 +60,11 @@ class Outlook:
 
     @property
     def loss_s(self) -> float:
-        """Seconds by which a round of that window is expected to be behind plain decoding of its tokens."""
-        return max(0.0, self.seconds[self.window] - self.tokens[self.window] * self.seconds[0])
+        """Seconds by which a round of the best window is expected to be behind plain decoding of its tokens."""
+        window, seconds = self.window, self.seconds[self.window]
+        if self.whole is not None and self.as_one:
+            window, seconds = self.whole
+        return max(0.0, seconds - self.tokens[window] * self.seconds[0])
 
 
 def prices(price: float, seconds: Sequence[float]) -> tuple[float, ...]:
@@ -55,6 +81,8 @@ def unstopped(plan: DraftPlan) -> DraftPlan:
 def predicted_seconds(memory: Memory, record: StepRecord) -> float:
     """Predicted seconds of a finished round: the text, not the clock, decides what a request learns."""
     costs = costs_of(memory, "price")
+    if record.as_one:
+        return costs.round_s(record.depth, record.batch_size, record.context_length)
     reads = max(record.depth, record.levels_read)
     drafted = costs.draft_s(reads, record.batch_size) if reads else 0.0
     return costs.verify_s(record.num_nodes, record.batch_size, record.context_length) + drafted

@@ -78,6 +78,7 @@ class StepRecord:
             all that concerns one round comes together.
         splits: By examined node, how many candidates it had and how many of them were its top tokens, where the plan chose that
             and the node had more tokens to draw from than it drew; `(0, 0)` elsewhere. Empty where the plan chose nothing.
+        as_one: Whether the round ran as one program; its time is then all in the scoring.
     """
 
     plan: DraftPlan
@@ -96,6 +97,7 @@ class StepRecord:
     drafter: str | None = None
     hindsight: tuple[Hindsight, ...] = ()
     splits: tuple[tuple[int, int], ...] = ()
+    as_one: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

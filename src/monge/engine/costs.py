@@ -114,6 +114,25 @@ def measure_costs(parts: Parts, *, batch_sizes: Sequence[int] = (1,), budget_s: 
     )
 
 
+def measure_whole(parts: Parts, costs: CostModel, depth: int, *, budget_s: float = BUDGET_S / 4) -> float:
+    """Seconds of a round of some depth that runs as one, for one second of the same round stage by stage by the table.
+
+    Such rounds run in turns with plain ones, so that a slower moment of the machine is none of theirs.
+
+    Args:
+        parts: The parts that will decode.
+        costs: Their table.
+        depth: Of the rounds.
+        budget_s: Seconds after which no further round is begun.
+    """
+    records = _rounds(parts, _Cycle((0, depth)), 1, _PROMPT, budget_s, as_one=True)
+    plain, whole = ([one.times.total_s for one in records if one.as_one is kind] for kind in (False, True))
+    if not plain or not whole:
+        return 1.0
+    staged_s = costs.verify_s(costs.nodes_at(depth)) + costs.draft_s(depth)
+    return median(whole) / median(plain) * costs.verify_s(0) / staged_s
+
+
 @dataclass(slots=True)
 class _Drafting:
     """What is measured of one drafter: of the only one where it has no name.
@@ -189,7 +208,9 @@ def _file(folder: Path, key: str) -> Path:
     return folder / f"costs-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
 
 
-def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s: float) -> list[StepRecord]:
+def _rounds(
+    parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s: float, *, as_one: bool = False
+) -> list[StepRecord]:
     """Records of rounds of all depths, one request's of each round.
 
     The first cycle is a warm-up: a drafter that runs for the first time can take many times its later time, and a controller
@@ -197,8 +218,8 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
     Where the budget allows, every depth then runs twice in a row and only the second rounds count: weights and shapes of
     another size are not at hand in the first, which shows where rounds are short.
     """
-    # Stage by stage: a round that runs as one has no time of drafting.
-    trial = replace(parts, controller=cycle, memory=Memory(), whole_round=None)
+    # Otherwise stage by stage: a round that runs as one has no time of drafting.
+    trial = replace(parts, controller=cycle, memory=Memory(), whole_round=parts.whole_round if as_one else None)
     depths, schedule = cycle.depths, cycle.schedule
     longest = min(length for length in (parts.target.max_length, parts.drafter.capabilities.max_length, 1 << 30) if length)
     most = min(len(schedule) * (max(depths) + 1) + 1, longest - 1)

@@ -181,12 +181,11 @@ def _every(rows: list[Row], work: Any, *, isolated: bool) -> list[Row]:
 def _ran_whole(rows: Sequence[Row], parts: Parts) -> bool:
     """Whether the round has run as one: then it has its draft and its verdict, and none of the seconds is drafting's own."""
     whole, (row, *others) = parts.whole_round, rows
-    # Costs are learnt by stage.
-    if whole is None or others or parts.memory.costs is not None or not whole.takes(row.session, row.plan):
+    if whole is None or others or not whole.takes(row.session, row.plan):
         return False
     if (made := whole.run(row.session)) is None:
         return False
-    row.draft, row.outcome = made
+    row.as_one, (row.draft, row.outcome) = True, made
     return True
 
 
@@ -245,6 +244,7 @@ def _record(row: Row, times: StageTimes, parts: Parts, batch_size: int) -> None:
         drafter=row.drafted.drafter,
         splits=splits_along(tree, verdict.path) if row.plan.num_fixed else (),
         hindsight=parts.hindsight(row.session.drafter_state),
+        as_one=row.as_one,
         **_evidence(row),
     )
     row.session.note(record)
@@ -276,7 +276,7 @@ def _learn_costs(records: Sequence[StepRecord], parts: Parts) -> None:
         rest_s=times.total_s - times.draft_s,
         drafter=next(iter(drafting), None),
     )
-    costs.observe(timing)
+    (costs.observe_whole if records[0].as_one else costs.observe)(timing)
 
 
 def _evidence(row: Row) -> dict[str, Any]:

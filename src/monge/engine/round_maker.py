@@ -1,11 +1,16 @@
 """Whether the rounds of some parts can run as one, and who runs them then."""
 
 from dataclasses import replace
+from typing import Final
 
+from monge.engine.apart import apart
 from monge.engine.backends import BACKENDS, Backend
+from monge.engine.costs import measure_whole
 from monge.engine.hf import HfTreeModel
 from monge.engine.parts import Parts
 from monge.engine.whole_round import DEEPEST, WholeRound
+
+_USUAL: Final = 3
 
 
 def with_whole_rounds(parts: Parts, backend: str | Backend, draft_backend: str | Backend | None = None) -> Parts:
@@ -17,12 +22,20 @@ def with_whole_rounds(parts: Parts, backend: str | Backend, draft_backend: str |
         draft_backend: What runs the draft model, if it is not the same.
     """
     chain, target, decision = parts.drafter.own_chain, parts.target, parts.on_chains
-    if chain is None or decision is None or chain.depth > DEEPEST or parts.num_successors or "costs" in parts.reads:
+    if chain is None or decision is None or parts.num_successors:
+        return parts
+    # Controllers that plan windows of many depths come by the usual one often.
+    depth = min(chain.depth, _USUAL) if parts.reads else chain.depth
+    if depth > DEEPEST:
         return parts
     if not isinstance(target, HfTreeModel) or not isinstance(chain.model, HfTreeModel) or draft_backend not in (None, backend):
         return parts
     chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
-    programs = chosen.round_programs(target, chain.model, chain.depth, decision)
+    programs = chosen.round_programs(target, chain.model, depth, decision)
     if programs is None:
         return parts
-    return replace(parts, whole_round=WholeRound(target, chain.model, chain, decision, programs))
+    made = replace(parts, whole_round=WholeRound(target, chain.model, chain, decision, programs, depth=depth))
+    costs = parts.memory.costs
+    if costs is not None and costs.learns and (costs.whole is None or costs.whole.depth != depth):
+        costs.note_whole(depth, apart(lambda: measure_whole(made, costs, depth)))
+    return made

@@ -69,6 +69,7 @@ class WholeRound:
         chain: What drafts are.
         decision: The verifier's.
         programs: What runs greedy rounds (`True`) and sampled ones.
+        depth: Tokens of their chains; no more than those of drafts, which a plan may cut.
     """
 
     def __init__(
@@ -78,7 +79,10 @@ class WholeRound:
         chain: OwnChain[Any],
         decision: ChainDecision,
         programs: Mapping[bool, RoundProgram],
+        *,
+        depth: int,
     ) -> None:
+        self.depth = depth
         self._target, self._draft, self._chain = target, draft, chain
         self._decision, self._programs, self._is_off = decision, programs, False
 
@@ -88,8 +92,9 @@ class WholeRound:
 
     def takes(self, session: Session, plan: DraftPlan) -> bool:
         """Whether the round of a request alone can run as one."""
-        request, depth = session.request, self._chain.depth
-        is_whole = plan.stop is None and not plan.num_fixed and plan.depth(depth) == depth and plan.nodes(depth) == depth
+        request, depth = session.request, self.depth
+        is_whole = plan.stop is None and not plan.num_fixed and plan.nodes(depth) == depth
+        is_whole = is_whole and plan.depth(self._chain.depth) == depth
         if self._is_off or not is_whole or session.drafting != "together" or not isinstance(session.draws, PeekableDraws):
             return False
         if request.processors or request.logprobs is not None or request.rules.truncates:
@@ -102,7 +107,7 @@ class WholeRound:
         """The draft and what became of it; `None`, with nothing drawn or kept, where the stages must look at it themselves."""
         name, rules = session.context.request_id, session.context.rules
         assert isinstance(session.draws, PeekableDraws), "`takes` asks first"
-        uniforms = session.draws.peek(2 * self._chain.depth + 1)
+        uniforms = session.draws.peek(2 * self.depth + 1)
         made: list[tuple[list[int], Tensor]] = []
         start = now()
         error = attempt(lambda: made.append(self._programs[rules.temperature == 0](self._inputs(session, uniforms))))
@@ -123,7 +128,7 @@ class WholeRound:
 
     def _inputs(self, session: Session, uniforms: list[float]) -> RoundInputs:
         """Make room in both caches."""
-        tokens, name, depth = session.context.token_ids, session.context.request_id, self._chain.depth
+        tokens, name, depth = session.context.token_ids, session.context.request_id, self.depth
         text = tokens[self._draft.length(name) :]
         return RoundInputs(
             text=text,
@@ -135,7 +140,7 @@ class WholeRound:
         )
 
     def _outcome(self, session: Session, numbers: list[int], laws: Tensor) -> tuple[Draft[Any], Verdict]:
-        name, depth, tokens = session.context.request_id, self._chain.depth, tuple(numbers[:-NUM_FACTS])
+        name, depth, tokens = session.context.request_id, self.depth, tuple(numbers[:-NUM_FACTS])
         accepted, token, _ = numbers[-NUM_FACTS:]
         for _ in range(depth + self._decision.num_uniforms(accepted, depth)):
             session.draws.uniform()
