@@ -227,7 +227,7 @@ class TestControllers:
         decoder = self.loaded("price")
         costs, whole = decoder.parts.memory.costs, decoder.parts.whole_round
         assert whole.depth == costs.whole.depth == 3, "of a chain of eight, the usual window"
-        assert 0.1 < costs.whole.share < 2.0
+        assert 1.0 < costs.whole.plain_rounds < 20.0
         assert self.loaded("price", costs=CostModel.from_dict(costs.as_dict())).parts.memory.costs.whole == costs.whole
 
     def test_nothing_is_measured_where_costs_are_given(self):
@@ -238,7 +238,7 @@ class TestControllers:
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
     def test_take_turns(self, controller, temperature):
         costs = CostModel.linear(plain=1.0, node=0.1, draft=0.3, learns=False)
-        costs.note_whole(3, 0.4)
+        costs.note_whole(3, 0.9)
         reads = controller in {"price", "on_the_fly"}
         decoder = self.loaded(controller, tree="chain(8)", **({"costs": costs} if reads else {}))
         (result,) = decoder.generate([prompts((9,), seed=5)[0]], max_new_tokens=80, temperature=temperature, seed=1)
@@ -257,7 +257,7 @@ class TestControllers:
         costs.note_whole(3, 1e-3)
         decoder = self.loaded("on_the_fly", tree="chain(8)", costs=costs)
         decoder.generate([prompts((9,), seed=5)[0]], max_new_tokens=80, temperature=1.0, seed=1)
-        assert costs.whole.share != 1e-3
+        assert costs.whole.plain_rounds != 1e-3
 
 
 class TestTrouble:

@@ -86,7 +86,8 @@ class CostModel:
         self.read_s = 0.0
         """Seconds of late in which the drafter read a token of a prompt; 0 until it was measured."""
         self._tail_s = {False: 0.0, True: 0.0}  # what follows rounds without and with a draft
-        self._last_drafters: frozenset[str | None] = frozenset()  # who drafted in the last round
+        self._last_kind = (frozenset[str | None](), False)  # who drafted in the last round, and whether it ran as one
+        self._has_switched = False  # whether one of the last two rounds ran as one, and the other did not
         self._passed_s = 0.0  # since a round was learnt from
         self._rested: set[str | None] = set()  # drafters that have text to read before they draft again
         self._num_plain = 0  # plain rounds in a row
@@ -122,15 +123,16 @@ class CostModel:
 
     def round_s(self, depth: int, batch_size: int = 1, context_length: int | None = None) -> float:
         """Seconds of a round whose plan has some depth; 0 is plain decoding."""
+        if self.whole and batch_size == 1 and depth == self.whole.depth:
+            return self.whole.plain_rounds * self.verify_s(0, 1, context_length)
         verify = self.verify_s(self.nodes_at(depth), batch_size, context_length)
-        seconds = verify + (self.draft_s(depth, batch_size) if depth else 0.0)
-        return seconds * self.whole.share if self.whole and batch_size == 1 and depth == self.whole.depth else seconds
+        return verify + (self.draft_s(depth, batch_size) if depth else 0.0)
 
     def windows_s(self, deepest: int, batch_size: int = 1, context_length: int | None = None) -> list[float]:
         """`round_s` of the depths 0 to `deepest`: one look at the table."""
         seconds = [sum(both) for both in zip(*self.levels_s(deepest, batch_size, context_length), strict=True)]
         if self.whole and batch_size == 1 and self.whole.depth <= deepest:
-            seconds[self.whole.depth] *= self.whole.share
+            seconds[self.whole.depth] = self.whole.plain_rounds * seconds[0]
         return seconds
 
     def levels_s(self, deepest: int, batch_size: int = 1, context_length: int | None = None) -> tuple[list[float], list[float]]:
@@ -154,9 +156,9 @@ class CostModel:
         own._sizes_at, own.whole = [], None
         return own
 
-    def note_whole(self, depth: int, share: float) -> None:
-        """Rounds of one request at this depth run as one, and take this share of their time stage by stage."""
-        self.whole = WholeCost(depth, share)
+    def note_whole(self, depth: int, plain_rounds: float) -> None:
+        """Rounds of one request at this depth run as one, and take as long as so many plain rounds."""
+        self.whole = WholeCost(depth, plain_rounds)
 
     def note_reading(self, num_tokens: int, seconds: float) -> None:
         """The drafter has read so many tokens of prompts; a time that is no positive number is ignored."""
@@ -169,15 +171,17 @@ class CostModel:
             before = self._tail_s[drafts]
             self._tail_s[drafts] = before + (_TAIL_RATE if before else 1.0) * (seconds - before)
 
-    def is_due(self, drafters: frozenset[str | None], seconds: float) -> bool:
+    def is_due(self, drafters: frozenset[str | None], seconds: float, *, as_one: bool = False) -> bool:
         """Whether a finished round is to be observed: where rounds are short, one of several alike will do.
 
         Args:
             drafters: Who drafted in it: nobody, the drafter (`None`), or drafters of a pool by name.
             seconds: What it took.
+            as_one: Whether it ran as one.
         """
-        alike = drafters == self._last_drafters and self.num_rounds >= _FIRST
-        self._last_drafters, self._passed_s = drafters, self._passed_s + seconds
+        alike = (drafters, as_one) == self._last_kind and self.num_rounds >= _FIRST
+        self._has_switched = as_one != self._last_kind[1]
+        self._last_kind, self._passed_s = (drafters, as_one), self._passed_s + seconds
         if alike and self._passed_s < _SPACING_S:
             self._num_plain += not drafters
             return False
@@ -192,7 +196,7 @@ class CostModel:
             return
         rest_s = timing.rest_s + self._tail_s[timing.num_nodes > 0]
         predicted = self.verify_s(timing.num_nodes, timing.batch_size, timing.context_length)
-        is_cold = timing.depth > 0 and self._num_plain >= _COLD
+        is_cold = timing.depth > 0 and (self._num_plain >= _COLD or self._has_switched)
         self._num_plain = 0 if timing.num_nodes else self._num_plain + 1
         if not is_cold or rest_s < predicted:
             correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), rest_s, predicted)
@@ -219,8 +223,8 @@ class CostModel:
         self.num_rounds, self._num_plain = self.num_rounds + 1, 0
         self._rested = {*self._drafters}
         if self.learns and self.whole:
-            staged = self.verify_s(timing.num_nodes, 1, timing.context_length) + self.draft_s(timing.depth)
-            self.whole.learn(timing.draft_s + timing.rest_s + self._tail_s[True], staged)
+            seconds, plain_s = timing.draft_s + timing.rest_s + self._tail_s[True], self.verify_s(0, 1, timing.context_length)
+            self.whole.learn(seconds, plain_s, is_cold=self._has_switched)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -232,7 +236,7 @@ class CostModel:
             "base_context": self.base_context,
             "graph_sizes": list(self.graph_sizes),
             "nodes": list(self.nodes),
-            "whole": None if self.whole is None else {"depth": self.whole.depth, "share": self.whole.share},
+            "whole": None if self.whole is None else {"depth": self.whole.depth, "plain_rounds": self.whole.plain_rounds},
             "drafters": {
                 name: {
                     "draft_s": {str(batch): {str(n): s for n, s in row.items()} for batch, row in table.items()},

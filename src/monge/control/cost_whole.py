@@ -1,4 +1,4 @@
-"""What rounds that run as one cost, against the same rounds stage by stage."""
+"""What rounds that run as one cost, in plain rounds: both are measured often, and a slower moment makes both slower."""
 
 import math
 from dataclasses import dataclass
@@ -18,21 +18,30 @@ class WholeCost:
 
     Args:
         depth: That depth.
-        share: Seconds for one second of the same round stage by stage.
+        plain_rounds: How many plain rounds behind the same text take as long.
 
     Raises:
         OptionError: If a number is not positive and finite.
     """
 
     depth: int
-    share: float
+    plain_rounds: float
 
     def __post_init__(self) -> None:
-        if self.depth < 1 or not 0.0 < self.share < math.inf:
-            raise OptionError(f"costs: rounds as one need a depth >= 1 and a positive share; got {self.depth} and {self.share}")
+        if self.depth < 1 or not 0.0 < self.plain_rounds < math.inf:
+            raise OptionError(
+                f"costs: rounds as one need a depth >= 1 and a positive time; got {self.depth} and {self.plain_rounds}"
+            )
 
-    def learn(self, seconds: float, staged_s: float) -> None:
-        """Follow a measured round, given what it is predicted to take stage by stage."""
+    def learn(self, seconds: float, plain_s: float, *, is_cold: bool) -> None:
+        """Follow a measured round, given the seconds of a plain one.
+
+        Args:
+            seconds: What it took.
+            plain_s: What a plain one takes.
+            is_cold: Whether the round before it ran otherwise: code and weights are not at hand then, so that only a shorter
+                time than expected says something.
+        """
         if 0.0 < seconds < math.inf:
-            factor = min(max(seconds / (self.share * staged_s), 1.0 / _MOST), _MOST)
-            self.share *= factor**_RATE
+            factor = min(max(seconds / (self.plain_rounds * plain_s), 1.0 / _MOST), _MOST)
+            self.plain_rounds *= min(factor, 1.0) ** _RATE if is_cold else factor**_RATE

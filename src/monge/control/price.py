@@ -20,6 +20,7 @@ from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
 
 _EXPLORE = 32  # rounds between two that draft without looking at the price, so that low confidences are tried too
+_WHOLE = (14, 15)  # of so many rounds, those that run as one, if any can: what is not run is not measured
 _BASELINE = 128  # rounds between two plain ones, which keep the cost of plain decoding up to date
 _BATCH_BASELINE = 32  # the same for a batch: its size and the length of its texts change
 _STEEP = 4  # how much longer a batch rests after a trial that failed: several of its requests were tried at once
@@ -139,7 +140,7 @@ class Price(Controller[Request]):
         seconds = [sum(both) for both in zip(drafting, verifying, strict=True)]
         whole, price = costs.whole, max(pooled.speed, 1.0 / seconds[0])
         fits = whole is not None and costs.batch_size == 1 and whole.depth <= self.max_window
-        as_one = (whole.depth, whole.share * seconds[whole.depth]) if whole is not None and fits else None
+        as_one = (whole.depth, whole.plain_rounds * seconds[0]) if whole is not None and fits else None
         return Outlook(acceptance, expected_tokens(acceptance), seconds, verifying, price, as_one)
 
     def _put_by(self, state: Request, record: StepRecord) -> Request | None:
@@ -163,9 +164,10 @@ class Price(Controller[Request]):
         calibration = pooled.calibration
         if calibration.num_rounds == 0:
             return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)), price=outlook.price)
-        explores = state.rounds_on % _EXPLORE == _EXPLORE - 1
-        if not explores and (window := outlook.as_one):
-            return DraftPlan(max_depth=window, price=outlook.price)
+        place = state.rounds_on % _EXPLORE
+        explores = place == _EXPLORE - 1
+        if outlook.whole is not None and not explores and (outlook.as_one or place in _WHOLE):
+            return DraftPlan(max_depth=outlook.whole[0], price=outlook.price)
         stop = state.stop or self._stop(outlook, calibration)
         if state.trial_left > 0 or explores:
             return unstopped(DraftPlan(max_depth=outlook.window, stop=stop, price=outlook.price))

@@ -39,13 +39,13 @@ class Outlook:
         return max(staged, self.tokens[window] / seconds)
 
     @property
-    def as_one(self) -> int:
-        """The window of a round that runs as one, where that is worth more than any round in stages; else 0."""
+    def as_one(self) -> bool:
+        """Whether a round that runs as one is worth more than any in stages."""
         if self.whole is None:
-            return 0
+            return False
         window, seconds = self.whole
-        worth, staged = self.tokens[window] - self.price * seconds, self.window
-        return window if worth >= self.tokens[staged] - self.price * self.seconds[staged] else 0
+        staged = self.window
+        return self.tokens[window] - self.price * seconds >= self.tokens[staged] - self.price * self.seconds[staged]
 
     @property
     def plain_speed(self) -> float:

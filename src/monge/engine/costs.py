@@ -114,23 +114,17 @@ def measure_costs(parts: Parts, *, batch_sizes: Sequence[int] = (1,), budget_s: 
     )
 
 
-def measure_whole(parts: Parts, costs: CostModel, depth: int, *, budget_s: float = BUDGET_S / 4) -> float:
-    """Seconds of a round of some depth that runs as one, for one second of the same round stage by stage by the table.
-
-    Such rounds run in turns with plain ones, so that a slower moment of the machine is none of theirs.
+def measure_whole(parts: Parts, depth: int, *, budget_s: float = BUDGET_S / 4) -> float:
+    """How many plain rounds a round of some depth takes that runs as one; they take turns.
 
     Args:
         parts: The parts that will decode.
-        costs: Their table.
         depth: Of the rounds.
         budget_s: Seconds after which no further round is begun.
     """
     records = _rounds(parts, _Cycle((0, depth)), 1, _PROMPT, budget_s, as_one=True)
     plain, whole = ([one.times.total_s for one in records if one.as_one is kind] for kind in (False, True))
-    if not plain or not whole:
-        return 1.0
-    staged_s = costs.verify_s(costs.nodes_at(depth)) + costs.draft_s(depth)
-    return median(whole) / median(plain) * costs.verify_s(0) / staged_s
+    return median(whole) / median(plain) if plain and whole else math.inf
 
 
 @dataclass(slots=True)

@@ -263,7 +263,7 @@ def _learn_costs(records: Sequence[StepRecord], parts: Parts) -> None:
     if costs is None or not records:
         return
     times, drafting = records[0].times, frozenset([record.drafter for record in records if record.depth])
-    if not costs.is_due(drafting, times.total_s):
+    if not costs.is_due(drafting, times.total_s, as_one=records[0].as_one):
         return
     drafting = frozenset(filter(parts.runs_network, drafting))
     timing = RoundTiming(

@@ -1,5 +1,6 @@
 """Whether the rounds of some parts can run as one, and who runs them then."""
 
+import math
 from dataclasses import replace
 from typing import Final
 
@@ -37,5 +38,7 @@ def with_whole_rounds(parts: Parts, backend: str | Backend, draft_backend: str |
     made = replace(parts, whole_round=WholeRound(target, chain.model, chain, decision, programs, depth=depth))
     costs = parts.memory.costs
     if costs is not None and costs.learns and (costs.whole is None or costs.whole.depth != depth):
-        costs.note_whole(depth, apart(lambda: measure_whole(made, costs, depth)))
+        plain_rounds = apart(lambda: measure_whole(made, depth))
+        if plain_rounds < math.inf:
+            costs.note_whole(depth, plain_rounds)
     return made
