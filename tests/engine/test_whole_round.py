@@ -198,6 +198,12 @@ class TestStageByStage:
         assert written(whole, temperature=1.0) == written(plain, temperature=1.0)
         assert num_whole(programs) == 0
 
+    def test_targets_whose_states_are_watched(self):
+        plain, whole, programs = both()
+        whole.parts.target.watch((1,))
+        assert written(whole, temperature=1.0) == written(plain, temperature=1.0)
+        assert num_whole(programs) == 0
+
     def test_parts_that_are_exchanged(self):
         _, whole, _ = both()
         parts = whole.parts

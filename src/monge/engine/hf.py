@@ -108,8 +108,11 @@ class HfTreeModel:
 
     @property
     def lays_chains(self) -> bool:
-        """Whether the cache is laid out, by a first forward, and a chain's node sees all columns up to its own."""
-        return self._cache.is_settled and all(window is None for window in self._windows.values())
+        """Whether the cache is laid out, by a first forward, a chain's node sees all columns up to its own, and no states are
+        watched, which who reads the chain would have to give.
+        """
+        is_plain = self._features is None and all(window is None for window in self._windows.values())
+        return is_plain and self._cache.is_settled
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         for sequence in prefixes:
