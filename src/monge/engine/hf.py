@@ -108,9 +108,7 @@ class HfTreeModel:
 
     @property
     def lays_chains(self) -> bool:
-        """Whether the cache is laid out, by a first forward, a chain's node sees all columns up to its own, and no states are
-        watched, which who reads the chain would have to give.
-        """
+        """Whether the cache is laid out, a chain's node sees all columns up to its own, and nobody watches hidden states."""
         is_plain = self._features is None and all(window is None for window in self._windows.values())
         return is_plain and self._cache.is_settled
 
