@@ -240,6 +240,13 @@ class TestControllers:
         costs = CostModel.linear(plain=1.0, node=0.1, draft=0.3)
         assert self.loaded("price", costs=costs).parts.memory.costs.whole is None
 
+    def test_costs_that_were_kept_by_parts_with_such_rounds(self):
+        costs = CostModel.linear(plain=1.0, node=0.1, draft=0.3)
+        costs.note_whole(3, 0.5)
+        assert self.loaded("price", costs=costs).parts.memory.costs.whole is not None
+        target = network("llama", "sdpa")
+        assert monge.load(target, perturbed(target), controller="price", costs=costs).parts.memory.costs.whole is None
+
     @pytest.mark.parametrize("controller", ["price", "on_the_fly", "fsm"])
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
     def test_take_turns(self, controller, temperature):

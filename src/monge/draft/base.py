@@ -64,7 +64,7 @@ class OwnChain(Generic[State]):
     Args:
         model: The network.
         depth: Tokens of the chain, where the plan sets no other limit.
-        draft: The draft, of the root's token, the tokens of a whole chain, and how each was drawn.
+        draft: The draft, of the root's token, the tokens of the chain, and how each was drawn.
     """
 
     model: SequenceModel
