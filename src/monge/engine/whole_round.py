@@ -106,11 +106,9 @@ class WholeRound:
     def run(self, session: Session) -> tuple[Draft[Any], Verdict] | None:
         """The draft and what became of it; `None`, with nothing drawn or kept, where the stages must look at it themselves."""
         name, rules = session.context.request_id, session.context.rules
-        assert isinstance(session.draws, PeekableDraws), "`takes` asks first"
-        uniforms = session.draws.peek(2 * self.depth + 1)
         made: list[tuple[list[int], Tensor]] = []
         start = now()
-        error = attempt(lambda: made.append(self._programs[rules.temperature == 0](self._inputs(session, uniforms))))
+        error = attempt(lambda: made.append(self._programs[rules.temperature == 0](self._inputs(session))))
         self._target.note_forward(now() - start)
         if error is not None:
             self._is_off = True
@@ -126,14 +124,15 @@ class WholeRound:
         numbers, laws = made[0]
         return self._outcome(session, numbers, laws)
 
-    def _inputs(self, session: Session, uniforms: list[float]) -> RoundInputs:
-        """Make room in both caches."""
+    def _inputs(self, session: Session) -> RoundInputs:
+        """Look at the draws, and make room in both caches."""
+        assert isinstance(session.draws, PeekableDraws), "`takes` asks first"
         tokens, name, depth = session.context.token_ids, session.context.request_id, self.depth
         text = tokens[self._draft.length(name) :]
         return RoundInputs(
             text=text,
             end=len(tokens),
-            uniforms=uniforms,
+            uniforms=session.draws.peek(2 * depth + 1),
             temperature=float(session.context.rules.temperature),
             draft=self._draft.lay_chain(name, len(text) + depth - 1),
             target=self._target.lay_chain(name, depth + 1),
