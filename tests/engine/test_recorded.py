@@ -9,7 +9,7 @@ import torch
 import monge
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine import backends, recorded
+from monge.engine import backends, recorded, round_maker
 from monge.engine import costs as measuring
 from monge.engine.graphs import GraphRecorder
 from monge.engine.hf import HfTreeModel
@@ -238,7 +238,8 @@ class TestTexts:
     def test_costs_are_steps(self, device, monkeypatch):
         """A tree costs what the width costs that it is padded to."""
         monkeypatch.setattr(backends, "GraphRecorder", lambda _: pretend.Rerun())
-        monkeypatch.setattr(measuring, "apart", lambda work: work())  # the device is known in this thread only
+        for module in (measuring, round_maker):
+            monkeypatch.setattr(module, "apart", lambda work: work())  # the device is known in this thread only
         target, draft = (placed(model, device) for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa"))))
         costs = monge.load(target, draft, backend="compiled", controller="price", tree="chain(8)").parts.memory.costs
         assert costs.graph_sizes == recorded.WIDTHS

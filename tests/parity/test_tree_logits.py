@@ -59,7 +59,7 @@ def test_a_wrong_mask_is_seen(monkeypatch):
 
 @pytest.mark.parametrize("name", ["mistral_window", "gemma3"])
 def test_a_missing_window_is_seen(monkeypatch, name):
-    monkeypatch.setattr("monge.engine.hf.within_window", lambda visible, *_: visible)
+    monkeypatch.setattr("monge.engine.masks.within_window", lambda visible, *_: visible)
     with pytest.raises(AssertionError):
         check(network(name))
 
