@@ -96,11 +96,14 @@ def test_families(device, name, rules):
     assert written(placed(target, device), placed(draft, device), {}, rules)[0] == expected
 
 
-@pytest.mark.parametrize(("rules", "most"), [(GREEDY, 5), (SAMPLED, 13)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("rules", "most"), [(GREEDY, 6), (SAMPLED, 13)], ids=["greedy", "sampled"])
 def test_how_often_the_host_waits(device, rules, most):
-    """For a chain of three: once a level for its token, once for the target's laws, and a few times to verify."""
+    """For a chain of three: once a level for its token, once for the target's laws, and a few times to verify.
+
+    Copies to the device that make the host wait for what is queued would count too.
+    """
     target, draft = (placed(model, device) for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa"))))
-    _, rounds = written(target, draft, {"tree": "chain(3)"}, rules, count=1)
+    _, rounds = written(target, draft, {"tree": "chain(3)"}, {**rules, "ignore_eos": True}, count=1)
     assert 4 * rounds <= sum(pretend.waits.values()) <= most * rounds, pretend.waits
 
 
