@@ -270,10 +270,10 @@ def settled() -> CostModel:
     return costs
 
 
-def test_of_short_rounds_that_are_alike_one_in_twenty_milliseconds_is_learnt_from() -> None:
+def test_of_short_rounds_that_are_alike_one_in_sixty_milliseconds_is_learnt_from() -> None:
     costs = settled()
-    assert [costs.is_due(NOBODY, 0.006) for _ in range(8)] == [False, False, False, True] * 2
-    assert all(costs.is_due(NOBODY, 0.021) for _ in range(8))
+    assert [costs.is_due(NOBODY, 0.018) for _ in range(8)] == [False, False, False, True] * 2
+    assert all(costs.is_due(NOBODY, 0.061) for _ in range(8))
 
 
 def test_rounds_of_another_drafter_are_learnt_from_however_short() -> None:
@@ -294,6 +294,15 @@ def test_a_rest_that_was_not_learnt_from_is_a_rest() -> None:
     assert not any(costs.is_due(NOBODY, 0.001) for _ in range(4))
     costs.observe(timing(4, 2.4, depth=4, draft_s=0.9))
     assert costs.round_s(4) == pytest.approx(before)
+
+
+def test_a_round_says_more_about_others_that_draft_than_about_plain_ones() -> None:
+    costs = table()
+    before = [costs.verify_s(nodes) for nodes in (0, 8, 4)]
+    costs.observe(timing(4, 1.2 * before[2], depth=4, draft_s=costs.draft_s(4)))
+    plain, near, met = (costs.verify_s(nodes) / old for nodes, old in zip((0, 8, 4), before, strict=True))
+    assert 1.0 < plain < near < met < 1.2
+    assert near - 1.0 == pytest.approx((met - 1.0) * 11.0 / 12.0, rel=0.05)
 
 
 def test_what_follows_a_round_is_paid_by_the_next_of_its_kind() -> None:

@@ -7,6 +7,7 @@ from copy import copy
 from types import MappingProxyType
 from typing import Any, Final
 
+from monge.control.cost_fit import fitted
 from monge.control.cost_pace import Pace
 from monge.control.cost_table import Table, checked, correct, interpolated, make_isotonic, row_of, scale
 from monge.control.cost_whole import WholeCost
@@ -17,7 +18,7 @@ _CATCH_UP_RATE: Final = 0.3
 """Share of a difference that the running time of catching up takes over, and that of reading prompts."""
 _TAIL_RATE: Final = 0.1
 """The same of what follows a round."""
-_SPACING_S: Final = 0.02
+_SPACING_S: Final = 0.06
 """Seconds that go by between two rounds that are learnt from, where rounds are shorter: learning is not to cost a percent."""
 _FIRST: Final = 64
 """Rounds that are all learnt from."""
@@ -105,6 +106,11 @@ class CostModel:
             base_context=0,
             learns=learns,
         )
+
+    @staticmethod
+    def fitted(samples: Mapping[int, Sequence[float]]) -> dict[int, float]:
+        """Entries of a table by size from rounds that took turns; see `monge.control.cost_fit`."""
+        return fitted(samples)
 
     def nodes_at(self, depth: int) -> int:
         """Drafted nodes of a plan of some depth."""

@@ -8,7 +8,10 @@ from typing import Any, Final
 from monge.core.errors import OptionError
 
 OWN_RATE: Final = 0.12
-"""Share of a log-ratio measured / predicted that the observed entry takes over: a wrong entry is half mended in six rounds."""
+"""Share of a log-ratio measured / predicted that the observed entry takes over: what is wrong is half mended in six rounds."""
+_KIN_RATE: Final = 0.11
+"""Share that entries of the same batch size and other sizes above 0 take over: a round says more about the moment, which all of
+them share, than about the difference of two sizes, which decides how deep to draft."""
 _DRIFT_RATE: Final = 0.04
 """Share that all other entries take over: a machine that slows down does so for every size."""
 _LARGEST_RATIO: Final = 0.4
@@ -122,10 +125,11 @@ def correct(table: dict[int, dict[int, float]], batch: int, size: int, measured:
     if size not in row:
         row[size] = _value(row, size)
         _sort(row)
-    drift, own = math.exp(_DRIFT_RATE * ratio), math.exp(OWN_RATE * ratio)
+    drift, kin, own = (math.exp(rate * ratio) for rate in (_DRIFT_RATE, _KIN_RATE, OWN_RATE))
     for other, entries in table.items():
         for entry in entries:
-            entries[entry] *= own if other == batch and entry == size else drift
+            is_near = other == batch
+            entries[entry] *= own if is_near and entry == size else kin if is_near and min(entry, size) > 0 else drift
 
 
 def _sort(table: dict[int, Any]) -> None:

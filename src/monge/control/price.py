@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
 from monge.control.calibration import Calibration
 from monge.control.price_batch import TRIAL_ROWS, Crowd, batch_gains, batch_seconds, tried
-from monge.control.price_learning import learnt
+from monge.control.price_learning import learnt, teach_left
 from monge.control.price_memory import pooled_of
-from monge.control.price_outlook import Outlook, prices, unstopped
-from monge.control.price_reading import reading_s, repays_reading
+from monge.control.price_outlook import Outlook, stop_rule, unstopped
+from monge.control.price_reading import coming_back_s, reading_s, repays_reading
 from monge.control.price_request import Request
+from monge.control.price_stretch import Stretch
 from monge.control.survival import PRIOR_WEIGHT, expected_tokens
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
@@ -31,7 +32,9 @@ _ALONE_FOR = 4  # tokens that a request waits where others shared rounds and res
 _GROWING_SHARE = 0.05  # of the time of plain decoding, that trials may take while rests still grow
 _SETTLED = 8  # rounds after which a request that speculates again counts as settled
 _FIRST_WEIGHT = 4.0  # rounds that the first guess of acceptance counts for
-_LOOK_S = 0.02  # seconds of alike rounds that share one look at what they bring: a look is not to cost a percent
+_LOOK_S = 0.06  # seconds of alike rounds that share one look at what they bring: a look is not to cost a percent
+_PATIENCE = 4.0  # plain rounds by which they may be behind plain decoding before one looks earlier
+_APART = (*_WHOLE, _EXPLORE - 1)  # of so many rounds, those that are planned apart, to stay informed
 _STRIDE = 8  # tokens by which a request's text may have grown unnoted while it rests
 _KIN = 6.0  # further rounds that earlier requests count for in a request's acceptance, once they had as many
 
@@ -79,8 +82,10 @@ class Price(Controller[Request]):
             )
 
     def init(self, memory: Memory) -> Request:
+        teach_left(memory)
         pooled = pooled_of(memory)
-        request = Request(memory, min(_KIN, pooled.counts.reached[0] if pooled.counts.reached else 0.0))
+        kin = min(_KIN, pooled.counts.reached[0] if pooled.counts.reached else 0.0)
+        request = Request(memory, kin, debt_s=pooled.debt_s)
         outlook = self.outlook(request)
         waits = _ALONE_FOR if costs_of(memory, "price").batch_size > 1 and not pooled.crowd.is_on else 0
         off = pooled.off_tokens
@@ -102,31 +107,27 @@ class Price(Controller[Request]):
         return self.plan_many([state], [draws])[0]
 
     def plan_many(self, states: Sequence[Request], draws: Sequence[Draws]) -> list[DraftPlan]:
+        if len(states) == 1 and (stretch := states[0].stretch) is not None:
+            if (states[0].rounds_on + len(stretch.records)) % _EXPLORE not in _APART:
+                return [stretch.plan]
+            return [self._alone(states[0])]
         num_rows = max(len(states), costs_of(states[0].memory, "price").batch_size)
         return [self._alone(states[0])] if num_rows == 1 else self._together(states, num_rows)
 
     def update(self, state: Request, record: StepRecord) -> Request:
+        if state.stretch is not None and state.stretch.takes(record):
+            return state
         if record.plan.max_depth == 0 and record.batch_size > 1 and state.is_lasting(record, _STRIDE):
             return state
         if record.plan.max_depth == 0 and record.batch_size == 1 and state.rests_on(record, _STRIDE):
             pooled_of(state.memory).rest(record, begins=False)
             return state
-        begins, pooled = state.context_length is None or state.was_shared, pooled_of(state.memory)
+        begins = state.context_length is None or state.was_shared
         if record.plan.max_depth == 0:
             if record.batch_size == 1:
-                pooled.rest(record, begins=begins)
+                pooled_of(state.memory).rest(record, begins=begins)
             return self._rested(learnt(state), record)
-        if (later := self._put_by(state, record)) is not None:
-            return later
-        following = replace(
-            state,
-            context_length=record.context_length + len(record.token_ids),
-            trial_left=max(0, state.trial_left - 1),
-            rounds_on=state.rounds_on + 1,
-            waiting=(*state.waiting, record),
-            was_shared=record.batch_size > 1,
-        )
-        following = learnt(following, begins=begins)
+        following = learnt(state, record, begins=begins)
         # Whether those who share a round go on is decided when the next one is planned.
         return following if following.was_shared else self._switched(following)
 
@@ -143,35 +144,45 @@ class Price(Controller[Request]):
         as_one = (whole.depth, whole.plain_rounds * seconds[0]) if whole is not None and fits else None
         return Outlook(acceptance, expected_tokens(acceptance), seconds, verifying, price, as_one)
 
-    def _put_by(self, state: Request, record: StepRecord) -> Request | None:
-        """The state that learns from a round together with later ones, if it may: trials, and beginnings, do not wait."""
-        outlook, rounds_on = state.outlook, state.rounds_on + 1
-        if outlook is None or state.trial_left or rounds_on in (self.trial, _SETTLED):
-            return None
-        if record.batch_size > 1 or state.was_shared or record.depth > self.max_window:
-            return None
-        looked_s = state.looked_s + outlook.seconds[record.depth]
-        if looked_s >= _LOOK_S:
-            return None
-        return state.with_waiting(record, looked_s)
-
     def _alone(self, state: Request) -> DraftPlan:
-        if state.off_left > 0 or (state.rounds_on + 1) % _BASELINE == 0:
+        rounds_on = state.rounds_on + (0 if state.stretch is None else len(state.stretch.records))
+        if state.off_left > 0 or (rounds_on + 1) % _BASELINE == 0:
             return PLAIN
         outlook, pooled = state.outlook or self.outlook(state), pooled_of(state.memory)
         if state.was_shared and not (pooled.crowd.is_on and self._pays(state, outlook)):
             return PLAIN
-        calibration = pooled.calibration
+        usual, place = self._usual(outlook, pooled.calibration), rounds_on % _EXPLORE
+        if pooled.calibration.num_rounds == 0:
+            return usual
+        # Rounds as one ask for no confidence, so low ones need to be known the less while those are ahead.
+        explores = place == _EXPLORE - 1 and (not outlook.as_one or rounds_on % _BASELINE == _EXPLORE - 1)
+        if outlook.whole is not None and place in _WHOLE:
+            return DraftPlan(max_depth=outlook.whole[0], price=outlook.price)
+        if explores or (state.trial_left > 0 and not outlook.as_one):
+            stop = stop_rule(outlook, pooled.calibration)
+            return unstopped(DraftPlan(max_depth=outlook.window, stop=stop, price=outlook.price))
+        return usual
+
+    def _usual(self, outlook: Outlook, calibration: Calibration) -> DraftPlan:
+        """What is planned for rounds that neither try anything nor keep the controller informed."""
         if calibration.num_rounds == 0:
             return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)), price=outlook.price)
-        place = state.rounds_on % _EXPLORE
-        explores = place == _EXPLORE - 1
-        if outlook.whole is not None and not explores and (outlook.as_one or place in _WHOLE):
+        if outlook.whole is not None and outlook.as_one:
             return DraftPlan(max_depth=outlook.whole[0], price=outlook.price)
-        stop = state.stop or self._stop(outlook, calibration)
-        if state.trial_left > 0 or explores:
-            return unstopped(DraftPlan(max_depth=outlook.window, stop=stop, price=outlook.price))
-        return DraftPlan(max_depth=self.max_window, stop=stop, price=outlook.price)
+        return DraftPlan(max_depth=self.max_window, stop=stop_rule(outlook, calibration), price=outlook.price)
+
+    def _stretch(self, state: Request, outlook: Outlook) -> Stretch | None:
+        """The coming rounds that are planned alike; a trial has none."""
+        if state.trial_left:
+            return None
+        pooled, whole_s = pooled_of(state.memory), outlook.whole[1] if outlook.whole else 0.0
+        num_rounds = math.ceil(_LOOK_S / (whole_s if outlook.as_one else outlook.seconds[outlook.window]))
+        if state.off_tokens and state.rounds_on < _SETTLED:
+            num_rounds = min(num_rounds, _SETTLED - state.rounds_on)
+        patience_s = max(coming_back_s(state.memory), _PATIENCE * outlook.seconds[0])
+        plan = self._usual(outlook, pooled.calibration)
+        pooled.stretch = Stretch(plan, num_rounds, patience_s, outlook.seconds, whole_s, state.debt_s)
+        return pooled.stretch
 
     def _together(self, states: Sequence[Request], num_rows: int) -> list[DraftPlan]:
         """One depth for all, the one for which the batch is expected to be done soonest."""
@@ -208,20 +219,9 @@ class Price(Controller[Request]):
             if rounds_on % _BATCH_BASELINE == _BATCH_BASELINE // 8:
                 return plans
         for row in drafting:
-            stop = self._stop(outlooks[row], pooled.calibration)
+            stop = stop_rule(outlooks[row], pooled.calibration)
             plans[row] = unstopped(DraftPlan(max_depth=depth, stop=stop, price=outlooks[row].price))
         return plans
-
-    def _stop(self, outlook: Outlook, calibration: Calibration) -> StopRule:
-        return StopRule(
-            bias=calibration.bias,
-            slope=calibration.slope,
-            temperatures=calibration.temperatures,
-            draw_prices=prices(outlook.price, outlook.verifying),
-            read_prices=prices(outlook.price, outlook.seconds),
-            expected=outlook.acceptance,
-            persistence=calibration.persistence,
-        )
 
     def _pays(self, state: Request, outlook: Outlook) -> bool:
         """Whether drafting is expected to beat plain decoding, or did so of late."""
@@ -248,6 +248,7 @@ class Price(Controller[Request]):
             state.counts.aged(0.5) if begins else state.counts,
             state.tokens,
             state.seconds,
+            state.debt_s,
             context,
             left,
             state.off_tokens,
@@ -258,31 +259,32 @@ class Price(Controller[Request]):
 
     def _switched(self, state: Request) -> Request:
         """The state with speculation off if it does not pay."""
-        outlook = self.outlook(state)
-        if state.trial_left > 0 or self._pays(state, outlook):
-            calibration = pooled_of(state.memory).calibration
-            stop = self._stop(outlook, calibration) if calibration.num_rounds else None
-            if not state.off_tokens or state.rounds_on not in (self.trial, _SETTLED):
-                return replace(state, outlook=outlook, stop=stop)
-            # What is read is read, and the request drafts on. Others may be too short to be worth their reading.
-            repays = repays_reading(state.memory, outlook)
-            if state.rounds_on == self.trial and not repays:
-                pooled_of(state.memory).switch_off(self._next_rest(state, outlook))
-            if state.rounds_on == _SETTLED and repays:
-                pooled_of(state.memory).switch_off(0)
-            off_tokens = 0 if state.rounds_on == _SETTLED else state.off_tokens
-            return replace(state, off_tokens=off_tokens, outlook=outlook, stop=stop)
-        return self._off(state)
+        outlook, pooled = self.outlook(state), pooled_of(state.memory)
+        pays = self._pays(state, outlook)
+        # Coming back has a price, so drafting goes on until it has lost as much. A trial that fails ends at once.
+        if not pays and not state.trial_left and (state.off_tokens or state.debt_s >= coming_back_s(state.memory)):
+            return self._off(state)
+        following = replace(state, outlook=outlook, stretch=self._stretch(state, outlook))
+        is_settled = state.rounds_on >= _SETTLED
+        if not pays or not state.off_tokens or not (is_settled or state.rounds_on == self.trial):
+            return following
+        # What is read is read, and the request drafts on. Others may be too short to be worth their reading.
+        repays = repays_reading(state.memory, outlook)
+        if is_settled == repays:
+            pooled.switch_off(0 if repays else self._next_rest(state, outlook))
+        return replace(following, off_tokens=0) if is_settled else following
 
     def _off(self, state: Request) -> Request:
         """The state at the beginning of a rest."""
         off = self._next_rest(state, self.outlook(state))
-        pooled_of(state.memory).switch_off(off)
-        return replace(state, off_left=off, off_tokens=off, tokens=0.0, seconds=0.0, outlook=None)
+        pooled = pooled_of(state.memory)
+        pooled.switch_off(off)
+        pooled.debt_s = 0.0
+        return replace(state, off_left=off, off_tokens=off, tokens=0.0, seconds=0.0, debt_s=0.0, outlook=None)
 
     def _next_rest(self, state: Request, outlook: Outlook) -> int:
         """Tokens of the rest that follows a trial."""
-        lost = self.trial * outlook.loss_s + max(costs_of(state.memory, "price").catch_up_s, reading_s(state.memory))
+        lost = self.trial * outlook.loss_s + coming_back_s(state.memory)
         longest = self._longest(lost, outlook.seconds[0])
         return max(self.first_off, min(max(2 * state.off_tokens, self._shortest(lost, outlook)), longest))
 

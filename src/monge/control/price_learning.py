@@ -2,30 +2,72 @@
 
 from dataclasses import replace
 
+from monge.control.base import Memory, costs_of
 from monge.control.price_memory import pooled_of
 from monge.control.price_outlook import measured_rounds, predicted_seconds
 from monge.control.price_request import Request
+from monge.core.verdict import StepRecord
 
 _REQUEST_KEEP = 0.9  # weight that a round keeps with every later one, in a request's acceptance
 _SHORT_KEEP = 0.85  # and in the speed that decides whether speculation goes on
 
 
-def learnt(state: Request, *, begins: bool = False) -> Request:
-    """The state after learning from the rounds that waited for it; what was expected before is no longer.
+def learnt(state: Request, record: StepRecord | None = None, *, begins: bool = False) -> Request:
+    """The state after learning from the rounds of its stretch, which ends; what was expected before is no longer.
 
     Args:
         state: The request.
-        begins: Whether a spell begins with the first of them, see `Spells`.
+        record: A further round, which drafted.
+        begins: Whether a spell begins with it, see `Spells`.
     """
-    if not state.waiting:
-        return state
+    stretch = state.stretch
+    records = [] if stretch is None else [*stretch.records]
+    num_taught, debt_s = (0, state.debt_s) if stretch is None else (stretch.num_taught, stretch.debt_s)
+    if record is not None:
+        records.append(record)
+        debt_s = _debt_after(state, record, debt_s)
+        pooled_of(state.memory).debt_s = debt_s
+    if not records:
+        return state if stretch is None else replace(state, outlook=None, stretch=None)
     pooled, counts, tokens, seconds = pooled_of(state.memory), state.counts, state.tokens, state.seconds
-    for record in state.waiting:
-        its_seconds = predicted_seconds(state.memory, record)
-        pooled.learn(record, its_seconds, begins=begins)
-        if record.batch_size > 1:
-            pooled.crowd = pooled.crowd.met(record.num_accepted + 1, *measured_rounds(state.memory, record))
-        counts, begins = counts.update(record, _REQUEST_KEEP), False
-        tokens = _SHORT_KEEP * tokens + record.num_accepted + 1
+    for number, one in enumerate(records):
+        its_seconds = predicted_seconds(state.memory, one)
+        if number >= num_taught:
+            pooled.learn(one, its_seconds, begins=begins)
+        if one.batch_size > 1:
+            pooled.crowd = pooled.crowd.met(one.num_accepted + 1, *measured_rounds(state.memory, one))
+        counts = counts.update(one, _REQUEST_KEEP)
+        tokens = _SHORT_KEEP * tokens + one.num_accepted + 1
         seconds = _SHORT_KEEP * seconds + its_seconds
-    return replace(state, counts=counts, tokens=tokens, seconds=seconds, outlook=None, stop=None, looked_s=0.0, waiting=())
+    if stretch is not None:
+        stretch.num_taught = len(stretch.records)
+    return replace(
+        state,
+        counts=counts,
+        tokens=tokens,
+        seconds=seconds,
+        debt_s=debt_s,
+        context_length=records[-1].context_length + len(records[-1].token_ids),
+        trial_left=max(0, state.trial_left - len(records)),
+        rounds_on=state.rounds_on + len(records),
+        outlook=None,
+        stretch=None,
+        was_shared=records[-1].batch_size > 1,
+    )
+
+
+def teach_left(memory: Memory) -> None:
+    """Let requests learn from the last stretch of one that has ended in it."""
+    pooled = pooled_of(memory)
+    if (stretch := pooled.stretch) is not None and stretch.num_taught < len(stretch.records):
+        for record in stretch.records[stretch.num_taught :]:
+            pooled.learn(record, predicted_seconds(memory, record), begins=False)
+        pooled.debt_s, stretch.num_taught = stretch.debt_s, len(stretch.records)
+
+
+def _debt_after(state: Request, record: StepRecord, debt_s: float) -> float:
+    """The debt of a request after a round that drafted; those who share rounds have none of their own."""
+    if record.batch_size > 1:
+        return 0.0
+    plain_s = costs_of(state.memory, "price").verify_s(0, 1, record.context_length)
+    return max(0.0, debt_s + predicted_seconds(state.memory, record) - plain_s * (record.num_accepted + 1))

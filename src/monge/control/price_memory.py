@@ -5,12 +5,14 @@ from dataclasses import dataclass, field, replace
 from monge.control.calibration import Calibration
 from monge.control.memory import Memory
 from monge.control.price_batch import Crowd
+from monge.control.price_stretch import Stretch
 from monge.control.survival import DepthCounts
 from monge.core.verdict import StepRecord
 
 _POOLED_KEEP = 0.99  # weight that a round keeps with every later one, in all requests' acceptance
 _RATE_KEEP = 0.98  # the same in the running speed, whose inverse is the price of a token
 _SPELL_KEEP = 0.9  # weight that a request keeps with every later one, in how long they are
+_USUAL_LENGTH = 128.0  # tokens that one request is taken to have had before the first: that may be a trial call of a few tokens
 
 
 @dataclass(slots=True)
@@ -21,11 +23,13 @@ class Spells:
         count: How many, the latest counting most; the present one is counted.
         tokens: Tokens decoded in them.
         texts: Tokens of the texts that they began with.
+        guessed: What is left of the weight of one request that is only guessed.
     """
 
     count: float = 0.0
     tokens: float = 0.0
     texts: float = 0.0
+    guessed: float = 1.0
 
     def add(self, record: StepRecord, *, begins: bool) -> None:
         """Note a round of a request alone, with which a spell may begin."""
@@ -33,12 +37,13 @@ class Spells:
             self.count = _SPELL_KEEP * self.count + 1.0
             self.tokens *= _SPELL_KEEP
             self.texts = _SPELL_KEEP * self.texts + record.context_length
+            self.guessed *= 0.5
         self.tokens += len(record.token_ids)
 
     @property
     def length(self) -> float:
-        """Tokens of one; 0 before the first."""
-        return self.tokens / self.count if self.count else 0.0
+        """Tokens of one."""
+        return (self.tokens + _USUAL_LENGTH * self.guessed) / (self.count + self.guessed)
 
     @property
     def text(self) -> float:
@@ -59,6 +64,8 @@ class Pooled:
         rested: Tokens decoded plainly since one last drafted; a round that requests share counts as one.
         crowd: How those that share rounds stand with drafting.
         spells: What those that do not share rounds decode.
+        stretch: The last one that began.
+        debt_s: That of the request which drafted last: short ones must not each lose what one may.
     """
 
     counts: DepthCounts = DepthCounts()
@@ -69,6 +76,8 @@ class Pooled:
     rested: int = 0
     crowd: Crowd = Crowd()
     spells: Spells = field(default_factory=Spells)
+    stretch: Stretch | None = None
+    debt_s: float = 0.0
 
     @property
     def speed(self) -> float:

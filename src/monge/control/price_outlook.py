@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from operator import truediv
 
 from monge.control.base import Memory, costs_of
+from monge.control.calibration import Calibration
 from monge.core.context import DraftPlan
+from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
 
 
@@ -71,6 +73,19 @@ def prices(price: float, seconds: Sequence[float]) -> tuple[float, ...]:
     """Tokens that each level's further seconds are worth."""
     further = [after - before for before, after in zip(seconds, seconds[1:], strict=False)]
     return tuple([price * one if one > 0.0 else 0.0 for one in further])
+
+
+def stop_rule(outlook: Outlook, calibration: Calibration) -> StopRule:
+    """When a draft of stages ends: before a level that is not expected to pay, given the draft network's confidence."""
+    return StopRule(
+        bias=calibration.bias,
+        slope=calibration.slope,
+        temperatures=calibration.temperatures,
+        draw_prices=prices(outlook.price, outlook.verifying),
+        read_prices=prices(outlook.price, outlook.seconds),
+        expected=outlook.acceptance,
+        persistence=calibration.persistence,
+    )
 
 
 def unstopped(plan: DraftPlan) -> DraftPlan:

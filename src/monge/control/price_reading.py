@@ -10,6 +10,11 @@ def reading_s(memory: Memory) -> float:
     return costs_of(memory, "price").read_s * pooled_of(memory).spells.text
 
 
+def coming_back_s(memory: Memory) -> float:
+    """Seconds in which the drafter reads what a rest made it miss, when a request drafts again; 0 while it is not known."""
+    return max(costs_of(memory, "price").catch_up_s, reading_s(memory))
+
+
 def repays_reading(memory: Memory, outlook: Outlook) -> bool:
     """Whether drafting is expected to save a usual request the time that its reading takes; what is not known costs nothing.
 

@@ -98,7 +98,7 @@ def measure_costs(parts: Parts, *, batch_sizes: Sequence[int] = (1,), budget_s: 
         rest = defaultdict[int, list[float]](list)
         for record in first.measure(parts, batch_size, share):
             rest[record.num_nodes].append(record.times.total_s - record.times.draft_s)
-        verify[batch_size] = {count: median(times) for count, times in rest.items()}
+        verify[batch_size] = CostModel.fitted(rest)
         for other in others:
             other.measure(parts, batch_size, share)
     plain_context_s, context_s = _context_s(parts, sizes[0], share)
@@ -152,7 +152,7 @@ class _Drafting:
         for record in records:
             times[record.depth].append(record.times.draft_s)
             self.nodes[record.depth] = max(record.num_nodes, self.nodes.get(record.depth, 0))
-        self.seconds[batch_size] = {depth: median(found) for depth, found in times.items()}
+        self.seconds[batch_size] = CostModel.fitted(times)
         return records
 
 
