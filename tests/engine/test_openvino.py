@@ -1,5 +1,6 @@
 """The OpenVINO backend: the network's logits, or those of the network with rounded weights; and nothing else in silence."""
 
+import copy
 import importlib.util
 import shutil
 from functools import partial
@@ -38,6 +39,14 @@ def silent(_):
     pass
 
 
+def node_differences(held, kind):
+    """Largest difference to fresh forwards of the network, round by round."""
+    growth = RandomGrowth(held, prompts((9, 4, 6), seed=1), seed=2, step=openvino_step(held, kind, silent))
+    differences = [growth.round(compare=True) for _ in range(8)]
+    assert growth.non_prefix_commits > 8, "the rounds were to move columns of the cache"
+    return differences
+
+
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory):
     """Stored graphs, shared by the test processes of a run; that of the target is made once."""
@@ -62,12 +71,20 @@ def no_exporting(*_):
 @needs_openvino
 class TestSteps:
     @pytest.mark.parametrize("kind", ["same", "int8", "bf16"])
-    def test_node_logits(self, kind):
-        held = with_weights(target(), kind)
-        growth = RandomGrowth(held, prompts((9, 4, 6), seed=1), seed=2, step=openvino_step(held, kind, silent))
-        differences = [growth.round(compare=True) for _ in range(8)]
-        assert growth.non_prefix_commits > 8, "the rounds were to move columns of the cache"
+    def test_node_logits(self, kind, monkeypatch):
+        monkeypatch.setattr(backend, "_has_bfloat16", lambda: False)
+        differences = node_differences(with_weights(target(), kind), kind)
         assert max(differences) < LARGEST_DIFFERENCE, differences
+
+    def test_arithmetic_in_bfloat16_rounds_as_that_of_torch(self):
+        if not backend._has_bfloat16():
+            pytest.skip("this processor has no instructions for bfloat16, and computes in float32")
+        held = with_weights(target(), "bf16")
+        narrow = copy.deepcopy(held).bfloat16()
+        growth = RandomGrowth(narrow, prompts((9, 4, 6), seed=1), seed=2, reference=held)
+        usual = max(growth.round(compare=True) for _ in range(8))
+        largest = max(node_differences(held, "bf16"))
+        assert LARGEST_DIFFERENCE < largest < 2 * usual, (largest, usual)
 
     @pytest.mark.parametrize("num_nodes", [1, 5, 64, 65])
     @pytest.mark.parametrize("num_rows", [1, 3])
