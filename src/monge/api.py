@@ -1,27 +1,22 @@
 """The public way in: load the parts and check them against each other."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
-from monge.control.base import AnyController, Controller, CostModel, Memory
-from monge.control.registry import CONTROLLERS
+from monge.control.base import AnyController, CostModel, Memory
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
-from monge.core.proposal import Arbitrary, Deterministic
 from monge.core.sampling_rules import SamplingRules
-from monge.draft.base import AnyDrafter, Capabilities
+from monge.defaults import controllers_of, default_controllers, default_rule, default_tree
+from monge.draft.base import AnyDrafter
 from monge.draft.by_name import AnyHead, drafter_of, drafters_in, make_drafter, no_head_reason, options_of
 from monge.draft.tree.base import TreeBuilder
-from monge.draft.tree.chain import Chain
-from monge.draft.tree.children import CHILDREN
-from monge.draft.tree.fixed_width import FixedWidth
 from monge.draft.tree.registry import TREES
 from monge.engine.backends import Backend
 from monge.engine.costs import with_costs
@@ -30,22 +25,10 @@ from monge.engine.loading import as_draft_model, as_sequence_model, load_network
 from monge.engine.parts import Parts
 from monge.engine.round_maker import with_whole_rounds
 from monge.engine.text import Tokenizer
-from monge.verify.base import Rule, unsupported_reason
+from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS
-from monge.verify.rrs import Rrs
-from monge.verify.rrs_without_replacement import RrsWithoutReplacement
-from monge.verify.single_draft import SingleDraft
-from monge.verify.target_walk import TargetWalk
 
 Source = str | Path | PreTrainedModel
-
-_TREES: Final = (Chain(), *(FixedWidth(children=kind) for kind in CHILDREN if kind != "top"), FixedWidth(children="top"))
-"""Trees tried in this order where the user names none: the first that target and verifier can take. A chain comes first because
-it loses least where a forward is bound by arithmetic; wider trees pay where a wider forward is nearly free."""
-_ADAPTIVE_DEPTH: Final = 8
-"""Depth of the default chain where a controller shortens it."""
-_RULES: Final = (SingleDraft(), RrsWithoutReplacement(), Rrs(), TargetWalk())
-"""Verifiers tried in this order where the user names none."""
 
 
 def load(
@@ -55,7 +38,7 @@ def load(
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
-    controller: str | AnyController | Sequence[str] = "fixed",
+    controller: str | AnyController | Sequence[str] | None = None,
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
     costs: str | Path | CostModel | None = None,
@@ -84,7 +67,9 @@ def load(
             with a SHAPE head a chain for sampled requests and a few top tokens for greedy ones.
         verifier: Acceptance rule; `None` takes the one for the drafter's candidates: `target_walk` for deterministic ones,
             `single_draft` for one sampled candidate a node, recursive rejection for several.
-        controller: How much to draft. Of several names a request may name one; the first serves those that name none.
+        controller: How much to draft. Of several names a request may name one; the first serves those that name none. `None`
+            takes `price`, and `fixed` for sampled requests that bring a seed: plans of `price` look at clocks, so that its
+            texts have the target's law, and a seed would not give the same one again.
         draft_temperature: Draft at this temperature instead of the request's own.
         draft_top_k: Draft from so many of the draft model's most probable tokens, renormalised: under the request's rules, or
             the draft temperature, with this top-k where theirs is wider. Candidates are verified against that truncated law:
@@ -147,7 +132,7 @@ def make_parts(
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
-    controller: str | AnyController | Sequence[str] = "fixed",
+    controller: str | AnyController | Sequence[str] | None = "fixed",
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
     draft_rules: SamplingRules | None = None,
@@ -156,41 +141,42 @@ def make_parts(
 ) -> Parts:
     """Parts from names or objects; arguments as for `load`, with models that are loaded already, and a head or its folder.
 
-    `draft_rules` are the sampling rules of the draft law where the request's own do not say them; drafters without a law of
-    their own have no use for them.
+    Who puts parts together gets one plan for all rounds, for which nothing is measured; `controller=None` takes what `load`
+    does. `draft_rules` are the sampling rules of the draft law where the request's own do not say them; drafters without a
+    law of their own have no use for them.
     """
     rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
-    first, controllers = _controllers(controller)
+    chosen, is_deep = None if controller is None else controllers_of(controller), False
     drafter = ("ngram" if draft is None else "model") if drafter is None else drafter
     if isinstance(drafter, str):
         names = drafters_in(drafter)
-        resources: dict[str, Any] = {"model": draft}
-        if head is not None:
-            resources["head"] = head
-        if any("target" in options_of(name) for name in names):
-            resources["target"] = target
-        if draft_rules is not None and any("rules" in options_of(name) for name in names):
-            resources["rules"] = draft_rules
+        taken = {option for name in names for option in options_of(name)}
+        rules = draft_rules if "rules" in taken else None
         if draft_temperature is not None:
-            resources["rules"] = replace(draft_rules or SamplingRules(), temperature=draft_temperature)
-        if draft_top_k is not None:
-            resources["top_k"] = draft_top_k
+            rules = replace(draft_rules or SamplingRules(), temperature=draft_temperature)
+        given = {"head": head, "top_k": draft_top_k, "target": target if "target" in taken else None, "rules": rules}
+        resources: dict[str, Any] = {"model": draft} | {name: one for name, one in given.items() if one is not None}
         if tree is not None:
             resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
         elif own := [options_of(name)["tree"] for name in names if "tree" in options_of(name)]:
-            resources["tree"] = _default_tree(rule, target, (first, *controllers.values()), own)
+            resources["tree"] = default_tree(rule, target, own, is_adaptive=chosen is None or chosen.are_adaptive)
+            is_deep = resources["tree"] not in own
         drafter = make_drafter(drafter, resources)
     elif any(given is not None for given in (tree, draft, head, draft_temperature, draft_top_k)):
         raise OptionError("a drafter object brings its own tree, draft model, temperature and top-k; give none beside it")
+    rule = default_rule(drafter.capabilities) if rule is None else rule
+    if chosen is None:
+        chosen = default_controllers(rule, drafter.capabilities, is_shortened=is_deep)
     parts = Parts(
         target=target,
         drafter=drafter,
-        rule=_default_rule(drafter.capabilities) if rule is None else rule,
-        controller=first,
+        rule=rule,
+        controller=chosen.first,
         draft_models=() if draft is None else (draft,),
         alternatives=tuple((name, VERIFIERS.make(name)) for name in VERIFIERS),
         memory=Memory(costs if isinstance(costs, CostModel) else None),
-        controllers=controllers,
+        controllers=chosen.named,
+        seeded=chosen.seeded,
     )
     folder = Path(costs) if isinstance(costs, str | Path) else None
     return _able_to_plan(with_costs(parts, batch_sizes=(1, max_batch_size), folder=folder))
@@ -245,20 +231,6 @@ def _load_draft(
     return as_draft_model(network, target, tokenizer=tokenizer, target_tokenizer=target_tokenizer, **options)
 
 
-def _controllers(controller: str | AnyController | Sequence[str]) -> tuple[AnyController, dict[str, AnyController]]:
-    """The first controller, and all by what the user wrote, blanks at the ends removed; an object has no name."""
-    if isinstance(controller, Controller):
-        return controller, {}
-    names = [name.strip() for name in ([controller] if isinstance(controller, str) else controller)]
-    if not names:
-        raise OptionError("controller: the list is empty; name at least one, or leave it out")
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise OptionError(f"controller {repeated[0]!r} is given twice; leave one out")
-    named = {name: CONTROLLERS.parse(name) for name in names}
-    return named[names[0]], named
-
-
 def _able_to_plan(parts: Parts) -> Parts:
     """The parts, whose controllers are refused now if they cannot plan for them, and not when a request names one."""
     for planner in map(parts.planner, parts.controllers):
@@ -268,23 +240,3 @@ def _able_to_plan(parts: Parts) -> Parts:
 
 def _needs_model(drafter: str | AnyDrafter) -> bool:
     return isinstance(drafter, str) and any("model" in options_of(name) for name in drafters_in(drafter))
-
-
-def _default_tree(
-    rule: Rule | None, target: SequenceModel, controllers: Sequence[AnyController], own: Sequence[Any]
-) -> TreeBuilder:
-    """A tree that fits; the drafters' own default, if they have one and agree, before the usual ones."""
-    is_adaptive = any(controller.reads for controller in controllers)
-    agreed = [one for one in own[:1] if isinstance(one, TreeBuilder) and all(one == other for other in own)]
-    for tree in (Chain(depth=_ADAPTIVE_DEPTH), *_TREES) if is_adaptive else (*agreed, *_TREES):
-        limits = tree.limits
-        readable = limits.max_width == 1 or target.no_tree_reason is None
-        if readable and (rule is None or unsupported_reason(rule, limits.proposes, limits.max_width) is None):
-            return tree
-    return _TREES[0]
-
-
-def _default_rule(can: Capabilities) -> Rule:
-    if can.proposes <= {Deterministic, Arbitrary}:
-        return TargetWalk()
-    return next(rule for rule in _RULES if unsupported_reason(rule, can.proposes, can.max_width) is None)

@@ -50,7 +50,7 @@ def test_empty_prompt():
 
 def test_half_a_character_is_no_text():
     with pytest.raises(OptionError, match=r"prompt: character 1 is '\\ud800', half of a pair of surrogates"):
-        load().generate("a\ud800", max_new_tokens=1)
+        load(controller="fixed").generate("a\ud800", max_new_tokens=1)
 
 
 @pytest.mark.parametrize("seed", [-(2**63), -1, 0, 2**64 - 1])

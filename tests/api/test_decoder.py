@@ -16,7 +16,7 @@ def pair() -> Decoder:
 
 
 def test_the_built_in_pair_writes_text(pair):
-    (result,) = pair.generate(PROMPT, max_new_tokens=24)
+    (result,) = pair.generate(PROMPT, max_new_tokens=24, controller="fixed")
     assert result.text.strip()
     assert result.finish_reason in {"length", "eos"}
     assert result.stats.block_efficiency > 1.2
@@ -48,7 +48,7 @@ def test_the_seed_alone_decides(pair):
     assert again.token_ids == alone.token_ids
     (other,) = pair.generate(PROMPT, max_new_tokens=12, temperature=1.0, seed=6)
     assert other.token_ids != alone.token_ids
-    (drawn,) = pair.generate(PROMPT, max_new_tokens=12, temperature=1.0)
+    (drawn,) = pair.generate(PROMPT, max_new_tokens=12, temperature=1.0, controller="fixed")
     (reproduced,) = pair.generate(PROMPT, max_new_tokens=12, temperature=1.0, seed=drawn.seed)
     assert reproduced.token_ids == drawn.token_ids
 

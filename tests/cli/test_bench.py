@@ -47,11 +47,12 @@ def test_named_arms_of_a_useless_draft(bench, tmp_path):
     arguments = ["--arm", "mine: controller=price", "--useless-draft", "--mixed", "--temperature", 0, "--no-plots"]
     result = bench("--quick", "--max-new-tokens", 4, "--repeats", 1, *arguments)
     assert result.exit_code == 0
-    assert "of plain decoding (mine, temperature 0, batch 1)" in result.stdout
     assert "s of measuring costs, not counted" in result.stdout
     document = json.loads((tmp_path / "out" / "result.json").read_text())
     assert document["models"]["draft"].endswith("output shifted")
-    assert document["slowest_adaptive"]["arm"] == "mine"
+    slowest = document["slowest_adaptive"]["arm"]
+    assert slowest in {"mine", "monge", "monge ngram"}, "the default adapts too"
+    assert f"of plain decoding ({slowest}, temperature 0, batch 1)" in result.stdout
 
 
 def test_named_arms_only_are_compared_with_plain_decoding(bench):

@@ -85,12 +85,22 @@ def test_several_controllers_are_refused(generate):
 
 
 def test_a_drawn_seed_is_reported_where_the_text_goes_into_a_pipe(generate):
-    first = generate(PROMPT, "--max-new-tokens", 6, "--temperature", 1)
+    first = generate(PROMPT, "--max-new-tokens", 6, "--temperature", 1, "--controller", "fixed")
     seed = re.fullmatch(r"seed (\d+)\n", first.stderr)
     assert seed is not None
     again = generate(PROMPT, "--max-new-tokens", 6, "--temperature", 1, "--seed", seed[1])
     assert (again.stdout, again.stderr) == (first.stdout, "")
     assert "seed " in generate(PROMPT, "--max-new-tokens", 2, "--verbose").stderr
+
+
+def test_a_drawn_seed_that_does_not_give_the_text_again_is_not_told(generate):
+    options = ("--max-new-tokens", 6, "--temperature", 1)
+    assert generate(PROMPT, *options).stderr == ""
+    assert "seed" not in generate(PROMPT, *options, "--verbose").stderr
+    assert json.loads(generate(PROMPT, *options, "--json").stdout)["seed"] is None
+    first, again = (generate(PROMPT, *options, "--seed", 3, "--json").stdout for _ in range(2))
+    assert json.loads(first)["text"] == json.loads(again)["text"]
+    assert json.loads(first)["seed"] == 3
 
 
 @pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
@@ -211,7 +221,7 @@ def test_failed_request_leaves_the_others(run, tmp_path, tiny_paths):
     target = tmp_path / "target"
     shutil.copytree(tiny_paths[0], target)
     weights = load_file(target / "model.safetensors")
-    bad = load(*tiny_paths).tokenizer("\N{SNOWMAN}")["input_ids"][0]
+    bad = load(*tiny_paths, controller="fixed").tokenizer("\N{SNOWMAN}")["input_ids"][0]
     weights["model.embed_tokens.weight"][bad] = torch.nan
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "prompts.txt").write_text("Once\n\N{SNOWMAN} Once\n")

@@ -12,6 +12,7 @@ from monge.api import make_parts
 from monge.control.arms import Arms
 from monge.control.base import Memory
 from monge.control.cost_model import CostModel
+from monge.control.cost_nodes import Nodes
 from monge.control.cost_table import checked, interpolated, row_of
 from monge.core.errors import OptionError
 from monge.core.selection import Member
@@ -57,7 +58,7 @@ def test_steps_of_compiled_graphs_are_kept() -> None:
 
 def test_trees_have_nodes_by_depth() -> None:
     costs = table(nodes=(0, 3, 9))
-    assert [costs.nodes_at(depth) for depth in range(5)] == [0, 3, 9, 10, 11]
+    assert [Nodes((0, 3, 9)).at(depth) for depth in range(5)] == [0, 3, 9, 10, 11]
     assert costs.round_s(2) == pytest.approx(costs.verify_s(9) + 0.2)
 
 
@@ -176,6 +177,25 @@ def test_a_table_that_does_not_learn_stays() -> None:
     assert costs.round_s(3) == pytest.approx(1.9)
 
 
+def test_nodes_follow_the_drafts_that_are_seen() -> None:
+    """A drafter whose trees differ from request to request was measured with those of one."""
+    costs = table(nodes=(0, 1, 2))
+    for _ in range(30):
+        costs.observe(timing(3, 1.3, depth=1, draft_s=0.1))
+    assert costs.nodes == (0, 3, 3)
+    assert costs.windows_s(1)[1] == pytest.approx(1.4, rel=0.05)
+    for _ in range(30):
+        costs.observe(timing(2, 1.2, depth=2, draft_s=0.2))
+        costs.observe(timing(5, 1.5, depth=5, draft_s=0.5))
+    assert costs.nodes == (0, 3, 3), "deeper drafts never have fewer, and beyond the measured ones lies a chain"
+
+
+def test_windows_end_with_the_deepest_draft() -> None:
+    assert [table().within(window) for window in (1, 8)] == [1, 8]
+    assert [table(deepest=2).within(window) for window in (1, 2, 8)] == [1, 2, 2]
+    assert CostModel.from_dict(table(deepest=2).as_dict()).deepest == 2
+
+
 def pooled() -> CostModel:
     """A table of two networks, one of them four times as dear."""
     return table(drafters={"small": ({1: {0: 0.0, 4: 0.4}}, (0, 1)), "large": ({1: {0: 0.0, 4: 1.6}}, (0, 2, 4))})
@@ -184,7 +204,7 @@ def pooled() -> CostModel:
 def test_drafters_of_a_pool_have_their_own_costs() -> None:
     costs = pooled()
     assert [costs.of(name).round_s(2) for name in ("small", "large", "other")] == pytest.approx([1.4, 2.2, 1.4])
-    assert costs.of("large").nodes_at(2) == 4
+    assert costs.of("large").nodes[2] == 4
     for _ in range(30):
         costs.observe(replace(timing(4, 1.4, depth=4, draft_s=0.8), drafter="large"))
     assert costs.of("large").draft_s(4) == pytest.approx(0.8, rel=0.05)

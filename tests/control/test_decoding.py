@@ -18,7 +18,9 @@ from monge.core.errors import OptionError
 from monge.draft.base import Draft
 from monge.draft.ngram import NgramDrafter
 from monge.engine import costs
-from monge.engine.costs import costs_key, load_costs, measure_costs, save_costs
+from monge.engine.clock import measured_by
+from monge.engine.cost_files import load_costs, save_costs
+from monge.engine.costs import costs_key, measure_costs
 from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
 
@@ -151,7 +153,8 @@ def test_measured_tables_cover_depths_and_batches() -> None:
     costs = measure_costs(parts, batch_sizes=(1, 2), budget_s=0.1)
     assert set(costs.as_dict()["verify_s"]) == {"1", "2"}
     assert costs.nodes[0] == 0
-    assert 0 < costs.nodes_at(1) <= 2 <= costs.nodes_at(2) <= 4
+    assert 0 < costs.nodes[1] <= 2 <= costs.nodes[2] <= 4
+    assert costs.deepest == 2
     assert costs.round_s(2) > 0
 
 
@@ -167,6 +170,39 @@ def test_a_slow_pair_is_warmed_up_too(budget_s: float, num_run: int, num_kept: i
     assert next(seconds) - 1.0 == num_run
     assert len(records) == num_kept
     assert {record.depth for record in records} == set(costs.DEPTHS)
+
+
+class Clocked(TabularModel):
+    """Takes a time for every forward and for every token that it reads, by a clock of its own."""
+
+    def __init__(self, forward_s: float, token_s: float) -> None:
+        super().__init__(RandomTable(VOCAB, 3), VOCAB)
+        self.forward, self.token, self.seconds, self.longest = forward_s, token_s, 0.0, 0
+
+    def append(self, pieces: Any) -> None:
+        self.longest = max(self.longest, *map(len, pieces.values()), 0)
+        self.seconds += self.token * sum(map(len, pieces.values()))
+        super().append(pieces)
+
+    def extend(self, blocks: Any) -> Any:
+        self.seconds += self.forward + self.token * sum(len(block.token_ids) for block in blocks.values())
+        return super().extend(blocks)
+
+
+@pytest.mark.parametrize(
+    ("forward_s", "token_s", "batch_sizes", "longest"),
+    [(0.001, 0.0001, {1, 8}, 511), (0.03, 0.01, {1, 8}, 132), (1.0, 0.3, {1}, 31)],
+)
+def test_slow_rounds_are_measured_less(forward_s: float, token_s: float, batch_sizes: set[int], longest: int) -> None:
+    """So that a start takes seconds where rounds do, not minutes; the smallest batch is always measured."""
+    slow = Clocked(forward_s, token_s)
+    parts = make_parts(slow, TabularModel(RandomTable(VOCAB, 4), VOCAB), tree="chain(8)")
+    with measured_by(lambda: slow.seconds):
+        found = measure_costs(parts, batch_sizes=(1, 8))
+    assert set(map(int, found.as_dict()["verify_s"])) == batch_sizes
+    assert slow.longest == longest
+    assert slow.seconds < max(8.0, 40 * (forward_s + token_s))
+    assert found.verify_s(0) == pytest.approx(forward_s + token_s, rel=0.2)
 
 
 def test_rounds_correct_the_costs_and_records_say_what_was_seen() -> None:

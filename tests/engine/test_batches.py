@@ -20,7 +20,7 @@ NUM_TOKENS = 15
 
 def decoder(max_batch_size=8, **options):
     target = network("llama")
-    return monge.load(target, perturbed(target), max_batch_size=max_batch_size, **options)
+    return monge.load(target, perturbed(target), max_batch_size=max_batch_size, **{"controller": "fixed", **options})
 
 
 def run(parts, requests, order, max_batch_size):

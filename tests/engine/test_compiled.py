@@ -157,7 +157,7 @@ class TestTexts:
     def test_greedy_is_that_of_transformers(self, compiled, tree):
         for model in (target(), perturbed(target())):
             compiled(model)
-        decoder = monge.load(target(), perturbed(target()), tree=tree, backend=STAGES)
+        decoder = monge.load(target(), perturbed(target()), tree=tree, backend=STAGES, controller="fixed")
         assert "compiled" in repr(decoder.parts.target)
         texts = prompts((9, 4, 7), seed=5)
         for prompt, result in zip(texts, decoder.generate(texts, max_new_tokens=40, ignore_eos=True), strict=True):
@@ -169,7 +169,7 @@ class TestTexts:
         texts = prompts((9, 4), seed=6)
         records = []
         for name in ("eager", STAGES):
-            decoder = monge.load(target(), perturbed(target()), backend=name)
+            decoder = monge.load(target(), perturbed(target()), backend=name, controller="fixed")
             results = decoder.generate(texts, max_new_tokens=40, temperature=1.0, seed=3)
             records.append([(record.num_accepted, record.token_ids) for result in results for record in result.records])
         assert records[0] == records[1]

@@ -30,7 +30,7 @@ def placed(model, device):
 
 
 def written(target, draft, settings, rules, count=2):
-    decoder = monge.load(target, draft, **settings)
+    decoder = monge.load(target, draft, **{"controller": "fixed", **settings})
     pretend.waits.clear()
     results = decoder.generate(list(prompts((9, 4), seed=5)[:count]), max_new_tokens=10, seed=3, **rules)
     return [result.token_ids for result in results], sum(result.stats.num_rounds for result in results)

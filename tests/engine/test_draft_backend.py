@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
 @needs_openvino
 class TestDecoding:
     def test_the_text_is_the_targets(self):
-        decoder = monge.load(target(), perturbed(target()), draft_backend=INT8)
+        decoder = monge.load(target(), perturbed(target()), draft_backend=INT8, controller="fixed")
         assert repr(decoder.parts.target).endswith("sdpa)")
         assert repr(decoder.parts.draft_models[0]).endswith("sdpa, openvino, int8 weights)")
         texts = prompts((9, 4), seed=5)
@@ -48,8 +48,8 @@ class TestDecoding:
         """Otherwise candidates would be verified against another law than they were drawn from."""
         draft, texts = perturbed(target()), prompts((9, 4), seed=6)
         decoders = (
-            monge.load(target(), draft, draft_backend=INT8),
-            monge.load(target(), with_weights(draft, "int8")),
+            monge.load(target(), draft, draft_backend=INT8, controller="fixed"),
+            monge.load(target(), with_weights(draft, "int8"), controller="fixed"),
         )
         records = [
             [
@@ -62,7 +62,7 @@ class TestDecoding:
         assert records[0] == records[1]
 
     def test_the_target_alone_may_be_fast(self):
-        decoder = monge.load(target(), perturbed(target()), backend="openvino", draft_backend="eager")
+        decoder = monge.load(target(), perturbed(target()), backend="openvino", draft_backend="eager", controller="fixed")
         assert repr(decoder.parts.target).endswith("sdpa, openvino)")
         assert repr(decoder.parts.draft_models[0]).endswith("sdpa)")
 

@@ -82,7 +82,7 @@ def test_prompts_in_pieces_give_the_text_of_whole_ones(family, tree, chunk):
     import monge
 
     target = network(family)
-    whole = monge.load(target, perturbed(target), tree=tree)
+    whole = monge.load(target, perturbed(target), tree=tree, controller="fixed")
     texts = prompts((9, 24, 1, 17, 5), seed=2)
     expected = whole.generate(texts, max_new_tokens=8, temperature=0.8, seed=4, ignore_eos=True)
     requests = whole.requests(texts, max_new_tokens=8, temperature=0.8, seed=4, ignore_eos=True)

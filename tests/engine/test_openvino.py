@@ -241,7 +241,7 @@ class TestSteps:
 class TestTexts:
     @pytest.mark.parametrize("tree", ["chain(4)", "best_first"])
     def test_greedy_is_that_of_transformers(self, tree):
-        decoder = monge.load(target(), perturbed(target()), tree=tree, backend="openvino")
+        decoder = monge.load(target(), perturbed(target()), tree=tree, backend="openvino", controller="fixed")
         assert repr(decoder.parts.target).endswith("sdpa, openvino)")
         texts = prompts((9, 4, 7), seed=5)
         for prompt, result in zip(texts, decoder.generate(texts, max_new_tokens=40, ignore_eos=True), strict=True):
@@ -252,13 +252,13 @@ class TestTexts:
         texts = prompts((9, 4), seed=6)
         records = []
         for name in ("eager", "openvino"):
-            decoder = monge.load(target(), perturbed(target()), backend=name)
+            decoder = monge.load(target(), perturbed(target()), backend=name, controller="fixed")
             results = decoder.generate(texts, max_new_tokens=40, temperature=1.0, seed=3)
             records.append([(record.num_accepted, record.token_ids) for result in results for record in result.records])
         assert records[0] == records[1]
 
     def test_int8_decodes_the_rounded_network_and_says_so(self):
-        decoder = monge.load(target(), perturbed(target()), backend="openvino(weights='int8')")
+        decoder = monge.load(target(), perturbed(target()), backend="openvino(weights='int8')", controller="fixed")
         assert repr(decoder.parts.target).endswith("sdpa, openvino, int8 weights)")
         rounded = with_weights(target(), "int8")
         texts = prompts((9, 4), seed=5)

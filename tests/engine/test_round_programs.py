@@ -16,7 +16,9 @@ from tests.engine.tiny import network, perturbed
 
 def loaded(**settings):
     target = network("llama", "sdpa")
-    return monge.load(target, perturbed(target), **{"tree": "chain(2)", "backend": "compiled", **settings})
+    return monge.load(
+        target, perturbed(target), **{"tree": "chain(2)", "backend": "compiled", "controller": "fixed", **settings}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +96,10 @@ class TestRecorded:
         target = network(name, "sdpa")
         draft = perturbed(target)
         placed = (copy.deepcopy(model).to(device) for model in (target, draft))
-        decoder = monge.load(*placed, backend="compiled")
+        decoder = monge.load(*placed, backend="compiled", controller="fixed")
         counted = {greedy: Counted(program) for greedy, program in decoder.parts.whole_round._programs.items()}
         ours = with_programs(decoder, counted)
-        expected = written(monge.load(target, draft), max_new_tokens=24, **rules)
+        expected = written(monge.load(target, draft, controller="fixed"), max_new_tokens=24, **rules)
         run, waits = ours.parts.whole_round.run, []
 
         def watched(session):
@@ -115,7 +117,8 @@ class TestRecorded:
         made = []
         monkeypatch.setattr(backends, "GraphRecorder", lambda _: made.append(pretend.Rerun()) or made[-1])
         target = network("llama", "sdpa")
-        decoder = monge.load(*(copy.deepcopy(model).to(device) for model in (target, perturbed(target))), backend="compiled")
+        placed = [copy.deepcopy(model).to(device) for model in (target, perturbed(target))]
+        decoder = monge.load(*placed, backend="compiled", controller="fixed")
         recorder = made[-1]  # of rounds; the networks' own were made before
         for _ in range(2):
             written(decoder, temperature=1.0, max_new_tokens=20)

@@ -124,7 +124,7 @@ def test_verdicts_of_heads_are_those_of_the_eager_backend(backend, read, heads, 
     for name in ("eager", backend):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            decoder = monge.load(target(), heads[kind], tree="best_first(4, 2, 2)", backend=name)
+            decoder = monge.load(target(), heads[kind], tree="best_first(4, 2, 2)", backend=name, controller="fixed")
         read.clear()
         results = decoder.generate(texts, max_new_tokens=24, temperature=temperature, seed=3)
         records.append([(record.num_accepted, record.token_ids) for result in results for record in result.records])

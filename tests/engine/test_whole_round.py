@@ -66,7 +66,7 @@ def with_programs(decoder, programs):
 def both(name="llama", attention="sdpa", **settings):
     """Decoders that run rounds stage by stage and as one, and the programs of the latter."""
     target = network(name, attention)
-    plain = monge.load(target, perturbed(target), **settings)
+    plain = monge.load(target, perturbed(target), **{"controller": "fixed", **settings})
     programs = {greedy: uncompiled(module) for greedy, module in modules(plain.parts).items()}
     return plain, with_programs(plain, programs), programs
 
@@ -298,7 +298,7 @@ class TestTrouble:
     def test_such_logits_are_noticed(self, rules, spoilt):
         target = copy.deepcopy(network("llama", "sdpa"))
         draft = copy.deepcopy(perturbed(target))
-        plain = monge.load(target, draft)
+        plain = monge.load(target, draft, controller="fixed")
         (prompt,) = prompts((9,), seed=5)
         network_ = {"draft": draft, "target": target}[spoilt]
         network_.lm_head.weight.data[7] = float("nan")

@@ -32,7 +32,7 @@ TREES = {
 
 def check(target, **options):
     """The same four continuations as plain decoding, alone and together; some drafts accepted, some not."""
-    decoder = monge.load(target, max_batch_size=4, **options)
+    decoder = monge.load(target, max_batch_size=4, **{"controller": "fixed", **options})
     expected = [plain_greedy(target, prompt, NUM_TOKENS) for prompt in PROMPTS]
     alone = decoder.generate([PROMPTS[0]], max_new_tokens=NUM_TOKENS, ignore_eos=True)
     together = decoder.generate(PROMPTS, max_new_tokens=NUM_TOKENS, ignore_eos=True)

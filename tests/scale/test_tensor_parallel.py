@@ -30,7 +30,7 @@ from tests.serve.toy import Model, job
 PROMPTS = [[5, 6, 7, 8, 9], [40, 41], [300, 7, 300]]
 GREEDY = {"max_new_tokens": 24, "ignore_eos": True}
 SAMPLED = {**GREEDY, "temperature": 0.8, "top_p": 0.95, "seed": 3}
-TREES = {"tree": "fixed_width((2, 2))", "max_batch_size": 2}
+TREES = {"tree": "fixed_width((2, 2))", "max_batch_size": 2, "controller": "fixed"}
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ ROUNDING = 2e-4
 
 @pytest.fixture(scope="module")
 def decoder():
-    return load(dtype="float32")
+    return load(dtype="float32", controller="fixed")
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_streamed_logprobs_are_the_same(client):
 
 def test_processed_logprobs_are_those_of_the_drawn_law(decoder):
     chat = chat_format(decoder.tokenizer, None, is_built_in=True)
-    fresh = load(dtype="float32")
+    fresh = load(dtype="float32", controller="fixed")
     with TestClient(create_app(fresh, ServerSettings(model_name="x", logprobs_of="processed"), chat)) as client:
         greedy = complete(client, prompt=TEXT, temperature=0, max_tokens=4, logprobs=2)["choices"][0]["logprobs"]
         cut = complete(client, prompt=TEXT, top_k=2, max_tokens=4, logprobs=5, seed=0)["choices"][0]["logprobs"]

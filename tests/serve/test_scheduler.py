@@ -265,7 +265,7 @@ def test_a_crowd_of_networks_writes_what_each_writes_alone():
 
     target = network("llama")
     texts = prompts((9, 40, 7, 23, 5, 3, 1, 31), seed=6)
-    whole = monge.load(target, perturbed(target), tree="fixed_width((3, 2))")
+    whole = monge.load(target, perturbed(target), tree="fixed_width((3, 2))", controller="fixed")
     jobs = [job(*text, seed=row, tokens=10, temperature=0.8) for row, text in enumerate(texts)]
     expected = [
         whole.generate([one.prompt_ids], max_new_tokens=10, temperature=0.8, seed=one.seed, ignore_eos=True)[0].token_ids
@@ -284,7 +284,7 @@ def test_a_crowd_of_networks_writes_what_each_writes_alone():
 def test_a_crowd_of_32_on_the_built_in_pair_writes_what_each_writes_alone():
     import monge
 
-    whole = monge.load()
+    whole = monge.load(controller="fixed")
     prompts = [tuple(whole.tokenizer(text)["input_ids"]) for text in ("Once upon a time", "The sea", "She said that", "It was")]
     jobs = [
         job(*prompts[row % 4], seed=row, tokens=24, temperature=(0.0, 0.8)[row % 2], eos_ids=whole.eos_ids) for row in range(32)

@@ -21,6 +21,7 @@ from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.core.verdict import StepRecord
+from monge.defaults import ADAPTIVE, STEADY
 from monge.draft.by_name import drafters_in, options_of, takes_target
 from monge.engine.decoder import Decoder
 from monge.engine.loading import as_sequence_model
@@ -162,7 +163,8 @@ class MongeArm(Arm):
     @property
     def reads(self) -> frozenset[str]:
         """What its controller's plans depend on."""
-        controller = self.settings.get("controller", "fixed")
+        usual = STEADY if self.settings.get("drafter") == "none" else ADAPTIVE
+        controller = self.settings.get("controller", usual)
         return (CONTROLLERS.parse(controller) if isinstance(controller, str) else controller).reads
 
     def prepare(self, pair: Pair, batch_sizes: Sequence[int]) -> float:
@@ -179,9 +181,9 @@ class MongeArm(Arm):
         memory.costs = parts.memory.costs
         parts = replace(parts, memory=memory, whole_round=self.kept.whole_round)
         decoder = Decoder(parts, max_batch_size=num_rows)
-        results = decoder.generate(
-            call.prompt_ids, max_new_tokens=call.max_new_tokens, temperature=call.temperature, seed=call.seed
-        )
+        options = {"max_new_tokens": call.max_new_tokens, "temperature": call.temperature, "seed": call.seed}
+        # Named, lest a seed decide who plans: it is that of the benchmark, and users of the defaults need not have one.
+        results = decoder.generate(call.prompt_ids, **options, controller=next(iter(parts.controllers), None))
         failed = [result.error for result in results if result.error is not None]
         if failed:
             raise OptionError(f"a request failed: {failed[0]}")
@@ -193,7 +195,7 @@ class MongeArm(Arm):
     def _parts(self, pair: Pair, *, costs: CostModel | None = None, max_batch_size: int) -> Parts:
         drafter = pair.drafter(self.settings.get("drafter"))
         draft = self._draft(pair) if any("model" in options_of(name) for name in drafters_in(drafter)) else None
-        settings = {**self.settings, "drafter": drafter, "max_batch_size": max_batch_size}
+        settings = {"controller": None, **self.settings, "drafter": drafter, "max_batch_size": max_batch_size}
         if settings.pop("draft_backend", None) is not None and draft is None:
             raise OptionError(f"arm {self.name!r}: draft_backend says how a draft model runs, and {drafter!r} has none")
         if not takes_target(drafter):

@@ -9,6 +9,7 @@ from monge.bench.pair import Pair
 from monge.bench.statistics import Summary
 from monge.control.windows import WINDOWS as WINDOW_CONTROLLERS
 from monge.core.proposal import Deterministic
+from monge.defaults import ADAPTIVE, STEADY
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
 from monge.verify.base import unsupported_reason
@@ -53,24 +54,27 @@ def all_arms(pair: Pair) -> list[Arm]:
     arms = [first, plain]
     for verifier in VERIFIERS:
         if unsupported_reason(VERIFIERS.make(verifier), {Deterministic}, 1) is None:
-            settings = {"drafter": "ngram", "verifier": verifier}
+            settings = {"drafter": "ngram", "verifier": verifier, "controller": STEADY}
             arms.append(MongeArm(name=f"monge ngram {verifier}", settings=settings))
     if pair.draft is not None or pair.head is not None:
         for tree, verifier in legal_pairs(TREES_COMPARED):
-            settings = {"drafter": pair.drafter(), "tree": tree, "verifier": verifier}
+            settings = {"drafter": pair.drafter(), "tree": tree, "verifier": verifier, "controller": STEADY}
             arms.append(MongeArm(name=f"monge {short_name(TREES.parse(tree))} {verifier}", settings=settings))
     return arms
 
 
 def controller_arms(pair: Pair) -> list[Arm]:
-    """The library without speculation, with fixed windows and with every other controller, drafting chains or n-grams."""
+    """The library as it comes, without speculation, with fixed windows and with the other controllers."""
     first, _, plain = quick_arms()
     arms: list[Arm] = [first, plain]
     if pair.draft is not None or pair.head is not None:
-        arms += [MongeArm(name=f"monge window {depth}", settings={"tree": f"chain({depth})"}) for depth in WINDOWS]
-    return arms + [
-        MongeArm(name=f"monge {name}", settings={"controller": name}) for name in WINDOW_CONTROLLERS if name != "fixed"
-    ]
+        arms += [_with(f"window {depth}", STEADY, tree=f"chain({depth})") for depth in WINDOWS]
+    # The first arm is that of the default controller already.
+    return arms + [_with(name, name) for name in WINDOW_CONTROLLERS if name not in (STEADY, ADAPTIVE)]
+
+
+def _with(name: str, controller: str, **settings: str) -> Arm:
+    return MongeArm(name=f"monge {name}", settings={**settings, "controller": controller})
 
 
 def legal_pairs(trees: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -52,12 +52,18 @@ def _counts(name: str, counts: tuple[int, ...], **fixed: object) -> tuple[Settin
     return tuple({name: count, **fixed} for count in counts)
 
 
-_CHAINS: Final = tuple({"tree": f"chain({depth})"} for depth in (4, 2, 6, 3))
+def _steady(*candidates: Settings) -> tuple[Settings, ...]:
+    """The same draft in every round, greedy or sampled."""
+    return tuple({**one, "controller": "fixed"} for one in candidates)
+
+
+_CHAINS: Final = _steady(*({"tree": f"chain({depth})"} for depth in (4, 2, 6, 3)))
 _COPY_OR_DRAFT: Final = "cascade('ngram(min_ngram=2, num_draft_tokens=3)', 'model', min_nodes=3)"
-_CASCADES: Final = tuple({"drafter": _COPY_OR_DRAFT, "tree": f"chain({depth})"} for depth in (3, 2, 4))
+_CASCADES: Final = _steady(*({"drafter": _COPY_OR_DRAFT, "tree": f"chain({depth})"} for depth in (3, 2, 4)))
 _OURS: Final = Method(candidates=(*_CHAINS, {"drafter": "none"}, {"controller": "price"}), quick=2)
-_OUR_LOOKUP: Final = Method(candidates=tuple({"drafter": f"ngram(num_draft_tokens={count})"} for count in (3, 5, 10)), quick=2)
-_INT8_DRAFT: Final = tuple({"tree": f"chain({depth})", "draft_backend": "openvino(weights='int8')"} for depth in (3, 4, 2, 6))
+_LOOKUPS: Final = _steady(*({"drafter": f"ngram(num_draft_tokens={count})"} for count in (3, 5, 10)))
+_OUR_LOOKUP: Final = Method(candidates=_LOOKUPS, quick=2)
+_INT8_DRAFT: Final = tuple({**_CHAINS[place], "draft_backend": "openvino(weights='int8')"} for place in (3, 0, 1, 2))
 # A draft model of 8 bits first: a chain of the same length costs less with it, and the target's law stays the network's.
 _OURS_OPENVINO: Final = Method(
     candidates=(_INT8_DRAFT[0], _CHAINS[-1], *_CHAINS[:-1], *_INT8_DRAFT[1:], *_OURS.candidates[4:]), quick=2

@@ -24,11 +24,12 @@ from monge.bench.serve_client import Reply, complete
 from monge.bench.servers import Beside, Server, running, running_beside
 from monge.bench.statistics import Summary, ratio_of_all
 from monge.core.errors import MongeError, OptionError
+from monge.defaults import ADAPTIVE, STEADY
 
 ARMS: Final[Mapping[str, tuple[str, ...]]] = {
     "off": ("--drafter", "none"),
-    "on": (),
-    "adaptive": ("--controller", "price"),
+    "on": ("--controller", STEADY),
+    "adaptive": ("--controller", ADAPTIVE),
 }
 """What the server of an arm is started with; the first one is what the others are compared with."""
 

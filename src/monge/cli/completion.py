@@ -23,7 +23,7 @@ class Completion:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
-    seed: int
+    seed: int | None
     stats: GenerationStats
     error: str | None
     records: tuple[StepRecord, ...] = ()
@@ -52,7 +52,9 @@ class Completion:
         ]
         if stats.acceptance_by_depth:
             parts.append("accepted by depth " + " ".join(f"{rate:.2f}" for rate in stats.acceptance_by_depth))
-        return " | ".join([*parts, f"seed {self.seed}", f"ended by {self.finish_reason}"])
+        if self.seed is not None:
+            parts.append(f"seed {self.seed}")
+        return " | ".join([*parts, f"ended by {self.finish_reason}"])
 
     def time_split(self) -> str:
         """One line: where the time went."""
@@ -105,7 +107,7 @@ def completion_of(session: Session, prompt: str) -> Completion:
         text="" if session.text is None else session.text.text,
         token_ids=session.completion_ids,
         finish_reason=session.finish_reason or INTERRUPTED,
-        seed=session.request.seed,
+        seed=session.request.seed if session.request.is_repeatable else None,
         stats=GenerationStats.of(session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s),
         error=None if session.error is None else str(session.error),
         records=tuple(session.records),

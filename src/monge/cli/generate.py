@@ -92,8 +92,8 @@ def generate(
 
 
 def _say_seed(request: Request, *, is_new: bool, always: bool) -> None:
-    """Say which seed was drawn, where no line of figures does and it decides about the text."""
-    if is_new and not sys.stdout.isatty() and (always or request.rules.temperature > 0):
+    """Say which seed was drawn, where no line of figures does, it decides about the text, and gives it again."""
+    if is_new and request.is_repeatable and not sys.stdout.isatty() and (always or request.rules.temperature > 0):
         notes().print(f"seed {request.seed}", style="dim")
 
 

@@ -10,6 +10,7 @@ import typer
 
 from monge.api import load
 from monge.core.errors import OptionError
+from monge.defaults import ADAPTIVE, STEADY
 from monge.engine.decoder import Decoder
 
 MODELS: Final = "Models"
@@ -109,11 +110,12 @@ Verifier = Annotated[
     str | None,
     option("--verifier", help="Acceptance rule; see `monge list`.", panel=SPECULATION, default="the one for the candidates"),
 ]
+CONTROLLERS: Final = f"{ADAPTIVE}, and {STEADY} for sampled requests with a seed"
 _CONTROLLER: Final = option(
     "--controller",
     help="How much to draft, e.g. `fixed(max_depth=2)`.",
     panel=SPECULATION,
-    default=default_of(load, "controller"),
+    default=CONTROLLERS,
 )
 Controller = Annotated[str | None, _CONTROLLER]
 Controllers = Annotated[list[str] | None, _CONTROLLER]

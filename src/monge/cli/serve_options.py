@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from monge.api import load
-from monge.cli.options import SPECULATION, default_of, option
+from monge.cli.options import CONTROLLERS, SPECULATION, default_of, option
 from monge.engine.logprobs import LogprobSource
 
 SERVER: Final = "Server"
@@ -59,7 +59,7 @@ Controllers = Annotated[
         "--controller",
         help="How much to draft, e.g. `fixed(max_depth=2)`; may be repeated: a request may name one, the others get the first.",
         panel=SPECULATION,
-        default=default_of(load, "controller"),
+        default=CONTROLLERS,
     ),
 ]
 Drain = Annotated[int, _server("--drain", help="Seconds that running requests get after SIGTERM.", default=DRAIN_S)]

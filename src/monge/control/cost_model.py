@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from monge.control.cost_fit import fitted
+from monge.control.cost_nodes import Nodes
 from monge.control.cost_pace import Pace
 from monge.control.cost_table import Table, checked, correct, interpolated, make_isotonic, row_of, scale
 from monge.control.cost_whole import WholeCost
@@ -46,6 +47,7 @@ class CostModel:
         nodes: Drafted nodes by depth of the plan, from depth 0 on; where it ends, a chain goes on.
         learns: Whether measured rounds correct the table; without, everything stays a function of the given numbers.
         drafters: Of a pool with several networks: `draft_s` and `nodes` of each, by name; those above stand for any other.
+        deepest: Levels of the deepest draft that there is; `None` where none is known to be.
 
     Raises:
         OptionError: If a table is empty, or a time is zero, negative or not finite (drafting may cost nothing).
@@ -63,6 +65,7 @@ class CostModel:
         nodes: Sequence[int] = (),
         learns: bool = True,
         drafters: Mapping[str, tuple[Table, Sequence[int]]] = MappingProxyType({}),
+        deepest: int | None = None,
     ) -> None:
         self._verify = checked("verify_s", verify_s, may_be_zero=False)
         self._draft = checked("draft_s", draft_s, may_be_zero=True)
@@ -72,8 +75,8 @@ class CostModel:
                 raise OptionError(f"costs: {name} must be a number >= 0; got {seconds}")
         self.context_s, self.plain_context_s, self.base_context = float(context_s), float(plain_context_s), base_context
         self._pace, self._sizes_at = Pace(), list[int]()
-        self.graph_sizes, self.nodes, self.learns = tuple(sorted(graph_sizes)), tuple(nodes), learns
-        self.batch_size, self.context_length, self.num_rounds = 1, base_context, 0
+        self.graph_sizes, self._nodes, self.learns = tuple(sorted(graph_sizes)), Nodes(nodes), learns
+        self.batch_size, self.context_length, self.num_rounds, self.deepest = 1, base_context, 0, deepest
         self._drafters = {
             name: (checked(f"draft_s of {name}", seconds, may_be_zero=True), tuple(its_nodes))
             for name, (seconds, its_nodes) in drafters.items()
@@ -112,11 +115,14 @@ class CostModel:
         """Entries of a table by size from rounds that took turns; see `monge.control.cost_fit`."""
         return fitted(samples)
 
-    def nodes_at(self, depth: int) -> int:
-        """Drafted nodes of a plan of some depth."""
-        if depth < len(self.nodes):
-            return self.nodes[depth]
-        return (self.nodes[-1] - len(self.nodes) + 1 if self.nodes else 0) + depth
+    def within(self, window: int) -> int:
+        """The window, or the depth of the deepest draft, beyond which none costs or brings more."""
+        return window if self.deepest is None else min(window, max(1, self.deepest))
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Drafted nodes by depth of the plan, as far as they are known."""
+        return self._nodes.counts
 
     def verify_s(self, num_nodes: int, batch_size: int = 1, context_length: int | None = None) -> float:
         """Seconds of a round without its drafting."""
@@ -131,7 +137,7 @@ class CostModel:
         """Seconds of a round whose plan has some depth; 0 is plain decoding."""
         if self.whole and batch_size == 1 and depth == self.whole.depth:
             return self.whole.plain_rounds * self.verify_s(0, 1, context_length)
-        verify = self.verify_s(self.nodes_at(depth), batch_size, context_length)
+        verify = self.verify_s(self._nodes.at(depth), batch_size, context_length)
         return verify + (self.draft_s(depth, batch_size) if depth else 0.0)
 
     def windows_s(self, deepest: int, batch_size: int = 1, context_length: int | None = None) -> list[float]:
@@ -152,14 +158,14 @@ class CostModel:
     def without_drafting(self) -> "CostModel":
         """The same table, later corrections included, for chains whose drafting costs nothing."""
         free = copy(self)
-        free._draft, free.nodes, free._sizes_at, free.read_s, free.whole = {1: {0: 0.0}}, (), [], 0.0, None
+        free._draft, free._nodes, free._sizes_at, free.read_s, free.whole = {1: {0: 0.0}}, Nodes(()), [], 0.0, None
         return free
 
     def of(self, drafter: str) -> "CostModel":
         """The same table, later corrections included, with the drafting of one drafter of a pool."""
         own = copy(self)
-        own._draft, own.nodes = self._drafters.get(drafter, (self._draft, self.nodes))
-        own._sizes_at, own.whole = [], None
+        own._draft, nodes = self._drafters.get(drafter, (self._draft, self.nodes))
+        own._nodes, own._sizes_at, own.whole = Nodes(nodes), [], None
         return own
 
     def note_whole(self, depth: int, plain_rounds: float) -> None:
@@ -213,6 +219,8 @@ class CostModel:
                     scale(own, dearer)
             make_isotonic(self._verify[timing.batch_size])  # the others went up or down as a whole
         if timing.depth > 0:
+            if timing.drafter not in self._drafters and self._nodes.note(timing.depth, timing.num_nodes):
+                self._sizes_at = []
             table, _ = self._drafters.get(timing.drafter or "", (self._draft, self.nodes))
             expected = interpolated(table, timing.batch_size, timing.depth)
             if timing.drafter not in self._rested:
@@ -242,6 +250,7 @@ class CostModel:
             "base_context": self.base_context,
             "graph_sizes": list(self.graph_sizes),
             "nodes": list(self.nodes),
+            "deepest": self.deepest,
             "whole": None if self.whole is None else {"depth": self.whole.depth, "plain_rounds": self.whole.plain_rounds},
             "drafters": {
                 name: {
@@ -261,7 +270,7 @@ class CostModel:
 
         drafters = {name: (table(own["draft_s"]), tuple(own["nodes"])) for name, own in values.get("drafters", {}).items()}
         rest = {name: values[name] for name in ("context_s", "base_context", "graph_sizes", "nodes")}
-        rest["plain_context_s"] = values.get("plain_context_s")
+        rest |= {name: values.get(name) for name in ("plain_context_s", "deepest")}
         made = cls(verify_s=table(values["verify_s"]), draft_s=table(values["draft_s"]), drafters=drafters, **rest)
         made.whole = WholeCost(**whole) if (whole := values.get("whole")) else None
         return made
@@ -278,7 +287,7 @@ class CostModel:
     def _sizes(self, deepest: int) -> list[int]:
         """Nodes that are paid for at the depths 0 to `deepest`; looked up every round, and the same every time."""
         if len(self._sizes_at) <= deepest:
-            self._sizes_at = [self._padded(self.nodes_at(depth)) for depth in range(deepest + 1)]
+            self._sizes_at = [self._padded(self._nodes.at(depth)) for depth in range(deepest + 1)]
         return self._sizes_at[: deepest + 1]
 
     def _padded(self, num_nodes: int) -> int:

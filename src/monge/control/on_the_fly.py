@@ -93,7 +93,7 @@ class OnTheFly(Controller[History]):
         """The window that the estimate asks for."""
         acceptance = censored_acceptance(state.rounds, self.prior, self.max_acceptance)
         costs = state.costs
-        return best_window(acceptance, costs.windows_s(self.max_window, costs.batch_size, state.context_length))
+        return best_window(acceptance, costs.windows_s(costs.within(self.max_window), costs.batch_size, state.context_length))
 
 
 def censored_acceptance(rounds: Rounds, prior: tuple[float | int, float | int] = (0, 0), largest: float = 1.0) -> float:

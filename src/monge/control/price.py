@@ -134,13 +134,14 @@ class Price(Controller[Request]):
     def outlook(self, state: Request) -> Outlook:
         """Expected tokens and seconds of the coming round's windows."""
         costs, pooled = costs_of(state.memory, "price"), pooled_of(state.memory)
-        usual = pooled.counts.acceptance(self.max_window, weight=_FIRST_WEIGHT)
-        acceptance = state.counts.acceptance(self.max_window, usual, PRIOR_WEIGHT + state.kin)
+        deepest = costs.within(self.max_window)
+        usual = pooled.counts.acceptance(deepest, weight=_FIRST_WEIGHT)
+        acceptance = state.counts.acceptance(deepest, usual, PRIOR_WEIGHT + state.kin)
         context = costs.context_length if state.context_length is None else state.context_length
-        drafting, verifying = costs.levels_s(self.max_window, costs.batch_size, context)
+        drafting, verifying = costs.levels_s(deepest, costs.batch_size, context)
         seconds = [sum(both) for both in zip(drafting, verifying, strict=True)]
         whole, price = costs.whole, max(pooled.speed, 1.0 / seconds[0])
-        fits = whole is not None and costs.batch_size == 1 and whole.depth <= self.max_window
+        fits = whole is not None and costs.batch_size == 1 and whole.depth <= deepest
         as_one = (whole.depth, whole.plain_rounds * seconds[0]) if whole is not None and fits else None
         return Outlook(acceptance, expected_tokens(acceptance), seconds, verifying, price, as_one)
 
@@ -196,7 +197,7 @@ class Price(Controller[Request]):
         outlooks = [state.outlook or self.outlook(replace(state, kin=0.0)) for state in states]
         lengths = [costs.context_length if one.context_length is None else one.context_length for one in states]
         context = max(lengths)
-        seconds = batch_seconds(costs, self.max_window, num_rows, context)
+        seconds = batch_seconds(costs, costs.within(self.max_window), num_rows, context)
         gains = batch_gains(costs, seconds, [outlook.tokens for outlook in outlooks], num_rows, context)
         depth = max(range(1, len(gains)), key=gains.__getitem__)
         drafting = set(range(len(states)))

@@ -1,7 +1,5 @@
-"""Measuring what rounds cost on this machine, by running them; and keeping the numbers in a file."""
+"""Measuring what rounds cost on this machine, by running them."""
 
-import hashlib
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +19,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
 from monge.engine.apart import apart
 from monge.engine.clock import now
+from monge.engine.cost_files import load_costs, save_costs
 from monge.engine.loop import close_session, open_sessions, run_round
 from monge.engine.parts import Parts
 from monge.engine.session import Request, Session
@@ -61,8 +60,11 @@ def with_costs(parts: Parts, *, batch_sizes: Sequence[int], folder: Path | None 
     """The parts with costs, if a controller reads them: those they have, those kept in the folder, or new ones.
 
     Raises:
-        OptionError: If there is a folder, and no controller reads costs; or it cannot be read or written.
+        OptionError: If there is a folder, and no controller reads costs; if it cannot be read or written; or if a batch is
+            empty.
     """
+    if min(batch_sizes) < 1:
+        raise OptionError(f"max_batch_size must be at least 1; got {min(batch_sizes)}")
     if folder is not None and "costs" not in parts.reads:
         raise OptionError(
             f"costs (--costs) {str(folder)!r}: {', '.join(parts.controllers) or parts.controller_name} reads no measured "
@@ -82,11 +84,12 @@ def with_costs(parts: Parts, *, batch_sizes: Sequence[int], folder: Path | None 
 def measure_costs(parts: Parts, *, batch_sizes: Sequence[int] = (1,), budget_s: float = BUDGET_S) -> CostModel:
     """Run real rounds of several depths on random text, and tabulate their times.
 
-    Every depth runs at least once per batch size; what the budget leaves is spent on repeats.
+    Every depth runs at least once per batch size; what the budget leaves is spent on repeats. Where a round takes so long that
+    a larger batch would need several budgets, it is left out, and a long text is shorter: decoding corrects the table.
 
     Args:
         parts: The parts that will decode.
-        batch_sizes: Requests decoded together.
+        batch_sizes: Requests decoded together, the smallest of which is always measured.
         budget_s: Seconds after which no further round is begun.
     """
     networks = [member.name for member in parts.memory.members if member.runs_network] or [None]
@@ -94,14 +97,18 @@ def measure_costs(parts: Parts, *, batch_sizes: Sequence[int] = (1,), budget_s: 
     verify: dict[int, dict[int, float]] = {}
     sizes = sorted(set(batch_sizes))
     share = budget_s / (len(sizes) * len(networks) + 1)
+    cycle_s = 0.0  # of one request, at most: one after another they take no less time than together
     for batch_size in sizes:
+        if batch_size * cycle_s > _PATIENCE * budget_s:
+            continue
         rest = defaultdict[int, list[float]](list)
         for record in first.measure(parts, batch_size, share):
             rest[record.num_nodes].append(record.times.total_s - record.times.draft_s)
         verify[batch_size] = CostModel.fitted(rest)
         for other in others:
             other.measure(parts, batch_size, share)
-    plain_context_s, context_s = _context_s(parts, sizes[0], share)
+        cycle_s = cycle_s or (sum(verify[batch_size].values()) + sum(first.seconds[batch_size].values())) / batch_size
+    plain_context_s, context_s = _context_s(parts, sizes[0], share, _long_prompt(verify[sizes[0]], _PATIENCE * share))
     return CostModel(
         verify_s=verify,
         draft_s=first.seconds,
@@ -110,6 +117,7 @@ def measure_costs(parts: Parts, *, batch_sizes: Sequence[int] = (1,), budget_s: 
         base_context=_PROMPT,
         graph_sizes=parts.target.widths if isinstance(parts.target, SizedModel) else (),
         nodes=_filled(first.nodes),
+        deepest=parts.drafter.capabilities.max_depth,
         drafters={one.name: (one.seconds, _filled(one.nodes)) for one in (first, *others) if one.name is not None},
     )
 
@@ -156,50 +164,11 @@ class _Drafting:
         return records
 
 
-def load_costs(path: Path, key: str) -> CostModel | None:
-    """Costs that were kept for these parts on this device, or `None` where there are none.
-
-    Args:
-        path: Folder.
-        key: See `costs_key`.
-
-    Raises:
-        OptionError: If the file cannot be read, or holds no costs.
-    """
-    file = _file(path, key)
-    if not file.exists():
-        return None
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        return CostModel.from_dict(values["costs"]) if values["key"] == key else None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise OptionError(f"cannot read costs from {str(file)!r}: {error}; delete the file to measure anew") from error
-
-
-def save_costs(costs: CostModel, path: Path, key: str) -> Path:
-    """Keep costs in a folder.
-
-    Raises:
-        OptionError: If it cannot be written to.
-    """
-    file = _file(path, key)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"key": key, "costs": costs.as_dict()}, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"cannot write costs to {str(path)!r}: {error}") from error
-    return file
-
-
 def costs_key(parts: Parts) -> str:
     """What costs depend on: the networks, their types and device, drafter and tree, verifier, threads."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     described = (parts.target, parts.drafter, parts.rule, device, torch.get_num_threads())
     return " | ".join(map(repr, described))
-
-
-def _file(folder: Path, key: str) -> Path:
-    return folder / f"costs-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
 
 
 def _rounds(
@@ -244,14 +213,30 @@ def _rounds(
     return records[len(depths) :] if len(records) >= 2 * len(depths) else records
 
 
-def _context_s(parts: Parts, batch_size: int, budget_s: float) -> tuple[float, float]:
+def _long_prompt(verify_s: Mapping[int, float], budget_s: float) -> int:
+    """Tokens of a text that is read within a budget, by what further nodes cost."""
+    few, many = min(verify_s), max(verify_s)
+    further_s = verify_s[many] - verify_s[few]
+    return _LONG_PROMPT if further_s <= 0.0 else min(_LONG_PROMPT, int(budget_s * (many - few) / further_s))
+
+
+def _context_s(parts: Parts, batch_size: int, budget_s: float, longest: int) -> tuple[float, float]:
     """Seconds per token of context and per request, in plain rounds and in those that verify a draft.
 
     Short and long texts are read one right after the other, and the fastest rounds are compared: a slower moment of the machine
     would look like a cost of the text.
+
+    Args:
+        parts: The parts that will decode.
+        batch_size: Requests decoded together.
+        budget_s: Seconds after which no further round is begun.
+        longest: Tokens of the long text, where the models have room for it; if it is hardly longer than the short one, nothing
+            is measured, and texts are taken to cost nothing.
     """
+    if longest <= 2 * _PROMPT:
+        return 0.0, 0.0
     cycle = _Cycle((0, min(_CONTEXT_DEPTH, parts.drafter.capabilities.max_depth)))
-    short, long = (_rounds(parts, cycle, batch_size, length, budget_s) for length in (_PROMPT, _LONG_PROMPT))
+    short, long = (_rounds(parts, cycle, batch_size, length, budget_s) for length in (_PROMPT, longest))
     length = long[0].context_length
     if length <= 2 * _PROMPT:
         return 0.0, 0.0

@@ -124,14 +124,17 @@ class Decoder:
             top_k: Keep the `top_k` largest logits.
             top_p: Keep the most probable tokens up to this mass.
             min_p: Keep tokens of at least this share of the largest mass.
-            seed: Makes the output reproducible, whatever else is in the batch; drawn (and returned in the result) where absent.
+            seed: Makes the output reproducible, whatever else is in the batch, but for sampled texts of controllers that look
+                at clocks, as `load`'s default does not where a request has a seed. Drawn where absent, and returned in the
+                result where it gives the text again.
             stop: One stop string or several.
             ignore_eos: Go on after an end-of-text token.
             processors: Prefix-dependent logits processors, `(token_ids [1, seq], scores [1, vocab]) -> scores`.
             stop_check: Called with all token ids after every token; true stops.
-            controller: Which of the controllers that `load` was given plans; absent, the first.
+            controller: Which of the controllers that `load` was given plans; absent, the first, or that of `load`'s default.
         """
         rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        controller = self.parts.named_for(controller, rules, is_seeded=seed is not None)
         first_seed = secrets.randbits(63) if seed is None else seed
         return [
             Request(
@@ -144,6 +147,7 @@ class Decoder:
                 processors=tuple(processors),
                 stop_check=stop_check,
                 controller=controller,
+                is_repeatable=self.parts.repeats(controller, rules),
             )
             for row, prompt in enumerate(prompts)
         ]

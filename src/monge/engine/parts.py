@@ -8,6 +8,7 @@ from monge.control.base import AnyController, Memory, Reads
 from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedModelError, VocabularyMismatchError, unknown_name
 from monge.core.model import SequenceModel
 from monge.core.proposal import Mixed
+from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import Hindsight
 from monge.draft.base import AnyDrafter, DrafterPool
 from monge.engine.whole_round import WholeRound
@@ -32,6 +33,7 @@ class Parts:
         rule: Node rule or verifier.
         controller: How much to draft.
         controllers: Those that a request may name, `controller` among them if it has a name.
+        seeded: Which of them plans for sampled requests that bring a seed and name none; `None` for `controller`.
         whole_round: What runs rounds of a request alone as one, if anything does.
         draft_models: Networks that the drafter runs, for the accounting of forward times.
         alternatives: Verifiers by name, to be named where `rule` does not fit the drafter.
@@ -54,6 +56,7 @@ class Parts:
     alternatives: Sequence[tuple[str, Rule]] = ()
     memory: Memory = field(default_factory=Memory)
     controllers: Mapping[str, AnyController] = field(default_factory=dict[str, AnyController])
+    seeded: str | None = None
     whole_round: WholeRound | None = None
     num_successors: int = field(init=False)  # asked for in every round, and capabilities may take long to tell
     _usual: Planner = field(init=False, repr=False)
@@ -111,6 +114,26 @@ class Parts:
         """What the controller of requests that name none is called."""
         named = (name for name, controller in self.controllers.items() if controller is self.controller)
         return next(named, type(self.controller).__name__)
+
+    def named_for(self, name: str | None, rules: SamplingRules, *, is_seeded: bool) -> str | None:
+        """Name of the controller of a request, `None` for the one that serves those that name none.
+
+        Args:
+            name: The controller that it names, if any.
+            rules: Its sampling rules: greedy texts are the same under all plans.
+            is_seeded: Whether it brings a seed, which is to give its text again.
+        """
+        return self.seeded if name is None and is_seeded and rules.temperature > 0 else name
+
+    def repeats(self, name: str | None, rules: SamplingRules) -> bool:
+        """Whether a seed gives a text again that a controller plans for: it looks at no clocks, or plans do not matter.
+
+        Args:
+            name: The controller's; `None` for the one that serves requests that name none.
+            rules: The request's sampling rules.
+        """
+        is_steady = not self.planner(name).controller.reads & {"costs", "notes"}
+        return is_steady or rules.temperature == 0 or self.drafter.capabilities.proposes <= self.rule.invariant_for
 
     def planner(self, name: str | None) -> Planner:
         """Who plans for a request.

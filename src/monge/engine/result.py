@@ -93,7 +93,7 @@ class GenerationResult:
         finish_reason: `eos`, `stop`, `length`, or `error` (see `error`; what was decoded before it is kept).
         stats: Figures of the request.
         records: One record a round.
-        seed: Reproduces the request.
+        seed: Gives the text again; `None` where measured times decide about a sampled text, see `Decoder.requests`.
         error: What went wrong, if anything.
     """
 
@@ -102,7 +102,7 @@ class GenerationResult:
     finish_reason: FinishReason
     stats: GenerationStats
     records: tuple[StepRecord, ...]
-    seed: int
+    seed: int | None
     error: str | None = None
 
 
@@ -117,6 +117,6 @@ def result_of(session: Session) -> GenerationResult:
         finish_reason=session.finish_reason,
         stats=GenerationStats.of(session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s),
         records=tuple(session.records),
-        seed=session.request.seed,
+        seed=session.request.seed if session.request.is_repeatable else None,
         error=None if session.error is None else str(session.error),
     )

@@ -48,6 +48,7 @@ class Request:
         adaptive: Whether the controller plans for it; if not, every round has the largest tree within its limits.
         limits: No plan of it goes beyond their depth and nodes.
         controller: Name of the controller that plans for it; `None` for the one that serves those that name none.
+        is_repeatable: Whether its seed is said to give its text again.
         logprobs: Log-probabilities wanted with every generated token.
         prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always those of `raw`, and only
             where the prompt is read in pieces (see `monge.engine.prefill`).
@@ -67,6 +68,7 @@ class Request:
     adaptive: bool = True
     limits: DraftPlan = DraftPlan()
     controller: str | None = None
+    is_repeatable: bool = True
     logprobs: LogprobOptions | None = None
     prompt_logprobs: LogprobOptions | None = None
 

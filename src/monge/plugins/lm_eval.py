@@ -42,7 +42,7 @@ class MongeLM(_Hf):
         drafter: As for `speculate`, like the next six.
         tree: Shape of the proposals.
         verifier: Acceptance rule.
-        controller: How much to draft.
+        controller: How much to draft; `fixed` needs no measured costs.
         costs: Folder of measured costs, for controllers that ask; without it they are measured in every batch.
         draft_temperature: Draft at this temperature instead of the request's own.
         draft_top_k: Draft from so many of the draft model's most probable tokens.

@@ -79,7 +79,8 @@ def speculate(
         drafter: As for `monge.load`; models with recurrent state need `none`.
         tree: As for `monge.load`.
         verifier: As for `monge.load`.
-        controller: As for `monge.load`. What it learns ends with the call, but for the costs below.
+        controller: One of those of `monge.load`; `fixed` needs no measured costs. What it learns ends with the call, but for
+            the costs below.
         costs: As for `monge.load`, for controllers that ask: without it they are measured in every call; a `CostModel` goes on
             learning from call to call.
         token_streamer: A streamer of `transformers`.

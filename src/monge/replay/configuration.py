@@ -9,6 +9,7 @@ from typing import Any
 from monge.api import make_parts
 from monge.control.base import CostModel
 from monge.core.model import SequenceModel
+from monge.defaults import STEADY
 from monge.draft.by_name import drafters_in, takes_target
 from monge.engine.parts import Parts
 
@@ -18,7 +19,9 @@ HEADS = ("head", "shape")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """Names with settings, as `monge.load` takes them; `None` is the library's default.
+    """Names with settings, as `monge.load` takes them; `None` is the library's default, or `fixed` of a controller.
+
+    A log is replayed with one plan for all rounds unless a controller is named, and so are the command and the call.
 
     Args:
         drafter: `model`, `ngram`, `none`, ...
@@ -50,12 +53,17 @@ class Configuration:
     @property
     def command(self) -> str:
         """Options of the command line."""
-        return " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in self.settings.items())
+        return " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in self._spelt.items())
 
     @property
     def call(self) -> str:
         """Arguments of `monge.load`."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        return ", ".join(f"{name}={value!r}" for name, value in self._spelt.items())
+
+    @property
+    def _spelt(self) -> dict[str, Any]:
+        """What was chosen, with the controller where there is something to plan."""
+        return self.settings if self.drafter == "none" else {**self.settings, "controller": self.controller or STEADY}
 
     @property
     def takes_target(self) -> bool:

@@ -34,7 +34,7 @@ class Order:
         created: Seconds since the epoch.
         jobs: One per choice: all choices of the first prompt, then those of the second, ...
         num_prompts: Prompts.
-        seed: Reproduces the whole request; choice i has `row_seed(seed, i)`.
+        seed: Reproduces the whole request, choice i having `row_seed(seed, i)`; `None` where measured times decide about texts.
         echoes: Per choice, the prompt's text, where it is to be repeated before the completion; empty where not.
         is_stream: Whether the answer is a stream.
         has_usage: Whether a stream ends with usage.
@@ -47,7 +47,7 @@ class Order:
     created: int
     jobs: tuple[Job, ...]
     num_prompts: int
-    seed: int
+    seed: int | None
     echoes: tuple[str, ...] = ()
     is_stream: bool = False
     has_usage: bool = False
@@ -147,7 +147,7 @@ class OrderDesk:
                 for row, (prompt, limit) in enumerate(rows)
             ),
             num_prompts=len(prompts),
-            seed=seed,
+            seed=seed if self._repeats(request) else None,
             echoes=tuple(text for text in texts for _ in range(each)),
             is_stream=bool(request.stream),
             has_usage=stream is not None and bool(stream.include_usage),
@@ -204,7 +204,7 @@ class OrderDesk:
     def _drafting(self, request: SamplingRequest) -> dict[str, Any]:
         asked = request.speculation
         if asked is None or isinstance(asked, bool):
-            return {"speculative": asked is not False}
+            return {"speculative": asked is not False, "controller": self._planner(request, None)}
         offered = self.decoder.parts.controllers
         if asked.controller is not None and asked.controller not in offered:
             known = f"there are: {', '.join(offered)}" if offered else "this server's has no name; leave it out"
@@ -214,8 +214,16 @@ class OrderDesk:
             "speculative": 0 not in {asked.max_depth, asked.max_nodes},
             "adaptive": asked.adaptive is not False,
             "limits": DraftPlan(max_depth=asked.max_depth, max_nodes=asked.max_nodes),
-            "controller": asked.controller,
+            "controller": self._planner(request, asked.controller),
         }
+
+    def _repeats(self, request: SamplingRequest) -> bool:
+        asked = self._drafting(request)
+        is_planned = asked["speculative"] and asked.get("adaptive", True)
+        return not is_planned or self.decoder.parts.repeats(asked["controller"], _rules(request))
+
+    def _planner(self, request: SamplingRequest, name: str | None) -> str | None:
+        return self.decoder.parts.named_for(name, _rules(request), is_seeded=request.seed is not None)
 
     def _text(self, prompt: str | tuple[int, ...]) -> str:
         if isinstance(prompt, str):

@@ -104,7 +104,9 @@ class SamplingRequest(_Strict):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, gt=0, le=10)
     logit_bias: Biases | None = None
-    seed: int | None = Field(default=None, ge=-MAX_SEED - 1, le=MAX_SEED, description="Drawn, and returned, where absent.")
+    seed: int | None = Field(
+        default=None, ge=-MAX_SEED - 1, le=MAX_SEED, description="Drawn where absent; returned where it gives the text again."
+    )
     stop: Stops = Field(default=(), description="Texts before which the completion ends.")
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     ignore_eos: bool | None = None

@@ -168,5 +168,6 @@ def _cancel(tickets: Sequence[Ticket]) -> None:
 def _fingerprint(decoder: Decoder) -> str:
     parts = decoder.parts
     names = [f"{name} {version(name)}" for name in ("monge", "torch", "transformers")]
-    what = [*names, *map(repr, (parts.target, parts.drafter, parts.rule, parts.controller))]
+    seeded = parts.planner(parts.seeded).controller
+    what = [*names, *map(repr, (parts.target, parts.drafter, parts.rule, parts.controller, seeded))]
     return "monge-" + hashlib.blake2b("\n".join(what).encode(), digest_size=6).hexdigest()

@@ -30,6 +30,7 @@ class NodeRule(ABC):
         is_lossless: Whether the emitted token follows the target law exactly.
         is_enumerable: Whether it draws discrete variables only, so that the oracle can run every branch; a rule that asks for
             positions proves its law by integration.
+        invariant_for: Proposals for which the text is a function of the seed and the target, whatever the candidates.
         on_chains: The rule as operations of tensors, for whole rounds that run as one; `None` where it has no such twin.
     """
 
@@ -37,6 +38,7 @@ class NodeRule(ABC):
     max_width: int | None = None
     is_lossless: bool = True
     is_enumerable: bool = True
+    invariant_for: frozenset[type[Proposal]] = frozenset()
     on_chains: ClassVar[ChainDecision | None] = None
 
     @property
@@ -74,6 +76,7 @@ class Verifier(ABC):
     max_width: int | None = None
     is_lossless: bool = True
     is_enumerable: bool = True
+    invariant_for: frozenset[type[Proposal]] = frozenset()
 
     @property
     def title(self) -> str:

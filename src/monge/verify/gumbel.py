@@ -48,6 +48,7 @@ class Gumbel(Verifier):
     num_drafts: int = 1
 
     accepts = frozenset[type[Proposal]](TargetWalk.accepts)
+    invariant_for = accepts
     is_enumerable = False
 
     def __post_init__(self) -> None:

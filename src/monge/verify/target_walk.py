@@ -37,6 +37,7 @@ class TargetWalk(FlowRule):
     accepts = frozenset[type[Proposal]](
         {Deterministic, Iid, Independent, WithoutReplacement, Mixed, HubPairs, Systematic, SharedClocks, Arbitrary}
     )
+    invariant_for = frozenset[type[Proposal]]({Deterministic})  # of the others, drawing them uses up random numbers
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
         return draws.categorical(target_law)

@@ -1,0 +1,117 @@
+"""What decodes where the user names nothing: tree, verifier and controllers that fit what was named."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from monge.control.base import AnyController, Controller
+from monge.control.fixed import Fixed
+from monge.control.price import Price
+from monge.control.registry import CONTROLLERS
+from monge.core.errors import OptionError
+from monge.core.model import SequenceModel
+from monge.core.proposal import Arbitrary, Deterministic
+from monge.draft.base import Capabilities
+from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.chain import Chain
+from monge.draft.tree.children import CHILDREN
+from monge.draft.tree.fixed_width import FixedWidth
+from monge.verify.base import Rule, unsupported_reason
+from monge.verify.rrs import Rrs
+from monge.verify.rrs_without_replacement import RrsWithoutReplacement
+from monge.verify.single_draft import SingleDraft
+from monge.verify.target_walk import TargetWalk
+
+ADAPTIVE: Final = "price"
+"""Name of the controller of requests whose text does not depend on how much is drafted, or need not come again."""
+STEADY: Final = "fixed"
+"""Name of that of sampled requests that bring a seed, whose text it gives again: measured times decide nothing there."""
+_TREES: Final = (Chain(), *(FixedWidth(children=kind) for kind in CHILDREN if kind != "top"), FixedWidth(children="top"))
+"""Trees tried in this order where the user names none: the first that target and verifier can take. A chain comes first because
+it loses least where a forward is bound by arithmetic; wider trees pay where a wider forward is nearly free."""
+_ADAPTIVE_DEPTH: Final = 8
+"""Depth of the default chain where a controller shortens it."""
+_RULES: Final = (SingleDraft(), RrsWithoutReplacement(), Rrs(), TargetWalk())
+"""Verifiers tried in this order where the user names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Controllers:
+    """Who plans.
+
+    Args:
+        first: For requests that name no controller.
+        named: Those that a request may name, by what the user wrote; an object has no name.
+        seeded: The name of the one for sampled requests that bring a seed and name none; `None` where it is the first.
+    """
+
+    first: AnyController
+    named: Mapping[str, AnyController] = field(default_factory=dict[str, AnyController])
+    seeded: str | None = None
+
+    @property
+    def are_adaptive(self) -> bool:
+        """Whether any looks at what was decoded before."""
+        return any(controller.reads for controller in (self.first, *self.named.values()))
+
+
+def controllers_of(controller: str | AnyController | Sequence[str]) -> Controllers:
+    """Those that the user named.
+
+    Raises:
+        OptionError: If a name or setting is unknown, a name is given twice, or none.
+    """
+    if isinstance(controller, Controller):
+        return Controllers(controller)
+    names = [name.strip() for name in ([controller] if isinstance(controller, str) else controller)]
+    if not names:
+        raise OptionError("controller: the list is empty; name at least one, or leave it out")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise OptionError(f"controller {repeated[0]!r} is given twice; leave one out")
+    named = {name: CONTROLLERS.parse(name) for name in names}
+    return Controllers(named[names[0]], named)
+
+
+def default_controllers(rule: Rule, can: Capabilities, *, is_shortened: bool) -> Controllers:
+    """Those of a user who named none: `price`, and `fixed` where a seed is to give its text again.
+
+    Args:
+        rule: Verifier. Where texts do not depend on candidates, they do not on plans either.
+        can: Of the drafter. One that drafts nothing needs no plans.
+        is_shortened: Whether `default_tree` chose the tree, which is deeper then than a fixed plan should draft.
+    """
+    if can.max_depth == 0:
+        return controllers_of(STEADY)
+    steady = Fixed(max_depth=Chain().depth) if is_shortened else Fixed()
+    adaptive = Price()
+    seeded = None if can.proposes <= rule.invariant_for else STEADY
+    return Controllers(adaptive, {ADAPTIVE: adaptive, STEADY: steady}, seeded)
+
+
+def default_tree(rule: Rule | None, target: SequenceModel, own: Sequence[Any], *, is_adaptive: bool) -> TreeBuilder:
+    """A tree that fits; the drafters' own default, if they have one and agree, before the usual ones.
+
+    Args:
+        rule: Verifier, if one was named.
+        target: The target.
+        own: Defaults of the drafters.
+        is_adaptive: Whether plans shorten it, so that it may be deeper than what is usually drafted.
+    """
+    agreed = [one for one in own[:1] if isinstance(one, TreeBuilder) and all(one == other for other in own)]
+    has_room = target.max_length is None or target.max_length > _ADAPTIVE_DEPTH
+    deep = (Chain(depth=_ADAPTIVE_DEPTH),) if is_adaptive and has_room else ()
+    for tree in (*agreed, *deep, *_TREES):
+        limits = tree.limits
+        readable = limits.max_width == 1 or target.no_tree_reason is None
+        if readable and (rule is None or unsupported_reason(rule, limits.proposes, limits.max_width) is None):
+            return tree
+    return _TREES[0]
+
+
+def default_rule(can: Capabilities) -> Rule:
+    """The verifier for what a drafter proposes."""
+    if can.proposes <= {Deterministic, Arbitrary}:
+        return TargetWalk()
+    return next(rule for rule in _RULES if unsupported_reason(rule, can.proposes, can.max_width) is None)

@@ -1,0 +1,142 @@
+"""Who plans where nobody is named: clocks where no text depends on them, and never where a seed is to give one again."""
+
+import pytest
+from fastapi.testclient import TestClient
+
+import monge
+from monge.api import make_parts
+from monge.control.cost_model import CostModel
+from monge.control.fixed import Fixed
+from monge.control.price import Price
+from monge.core.errors import OptionError
+from monge.engine.decoder import Decoder
+from monge.testing.tabular import RandomTable, TabularModel
+from tests.serve.served import toy_app, toy_decoder
+
+VOCAB = 6
+CHEAP = {"plain": 1.0, "node": 0.0, "draft": 0.01}
+DEAR = {"plain": 1.0, "node": 0.9, "draft": 0.5}
+SAMPLED = {"max_new_tokens": 60, "temperature": 1.0}
+
+
+def decoder(costs=CHEAP, *, max_length=None, **parts):
+    target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB, max_length) for seed in (1, 2))
+    resources = {} if parts.get("drafter", "model") != "model" else {"draft": draft}
+    return Decoder(make_parts(target, **resources, costs=CostModel.linear(**costs), **({"controller": None} | parts)))
+
+
+def windows(result):
+    """Windows of the rounds, but for the last ones, which the room for tokens shortens."""
+    return {record.plan.max_depth for record in result.records[:-4]}
+
+
+def write(made, **options):
+    (result,) = made.generate([(1, 2)], **(SAMPLED | options))
+    return result
+
+
+def test_both_can_be_named():
+    parts = decoder().parts
+    assert list(parts.controllers) == ["price", "fixed"]
+    assert (parts.controller_name, parts.seeded) == ("price", "fixed")
+    assert parts.planner("price").memory is parts.memory, "what price learns is its own, named or not"
+
+
+@pytest.mark.parametrize("costs", [CHEAP, DEAR])
+def test_a_seed_writes_what_it_writes_under_a_fixed_plan(costs):
+    expected = write(decoder(controller="fixed"), seed=3)
+    got = write(decoder(costs), seed=3)
+    assert got.token_ids == expected.token_ids
+    assert got.seed == 3
+    assert [record.num_nodes for record in got.records] == [record.num_nodes for record in expected.records]
+
+
+def test_rows_of_one_seed_are_planned_alike():
+    results = decoder().generate([(1, 2), (3,), (4,)], seed=3, **SAMPLED)
+    assert [windows(result) for result in results] == [{3}] * 3
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"temperature": 0.0, "seed": 3}])
+def test_price_plans_where_there_is_no_text_to_give_again(options):
+    """Drafts that cost nothing are longer than a fixed plan's, dear ones are left out."""
+    assert max(windows(write(decoder(CHEAP), **options))) > 3
+    assert write(decoder(DEAR), **options).stats.block_efficiency < write(decoder(CHEAP), **options).stats.block_efficiency
+
+
+def test_only_seeds_that_give_the_text_again_are_told():
+    assert write(decoder()).seed is None
+    assert write(decoder(controller="price"), seed=3).seed is None
+    assert write(decoder(controller="fixed")).seed is not None
+    assert write(decoder(), temperature=0.0).seed is not None
+    again = write(decoder(), seed=3)
+    assert write(decoder(DEAR), seed=again.seed).token_ids == again.token_ids
+
+
+@pytest.mark.parametrize("parts", [{"drafter": "ngram"}, {"tree": "chain(4, 'top')"}, {"verifier": "gumbel"}])
+def test_price_plans_where_a_seed_gives_the_text_whatever_is_drafted(parts):
+    cheap, dear = (write(decoder(costs, **parts), seed=3) for costs in (CHEAP, DEAR))
+    assert cheap.token_ids == dear.token_ids == write(decoder(controller="fixed", **parts), seed=3).token_ids
+    assert [one.plan for one in cheap.records] != [one.plan for one in dear.records]
+    assert cheap.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("parts", "steady"),
+    [
+        ({}, Fixed(max_depth=3)),
+        ({"tree": "chain(5)"}, Fixed()),
+        ({"verifier": "rrs_without_replacement", "tree": "fixed_width((2, 2))"}, Fixed()),
+        ({"drafter": "ngram"}, Fixed()),
+    ],
+)
+def test_a_tree_that_was_asked_for_is_drafted_whole(parts, steady):
+    assert decoder(**parts).parts.controllers["fixed"] == steady
+
+
+def test_who_drafts_nothing_needs_no_costs():
+    parts = make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none", controller=None)
+    assert (list(parts.controllers), parts.reads, parts.memory.costs) == (["fixed"], frozenset(), None)
+    with pytest.raises(OptionError, match="fixed reads no measured times"):
+        make_parts(parts.target, drafter="none", controller=None, costs="kept")
+
+
+def test_a_short_context_gets_a_short_chain():
+    assert decoder(max_length=6).parts.drafter.capabilities.max_depth == 3
+    assert decoder(max_length=9).parts.drafter.capabilities.max_depth == 8
+
+
+def test_one_can_be_asked_for():
+    made = decoder()
+    assert windows(write(made, seed=3, controller="price")) != {3}
+    assert windows(write(made, controller="fixed")) == {3}
+    with pytest.raises(OptionError, match="Known: fixed, price"):
+        write(made, controller="fsm")
+
+
+def test_what_loads_takes_it():
+    parts = monge.load(costs=CostModel.linear(**CHEAP)).parts
+    assert isinstance(parts.controller, Price)
+    assert parts.seeded == "fixed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_told"),
+    [
+        ({}, False),
+        ({"seed": 3}, True),
+        ({"temperature": 0}, True),
+        ({"speculation": False}, True),
+        ({"speculation": {"adaptive": False}}, True),
+        ({"speculation": {"controller": "fixed"}}, True),
+        ({"seed": 3, "speculation": {"controller": "price"}}, False),
+    ],
+)
+def test_a_server_plans_likewise(fields, is_told):
+    made = toy_decoder(controller=None, costs=CostModel.linear(**CHEAP))
+    with TestClient(toy_app(made)) as client:
+        asked = {"prompt": "once upon", "max_tokens": 20, "ignore_eos": True} | fields
+        answer = client.post("/v1/completions", json=asked).json()
+    assert (answer["seed"] is not None) is is_told
+    if "seed" in fields and is_told:
+        (offline,) = made.generate("once upon", max_new_tokens=20, temperature=1.0, seed=3, ignore_eos=True)
+        assert answer["choices"][0]["text"] == offline.text
