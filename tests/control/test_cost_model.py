@@ -190,6 +190,17 @@ def test_nodes_follow_the_drafts_that_are_seen() -> None:
     assert costs.nodes == (0, 3, 3), "deeper drafts never have fewer, and beyond the measured ones lies a chain"
 
 
+def test_what_drafts_say_of_plain_rounds_is_known_until_one_is_seen() -> None:
+    """Drafts that cost more than the table says may mean a slower machine, or a wrong table: only a plain round tells."""
+    costs = table()
+    for _ in range(10):
+        costs.observe(timing(4, 2.1, depth=4, draft_s=0.4))
+    assert costs.plain_moved == pytest.approx(math.log(costs.verify_s(0, 1, 0)), abs=1e-9)
+    assert costs.plain_moved > 0.05
+    costs.observe(timing(0, 1.0))
+    assert costs.plain_moved == 0.0
+
+
 def test_windows_end_with_the_deepest_draft() -> None:
     assert [table().within(window) for window in (1, 8)] == [1, 8]
     assert [table(deepest=2).within(window) for window in (1, 2, 8)] == [1, 2, 2]

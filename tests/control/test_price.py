@@ -6,11 +6,13 @@ import pytest
 
 from monge.bench.control_simulation import World, speed
 from monge.control.base import Memory
+from monge.control.cost_model import CostModel
 from monge.control.price import Price
 from monge.control.price_memory import pooled_of
 from monge.control.price_request import Request
 from monge.control.survival import expected_tokens
 from monge.core.context import DraftPlan
+from monge.core.verdict import RoundTiming
 from tests.control.scripts import chain_round, draws, memory_of
 
 
@@ -315,6 +317,33 @@ def test_short_requests_do_not_each_lose_what_coming_back_costs() -> None:
     # Together they may lose 12 plain forwards, before the first rest.
     assert 10 < sum(drafted) < 45
     assert drafted[-1] == 0
+
+
+def test_a_plain_round_says_what_plain_decoding_costs_once_it_may_have_moved() -> None:
+    """Short requests never come to the round that decodes plainly to stay informed."""
+    costs = CostModel(verify_s={1: {0: 1.0, 8: 1.1}}, draft_s={1: {0: 0.0, 8: 0.4}})
+    controller, memory = Price(), Memory(costs)
+    state, was_plain = controller.init(memory), []
+    for number in range(30):
+        plan, has_moved = controller.plan(state, draws()), abs(costs.plain_moved) > 0.05
+        assert (plan.max_depth == 0) == has_moved
+        was_plain.append(has_moved)
+        window = plan.max_depth or 0
+        record = chain_round(window, min(4, window), plan=plan, context_length=10 + 5 * number)
+        costs.observe(
+            RoundTiming(
+                num_nodes=record.num_nodes,
+                depth=record.depth,
+                batch_size=1,
+                context_length=0,
+                draft_s=0.05 * record.depth,
+                rest_s=2.0 if record.num_nodes else 1.0,
+            )
+        )
+        state = controller.update(state, record)
+    assert was_plain[0] is False
+    assert 1 <= sum(was_plain) <= 8
+    assert not any(first and second for first, second in zip(was_plain, was_plain[1:], strict=False))
 
 
 def test_the_first_rounds_of_a_trial_never_wait() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from monge.control.cost_fit import fitted
 from monge.control.cost_nodes import Nodes
 from monge.control.cost_pace import Pace
-from monge.control.cost_table import Table, checked, correct, interpolated, make_isotonic, row_of, scale
+from monge.control.cost_table import Table, checked, correct, interpolated, log_ratio, make_isotonic, row_of, scale
 from monge.control.cost_whole import WholeCost
 from monge.core.errors import OptionError
 from monge.core.verdict import RoundTiming
@@ -89,6 +89,8 @@ class CostModel:
         """Seconds of late that a first draft after a rest took beyond the usual, above all to read the text that was missed."""
         self.read_s = 0.0
         """Seconds of late in which the drafter read a token of a prompt; 0 until it was measured."""
+        self.plain_moved = 0.0
+        """Logarithm of what plain rounds are taken to cost now over what they were when one was last seen."""
         self._tail_s = {False: 0.0, True: 0.0}  # what follows rounds without and with a draft
         self._last_kind = (frozenset[str | None](), False)  # who drafted in the last round, and whether it ran as one
         self._has_switched = False  # whether one of the last two rounds ran as one, and the other did not
@@ -207,17 +209,19 @@ class CostModel:
         if not self.learns:
             return
         rest_s = timing.rest_s + self._tail_s[timing.num_nodes > 0]
-        predicted = self.verify_s(timing.num_nodes, timing.batch_size, timing.context_length)
+        at = timing.batch_size, timing.context_length
+        predicted, plain_s = self.verify_s(timing.num_nodes, *at), self.verify_s(0, *at)
         is_cold = timing.depth > 0 and (self._num_plain >= _COLD or self._has_switched)
         self._num_plain = 0 if timing.num_nodes else self._num_plain + 1
         if not is_cold or rest_s < predicted:
             correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), rest_s, predicted)
-            kind = timing.num_nodes > 0, timing.batch_size, timing.context_length
-            dearer = self._pace.learn(*kind, rest_s, predicted)
+            dearer = self._pace.learn(timing.num_nodes > 0, *at, rest_s, predicted)
             if dearer != 1.0:
                 for own in (self._draft, *(own for own, _ in self._drafters.values())):
                     scale(own, dearer)
             make_isotonic(self._verify[timing.batch_size])  # the others went up or down as a whole
+        moved = log_ratio(self.verify_s(0, *at), plain_s, math.inf)
+        self.plain_moved = self.plain_moved + moved if timing.num_nodes else 0.0
         if timing.depth > 0:
             if timing.drafter not in self._drafters and self._nodes.note(timing.depth, timing.num_nodes):
                 self._sizes_at = []

@@ -9,7 +9,7 @@ from monge.control.calibration import Calibration
 from monge.control.price_batch import TRIAL_ROWS, Crowd, batch_gains, batch_seconds, tried
 from monge.control.price_learning import learnt, teach_left
 from monge.control.price_memory import pooled_of
-from monge.control.price_outlook import Outlook, stop_rule, unstopped
+from monge.control.price_outlook import Outlook, plain_has_moved, stop_rule, unstopped
 from monge.control.price_reading import coming_back_s, reading_s, repays_reading
 from monge.control.price_request import Request
 from monge.control.price_stretch import Stretch
@@ -108,9 +108,8 @@ class Price(Controller[Request]):
 
     def plan_many(self, states: Sequence[Request], draws: Sequence[Draws]) -> list[DraftPlan]:
         if len(states) == 1 and (stretch := states[0].stretch) is not None:
-            if (states[0].rounds_on + len(stretch.records)) % _EXPLORE not in _APART:
-                return [stretch.plan]
-            return [self._alone(states[0])]
+            is_apart = (states[0].rounds_on + len(stretch.records)) % _EXPLORE in _APART
+            return [self._alone(states[0]) if is_apart or plain_has_moved(states[0].memory) else stretch.plan]
         num_rows = max(len(states), costs_of(states[0].memory, "price").batch_size)
         return [self._alone(states[0])] if num_rows == 1 else self._together(states, num_rows)
 
@@ -147,7 +146,7 @@ class Price(Controller[Request]):
 
     def _alone(self, state: Request) -> DraftPlan:
         rounds_on = state.rounds_on + (0 if state.stretch is None else len(state.stretch.records))
-        if state.off_left > 0 or (rounds_on + 1) % _BASELINE == 0:
+        if state.off_left > 0 or plain_has_moved(state.memory) or (rounds_on + 1) % _BASELINE == 0:
             return PLAIN
         outlook, pooled = state.outlook or self.outlook(state), pooled_of(state.memory)
         if state.was_shared and not (pooled.crowd.is_on and self._pays(state, outlook)):
