@@ -1,12 +1,15 @@
 """Hidden states of committed tokens, kept from the forwards that score trees."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError
+from monge.engine.step import StepOutput
 
 
 class FeatureLog:
@@ -27,9 +30,24 @@ class FeatureLog:
                 f"hidden states of layers {list(layers)} were asked for; this network has 0 (embedding) to {num_layers} "
                 "(what its output layer reads)"
             )
-        self.layers = tuple(layers)
+        self.layers, self._is_last = tuple(layers), tuple(layers) == (num_layers,)
+        self._shows_last: bool | None = None  # whether a hook on its decoder sees the last state, once a network was asked
         self._nodes: dict[int, list[Tensor]] = {}
         self._fresh: dict[int, list[Tensor]] = {}
+
+    def forward(self, network: PreTrainedModel, inputs: Mapping[str, Any]) -> StepOutput:
+        """A forward of the network with the states that are watched.
+
+        To show all states, `transformers` puts a hook on every layer, which takes small networks longer than a layer does; the
+        last one alone is what the output layer reads.
+        """
+        if self._is_last and self._shows_last is None:
+            probe = torch.zeros(1, 1, dtype=torch.long, device=network.device)
+            self._shows_last = bool(_with_last(network, {"input_ids": probe, "use_cache": False}).states)
+        if self._is_last and self._shows_last:
+            return _with_last(network, inputs)
+        output = network(**inputs, output_hidden_states=True)
+        return StepOutput(logits=output.logits, states=tuple(output.hidden_states[layer] for layer in self.layers))
 
     def read(self, sequence: int, states: Sequence[Float[Tensor, "nodes hidden"]]) -> None:
         """New uncommitted nodes, one tensor per watched layer."""
@@ -51,3 +69,15 @@ class FeatureLog:
         """Forget a sequence."""
         self._nodes.pop(sequence, None)
         self._fresh.pop(sequence, None)
+
+
+def _with_last(network: PreTrainedModel, inputs: Mapping[str, Any]) -> StepOutput:
+    """A forward with the last state, or with none where the network's decoder is not what calls its layers."""
+    seen: list[Tensor] = []
+    decoder: torch.nn.Module = network.get_decoder()
+    hook = decoder.register_forward_hook(lambda _module, _inputs, output: seen.append(output[0]))
+    try:
+        logits = network(**inputs).logits
+    finally:
+        hook.remove()
+    return StepOutput(logits=logits, states=tuple(seen))

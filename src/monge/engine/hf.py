@@ -277,11 +277,9 @@ class HfTreeModel:
         }
         if self._chooses_logits and not keep_logits:
             inputs["logits_to_keep"] = 1
-        if self._features is not None:
-            inputs["output_hidden_states"] = True
-        output = self._model(**inputs)
-        layers = () if self._features is None else self._features.layers
-        return StepOutput(logits=output.logits, states=tuple(output.hidden_states[layer] for layer in layers))
+        if self._features is None:
+            return StepOutput(logits=self._model(**inputs).logits)
+        return self._features.forward(self._model, inputs)
 
     def _watching_step(self, layers: tuple[int, ...]) -> NodeStep | None:
         """The step that gives these hidden states, or `None`, with a warning, where only the network itself does."""
