@@ -8,6 +8,7 @@ so that temperature 1 means the network's own law).
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from monge.api import make_parts
+from monge.bench.own_time import OwnTime
 from monge.bench.pair import Pair, draft_model_by, empty_settings
 from monge.control.base import CostModel, Memory
 from monge.control.registry import CONTROLLERS
@@ -44,10 +46,19 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What an arm did: new tokens of every row, and the engine's round records where there are any."""
+    """What an arm did: new tokens of every row, and the engine's round records where there are any.
+
+    Args:
+        token_ids: New tokens of every row.
+        records: The engine's round records.
+        planning_s: What controllers took of it, where that was asked for; see `OwnTime`.
+        table_s: What the table of costs took.
+    """
 
     token_ids: TokenIds
     records: tuple[StepRecord, ...] = ()
+    planning_s: float = 0.0
+    table_s: float = 0.0
 
 
 class Arm(ABC):
@@ -124,12 +135,14 @@ class Kept:
             a head is read once, and away from the other arms, which have no use for hidden states.
         draft: The draft model of an arm that runs it in its own way.
         whole_round: What runs rounds of one request as one, if anything does.
+        own: What is noted of the time that controllers take, where anybody asks.
     """
 
     costs: CostModel | None = None
     parts: Parts | None = None
     draft: SequenceModel | None = None
     whole_round: WholeRound | None = None
+    own: OwnTime | None = None
     memories: dict[tuple[float, int], Memory] = field(default_factory=dict[tuple[float, int], Memory])
 
     def memory(self, call: Call) -> Memory:
@@ -137,7 +150,7 @@ class Kept:
         key = (call.temperature, len(call.prompt_ids))
         if key not in self.memories:
             own = None if self.costs is None else CostModel.from_dict(self.costs.as_dict())
-            self.memories[key] = Memory(own)
+            self.memories[key] = Memory(own) if self.own is None else self.own.memory(own)
         return self.memories[key]
 
 
@@ -180,6 +193,8 @@ class MongeArm(Arm):
         parts = self._parts(pair, costs=memory.costs, max_batch_size=num_rows)
         memory.costs = parts.memory.costs
         parts = replace(parts, memory=memory, whole_round=self.kept.whole_round)
+        own, before = self.kept.own, OwnTime() if self.kept.own is None else copy(self.kept.own)
+        parts = parts if own is None else own.controllers_of(parts)
         decoder = Decoder(parts, max_batch_size=num_rows)
         options = {"max_new_tokens": call.max_new_tokens, "temperature": call.temperature, "seed": call.seed}
         # Named, lest a seed decide who plans: it is that of the benchmark, and users of the defaults need not have one.
@@ -190,6 +205,8 @@ class MongeArm(Arm):
         return Output(
             token_ids=tuple(result.token_ids for result in results),
             records=tuple(record for result in results for record in result.records),
+            planning_s=0.0 if own is None else own.planning_s - before.planning_s,
+            table_s=0.0 if own is None else own.table_s - before.table_s,
         )
 
     def _parts(self, pair: Pair, *, costs: CostModel | None = None, max_batch_size: int) -> Parts:
