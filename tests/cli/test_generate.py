@@ -96,7 +96,11 @@ def test_a_drawn_seed_is_reported_where_the_text_goes_into_a_pipe(generate):
 def test_a_drawn_seed_that_does_not_give_the_text_again_is_not_told(generate):
     options = ("--max-new-tokens", 6, "--temperature", 1)
     assert generate(PROMPT, *options).stderr == ""
-    assert "seed" not in generate(PROMPT, *options, "--verbose").stderr
+    told = generate(PROMPT, *options, "--verbose").stderr
+    assert re.search(r"seed \d", told) is None
+    assert "controller Price(" in told
+    assert "sampled requests with a seed that name none have: fixed" in told
+    assert "controller Fixed(" in generate(PROMPT, *options, "--seed", 3, "--verbose").stderr
     assert json.loads(generate(PROMPT, *options, "--json").stdout)["seed"] is None
     first, again = (generate(PROMPT, *options, "--seed", 3, "--json").stdout for _ in range(2))
     assert json.loads(first)["text"] == json.loads(again)["text"]

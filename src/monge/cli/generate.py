@@ -83,7 +83,7 @@ def generate(
         sessions = decoder.sessions(prompts, top_k=top_k, seed=seed, ignore_eos=ignore_eos, **limits)
         say_memory(decoder)
         if verbose:
-            say_parts(decoder)
+            say_parts(decoder, sessions[0].request.controller)
         _say_seed(sessions[0].request, is_new=seed is None and not as_json, always=verbose)
         complete = _show(decoder, sessions, prompts, as_json=as_json, verbose=verbose)
         for path, writer in writers.items():
@@ -109,13 +109,16 @@ def _leave(sessions: Sequence[Session], *, complete: bool) -> None:
         raise typer.Exit(2)
 
 
-def say_parts(decoder: Decoder) -> None:
-    """Say which parts decode."""
+def say_parts(decoder: Decoder, controller: str | None = None) -> None:
+    """Say which parts decode; the controller is that of requests which name this one, or the usual one."""
     parts = decoder.parts
+    planner = parts.planner(controller).controller
     drafter = repr(parts.drafter).replace("\n", " ")
-    notes().print(f"drafter {drafter}\nverifier {parts.rule!r}\ncontroller {parts.controller!r}", markup=False)
+    notes().print(f"drafter {drafter}\nverifier {parts.rule!r}\ncontroller {planner!r}", markup=False)
     if len(parts.controllers) > 1:
         notes().print(f"controllers that a request may name: {', '.join(parts.controllers)}", markup=False)
+    if parts.seeded is not None:
+        notes().print(f"sampled requests with a seed that name none have: {parts.seeded}", markup=False)
 
 
 def say_memory(decoder: Decoder) -> None:
