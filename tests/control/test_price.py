@@ -189,8 +189,8 @@ def reading(controller: Price, memory: Memory, num_tokens: int, num_requests: in
     """Which requests of so many tokens draft at their beginning, so that their prompts of 50 tokens are read."""
     began: list[bool] = []
     for _ in range(num_requests):
-        state, length = controller.init(memory), 50
         began.append(not controller.rests(memory, 1))
+        state, length = controller.init(memory), 50
         while length < 50 + num_tokens:
             plan = controller.plan(state, draws())
             window = min(2, plan.max_depth or 0)
@@ -344,6 +344,35 @@ def test_a_plain_round_says_what_plain_decoding_costs_once_it_may_have_moved() -
     assert was_plain[0] is False
     assert 1 <= sum(was_plain) <= 8
     assert not any(first and second for first, second in zip(was_plain, was_plain[1:], strict=False))
+
+
+def test_a_request_begins_as_was_said_of_it() -> None:
+    """Whether its prompt is read is asked first; what has been learnt since then counts, and nobody else gets its state."""
+    controller, memory = Price(), memory_of(draft=0.08)
+    pooled = pooled_of(memory)
+    assert not controller.rests(memory, 1)
+    assert pooled.begun is not None
+    kept = pooled.begun[1]
+    assert controller.init(memory) is kept
+    assert controller.init(memory) is not kept
+    assert not controller.rests(memory, 1)
+    kept = pooled.begun[1]
+    pooled.switch_off(500)
+    assert controller.init(memory) is not kept
+
+
+def test_who_is_behind_for_long_looks_again_only_after_further_losses() -> None:
+    """Where drafting is expected to pay all the same, a look after every round would take more than it tells."""
+    controller, memory = Price(), memory_of(plain=0.001, draft=0.00005, node=0.00001)
+    state = replace(controller.init(memory), trial_left=0, rounds_on=1, debt_s=1.0)
+    looks = 0
+    for number in range(12):
+        plan = controller.plan(state, draws())
+        window = min(3, plan.max_depth or 0)
+        following = controller.update(state, chain_round(window, 1, plan=plan, context_length=10 + 2 * number))
+        looks += following is not state
+        state = following
+    assert looks <= 7
 
 
 def test_the_first_rounds_of_a_trial_never_wait() -> None:

@@ -84,6 +84,8 @@ class Price(Controller[Request]):
     def init(self, memory: Memory) -> Request:
         teach_left(memory)
         pooled = pooled_of(memory)
+        if (begun := pooled.taken()) is not None:
+            return begun
         kin = min(_KIN, pooled.counts.reached[0] if pooled.counts.reached else 0.0)
         request = Request(memory, kin, debt_s=pooled.debt_s)
         outlook = self.outlook(request)
@@ -101,7 +103,8 @@ class Price(Controller[Request]):
         pooled = pooled_of(memory)
         if max(num_requests, costs_of(memory, "price").batch_size) > 1:
             return not pooled.crowd.is_on  # a trial reads what it needs
-        return self.init(memory).off_left > 0
+        pooled.begin(begun := self.init(memory))
+        return begun.off_left > 0
 
     def plan(self, state: Request, draws: Draws) -> DraftPlan:
         return self.plan_many([state], [draws])[0]
@@ -179,7 +182,8 @@ class Price(Controller[Request]):
         num_rounds = math.ceil(_LOOK_S / (whole_s if outlook.as_one else outlook.seconds[outlook.window]))
         if state.off_tokens and state.rounds_on < _SETTLED:
             num_rounds = min(num_rounds, _SETTLED - state.rounds_on)
-        patience_s = max(coming_back_s(state.memory), _PATIENCE * outlook.seconds[0])
+        limit_s = max(coming_back_s(state.memory), _PATIENCE * outlook.seconds[0])
+        patience_s = limit_s if state.debt_s < limit_s else state.debt_s + _PATIENCE / 2.0 * outlook.seconds[0]
         plan = self._usual(outlook, pooled.calibration)
         pooled.stretch = Stretch(plan, num_rounds, patience_s, outlook.seconds, whole_s, state.debt_s)
         return pooled.stretch
@@ -204,8 +208,7 @@ class Price(Controller[Request]):
             depth, drafting = min(depth, _TRIAL_DEPTH), tried(lengths)
         elif min(gains[depth], crowd.gain) < (_GAIN if crowd.rounds_on < _SETTLED else 1.0 + (_GAIN - 1.0) / 2.0):
             # While it rests the draft model reads nothing, so a trial reads the texts of those who draft in it.
-            share = min(1.0, TRIAL_ROWS / num_rows)
-            unread_s = max(costs.catch_up_s, share * context * costs.draft_s(1, num_rows) / _READING)
+            unread_s = max(costs.catch_up_s, min(1.0, TRIAL_ROWS / num_rows) * context * costs.draft_s(1, num_rows) / _READING)
             expected_s = seconds[min(depth, _TRIAL_DEPTH)] - seconds[0] + unread_s
             # One round that took long may have been disturbed: it says how far rests may grow, not how fast.
             longest = self._longest(max(expected_s, (crowd.dearest - 1.0) * seconds[0]), seconds[0])

@@ -1,6 +1,7 @@
 """What the requests of a decoder that plans by `price` teach each other."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from monge.control.calibration import Calibration
 from monge.control.memory import Memory
@@ -66,6 +67,7 @@ class Pooled:
         spells: What those that do not share rounds decode.
         stretch: The last one that began.
         debt_s: That of the request which drafted last: short ones must not each lose what one may.
+        begun: The state that the next request begins with, known since somebody asked whether its prompt is read.
     """
 
     counts: DepthCounts = DepthCounts()
@@ -78,6 +80,20 @@ class Pooled:
     spells: Spells = field(default_factory=Spells)
     stretch: Stretch | None = None
     debt_s: float = 0.0
+    begun: tuple[object, Any] | None = None
+
+    def begin(self, state: Any) -> None:  # noqa: ANN401 (requests know this class)
+        """Keep the state of a request that is about to begin."""
+        self.begun = self._moment, state
+
+    def taken(self) -> Any | None:  # noqa: ANN401
+        """The state that was kept, if nothing has been learnt since; it is given once."""
+        begun, self.begun = self.begun, None
+        return begun[1] if begun is not None and begun[0] == self._moment else None
+
+    @property
+    def _moment(self) -> object:
+        return self.off_tokens, self.rested, self.tokens, self.spells.tokens, self.debt_s, self.stretch
 
     @property
     def speed(self) -> float:
