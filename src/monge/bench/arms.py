@@ -145,6 +145,11 @@ class Kept:
     own: OwnTime | None = None
     memories: dict[tuple[float, int], Memory] = field(default_factory=dict[tuple[float, int], Memory])
 
+    def forget(self) -> None:
+        """Forget what belongs to a pair: its networks, what its rounds cost, and what was learnt with them."""
+        self.costs = self.parts = self.draft = self.whole_round = None
+        self.memories.clear()
+
     def memory(self, call: Call) -> Memory:
         """The memory of calls like this one."""
         key = (call.temperature, len(call.prompt_ids))
@@ -181,6 +186,7 @@ class MongeArm(Arm):
         return (CONTROLLERS.parse(controller) if isinstance(controller, str) else controller).reads
 
     def prepare(self, pair: Pair, batch_sizes: Sequence[int]) -> float:
+        self.kept.forget()  # an arm may have run another pair before
         start = time.perf_counter()
         parts = self._parts(pair, max_batch_size=max(batch_sizes))
         seconds = time.perf_counter() - start
