@@ -9,6 +9,7 @@ from monge.control.cost_model import CostModel
 from monge.control.fixed import Fixed
 from monge.control.price import Price
 from monge.core.errors import OptionError
+from monge.draft.ngram import NgramDrafter
 from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.serve.served import toy_app, toy_decoder
@@ -72,7 +73,12 @@ def test_only_seeds_that_give_the_text_again_are_told():
     assert write(decoder(DEAR), seed=again.seed).token_ids == again.token_ids
 
 
-@pytest.mark.parametrize("parts", [{"drafter": "ngram"}, {"tree": "chain(4, 'top')"}, {"verifier": "gumbel"}])
+DRAWING_NOTHING = ("ngram", "suffix", "token_recycling", "lookahead", "jacobi", "pool('ngram', 'suffix')")
+
+
+@pytest.mark.parametrize(
+    "parts", [*({"drafter": name} for name in DRAWING_NOTHING), {"tree": "chain(4, 'top')"}, {"verifier": "gumbel"}]
+)
 def test_price_plans_where_a_seed_gives_the_text_whatever_is_drafted(parts):
     cheap, dear = (write(decoder(costs, **parts), seed=3) for costs in (CHEAP, DEAR))
     assert cheap.token_ids == dear.token_ids == write(decoder(controller="fixed", **parts), seed=3).token_ids
@@ -98,6 +104,19 @@ def test_who_drafts_nothing_needs_no_costs():
     assert (list(parts.controllers), parts.reads, parts.memory.costs) == (["fixed"], frozenset(), None)
     with pytest.raises(OptionError, match="fixed reads no measured times"):
         make_parts(parts.target, drafter="none", controller=None, costs="kept")
+
+
+class Raising(NgramDrafter):
+    def draft(self, *_, **__):
+        raise RuntimeError("no more ideas")
+
+
+@pytest.mark.filterwarnings("ignore:request .* the drafter failed")
+def test_a_drafter_that_raises_while_costs_are_measured_leaves_plain_decoding():
+    target = TabularModel(RandomTable(VOCAB, 1), VOCAB)
+    result = write(Decoder(make_parts(target, drafter=Raising(), controller=None)), seed=3)
+    expected = write(Decoder(make_parts(target, drafter="none")), seed=3)
+    assert (result.token_ids, result.error) == (expected.token_ids, None)
 
 
 def test_a_short_context_gets_a_short_chain():

@@ -199,8 +199,8 @@ class MongeArm(Arm):
         parts = self._parts(pair, costs=memory.costs, max_batch_size=num_rows)
         memory.costs = parts.memory.costs
         parts = replace(parts, memory=memory, whole_round=self.kept.whole_round)
-        own, before = self.kept.own, OwnTime() if self.kept.own is None else copy(self.kept.own)
-        parts = parts if own is None else own.controllers_of(parts)
+        own = self.kept.own or OwnTime()
+        before, parts = copy(own), parts if self.kept.own is None else own.controllers_of(parts)
         decoder = Decoder(parts, max_batch_size=num_rows)
         options = {"max_new_tokens": call.max_new_tokens, "temperature": call.temperature, "seed": call.seed}
         # Named, lest a seed decide who plans: it is that of the benchmark, and users of the defaults need not have one.
@@ -211,8 +211,8 @@ class MongeArm(Arm):
         return Output(
             token_ids=tuple(result.token_ids for result in results),
             records=tuple(record for result in results for record in result.records),
-            planning_s=0.0 if own is None else own.planning_s - before.planning_s,
-            table_s=0.0 if own is None else own.table_s - before.table_s,
+            planning_s=own.planning_s - before.planning_s,
+            table_s=own.table_s - before.table_s,
         )
 
     def _parts(self, pair: Pair, *, costs: CostModel | None = None, max_batch_size: int) -> Parts:

@@ -107,7 +107,7 @@ def completion_of(session: Session, prompt: str) -> Completion:
         text="" if session.text is None else session.text.text,
         token_ids=session.completion_ids,
         finish_reason=session.finish_reason or INTERRUPTED,
-        seed=session.request.seed if session.request.is_repeatable else None,
+        seed=session.request.told_seed,
         stats=GenerationStats.of(session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s),
         error=None if session.error is None else str(session.error),
         records=tuple(session.records),

@@ -117,6 +117,6 @@ def result_of(session: Session) -> GenerationResult:
         finish_reason=session.finish_reason,
         stats=GenerationStats.of(session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s),
         records=tuple(session.records),
-        seed=session.request.seed if session.request.is_repeatable else None,
+        seed=session.request.told_seed,
         error=None if session.error is None else str(session.error),
     )

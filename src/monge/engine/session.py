@@ -72,6 +72,11 @@ class Request:
     logprobs: LogprobOptions | None = None
     prompt_logprobs: LogprobOptions | None = None
 
+    @property
+    def told_seed(self) -> int | None:
+        """Its seed, where that gives its text again: what results show."""
+        return self.seed if self.is_repeatable else None
+
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise OptionError("the prompt is empty: give at least one token (for example the tokenizer's bos token)")

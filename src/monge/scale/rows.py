@@ -69,7 +69,7 @@ class BatchRow:
         told: dict[str, Any] = {"row": self.index, "id": self.row_id, "text": None, "token_ids": None}
         told |= {"finish_reason": "error", "seed": None, "num_rounds": self.num_rounds, "error": error}
         if session is not None:
-            told |= {"seed": session.request.seed}
+            told |= {"seed": session.request.told_seed}
         if session is not None and error is None:
             if session.text is not None:
                 session.text.finish()
