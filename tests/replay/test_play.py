@@ -130,3 +130,12 @@ def test_block_efficiency_of_an_accepting_pair():
     parts = make_parts(target, models(3)[0], tree="chain(2)")
     (played,) = play(parts, log)
     assert block_efficiency(played.records) == len(TEXT) / 2
+
+
+def test_what_is_printed_plans_as_what_was_replayed() -> None:
+    """A log is replayed with one plan for all rounds, which is not what the library does by default."""
+    chosen = Configuration(drafter="model", tree="chain(2)")
+    assert chosen.command == "--drafter model --tree 'chain(2)' --controller fixed"
+    assert chosen.call == "drafter='model', tree='chain(2)', controller='fixed'"
+    assert Configuration(drafter="model", controller="price").command == "--drafter model --controller price"
+    assert Configuration(drafter="none").command == "--drafter none"
