@@ -9,8 +9,10 @@ import time
 
 import pytest
 
+from monge.control.cost_model import CostModel
 from monge.core.errors import OptionError
 from monge.scale.files import RowFile
+from monge.scale.rows import RowRules, read_row
 from tests.bench.tiny import save_pair
 from tests.scale.batches import OPTIONS, PROMPTS, Interrupted, rows_of, run
 from tests.serve.served import toy_decoder
@@ -181,3 +183,12 @@ def test_a_killed_command_is_started_again(tmp_path, tiny):
     subprocess.run(command, env=environment, capture_output=True, timeout=200, check=True)
     assert (tmp_path / "killed.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert [row["row"] for row in rows_of(tmp_path / "killed.jsonl")] == list(range(80))
+
+
+@pytest.mark.parametrize(("controller", "is_told"), [("price", False), ("fixed", True), (None, True)])
+def test_a_row_tells_its_seed_only_where_that_gives_the_text_again(controller, is_told):
+    decoder = toy_decoder(controller=controller, costs=CostModel.linear(plain=1.0, node=0.1, draft=0.1))
+    rules = RowRules(seed=3, options={"temperature": 1.0}, prompt_field="prompt")
+    row = json.loads(read_row(b'{"prompt": "once"}', 0, decoder, rules).as_json())
+    assert row["error"] is None
+    assert (row["seed"] is not None) is is_told
