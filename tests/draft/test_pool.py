@@ -106,12 +106,15 @@ def test_every_cache_follows_while_drafters_take_turns(tree: str, temperature: f
     assert deepest["none"] == 0
 
 
-def test_a_draft_model_that_is_not_used_reads_nothing() -> None:
+@pytest.mark.parametrize("rests", [True, False])
+def test_a_draft_model_that_is_not_used_reads_at_most_the_prompt(monkeypatch: pytest.MonkeyPatch, rests: bool) -> None:
     target, draft = pair()
-    parts = make_parts(target, draft, drafter=POOL, controller=Scripted(("ngram",)))
+    controller = Scripted(("ngram",))
+    monkeypatch.setattr(Scripted, "rests", lambda *_: rests)
+    parts = make_parts(target, draft, drafter=POOL, controller=controller)
     (result,) = Decoder(parts).generate([(0, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0)
     assert result.error is None
-    assert draft.tokens_read == 0
+    assert draft.tokens_read == (0 if rests else 2)
     assert result.stats.drafters == ("ngram",) * result.stats.num_rounds
 
 
@@ -133,6 +136,66 @@ def test_without_a_name_the_first_that_proposes_drafts() -> None:
     assert result.stats.drafters[0] == "ngram"
     assert "model" in result.stats.drafters
     assert all(record.depth > 0 for record in result.records[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Limited(Controller[None]):
+    """The same limits every round."""
+
+    limits: DraftPlan
+
+    def init(self, memory: Memory) -> None:
+        return None
+
+    def plan(self, state: None, draws: Draws) -> DraftPlan:
+        return self.limits
+
+    def update(self, state: None, record: StepRecord) -> None:
+        return None
+
+
+def limited(**limits: Any) -> tuple[StepRecord, ...]:
+    """Records of a text that repeats itself."""
+    target, draft = pair(3)
+    parts = make_parts(
+        target, draft, drafter="pool('ngram', 'model')", tree="chain(4)", controller=Limited(DraftPlan(**limits))
+    )
+    (result,) = Decoder(parts).generate([(0, 1, 2, 0, 1)], max_new_tokens=80, temperature=1.0, seed=1)
+    return result.records[:-8]  # the room for tokens shortens the last ones
+
+
+@pytest.mark.parametrize(
+    ("limits", "looked_up", "modelled"),
+    [
+        ({"max_depth": 3}, 3, 3),
+        ({"max_depth": 2, "lookup_depth": 5}, 5, 2),
+        ({"max_depth": 3, "lookup_depth": 0}, 0, 3),
+        ({"max_depth": 0, "lookup_depth": 2}, 2, 0),
+        ({"max_depth": 0}, 0, 0),
+    ],
+    ids=str,
+)
+def test_lookups_may_have_a_limit_of_their_own(limits: dict[str, int], looked_up: int, modelled: int) -> None:
+    records = limited(**limits)
+    deepest = {name: max((one.depth for one in records if one.drafter == name), default=0) for name in ("ngram", "model")}
+    assert deepest["ngram"] == looked_up
+    assert deepest["model"] in {0, modelled}
+    if not looked_up:
+        assert {one.depth for one in records} == {modelled}
+    assert not any(one.hindsight for one in records)
+
+
+@pytest.mark.parametrize("max_depth", [3, 0])
+def test_what_is_kept_from_drafting_can_be_followed(max_depth: int) -> None:
+    """It is what a plan that names the other drafter sees, but for places where nothing was found."""
+    records = limited(max_depth=max_depth, lookup_depth=0, follows=True)
+    named = limited(max_depth=max_depth, drafter="model")
+    assert [one.token_ids for one in records] == [one.token_ids for one in named]
+    seen = [entry for one in records for entry in one.hindsight]
+    assert len(seen) > 5
+    positions = {entry.position: entry for one in named for entry in one.hindsight if entry.num_nodes}
+    assert all(positions.get(entry.position, entry) == entry for entry in seen)
+    assert {entry.position for entry in seen} == set(positions)
 
 
 @pytest.mark.parametrize(

@@ -77,12 +77,13 @@ def test_the_law_stays_the_targets(tree, trouble):
 @pytest.mark.parametrize(
     ("family", "tree"), [("llama", "fixed_width((3, 2))"), ("mistral_window", "chain(4)"), ("bloom", "chain(4)")]
 )
+@pytest.mark.parametrize("drafter", ["model", "pool('ngram', 'model')"])
 @pytest.mark.parametrize("chunk", [1, 7])
-def test_prompts_in_pieces_give_the_text_of_whole_ones(family, tree, chunk):
+def test_prompts_in_pieces_give_the_text_of_whole_ones(family, tree, chunk, drafter):
     import monge
 
     target = network(family)
-    whole = monge.load(target, perturbed(target), tree=tree, controller="fixed")
+    whole = monge.load(target, perturbed(target), drafter=drafter, tree=tree, controller="fixed")
     texts = prompts((9, 24, 1, 17, 5), seed=2)
     expected = whole.generate(texts, max_new_tokens=8, temperature=0.8, seed=4, ignore_eos=True)
     requests = whole.requests(texts, max_new_tokens=8, temperature=0.8, seed=4, ignore_eos=True)

@@ -102,9 +102,9 @@ class TestRecorded:
         expected = written(monge.load(target, draft, controller="fixed"), max_new_tokens=24, **rules)
         run, waits = ours.parts.whole_round.run, []
 
-        def watched(session):
+        def watched(*asked):
             before = sum(pretend.waits.values())
-            made = run(session)
+            made = run(*asked)
             waits.append(sum(pretend.waits.values()) - before)
             return made
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import monge
+from monge.control.base import Controller
 from monge.control.cost_model import CostModel
+from monge.core.context import DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.law import DenseLaw
 from monge.draft.model import ModelDrafter
@@ -23,6 +25,20 @@ from monge.engine.step_module import Step
 from monge.engine.whole_round import WholeRound
 from monge.verify.block import Block
 from tests.engine.tiny import network, perturbed, prompts
+
+
+class Modelled(Controller):
+    """The draft model drafts; what else would have been is followed."""
+
+    def init(self, memory):
+        return None
+
+    def plan(self, state, draws):
+        return DraftPlan(max_depth=3, lookup_depth=0, follows=True)
+
+    def update(self, state, record):
+        return None
+
 
 RULES = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.5}]
 
@@ -105,11 +121,32 @@ def test_texts_and_records(name, attention, depth, rules):
     assert programs[rules["temperature"] != 0].count == 0
 
 
+@pytest.mark.parametrize("rules", RULES, ids=str)
+@pytest.mark.parametrize("pool", ["pool('ngram', 'model')", "pool('model', 'ngram')", "pool('none', 'ngram', 'model')"])
+def test_in_a_pool_the_draft_model_runs_as_one_where_nobody_in_front_of_it_drafts(pool, rules):
+    plain, whole, programs = both(drafter=pool, tree="chain(3)")
+    options = {"max_new_tokens": 120, **rules}
+    assert written(whole, **options) == written(plain, **options)
+    assert num_whole(programs) > 5
+    (result,) = whole.generate(list(prompts((9,), seed=5)), seed=3, ignore_eos=True, **options)
+    assert all(record.drafter == "model" for record in result.records if record.as_one)
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_what_would_have_been_looked_up_is_followed_through_rounds_as_one(rules):
+    hindsight = []
+    for decoder in both(drafter="pool('ngram', 'model')", tree="chain(3)", controller=Modelled())[:2]:
+        (result,) = decoder.generate(list(prompts((9,), seed=5)), seed=3, ignore_eos=True, max_new_tokens=120, **rules)
+        hindsight.append([record.hindsight for record in result.records])
+    assert hindsight[0] == hindsight[1]
+    assert any(hindsight[0])
+
+
 def test_both_ways_of_running_take_turns():
     """As many draws are used, whoever runs the round."""
     plain, whole, programs = both()
     run, turns = whole.parts.whole_round.run, iter(range(10**6))
-    whole.parts.whole_round.run = lambda session: run(session) if next(turns) % 2 else None
+    whole.parts.whole_round.run = lambda *asked: run(*asked) if next(turns) % 2 else None
     assert written(whole, temperature=1.0, max_new_tokens=60) == written(plain, temperature=1.0, max_new_tokens=60)
     assert 5 < num_whole(programs) < next(turns) - 5
 

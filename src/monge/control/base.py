@@ -28,10 +28,12 @@ class Controller(ABC, Generic[State]):
         reads: What its plans depend on. With `costs`, plans depend on measured times, so a sampled text keeps its law but a
             seed does not reproduce it.
         plans_splits: Whether its plans say how many candidates are top tokens, so that a tree must have such candidates.
+        selects: Whether it chooses between the drafters of a pool.
     """
 
     reads: frozenset[Reads] = frozenset()
     plans_splits: ClassVar[bool] = False
+    selects: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, memory: Memory) -> State:

@@ -102,6 +102,7 @@ class Hedge(Controller[HedgeState]):
     keep: float | int = 0.98
 
     reads = frozenset({"accepted", "tokens", "confidence", "costs", "notes"})
+    selects = True
 
     def __post_init__(self) -> None:
         check_share("hedge", explore=self.explore, keep=self.keep)
@@ -115,6 +116,9 @@ class Hedge(Controller[HedgeState]):
         return HedgeState(
             arms, AdaHedge((0.0,) * count), tuple(windows.init(own) for own in arms.memories), (Average(),) * count
         )
+
+    def rests(self, memory: Memory, num_requests: int) -> bool:
+        return True  # who never drafts need not read a prompt
 
     def plan(self, state: HedgeState, draws: Draws) -> DraftPlan:
         return self.plan_many([state], [draws])[0]

@@ -87,6 +87,7 @@ class LinearSelection(PromptReader[LinearState]):
     keep: float | int = 0.98
 
     reads = Hedge.reads
+    selects = True
 
     def __post_init__(self) -> None:
         if self.opening < 1 or not self.bonus >= 0.0 or not self.ridge > 0.0:
@@ -113,6 +114,9 @@ class LinearSelection(PromptReader[LinearState]):
         speeds = self.speeds(state, features, len(prompt.token_ids))
         choice = max(range(len(speeds)), key=speeds.__getitem__)
         return replace(state, features=features, choice=choice, opening_left=self.opening)
+
+    def rests(self, memory: Memory, num_requests: int) -> bool:
+        return True  # who never drafts need not read a prompt
 
     def plan(self, state: LinearState, draws: Draws) -> DraftPlan:
         return self.plan_many([state], [draws])[0]

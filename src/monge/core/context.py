@@ -45,6 +45,9 @@ class DraftPlan:
         price: Tokens that a second is worth to the controller, if it knows; for the record only.
         num_fixed: How many of a node's candidates are its most probable tokens, for nodes of 1, 2, ... candidates; wider ones
             follow the last. For candidates that are top tokens and draws (`Mixed`); empty leaves it to their tree.
+        lookup_depth: Deepest node of those drafters of a pool that run no network, where none is named; `None` for `max_depth`.
+        follows: Whether what they would have drafted is followed along the text (`StepRecord.hindsight`) where the plan keeps
+            them from drafting. Where it names a drafter, it is.
     """
 
     max_depth: int | None = None
@@ -53,13 +56,15 @@ class DraftPlan:
     drafter: str | None = None
     price: float | None = None
     num_fixed: tuple[int, ...] = ()
+    lookup_depth: int | None = None
+    follows: bool = False
 
     def __post_init__(self) -> None:
         if any(not 0 <= count <= place for place, count in enumerate(self.num_fixed)):
             raise OptionError(
                 f"DraftPlan: of 1, 2, ... candidates at most 0, 1, ... can be fixed, since one is drawn; got {self.num_fixed}"
             )
-        for name, value in (("max_depth", self.max_depth), ("max_nodes", self.max_nodes)):
+        for name, value in (("max_depth", self.max_depth), ("max_nodes", self.max_nodes), ("lookup_depth", self.lookup_depth)):
             if value is not None and value < 0:
                 raise OptionError(f"DraftPlan: {name} must be >= 0, or None for the builder's own; got {value}")
 
@@ -78,7 +83,26 @@ class DraftPlan:
     def within(self, other: "DraftPlan") -> "DraftPlan":
         """This plan, no deeper and no larger than another one."""
         depth, nodes = _least(self.max_depth, other.max_depth), _least(self.max_nodes, other.max_nodes)
-        return self if (depth, nodes) == (self.max_depth, self.max_nodes) else replace(self, max_depth=depth, max_nodes=nodes)
+        lookup = None if self.lookup_depth is None else _least(self.lookup_depth, other.max_depth)
+        if (depth, nodes, lookup) == (self.max_depth, self.max_nodes, self.lookup_depth):
+            return self
+        return replace(self, max_depth=depth, max_nodes=nodes, lookup_depth=lookup)
+
+    @property
+    def may_look_up(self) -> bool:
+        """Whether drafters of a pool that run no network may draft, where none is named."""
+        depth = self.max_depth if self.lookup_depth is None else self.lookup_depth
+        return depth != 0 and self.max_nodes != 0
+
+    @property
+    def asks_lookups(self) -> bool:
+        """Whether these are to draft, or to say what they would have drafted."""
+        return self.drafter is not None or self.follows or self.may_look_up
+
+    @property
+    def for_lookups(self) -> "DraftPlan":
+        """What it says to drafters of a pool that run no network."""
+        return self if self.lookup_depth is None else DraftPlan(max_depth=self.lookup_depth, max_nodes=self.max_nodes)
 
 
 def _least(one: int | None, other: int | None) -> int | None:

@@ -1,7 +1,7 @@
 """The drafter interface."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -58,18 +58,24 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnChain(Generic[State]):
-    """A draft that is a chain of single draws from a network's law, under the sampling rules of the request.
+class OwnChain(ABC, Generic[State]):
+    """Drafts that are chains of single draws from a network's law, under the sampling rules of the request.
 
     Args:
         model: The network.
         depth: Tokens of the chain, where the plan sets no other limit.
-        draft: The draft, of the root's token, the tokens of the chain, and how each was drawn.
     """
 
     model: SequenceModel
     depth: int
-    draft: Callable[[int, tuple[int, ...], tuple[Proposal, ...]], Draft[State]]
+
+    def is_next(self, context: Context, state: State, plan: DraftPlan) -> bool:
+        """Whether the coming draft of a request is such a chain, as far as the drafter decides it."""
+        return True
+
+    @abstractmethod
+    def draft(self, context: Context, state: State, plan: DraftPlan, drawn: Sequence[tuple[int, Proposal]]) -> Draft[State]:
+        """The draft, of the tokens of the chain and how each was drawn."""
 
 
 class Drafter(ABC, Generic[State]):
@@ -77,7 +83,7 @@ class Drafter(ABC, Generic[State]):
 
     @property
     def own_chain(self) -> OwnChain[State] | None:
-        """What every draft is, if that is a chain of such draws: whole rounds can then run as one."""
+        """What drafts are, if they are chains of such draws: whole rounds can then run as one."""
         return None
 
     @property
@@ -123,6 +129,11 @@ class PieceReader(Drafter[State]):
     What it has not read when a draft is wanted, it reads then.
     """
 
+    @property
+    def reads_pieces(self) -> bool:
+        """Whether it does so: a drafter made of others may not."""
+        return True
+
     @abstractmethod
     def read(self, contexts: Sequence[Context]) -> None:
         """Read what was added to the prompts of open requests, all but the last token of each context."""
@@ -142,3 +153,8 @@ class DrafterPool(Drafter[State]):
 
 
 AnyDrafter = Drafter[Any]
+
+
+def piece_reader(drafter: AnyDrafter) -> PieceReader[Any] | None:
+    """The drafter, if it reads prompts in pieces."""
+    return drafter if isinstance(drafter, PieceReader) and drafter.reads_pieces else None

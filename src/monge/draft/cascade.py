@@ -10,7 +10,8 @@ from monge.core.errors import OptionError
 from monge.core.tree import lone_root
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, Drafter
-from monge.draft.pool import LOOKUPS, PoolDrafter, PoolState
+from monge.draft.pool import PoolDrafter
+from monge.draft.pool_state import LOOKUPS, PoolState
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,18 @@ on its path. A builder may prune and so renumber the tree; a path stays what it 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChain(OwnChain[ReadPaths]):
+    """The chains of a draft model, all of whose tokens it has read but the last."""
+
+    def draft(
+        self, context: Context, state: ReadPaths, plan: DraftPlan, drawn: Sequence[tuple[int, Proposal]]
+    ) -> Draft[ReadPaths]:
+        tokens, proposals = tuple(token for token, _ in drawn), tuple(proposal for _, proposal in drawn)
+        read = tuple(tokens[: depth + 1] for depth in range(len(tokens) - 1))
+        return Draft(chain_of(context.token_ids[-1], tokens, proposals), read)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDrafter(PieceReader[ReadPaths]):
     """Draft with a smaller language model that shares the target's vocabulary.
 
@@ -72,7 +84,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
         own_rules = self.rules is None and self.top_k is None
         if not own_rules or not isinstance(self.tree, Chain) or self.tree.children != "iid":
             return None
-        return OwnChain(model=self.model, depth=self.tree.depth, draft=_chain_draft)
+        return ModelChain(model=self.model, depth=self.tree.depth)
 
     def open(self, contexts: Sequence[Context]) -> Sequence[ReadPaths]:
         # All but the last token: a round starts by reading what is not read yet, the root at least.
@@ -138,9 +150,3 @@ class ModelDrafter(PieceReader[ReadPaths]):
         logits = self.model.extend({request: NodeBlock.chain(tokens) for request, tokens in unread.items()})
         self.model.commit({request: range(len(tokens)) for request, tokens in unread.items()})
         return {request: own[-1:] for request, own in logits.items()}
-
-
-def _chain_draft(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, ...]) -> Draft[ReadPaths]:
-    """A chain whose tokens were all read but the last."""
-    read = tuple(token_ids[: depth + 1] for depth in range(len(token_ids) - 1))
-    return Draft(chain_of(root, token_ids, proposals), read)

@@ -2,62 +2,35 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any, Final
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError, unknown_name
+from monge.core.proposal import Proposal
 from monge.core.selection import Hindsight, Member
 from monge.core.tree import lone_root
 from monge.core.verdict import Verdict
-from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool
+from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool, OwnChain, PieceReader
 from monge.draft.hindsight import Followed, Watched
-from monge.draft.jacobi import JacobiDrafter
-from monge.draft.layer_skip import LayerSkipDrafter
-from monge.draft.lookahead import LookaheadDrafter
-from monge.draft.model import ModelDrafter
-from monge.draft.ngram import NgramDrafter
-from monge.draft.none import NoDrafter
-from monge.draft.retokenize import RetokenizeDrafter
-from monge.draft.suffix import SuffixDrafter
-from monge.draft.token_recycling import TokenRecyclingDrafter
+from monge.draft.pool_state import Place, PoolState, followed, may_draft, own_draft, places_of
 
-LOOKUPS: Final = (NgramDrafter, SuffixDrafter, TokenRecyclingDrafter, LookaheadDrafter, JacobiDrafter, NoDrafter)
-"""Drafters that run no network: what they would have proposed is looked up in every round that names a drafter."""
-_NETWORKS: Final = (ModelDrafter, LayerSkipDrafter, RetokenizeDrafter)
-"""Drafters with a cache of their own, which stays where it is while they are not used."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolState:
-    """State of one request.
-
-    Args:
-        states: States of the drafters; `None` for one that has not been opened.
-        chosen: Place of the drafter of the present round, until it was told the verdict.
-        draft: Its draft.
-        watched: Earlier rounds whose would-be trees the text has not decided yet.
-        hindsight: What the last round's text decided.
-    """
-
-    states: tuple[Any, ...]
-    chosen: int | None = None
-    draft: Draft[Any] | None = None
-    watched: tuple[Watched, ...] = ()
-    hindsight: tuple[Hindsight, ...] = ()
+_OWN_LIMITS: Final = DraftPlan()
+_NO_DRAWS: Final = TapeDraws(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolDrafter(DrafterPool[PoolState]):
+class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     """Several drafters; each round uses the one that its plan names, else the first that proposes anything.
 
     Which drafter a round uses depends on its plan, or on which drafters find something in the committed text: on nothing that
     the round draws. The others follow the text: those without a network are told every commit, a draft model that is not used
-    runs no forward, not even for the prompt, and reads what it has missed when it is used again.
+    runs no forward, and reads what it has missed when it is used again. The first of those that run a network reads the prompt
+    when a request begins, unless the controller says that it may wait.
 
-    Where a plan names a drafter, all that run no network also say what they would have proposed; as soon as the text has
-    decided about all of these trees, at most their depth in tokens later, the round's record carries the outcome (`hindsight`).
+    Where a plan names a drafter, or keeps those from drafting that run no network and asks what they would have proposed, all
+    of these say so. As soon as the text has decided about all of their trees, at most their depth in tokens later, the round's
+    record carries the outcome (`hindsight`).
 
     Args:
         drafters: Names, which plans use, and drafters; at least two.
@@ -68,6 +41,7 @@ class PoolDrafter(DrafterPool[PoolState]):
 
     drafters: Mapping[str, AnyDrafter]
     _opened: dict[int, set[int]] = field(init=False, repr=False, compare=False)
+    _places: tuple[Place, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafters, Mapping) or len(self.drafters) < 2:
@@ -81,6 +55,7 @@ class PoolDrafter(DrafterPool[PoolState]):
         if len(readers) > 1:
             raise OptionError(f"pool: {' and '.join(readers)} both take the target's hidden states, which one of them can")
         object.__setattr__(self, "_opened", {})
+        object.__setattr__(self, "_places", places_of(self.drafters))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -101,10 +76,21 @@ class PoolDrafter(DrafterPool[PoolState]):
         )
 
     @property
+    def own_chain(self) -> OwnChain[PoolState] | None:
+        networks = [number for number, place in enumerate(self._places) if not place.looks_up]
+        own = self._places[networks[0]].drafter.own_chain if len(networks) == 1 else None
+        return None if own is None else PoolChain(model=own.model, depth=own.depth, pool=self, place=networks[0], own=own)
+
+    @property
+    def reads_pieces(self) -> bool:
+        networks = [place.drafter for place in self._places if not place.looks_up]
+        return bool(networks) and all(isinstance(drafter, PieceReader) and drafter.reads_pieces for drafter in networks)
+
+    @property
     def members(self) -> tuple[Member, ...]:
         return tuple(
-            Member(name=name, max_depth=drafter.capabilities.max_depth, runs_network=not isinstance(drafter, LOOKUPS))
-            for name, drafter in self.drafters.items()
+            Member(name=place.name, max_depth=place.drafter.capabilities.max_depth, runs_network=not place.looks_up)
+            for place in self._places
         )
 
     def hindsight(self, state: PoolState) -> tuple[Hindsight, ...]:
@@ -114,10 +100,19 @@ class PoolDrafter(DrafterPool[PoolState]):
         states = {context.request_id: [None] * len(self.drafters) for context in contexts}
         for context in contexts:
             self._opened[context.request_id] = set()
-        for place, drafter in enumerate(self.drafters.values()):
-            if not isinstance(drafter, _NETWORKS):
-                self._open(place, contexts, states)
+        reader = self._reader
+        for number, place in enumerate(self._places):
+            if number == reader or not (place.looks_up or place.keeps_cache):
+                self._open(number, contexts, states)
+        # Lookups need whole prompts: where those come in pieces, they are opened when they are asked first.
+        self._open_lookups([one for one in contexts if len(one.token_ids) >= one.num_prompt_tokens], states)
         return [PoolState(tuple(states[context.request_id])) for context in contexts]
+
+    def read(self, contexts: Sequence[Context]) -> None:
+        reader = self._reader
+        drafter = None if reader is None else self._places[reader].drafter
+        if isinstance(drafter, PieceReader):
+            drafter.read(contexts)
 
     def draft(
         self,
@@ -126,33 +121,39 @@ class PoolDrafter(DrafterPool[PoolState]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[PoolState]]:
+        if not any(may_draft(plan) or plan.asks_lookups for plan in plans):
+            return [Draft(lone_root(context.token_ids[-1]), state) for context, state in zip(contexts, states, strict=True)]
         known = {context.request_id: list(state.states) for context, state in zip(contexts, states, strict=True)}
         named = [None if plan.drafter is None else self._place(plan.drafter) for plan in plans]
         made: dict[int, tuple[int, Draft[Any]]] = {}
-        for place, drafter in enumerate(self.drafters.values()):
+        self._open_lookups([one for one, plan in zip(contexts, plans, strict=True) if plan.asks_lookups], known)
+        for number, place in enumerate(self._places):
+            own_plans = [_own_plan(place, plan) for plan in plans]
             rows = [
-                row for row, plan in enumerate(plans) if row not in made and _may_draft(plan) and named[row] in (None, place)
+                row
+                for row, plan in enumerate(own_plans)
+                if row not in made and may_draft(plan) and named[row] in (None, number)
             ]
             if not rows:
                 continue
             group = [contexts[row] for row in rows]
-            self._open(place, [one for one in group if place not in self._opened[one.request_id]], known)
-            own = [known[one.request_id][place] for one in group]
-            proposed = drafter.draft(group, own, [plans[row] for row in rows], [draws[row] for row in rows])
+            self._open(number, [one for one in group if not self.is_open(number, one)], known)
+            own = [known[one.request_id][number] for one in group]
+            proposed = place.drafter.draft(group, own, [own_plans[row] for row in rows], [draws[row] for row in rows])
             for row, draft in zip(rows, proposed, strict=True):
                 if draft.tree.num_nodes > 1 or named[row] is not None:
-                    made[row] = (place, draft)
+                    made[row] = (number, draft)
         drafts: list[Draft[PoolState]] = []
         for row, (context, state) in enumerate(zip(contexts, states, strict=True)):
             own = tuple(known[context.request_id])
-            watched = state.watched if named[row] is None else (*state.watched, *self._would_be(context, own))
-            place, draft = made.get(row, (named[row], None))
+            watched = (*state.watched, *self._would_be(context, own, plans[row]))
+            chosen, draft = made.get(row, (named[row], None))
             drafts.append(
                 Draft(
                     tree=lone_root(context.token_ids[-1]) if draft is None else draft.tree,
-                    state=PoolState(own, None if draft is None else place, draft, watched),
+                    state=PoolState(own, None if draft is None else chosen, draft, watched),
                     evidence=None if draft is None else draft.evidence,
-                    drafter=None if place is None else list(self.drafters)[place],
+                    drafter=None if chosen is None else self._places[chosen].name,
                 )
             )
         return drafts
@@ -160,69 +161,132 @@ class PoolDrafter(DrafterPool[PoolState]):
     def observe(
         self, contexts: Sequence[Context], drafts: Sequence[Draft[PoolState]], verdicts: Sequence[Verdict]
     ) -> Sequence[PoolState]:
+        if len(contexts) == 1:
+            return [self._observed(contexts, drafts, verdicts)]
         states = [list(draft.state.states) for draft in drafts]
-        for place, drafter in enumerate(self.drafters.values()):
-            told = [
-                row
-                for row, (context, draft) in enumerate(zip(contexts, drafts, strict=True))
-                if draft.state.chosen == place
-                or (place in self._opened[context.request_id] and not isinstance(drafter, _NETWORKS))
-            ]
+        for number, place in enumerate(self._places):
+            told = [row for row, draft in enumerate(drafts) if self._is_told(number, place, contexts[row], draft)]
             if told:
-                new = drafter.observe(
+                new = place.drafter.observe(
                     [contexts[row] for row in told],
-                    [_own(place, drafts[row]) for row in told],
+                    [own_draft(number, drafts[row]) for row in told],
                     [verdicts[row] for row in told],
                 )
                 for row, state in zip(told, new, strict=True):
-                    states[row][place] = state
+                    states[row][number] = state
         return [
-            _followed(context, draft.state, tuple(own)) for context, draft, own in zip(contexts, drafts, states, strict=True)
+            followed(context, draft.state, tuple(own)) for context, draft, own in zip(contexts, drafts, states, strict=True)
         ]
+
+    def _observed(
+        self, contexts: Sequence[Context], drafts: Sequence[Draft[PoolState]], verdicts: Sequence[Verdict]
+    ) -> PoolState:
+        """The same for one request, whose rounds are the shortest."""
+        states = list(drafts[0].state.states)
+        for number, place in enumerate(self._places):
+            if self._is_told(number, place, contexts[0], drafts[0]):
+                (states[number],) = place.drafter.observe(contexts, [own_draft(number, drafts[0])], verdicts)
+        return followed(contexts[0], drafts[0].state, tuple(states))
+
+    def _is_told(self, number: int, place: Place, context: Context, draft: Draft[PoolState]) -> bool:
+        return draft.state.chosen == number or (not place.keeps_cache and self.is_open(number, context))
 
     def close(self, context: Context) -> None:
         opened = self._opened.pop(context.request_id, set())
-        for place, drafter in enumerate(self.drafters.values()):
-            if place in opened:
-                drafter.close(context)
+        for number, place in enumerate(self._places):
+            if number in opened:
+                place.drafter.close(context)
+
+    def proposes(self, context: Context, state: PoolState, plan: DraftPlan, before: int) -> bool:
+        """Whether a drafter in front of a place proposes something, all of which run no network, or was never asked to."""
+        if not plan.may_look_up:
+            return False
+        for number, place in enumerate(self._places[:before]):
+            if not self.is_open(number, context):
+                return True
+            (draft,) = place.drafter.draft([context], [state.states[number]], [plan.for_lookups], [_NO_DRAWS])
+            if draft.tree.num_nodes > 1:
+                return True
+        return False
+
+    def is_open(self, number: int, context: Context) -> bool:
+        """Whether the drafter at a place knows a request."""
+        return number in self._opened[context.request_id]
+
+    def chained(self, context: Context, state: PoolState, plan: DraftPlan, number: int, draft: Draft[Any]) -> Draft[PoolState]:
+        """A draft that the network of the drafter at a place made elsewhere, for the only request of a round."""
+        own, watched = state.states, state.watched
+        if plan.asks_lookups:
+            known = {context.request_id: list(own)}
+            self._open_lookups([context], known)
+            own = tuple(known[context.request_id])
+            watched = (*watched, *self._would_be(context, own, plan))
+        return Draft(draft.tree, PoolState(own, number, draft, watched), draft.evidence, self._places[number].name)
+
+    def _would_be(self, context: Context, states: tuple[Any, ...], plan: DraftPlan) -> tuple[Watched, ...]:
+        """What drafters without a network would propose, each within its own limits, where the plan asks."""
+        if plan.drafter is None and (not plan.follows or plan.may_look_up):
+            return ()
+        trees: list[Followed] = []
+        for place, state in zip(self._places, states, strict=True):
+            if place.looks_up:
+                # No draws: deterministic candidates draw nothing, and the request's own draws stay untouched.
+                (draft,) = place.drafter.draft([context], [state], [_OWN_LIMITS], [_NO_DRAWS])
+                if draft.tree.num_nodes > 1 or plan.drafter is not None:
+                    trees.append(Followed(place.name, draft.tree))
+        return (Watched(len(context.token_ids), tuple(trees)),) if trees else ()
+
+    @property
+    def _reader(self) -> int | None:
+        """Place of the drafter that reads prompts first."""
+        return next((number for number, place in enumerate(self._places) if place.keeps_cache), None)
 
     def _place(self, name: str) -> int:
         if name not in self.drafters:
             raise unknown_name("drafter of the pool:", name, self.drafters)
         return list(self.drafters).index(name)
 
-    def _open(self, place: int, contexts: Sequence[Context], states: Mapping[int, list[Any]]) -> None:
+    def _open_lookups(self, contexts: Sequence[Context], states: Mapping[int, list[Any]]) -> None:
+        for number, place in enumerate(self._places):
+            if place.looks_up and (new := [one for one in contexts if not self.is_open(number, one)]):
+                self._open(number, new, states)
+
+    def _open(self, number: int, contexts: Sequence[Context], states: Mapping[int, list[Any]]) -> None:
         if contexts:
             for context in contexts:  # noted first: what fails half-way is closed all the same
-                self._opened[context.request_id].add(place)
-            opened = list(self.drafters.values())[place].open(contexts)
+                self._opened[context.request_id].add(number)
+            opened = self._places[number].drafter.open(contexts)
             for context, state in zip(contexts, opened, strict=True):
-                states[context.request_id][place] = state
-
-    def _would_be(self, context: Context, states: tuple[Any, ...]) -> tuple[Watched, ...]:
-        """What the drafters without a network would propose, each within its own limits."""
-        trees: list[Followed] = []
-        for (name, drafter), state in zip(self.drafters.items(), states, strict=True):
-            if isinstance(drafter, LOOKUPS):
-                # An empty tape: deterministic candidates draw nothing, and the request's own draws stay untouched.
-                (draft,) = drafter.draft([context], [state], [DraftPlan()], [TapeDraws(())])
-                trees.append(Followed(name, draft.tree))
-        return (Watched(len(context.token_ids), tuple(trees)),) if trees else ()
+                states[context.request_id][number] = state
 
 
-def _may_draft(plan: DraftPlan) -> bool:
-    return plan.depth(1) > 0 and plan.nodes(1) > 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolChain(OwnChain[PoolState]):
+    """The chains of the one drafter of a pool that runs a network.
+
+    Args:
+        pool: The pool.
+        place: The drafter's place in it.
+        own: The drafter's own chains.
+    """
+
+    pool: PoolDrafter
+    place: int
+    own: OwnChain[Any]
+
+    def is_next(self, context: Context, state: PoolState, plan: DraftPlan) -> bool:
+        if not self.pool.is_open(self.place, context):
+            return False
+        if plan.drafter is not None:
+            return plan.drafter == list(self.pool.drafters)[self.place]
+        return not self.pool.proposes(context, state, plan, self.place)
+
+    def draft(
+        self, context: Context, state: PoolState, plan: DraftPlan, drawn: Sequence[tuple[int, Proposal]]
+    ) -> Draft[PoolState]:
+        own = self.own.draft(context, state.states[self.place], plan, drawn)
+        return self.pool.chained(context, state, plan, self.place, own)
 
 
-def _own(place: int, draft: Draft[PoolState]) -> Draft[Any]:
-    """A drafter's own draft; where another one was used, its state with the tree of that one."""
-    state = draft.state
-    return state.draft if state.chosen == place and state.draft is not None else Draft(draft.tree, state.states[place])
-
-
-def _followed(context: Context, state: PoolState, states: tuple[Any, ...]) -> PoolState:
-    """The state after the commit: earlier would-be trees have been walked on, decided ones handed over in order."""
-    walked = [one.after(context.token_ids) for one in state.watched]
-    decided = list(takewhile(lambda one: one.is_decided, walked))
-    hindsight = tuple(entry for one in decided for entry in one.hindsight())
-    return PoolState(states, watched=tuple(walked[len(decided) :]), hindsight=hindsight)
+def _own_plan(place: Place, plan: DraftPlan) -> DraftPlan:
+    return plan.for_lookups if place.looks_up and plan.drafter is None else plan

@@ -130,7 +130,8 @@ def measure_whole(parts: Parts, depth: int, *, budget_s: float = BUDGET_S / 4) -
         depth: Of the rounds.
         budget_s: Seconds after which no further round is begun.
     """
-    records = _rounds(parts, _Cycle((0, depth)), 1, _PROMPT, budget_s, as_one=True)
+    name = next((member.name for member in parts.memory.members if member.runs_network), None)
+    records = _rounds(parts, _Cycle((0, depth), name), 1, _PROMPT, budget_s, as_one=True)
     plain, whole = ([one.times.total_s for one in records if one.as_one is kind] for kind in (False, True))
     return median(whole) / median(plain) if plain and whole else math.inf
 

@@ -20,14 +20,16 @@ from monge.engine.session import Session
 def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Parts) -> list[Draft[Any]]:
     """One draft per session. A drafter that raises costs its request the speculation, never its text.
 
-    Whose plan is plain decoding is not drafted for; only a pool is asked all the same, since it looks back at earlier rounds.
+    Whose plan is plain decoding is not drafted for; only a pool is asked all the same where the plan asks its lookups.
     All sessions draft in one call. If it raises, each drafts alone, from the same draws, so that only those for which it raises
     again are decoded plainly to their end, from the draws that follow; a warning says so, once per request. Sessions whose
     draws cannot come again draft alone in the next round.
     """
     drafts: dict[int, Draft[Any]] = {}
-    asks_all = isinstance(parts.drafter, DrafterPool)
-    asked = [row for row, plan in enumerate(plans) if asks_all or plan.max_depth != 0 or plan.stop is not None]
+    is_pool = isinstance(parts.drafter, DrafterPool)
+    asked = [
+        row for row, plan in enumerate(plans) if plan.max_depth != 0 or plan.stop is not None or (is_pool and plan.asks_lookups)
+    ]
     together = [row for row in asked if sessions[row].drafting == "together"]
     alone = [[row] for row in asked if sessions[row].drafting == "alone"]
     groups = ([together] if together else []) + alone

@@ -12,7 +12,7 @@ from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
 from monge.core.splits import splits_along
 from monge.core.verdict import RoundTiming, StageTimes, StepRecord
-from monge.draft.base import PieceReader
+from monge.draft.base import piece_reader
 from monge.engine.attempt import attempt
 from monge.engine.clock import now
 from monge.engine.drafting import observe, propose
@@ -135,7 +135,7 @@ def reads_later(session: Session, parts: Parts, num_requests: int) -> bool:
         parts: The parts.
         num_requests: Requests that it will share rounds with, itself counted.
     """
-    if not isinstance(parts.drafter, PieceReader) or not session.request.adaptive:
+    if piece_reader(parts.drafter) is None or not session.request.adaptive:
         return False
     planner = parts.planner(session.request.controller)
     return planner.controller.rests(planner.memory, num_requests)
@@ -180,10 +180,10 @@ def _every(rows: list[Row], work: Any, *, isolated: bool) -> list[Row]:
 
 def _ran_whole(rows: Sequence[Row], parts: Parts) -> bool:
     """Whether the round has run as one: then it has its draft and its verdict, and none of the seconds is drafting's own."""
-    whole, (row, *others) = parts.whole_round, rows
-    if whole is None or others or not whole.takes(row.session, row.plan):
+    whole, chain, (row, *others) = parts.whole_round, parts.own_chain, rows
+    if whole is None or chain is None or others or not whole.takes(row.session, row.plan, chain):
         return False
-    if (made := whole.run(row.session)) is None:
+    if (made := whole.run(row.session, row.plan, chain)) is None:
         return False
     row.as_one, (row.draft, row.outcome) = True, made
     return True

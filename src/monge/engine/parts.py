@@ -10,7 +10,7 @@ from monge.core.model import SequenceModel
 from monge.core.proposal import Mixed
 from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import Hindsight
-from monge.draft.base import AnyDrafter, DrafterPool
+from monge.draft.base import AnyDrafter, DrafterPool, OwnChain
 from monge.engine.whole_round import WholeRound
 from monge.verify.base import ChainDecision, NodeRule, Rule, Verifier, as_verifier, unsupported_reason
 
@@ -41,6 +41,7 @@ class Parts:
 
     Attributes:
         num_successors: As the drafter's capabilities say.
+        own_chain: As the drafter says.
 
     Raises:
         ProposalMismatchError: If the verifier is not exact for what the drafter proposes.
@@ -59,14 +60,16 @@ class Parts:
     seeded: str | None = None
     whole_round: WholeRound | None = None
     num_successors: int = field(init=False)  # asked for in every round, and capabilities may take long to tell
+    own_chain: OwnChain[Any] | None = field(init=False, repr=False)
     _usual: Planner = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.memory.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()
         can = self.drafter.capabilities
         object.__setattr__(self, "num_successors", can.num_successors)
+        object.__setattr__(self, "own_chain", self.drafter.own_chain)
         object.__setattr__(self, "_usual", Planner(self.controller, self.memory))
-        if self.whole_round is not None and not self.whole_round.is_of(self.target, self.drafter.own_chain, self.on_chains):
+        if self.whole_round is not None and not self.whole_round.is_of(self.target, self.own_chain, self.on_chains):
             object.__setattr__(self, "whole_round", None)  # it was made for other parts than these
         reason = unsupported_reason(self.rule, can.proposes, can.max_width)
         if reason is not None:

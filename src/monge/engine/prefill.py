@@ -12,7 +12,7 @@ from monge.control.base import PromptReader
 from monge.core.context import Context
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
-from monge.draft.base import PieceReader
+from monge.draft.base import PieceReader, piece_reader
 from monge.engine.attempt import attempt
 from monge.engine.clock import now
 from monge.engine.drafting import give_up, start
@@ -152,10 +152,10 @@ class Prefills:
         return logits
 
     def _read_drafter(self, group: Sequence[tuple[_Prompt, int]], num_requests: int) -> None:
-        drafter, costs = self._parts.drafter, self._parts.memory.costs
+        drafter, costs = piece_reader(self._parts.drafter), self._parts.memory.costs
         drafting = [(prompt, size) for prompt, size in group if prompt.session.drafting != "off"]
         drafting = [job for job in drafting if not reads_later(job[0].session, self._parts, num_requests)]
-        if not isinstance(drafter, PieceReader) or not drafting:
+        if drafter is None or not drafting:
             return
         began = now()
         error = attempt(lambda: drafter.read([prompt.context() for prompt, _ in drafting]))
@@ -171,7 +171,7 @@ class Prefills:
         if prompt.ending and profile is not None:
             profile = profiled(profile, self._laws(prompt, prompt.num_read, prompt.ending))
         session.controller_state = controller_state(session, profile, self._parts)
-        if session.drafting != "off" and not isinstance(self._parts.drafter, PieceReader):
+        if session.drafting != "off" and piece_reader(self._parts.drafter) is None:
             start(session, self._parts)
 
     def _restart(self, prompt: _Prompt) -> None:
@@ -182,11 +182,11 @@ class Prefills:
 
     def _open(self, session: Session) -> None:
         self._parts.target.open({session.context.request_id: ()})
-        if session.drafting != "off" and isinstance(self._parts.drafter, PieceReader):
+        if session.drafting != "off" and piece_reader(self._parts.drafter) is not None:
             start(session, self._parts, first=_Prompt(session).context())
 
     def _close(self, session: Session) -> None:
-        if isinstance(self._parts.drafter, PieceReader):
+        if piece_reader(self._parts.drafter) is not None:
             close_session(session, self._parts)
         else:
             self._parts.target.close(session.context.request_id)

@@ -31,7 +31,7 @@ def with_whole_rounds(parts: Parts, backend: str | Backend, draft_backend: str |
 
 
 def _whole_round(parts: Parts, backend: str | Backend, draft_backend: str | Backend | None) -> WholeRound | None:
-    chain, target, decision = parts.drafter.own_chain, parts.target, parts.on_chains
+    chain, target, decision = parts.own_chain, parts.target, parts.on_chains
     if chain is None or decision is None or parts.num_successors or draft_backend not in (None, backend):
         return None
     # Controllers that plan windows of many depths come by the usual one often.

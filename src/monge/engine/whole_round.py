@@ -11,7 +11,7 @@ from monge.core.context import DraftPlan
 from monge.core.draws import PeekableDraws
 from monge.core.law import Law, one_hot, unchecked_law
 from monge.core.model import SequenceModel
-from monge.core.proposal import Iid
+from monge.core.proposal import Iid, Proposal
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft, OwnChain
@@ -90,20 +90,28 @@ class WholeRound:
         """Whether it runs the rounds of these parts."""
         return self._target is target and self._chain == chain and self._decision == decision
 
-    def takes(self, session: Session, plan: DraftPlan) -> bool:
-        """Whether the round of a request alone can run as one."""
+    def takes(self, session: Session, plan: DraftPlan, chain: OwnChain[Any]) -> bool:
+        """Whether the round of a request alone can run as one.
+
+        Args:
+            session: The request.
+            plan: Of the round.
+            chain: What drafts are, of the drafter that knows the request.
+        """
         request, depth = session.request, self.depth
         is_whole = plan.stop is None and not plan.num_fixed and plan.nodes(depth) == depth
-        is_whole = is_whole and plan.depth(self._chain.depth) == depth
+        is_whole = is_whole and plan.depth(chain.depth) == depth
         if self._is_off or not is_whole or session.drafting != "together" or not isinstance(session.draws, PeekableDraws):
             return False
         if request.processors or request.logprobs is not None or request.rules.truncates:
             return False
         if not (self._draft.lays_chains and self._target.lays_chains):
             return False
+        if not chain.is_next(session.context, session.drafter_state, plan):
+            return False
         return len(session.context.token_ids) - self._draft.length(session.context.request_id) <= _UNREAD
 
-    def run(self, session: Session) -> tuple[Draft[Any], Verdict] | None:
+    def run(self, session: Session, plan: DraftPlan, chain: OwnChain[Any]) -> tuple[Draft[Any], Verdict] | None:
         """The draft and what became of it; `None`, with nothing drawn or kept, where the stages must look at it themselves."""
         name, rules = session.context.request_id, session.context.rules
         made: list[tuple[list[int], Tensor]] = []
@@ -122,7 +130,8 @@ class WholeRound:
             self._target.commit({name: ()})
             return None
         numbers, laws = made[0]
-        return self._outcome(session, numbers, laws)
+        drawn, verdict = self._outcome(session, numbers, laws)
+        return chain.draft(session.context, session.drafter_state, plan, drawn), verdict
 
     def _inputs(self, session: Session) -> RoundInputs:
         """Look at the draws, and make room in both caches."""
@@ -138,7 +147,8 @@ class WholeRound:
             target=self._target.lay_chain(name, depth + 1),
         )
 
-    def _outcome(self, session: Session, numbers: list[int], laws: Tensor) -> tuple[Draft[Any], Verdict]:
+    def _outcome(self, session: Session, numbers: list[int], laws: Tensor) -> tuple[list[tuple[int, Proposal]], Verdict]:
+        """What was drawn, with its laws, and what became of it."""
         name, depth, tokens = session.context.request_id, self.depth, tuple(numbers[:-NUM_FACTS])
         accepted, token, _ = numbers[-NUM_FACTS:]
         for _ in range(depth + self._decision.num_uniforms(accepted, depth)):
@@ -146,14 +156,16 @@ class WholeRound:
         # The text is read for good; the chain's nodes behind it wait for the commit.
         self._draft.commit({name: range(len(session.context.token_ids) - self._draft.length(name))})
         self._draft.lay_chain(name, depth - 1)
-        proposals = tuple(Iid(law) for law in _laws(session.context.rules, tokens, laws))
+        drawn: list[tuple[int, Proposal]] = [
+            (token, Iid(law)) for token, law in zip(tokens, _laws(session.context.rules, tokens, laws), strict=True)
+        ]
         verdict = Verdict(
             path=tuple(range(1, accepted + 1)),
             next_token=token,
             next_kind="bonus" if accepted == depth else "correction",
             examined=(1,) * min(accepted + 1, depth),
         )
-        return self._chain.draft(session.context.token_ids[-1], tokens, proposals), verdict
+        return drawn, verdict
 
 
 def _laws(rules: SamplingRules, tokens: tuple[int, ...], laws: Tensor) -> list[Law]:

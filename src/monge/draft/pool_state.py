@@ -1,0 +1,89 @@
+"""What a pool of drafters keeps for a request."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Final
+
+from monge.core.context import Context, DraftPlan
+from monge.core.selection import Hindsight
+from monge.draft.base import AnyDrafter, Draft
+from monge.draft.hindsight import Watched
+from monge.draft.jacobi import JacobiDrafter
+from monge.draft.layer_skip import LayerSkipDrafter
+from monge.draft.lookahead import LookaheadDrafter
+from monge.draft.model import ModelDrafter
+from monge.draft.ngram import NgramDrafter
+from monge.draft.none import NoDrafter
+from monge.draft.retokenize import RetokenizeDrafter
+from monge.draft.suffix import SuffixDrafter
+from monge.draft.token_recycling import TokenRecyclingDrafter
+
+LOOKUPS: Final = (NgramDrafter, SuffixDrafter, TokenRecyclingDrafter, LookaheadDrafter, JacobiDrafter, NoDrafter)
+"""Drafters that run no network: what they would have proposed can be looked up in every round."""
+NETWORKS: Final = (ModelDrafter, LayerSkipDrafter, RetokenizeDrafter)
+"""Drafters with a cache of their own, which stays where it is while they are not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A drafter of a pool; looked up once, since rounds are short.
+
+    Args:
+        name: What a plan calls it.
+        drafter: The drafter.
+        looks_up: Whether it is one of `LOOKUPS`.
+        keeps_cache: Whether it is one of `NETWORKS`.
+    """
+
+    name: str
+    drafter: AnyDrafter
+    looks_up: bool
+    keeps_cache: bool
+
+
+def places_of(drafters: Mapping[str, AnyDrafter]) -> tuple[Place, ...]:
+    """The drafters of a pool, in its order."""
+    return tuple(
+        Place(name, drafter, isinstance(drafter, LOOKUPS), isinstance(drafter, NETWORKS)) for name, drafter in drafters.items()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """State of one request.
+
+    Args:
+        states: States of the drafters; `None` for one that has not been opened.
+        chosen: Place of the drafter of the present round, until it was told the verdict.
+        draft: Its draft.
+        watched: Earlier rounds whose would-be trees the text has not decided yet.
+        hindsight: What the last round's text decided.
+    """
+
+    states: tuple[Any, ...]
+    chosen: int | None = None
+    draft: Draft[Any] | None = None
+    watched: tuple[Watched, ...] = ()
+    hindsight: tuple[Hindsight, ...] = ()
+
+
+def may_draft(plan: DraftPlan) -> bool:
+    """Whether a plan allows any draft."""
+    return plan.depth(1) > 0 and plan.nodes(1) > 0
+
+
+def own_draft(place: int, draft: Draft[PoolState]) -> Draft[Any]:
+    """A drafter's own draft; where another one was used, its state with the tree of that one."""
+    state = draft.state
+    return state.draft if state.chosen == place and state.draft is not None else Draft(draft.tree, state.states[place])
+
+
+def followed(context: Context, state: PoolState, states: tuple[Any, ...]) -> PoolState:
+    """The state after the commit: earlier would-be trees have been walked on, decided ones handed over in order."""
+    if not state.watched:
+        return PoolState(states)
+    walked = [one.after(context.token_ids) for one in state.watched]
+    decided = list(takewhile(lambda one: one.is_decided, walked))
+    hindsight = tuple(entry for one in decided for entry in one.hindsight())
+    return PoolState(states, watched=tuple(walked[len(decided) :]), hindsight=hindsight)
