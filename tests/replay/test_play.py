@@ -10,6 +10,7 @@ from monge.control.base import CostModel
 from monge.core.metrics import block_efficiency
 from monge.replay.compare import Settings, compare
 from monge.replay.configuration import Configuration
+from monge.replay.costs import predicted
 from monge.replay.play import hindsight, look, nodes_by_depth, play
 from monge.replay.run import replay_text
 from monge.replay.survey import fixed_window
@@ -100,6 +101,35 @@ def test_in_a_pool_only_the_draft_model_takes_time_to_draft(controller):
     for record in records:
         drafting = 0.2 * record.depth if record.drafter == "model" else 0.0
         assert record.times.total_s == pytest.approx(1.0 + 0.05 * record.num_nodes + drafting)
+
+
+def test_windows_of_a_pool_expect_its_seconds_too():
+    """Where a lookup drafts, a level costs what it takes to verify it."""
+    target, draft = models(3)
+    log = logged(target, (2, 0, 1, 2, 0))
+
+    def seconds_of(window, draws):
+        parts = make_parts(target, draft, drafter=POOL, tree="chain(2)", controller=f"fixed(max_depth={window})", costs=COSTS)
+        records = replay_text(parts, log, log.texts[0], draws)
+        return sum(predicted(one, COSTS, runs_network=parts.runs_network(one.drafter)).times.total_s for one in records)
+
+    positions = look(make_parts(target, draft, drafter=POOL, tree="chain(2)"), log, depth=2)
+    assert {place.runs_network for place in positions[0]} == {True, False}
+    for window in (0, 1, 2):
+        law = exact_law(lambda draws, window=window: seconds_of(window, draws))
+        found = math.fsum(seconds * prob for seconds, prob in law.items())
+        assert fixed_window(positions[0], COSTS, window).seconds == pytest.approx(found, abs=1e-12)
+
+
+def test_a_survey_is_shared_by_those_whose_tree_is_the_same():
+    target, draft = models(3)
+    log = replace(logged(target, TEXT * 4), costs={"model": COSTS.as_dict()})
+    both = [Configuration(drafter="model", controller=name) for name in ("fixed", "price")]
+    settings = Settings(repeats=1)
+    fixed, price = compare(both, log, draft, settings)["replayed"]
+    assert compare(both[1:], log, draft, settings)["replayed"] == [price]
+    assert len(fixed["hindsight"]["windows"]) == 4, "a chain of three"
+    assert len(price["hindsight"]["windows"]) == 9, "which `price` may make longer"
 
 
 def test_a_pool_is_replayed_by_name():

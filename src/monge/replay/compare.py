@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from monge.core.errors import MongeError
 from monge.core.model import SequenceModel
+from monge.draft.base import Capabilities
 from monge.replay.configuration import Configuration
 from monge.replay.costs import costs_for, untimed
 from monge.replay.log import LawLog
@@ -18,8 +19,9 @@ from monge.replay.text import ReplayTarget
 
 REPEATS: Final = 4
 
-Surveys = dict[Configuration, tuple[tuple[Position, ...], ...]]
-"""What was seen of the texts, by configuration without its controller, which does not change it."""
+Surveys = dict[tuple[Configuration, Capabilities], tuple[tuple[Position, ...], ...]]
+"""What was seen of the texts, by configuration without its controller, and by what the drafter may propose: a controller
+changes no more than the tree that is taken where none is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,8 @@ def replay(
     """
     parts = configuration.parts(ReplayTarget(log.model.vocab_size) if target is None else target, draft, PLAIN)
     depth = min(settings.depth, parts.drafter.capabilities.max_depth)
-    known, key = {} if surveys is None else surveys, dataclass_replace(configuration, controller=None)
+    known = {} if surveys is None else surveys
+    key = dataclass_replace(configuration, controller=None), parts.drafter.capabilities
     if key not in known:
         known[key] = look(parts, log, depth=depth, seed=settings.seed, on_text=on_text)
     positions = known[key]

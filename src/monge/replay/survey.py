@@ -33,6 +33,7 @@ class Position:
         room: Most draft tokens that the request's limit allows here.
         context_length: Tokens before the round.
         confidence: How sure the draft network was of its first candidate; `None` where it does not say.
+        runs_network: Whether the drafter that drafts here runs one, so that drafting costs time.
     """
 
     chances: tuple[float, ...]
@@ -40,6 +41,7 @@ class Position:
     room: int
     context_length: int
     confidence: float | None = None
+    runs_network: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +94,9 @@ def survey(parts: Parts, log: LawLog, text: LoggedText, draws: Draws, *, depth: 
         while session.finish_reason is None:
             length, room = len(session.context.token_ids), text.max_new_tokens - session.num_generated - 1
             play_round(session, guide, playing)
-            confidence = next(iter(session.records[-1].confidences), None)
-            found.append(_position(guide, room=room, context_length=length, confidence=confidence))
+            record = session.records[-1]
+            seen = _position(guide, room=room, context_length=length, confidence=next(iter(record.confidences), None))
+            found.append(replace(seen, runs_network=parts.runs_network(record.drafter)))
     finally:
         close_session(session, playing)
     return tuple(found)
@@ -144,7 +147,7 @@ def _round(position: Position, costs: CostModel, window: int, ahead: Sequence[Ex
 def round_seconds(position: Position, costs: CostModel, window: int) -> float:
     """Predicted seconds of a round with some window."""
     depth = min(window, len(position.nodes) - 1)
-    drafting = costs.draft_s(depth) if depth else 0.0
+    drafting = costs.draft_s(depth) if depth and position.runs_network else 0.0
     return costs.verify_s(position.nodes[depth], 1, position.context_length) + drafting
 
 
