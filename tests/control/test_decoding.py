@@ -207,7 +207,8 @@ def test_slow_rounds_are_measured_less(forward_s: float, token_s: float, batch_s
 
 def test_rounds_correct_the_costs_and_records_say_what_was_seen() -> None:
     costs = CostModel(verify_s={1: {0: 1.0, 8: 2.0}}, draft_s={1: {0: 0.0, 8: 1.0}})
-    parts = make_parts(target(), TabularModel(RandomTable(VOCAB, 4), VOCAB), controller="price", costs=costs)
+    draft = TabularModel(RandomTable(VOCAB, 4), VOCAB)
+    parts = make_parts(target(), draft, drafter="model", controller="price", costs=costs)
     (result,) = Decoder(parts).generate([(1, 2)], max_new_tokens=20, temperature=1.0, seed=0)
     assert costs.num_rounds == len(result.records)
     assert costs.verify_s(0) < 1.0  # a table of whole seconds, and rounds of milliseconds

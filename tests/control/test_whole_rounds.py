@@ -8,6 +8,7 @@ from monge.control.base import CostModel, Memory
 from monge.control.cost_whole import WholeCost
 from monge.control.on_the_fly import OnTheFly
 from monge.control.price import Price
+from monge.control.price_forecast import outlook_of
 from monge.core.errors import OptionError
 from monge.core.verdict import RoundTiming
 from tests.control.scripts import chain_round, draws
@@ -136,13 +137,13 @@ class TestPrice:
 
     def test_windows_that_it_may_not_plan(self) -> None:
         controller, memory = Price(max_window=2), Memory(costs_with(0.1))
-        assert controller.outlook(controller.init(memory)).whole is None
+        assert outlook_of(controller.init(memory), controller.max_window).whole is None
 
     def test_a_batch_runs_in_stages(self) -> None:
         costs = costs_with(0.1)
         costs.batch_size = 2
         controller = Price()
-        assert controller.outlook(controller.init(Memory(costs))).whole is None
+        assert outlook_of(controller.init(Memory(costs)), controller.max_window).whole is None
 
 
 def test_on_the_fly_takes_the_window_that_is_cheap() -> None:

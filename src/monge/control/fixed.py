@@ -15,10 +15,13 @@ class Fixed(Controller[None]):
     Args:
         max_depth: Deepest node, or `None` for the builder's own.
         max_nodes: Drafted nodes, or `None` for the builder's own.
+        lookup_depth: Deepest node of those drafters of a pool that run no network, or `None` for `max_depth`; 0 leaves them
+            out.
     """
 
     max_depth: int | None = None
     max_nodes: int | None = None
+    lookup_depth: int | None = None
 
     def __post_init__(self) -> None:
         self._plan()
@@ -33,4 +36,4 @@ class Fixed(Controller[None]):
         return None
 
     def _plan(self) -> DraftPlan:
-        return DraftPlan(max_depth=self.max_depth, max_nodes=self.max_nodes)
+        return DraftPlan(max_depth=self.max_depth, max_nodes=self.max_nodes, lookup_depth=self.lookup_depth)

@@ -33,3 +33,9 @@ class Memory:
             name: Of the controller; equal names share notes.
         """
         return Memory(self.costs, self.notes.setdefault(f"controller {name}", {}), self.members)
+
+    @property
+    def lookups(self) -> frozenset[str | None]:
+        """Names of the pool's drafters that run no network, where there are others too."""
+        names = [member.name for member in self.members if not member.runs_network]
+        return frozenset(names if len(names) < len(self.members) else ())

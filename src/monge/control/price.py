@@ -3,17 +3,20 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
 from monge.control.calibration import Calibration
-from monge.control.price_batch import TRIAL_ROWS, Crowd, batch_gains, batch_seconds, tried
+from monge.control.price_forecast import outlook_of
 from monge.control.price_learning import learnt, teach_left
+from monge.control.price_lookups import noted
 from monge.control.price_memory import pooled_of
 from monge.control.price_outlook import Outlook, plain_has_moved, stop_rule, unstopped
 from monge.control.price_reading import coming_back_s, reading_s, repays_reading
 from monge.control.price_request import Request
+from monge.control.price_rests import Rests
 from monge.control.price_stretch import Stretch
-from monge.control.survival import PRIOR_WEIGHT, expected_tokens
+from monge.control.price_together import GAIN, SETTLED, plan_together
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -23,19 +26,12 @@ from monge.core.verdict import StepRecord
 _EXPLORE = 32  # rounds between two that draft without looking at the price, so that low confidences are tried too
 _WHOLE = (14, 15)  # of so many rounds, those that run as one, if any can: what is not run is not measured
 _BASELINE = 128  # rounds between two plain ones, which keep the cost of plain decoding up to date
-_BATCH_BASELINE = 32  # the same for a batch: its size and the length of its texts change
-_STEEP = 4  # how much longer a batch rests after a trial that failed: several of its requests were tried at once
-_READING = 8  # how much faster than one by one the draft model is taken to read tokens, until it is known better
-_TRIAL_DEPTH = 2  # of a batch, which waits for it
-_GAIN = 1.1  # what drafting must promise a batch that does not draft yet, as it pays at once and gains only in the end
 _ALONE_FOR = 4  # tokens that a request waits where others shared rounds and rested: more of these may be on their way
-_GROWING_SHARE = 0.05  # of the time of plain decoding, that trials may take while rests still grow
-_SETTLED = 8  # rounds after which a request that speculates again counts as settled
-_FIRST_WEIGHT = 4.0  # rounds that the first guess of acceptance counts for
 _LOOK_S = 0.06  # seconds of alike rounds that share one look at what they bring: a look is not to cost a percent
 _PATIENCE = 4.0  # plain rounds by which they may be behind plain decoding before one looks earlier
 _APART = (*_WHOLE, _EXPLORE - 1)  # of so many rounds, those that are planned apart, to stay informed
 _STRIDE = 8  # tokens by which a request's text may have grown unnoted while it rests
+_FOLLOW_EVERY = 8  # tokens of a rest of which one's round follows what would have been looked up
 _KIN = 6.0  # further rounds that earlier requests count for in a request's acceptance, once they had as many
 
 
@@ -72,6 +68,7 @@ class Price(Controller[Request]):
     probe_share: float | int = 0.005
 
     reads = frozenset({"accepted", "confidence", "costs", "notes"})
+    selects = True
 
     def __post_init__(self) -> None:
         check_windows("price", lowest=1, highest=self.max_window)
@@ -88,11 +85,12 @@ class Price(Controller[Request]):
             return begun
         kin = min(_KIN, pooled.counts.reached[0] if pooled.counts.reached else 0.0)
         request = Request(memory, kin, debt_s=pooled.debt_s)
-        outlook = self.outlook(request)
+        outlook = outlook_of(request, self.max_window)
+        request = replace(request, resting_depth=outlook.resting_depth)
         waits = _ALONE_FOR if costs_of(memory, "price").batch_size > 1 and not pooled.crowd.is_on else 0
         off = pooled.off_tokens
         if not repays_reading(memory, outlook):
-            off = max(off, self._shortest(reading_s(memory), outlook))
+            off = max(off, self._rests.shortest(reading_s(memory), outlook))
         elif off <= self.first_off or outlook.speed >= outlook.plain_speed * (1.0 + self.margin):
             return replace(request, off_left=waits)
         # Where the last requests gave up for long, a new one goes on resting: it may be too short for a rest of its own.
@@ -112,9 +110,9 @@ class Price(Controller[Request]):
     def plan_many(self, states: Sequence[Request], draws: Sequence[Draws]) -> list[DraftPlan]:
         if len(states) == 1 and (stretch := states[0].stretch) is not None:
             is_apart = (states[0].rounds_on + len(stretch.records)) % _EXPLORE in _APART
-            return [self._alone(states[0]) if is_apart or plain_has_moved(states[0].memory) else stretch.plan]
+            return [self._alone(states[0]) if is_apart or plain_has_moved(states[0].memory) else stretch.next_plan]
         num_rows = max(len(states), costs_of(states[0].memory, "price").batch_size)
-        return [self._alone(states[0])] if num_rows == 1 else self._together(states, num_rows)
+        return [self._alone(states[0])] if num_rows == 1 else plan_together(states, num_rows, self.max_window, self._rests)
 
     def update(self, state: Request, record: StepRecord) -> Request:
         if state.stretch is not None and state.stretch.takes(record):
@@ -128,51 +126,52 @@ class Price(Controller[Request]):
         if record.plan.max_depth == 0:
             if record.batch_size == 1:
                 pooled_of(state.memory).rest(record, begins=begins)
-            return self._rested(learnt(state), record)
+            return self._rested(self._looked(learnt(state), record), record)
         following = learnt(state, record, begins=begins)
         # Whether those who share a round go on is decided when the next one is planned.
         return following if following.was_shared else self._switched(following)
 
-    def outlook(self, state: Request) -> Outlook:
-        """Expected tokens and seconds of the coming round's windows."""
-        costs, pooled = costs_of(state.memory, "price"), pooled_of(state.memory)
-        deepest = costs.within(self.max_window)
-        usual = pooled.counts.acceptance(deepest, weight=_FIRST_WEIGHT)
-        acceptance = state.counts.acceptance(deepest, usual, PRIOR_WEIGHT + state.kin)
-        context = costs.context_length if state.context_length is None else state.context_length
-        drafting, verifying = costs.levels_s(deepest, costs.batch_size, context)
-        seconds = [sum(both) for both in zip(drafting, verifying, strict=True)]
-        whole, price = costs.whole, max(pooled.speed, 1.0 / seconds[0])
-        fits = whole is not None and costs.batch_size == 1 and whole.depth <= deepest
-        as_one = (whole.depth, whole.plain_rounds * seconds[0]) if whole is not None and fits else None
-        return Outlook(acceptance, expected_tokens(acceptance), seconds, verifying, price, as_one)
+    @property
+    def _rests(self) -> Rests:
+        return Rests(self.first_off, self.last_off, self.trial, self.probe_share)
 
     def _alone(self, state: Request) -> DraftPlan:
         rounds_on = state.rounds_on + (0 if state.stretch is None else len(state.stretch.records))
-        if state.off_left > 0 or plain_has_moved(state.memory) or (rounds_on + 1) % _BASELINE == 0:
-            return PLAIN
-        outlook, pooled = state.outlook or self.outlook(state), pooled_of(state.memory)
-        if state.was_shared and not (pooled.crowd.is_on and self._pays(state, outlook)):
+        if state.off_left > 0:
+            return PLAIN if state.resting_depth is None else self._resting(state, state.resting_depth)
+        outlook, pooled = state.outlook or outlook_of(state, self.max_window), pooled_of(state.memory)
+        looks_at_plain = plain_has_moved(state.memory) or (rounds_on + 1) % _BASELINE == 0
+        if looks_at_plain or (state.was_shared and not (pooled.crowd.is_on and self._pays(state, outlook))):
             return PLAIN
         usual, place = self._usual(outlook, pooled.calibration), rounds_on % _EXPLORE
+        if state.trial_left > 0 and outlook.lookups is not None:
+            usual = replace(usual, lookup_depth=0)  # it is about the others
         if pooled.calibration.num_rounds == 0:
             return usual
         # Rounds as one ask for no confidence, so low ones need to be known the less while those are ahead.
         explores = place == _EXPLORE - 1 and (not outlook.as_one or rounds_on % _BASELINE == _EXPLORE - 1)
         if outlook.whole is not None and place in _WHOLE:
-            return DraftPlan(max_depth=outlook.whole[0], price=outlook.price)
+            return replace(usual, max_depth=outlook.whole[0], stop=None)
         if explores or (state.trial_left > 0 and not outlook.as_one):
             stop = stop_rule(outlook, pooled.calibration)
-            return unstopped(DraftPlan(max_depth=outlook.window, stop=stop, price=outlook.price))
+            return unstopped(replace(usual, max_depth=outlook.window, stop=stop))
         return usual
+
+    def _resting(self, state: Request, lookup_depth: int) -> DraftPlan:
+        """What is planned while the network rests."""
+        if lookup_depth == 0 and pooled_of(state.memory).rested % _FOLLOW_EVERY:
+            return PLAIN
+        return DraftPlan(max_depth=0, lookup_depth=lookup_depth, follows=True)
 
     def _usual(self, outlook: Outlook, calibration: Calibration) -> DraftPlan:
         """What is planned for rounds that neither try anything nor keep the controller informed."""
+        lookup_depth = outlook.lookup_depth
+        shared: dict[str, Any] = {"price": outlook.price, "lookup_depth": lookup_depth, "follows": lookup_depth is not None}
         if calibration.num_rounds == 0:
-            return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)), price=outlook.price)
+            return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)), **shared)
         if outlook.whole is not None and outlook.as_one:
-            return DraftPlan(max_depth=outlook.whole[0], price=outlook.price)
-        return DraftPlan(max_depth=self.max_window, stop=stop_rule(outlook, calibration), price=outlook.price)
+            return DraftPlan(max_depth=outlook.whole[0], **shared)
+        return DraftPlan(max_depth=self.max_window, stop=stop_rule(outlook, calibration), **shared)
 
     def _stretch(self, state: Request, outlook: Outlook) -> Stretch | None:
         """The coming rounds that are planned alike; a trial has none."""
@@ -180,55 +179,21 @@ class Price(Controller[Request]):
             return None
         pooled, whole_s = pooled_of(state.memory), outlook.whole[1] if outlook.whole else 0.0
         num_rounds = math.ceil(_LOOK_S / (whole_s if outlook.as_one else outlook.seconds[outlook.window]))
-        if state.off_tokens and state.rounds_on < _SETTLED:
-            num_rounds = min(num_rounds, _SETTLED - state.rounds_on)
+        if state.off_tokens and state.rounds_on < SETTLED:
+            num_rounds = min(num_rounds, SETTLED - state.rounds_on)
         limit_s = max(coming_back_s(state.memory), _PATIENCE * outlook.seconds[0])
         patience_s = limit_s if state.debt_s < limit_s else state.debt_s + _PATIENCE / 2.0 * outlook.seconds[0]
         plan = self._usual(outlook, pooled.calibration)
-        pooled.stretch = Stretch(plan, num_rounds, patience_s, outlook.seconds, whole_s, state.debt_s)
+        waits = outlook.lookups is not None and plan.lookup_depth == 0 and not outlook.lookups.are_promising
+        blind = replace(plan, follows=False) if waits else None
+        grows = outlook.lookups is not None and (plan.lookup_depth or 0) + 1 < len(outlook.lookups.tokens)
+        lookups = state.memory.lookups
+        pooled.stretch = Stretch(plan, blind, num_rounds, patience_s, outlook.seconds, whole_s, lookups, grows, state.debt_s)
         return pooled.stretch
-
-    def _together(self, states: Sequence[Request], num_rows: int) -> list[DraftPlan]:
-        """One depth for all, the one for which the batch is expected to be done soonest."""
-        memory = states[0].memory
-        pooled, costs = pooled_of(memory), costs_of(memory, "price")
-        crowd, plans = pooled.crowd, [PLAIN] * len(states)
-        if crowd.is_resting:
-            pooled.rest_together()
-            return plans
-        # Neighbours are evidence enough here: what requests before them did would hide that these differ.
-        outlooks = [state.outlook or self.outlook(replace(state, kin=0.0)) for state in states]
-        lengths = [costs.context_length if one.context_length is None else one.context_length for one in states]
-        context = max(lengths)
-        seconds = batch_seconds(costs, costs.within(self.max_window), num_rows, context)
-        gains = batch_gains(costs, seconds, [outlook.tokens for outlook in outlooks], num_rows, context)
-        depth = max(range(1, len(gains)), key=gains.__getitem__)
-        drafting = set(range(len(states)))
-        if crowd.awaits_trial:
-            depth, drafting = min(depth, _TRIAL_DEPTH), tried(lengths)
-        elif min(gains[depth], crowd.gain) < (_GAIN if crowd.rounds_on < _SETTLED else 1.0 + (_GAIN - 1.0) / 2.0):
-            # While it rests the draft model reads nothing, so a trial reads the texts of those who draft in it.
-            unread_s = max(costs.catch_up_s, min(1.0, TRIAL_ROWS / num_rows) * context * costs.draft_s(1, num_rows) / _READING)
-            expected_s = seconds[min(depth, _TRIAL_DEPTH)] - seconds[0] + unread_s
-            # One round that took long may have been disturbed: it says how far rests may grow, not how fast.
-            longest = self._longest(max(expected_s, (crowd.dearest - 1.0) * seconds[0]), seconds[0])
-            off = min(max(_STEEP * crowd.off_tokens, self._longest(expected_s, seconds[0]) // _STEEP), longest)
-            pooled.crowd = Crowd(is_on=False, off_tokens=max(self.first_off, off), rested=1)
-            return plans
-        else:
-            rounds_on = crowd.rounds_on + 1
-            off_tokens = 0 if rounds_on == _SETTLED else crowd.off_tokens
-            pooled.crowd = replace(crowd, is_on=True, rounds_on=rounds_on, off_tokens=off_tokens)
-            if rounds_on % _BATCH_BASELINE == _BATCH_BASELINE // 8:
-                return plans
-        for row in drafting:
-            stop = stop_rule(outlooks[row], pooled.calibration)
-            plans[row] = unstopped(DraftPlan(max_depth=depth, stop=stop, price=outlooks[row].price))
-        return plans
 
     def _pays(self, state: Request, outlook: Outlook) -> bool:
         """Whether drafting is expected to beat plain decoding, or did so of late."""
-        margin = _GAIN - 1.0 if state.was_shared else self.margin if state.off_tokens else 0.0
+        margin = GAIN - 1.0 if state.was_shared else self.margin if state.off_tokens else 0.0
         needed = outlook.plain_speed * (1.0 + margin)
         return outlook.speed >= needed or (state.seconds > 0.0 and state.tokens / state.seconds >= needed)
 
@@ -238,7 +203,7 @@ class Price(Controller[Request]):
         if state.was_shared and record.batch_size == 1:
             state = replace(state, context_length=context)
             following = replace(state, was_shared=False, outlook=None)
-            if not state.off_left and not self._pays(state, self.outlook(state)):
+            if not state.off_left and not self._pays(state, outlook_of(state, self.max_window)):
                 return self._off(following)
             waits = 0 if pooled_of(state.memory).crowd.is_on else _ALONE_FOR
             return replace(following, off_left=max(state.off_left, waits))
@@ -258,43 +223,41 @@ class Price(Controller[Request]):
             self.trial if begins else state.trial_left,
             0 if begins else state.rounds_on + 1,
             was_shared=record.batch_size > 1,
+            looked=state.looked,
+            resting_depth=state.resting_depth,
         )
+
+    def _looked(self, state: Request, record: StepRecord) -> Request:
+        """The state after a round without the network, of which others may have drafted."""
+        lookups = state.memory.lookups
+        if not lookups or not (record.depth or record.hindsight):
+            return state
+        looked_up = record.drafter in lookups
+        state = replace(state, looked=noted(pooled_of(state.memory), state.looked, record, looked_up=looked_up))
+        return replace(state, resting_depth=outlook_of(state, self.max_window).resting_depth)
 
     def _switched(self, state: Request) -> Request:
         """The state with speculation off if it does not pay."""
-        outlook, pooled = self.outlook(state), pooled_of(state.memory)
+        outlook, pooled = outlook_of(state, self.max_window), pooled_of(state.memory)
         pays = self._pays(state, outlook)
         # Coming back has a price, so drafting goes on until it has lost as much. A trial that fails ends at once.
         if not pays and not state.trial_left and (state.off_tokens or state.debt_s >= coming_back_s(state.memory)):
             return self._off(state)
         following = replace(state, outlook=outlook, stretch=self._stretch(state, outlook))
-        is_settled = state.rounds_on >= _SETTLED
+        is_settled = state.rounds_on >= SETTLED
         if not pays or not state.off_tokens or not (is_settled or state.rounds_on == self.trial):
             return following
         # What is read is read, and the request drafts on. Others may be too short to be worth their reading.
         repays = repays_reading(state.memory, outlook)
         if is_settled == repays:
-            pooled.switch_off(0 if repays else self._next_rest(state, outlook))
+            pooled.switch_off(0 if repays else self._rests.following(state, outlook))
         return replace(following, off_tokens=0) if is_settled else following
 
     def _off(self, state: Request) -> Request:
         """The state at the beginning of a rest."""
-        off = self._next_rest(state, self.outlook(state))
-        pooled = pooled_of(state.memory)
+        outlook, pooled = outlook_of(state, self.max_window), pooled_of(state.memory)
+        off = self._rests.following(state, outlook)
         pooled.switch_off(off)
         pooled.debt_s = 0.0
-        return replace(state, off_left=off, off_tokens=off, tokens=0.0, seconds=0.0, debt_s=0.0, outlook=None)
-
-    def _next_rest(self, state: Request, outlook: Outlook) -> int:
-        """Tokens of the rest that follows a trial."""
-        lost = self.trial * outlook.loss_s + coming_back_s(state.memory)
-        longest = self._longest(lost, outlook.seconds[0])
-        return max(self.first_off, min(max(2 * state.off_tokens, self._shortest(lost, outlook)), longest))
-
-    def _shortest(self, lost_s: float, outlook: Outlook) -> int:
-        """Tokens of a first rest: where text must be read for a trial, rests that only doubled would be full of trials."""
-        return math.ceil(lost_s / (_GROWING_SHARE * outlook.seconds[0]))
-
-    def _longest(self, lost_s: float, plain_s: float) -> int:
-        """Tokens of a rest after which a trial without success, which loses so much, takes its share of the time."""
-        return max(self.first_off, min(self.last_off, math.ceil(lost_s / (self.probe_share * plain_s))))
+        begins = replace(state, off_left=off, off_tokens=off, resting_depth=outlook.resting_depth)
+        return replace(begins, tokens=0.0, seconds=0.0, debt_s=0.0, outlook=None)

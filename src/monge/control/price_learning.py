@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from monge.control.base import Memory, costs_of
+from monge.control.price_lookups import noted
 from monge.control.price_memory import pooled_of
 from monge.control.price_outlook import measured_rounds, predicted_seconds
 from monge.control.price_request import Request
@@ -30,12 +31,17 @@ def learnt(state: Request, record: StepRecord | None = None, *, begins: bool = F
     if not records:
         return state if stretch is None else replace(state, outlook=None, stretch=None)
     pooled, counts, tokens, seconds = pooled_of(state.memory), state.counts, state.tokens, state.seconds
+    lookups, looked = state.memory.lookups, state.looked
     for number, one in enumerate(records):
-        its_seconds = predicted_seconds(state.memory, one)
+        its_seconds, looked_up = predicted_seconds(state.memory, one), one.drafter in lookups
         if number >= num_taught:
-            pooled.learn(one, its_seconds, begins=begins)
+            pooled.learn(one, its_seconds, begins=begins, looked_up=looked_up)
         if one.batch_size > 1:
             pooled.crowd = pooled.crowd.met(one.num_accepted + 1, *measured_rounds(state.memory, one))
+        if lookups:
+            looked = noted(pooled, looked, one, looked_up=looked_up)
+        if looked_up:
+            continue
         counts = counts.update(one, _REQUEST_KEEP)
         tokens = _SHORT_KEEP * tokens + one.num_accepted + 1
         seconds = _SHORT_KEEP * seconds + its_seconds
@@ -53,6 +59,7 @@ def learnt(state: Request, record: StepRecord | None = None, *, begins: bool = F
         outlook=None,
         stretch=None,
         was_shared=records[-1].batch_size > 1,
+        looked=looked,
     )
 
 
@@ -61,7 +68,8 @@ def teach_left(memory: Memory) -> None:
     pooled = pooled_of(memory)
     if (stretch := pooled.stretch) is not None and stretch.num_taught < len(stretch.records):
         for record in stretch.records[stretch.num_taught :]:
-            pooled.learn(record, predicted_seconds(memory, record), begins=False)
+            looked_up = record.drafter in memory.lookups
+            pooled.learn(record, predicted_seconds(memory, record), begins=False, looked_up=looked_up)
         pooled.debt_s, stretch.num_taught = stretch.debt_s, len(stretch.records)
 
 
@@ -69,5 +77,7 @@ def _debt_after(state: Request, record: StepRecord, debt_s: float) -> float:
     """The debt of a request after a round that drafted; those who share rounds have none of their own."""
     if record.batch_size > 1:
         return 0.0
+    if record.drafter in state.memory.lookups:
+        return debt_s
     plain_s = costs_of(state.memory, "price").verify_s(0, 1, record.context_length)
     return max(0.0, debt_s + predicted_seconds(state.memory, record) - plain_s * (record.num_accepted + 1))

@@ -10,7 +10,8 @@ from monge.control.price_stretch import Stretch
 from monge.control.survival import DepthCounts
 from monge.core.verdict import StepRecord
 
-_POOLED_KEEP = 0.99  # weight that a round keeps with every later one, in all requests' acceptance
+POOLED_KEEP = 0.99
+"""Weight that a round keeps with every later one, in all requests' acceptance."""
 _RATE_KEEP = 0.98  # the same in the running speed, whose inverse is the price of a token
 _SPELL_KEEP = 0.9  # weight that a request keeps with every later one, in how long they are
 _USUAL_LENGTH = 128.0  # tokens that one request is taken to have had before the first: that may be a trial call of a few tokens
@@ -68,6 +69,7 @@ class Pooled:
         stretch: The last one that began.
         debt_s: That of the request which drafted last: short ones must not each lose what one may.
         begun: The state that the next request begins with, known since somebody asked whether its prompt is read.
+        looked: Acceptance by depth of candidates that drafters without a network proposed beside others, or would have.
     """
 
     counts: DepthCounts = DepthCounts()
@@ -81,6 +83,7 @@ class Pooled:
     stretch: Stretch | None = None
     debt_s: float = 0.0
     begun: tuple[object, Any] | None = None
+    looked: DepthCounts = DepthCounts()
 
     def begin(self, state: Any) -> None:  # noqa: ANN401 (requests know this class)
         """Keep the state of a request that is about to begin."""
@@ -114,10 +117,18 @@ class Pooled:
         self.rested += len(record.token_ids)
         self.spells.add(record, begins=begins)
 
-    def learn(self, record: StepRecord, seconds: float, *, begins: bool) -> None:
-        """Learn from a round that drafted, with its predicted seconds; a spell may begin with it."""
-        self.counts = self.counts.update(record, _POOLED_KEEP)
-        self.calibration = self.calibration.update(record.confidences, record.num_accepted, len(record.examined))
+    def learn(self, record: StepRecord, seconds: float, *, begins: bool, looked_up: bool) -> None:
+        """Learn from a round that drafted, with its predicted seconds; a spell may begin with it.
+
+        Args:
+            record: The round.
+            seconds: What it is predicted to take.
+            begins: Whether a spell begins with it.
+            looked_up: Whether its drafter runs no network, beside others that do.
+        """
+        if not looked_up:
+            self.counts = self.counts.update(record, POOLED_KEEP)
+            self.calibration = self.calibration.update(record.confidences, record.num_accepted, len(record.examined))
         self.tokens = _RATE_KEEP * self.tokens + record.num_accepted + 1
         self.seconds = _RATE_KEEP * self.seconds + seconds
         self.rested = 0

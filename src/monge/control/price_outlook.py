@@ -14,6 +14,39 @@ _MOVED = 0.05  # logarithm by which the cost of plain rounds may have moved unse
 
 
 @dataclass(frozen=True, slots=True)
+class Lookups:
+    """What rounds with candidates of drafters without a network are expected to bring, by window from 0 on.
+
+    Args:
+        tokens: Expected tokens, where something is found.
+        seconds: Of the round.
+    """
+
+    tokens: Sequence[float]
+    seconds: Sequence[float]
+
+    @property
+    def are_promising(self) -> bool:
+        """Whether most of what is found is expected to be accepted at least in part."""
+        return self.tokens[1] > 1.5
+
+    def window(self, price: float, worth: float, after_s: float = 0.0) -> int:
+        """The window of largest worth, or 0 where something else is worth more.
+
+        Args:
+            price: Tokens that a second is worth.
+            worth: Of that else.
+            after_s: Seconds that it costs the next round if not all is accepted.
+        """
+        own = [
+            tokens - price * (seconds + after_s * (1.0 - (tokens - before)))
+            for before, tokens, seconds in zip(self.tokens, self.tokens[1:], self.seconds[1:], strict=False)
+        ]
+        best = max(own)
+        return own.index(best) + 1 if best > worth else 0
+
+
+@dataclass(frozen=True, slots=True)
 class Outlook:
     """What a round is expected to bring, by window from 0 on, and the price of a second in tokens.
 
@@ -24,6 +57,7 @@ class Outlook:
         verifying: Of all but its drafting.
         price: Tokens that a second is worth.
         whole: Window at which rounds may run as one, and their seconds; `None` where none does.
+        lookups: What is expected of a pool's drafters without a network; `None` where there are no others, or none.
     """
 
     acceptance: tuple[float, ...]
@@ -32,6 +66,33 @@ class Outlook:
     verifying: Sequence[float]
     price: float
     whole: tuple[int, float] | None = None
+    lookups: Lookups | None = None
+
+    @property
+    def lookup_depth(self) -> int | None:
+        """How deep drafters without a network draft where they find something; see `DraftPlan`."""
+        if self.lookups is None:
+            return None
+        staged = self.window
+        worth = self.tokens[staged] - self.price * self.seconds[staged]
+        after_s = 0.0
+        if self.whole is not None and self.as_one:
+            # What was looked up the draft model must read, and such a round does not run as one.
+            window, seconds = self.whole
+            worth, after_s = self.tokens[window] - self.price * seconds, max(0.0, self.seconds[window] - seconds)
+        return self.lookups.window(self.price, worth, after_s)
+
+    def shared_lookup_depth(self, depth: int) -> int | None:
+        """The same where all drafts of a batch have this depth at most."""
+        if self.lookups is None:
+            return None
+        own = min(depth, len(self.lookups.tokens) - 1)
+        return own if self.lookups.tokens[own] > self.tokens[depth] else 0
+
+    @property
+    def resting_depth(self) -> int | None:
+        """The same while the others rest."""
+        return None if self.lookups is None else self.lookups.window(self.price, 1.0 - self.price * self.seconds[0])
 
     @property
     def speed(self) -> float:
@@ -105,7 +166,7 @@ def predicted_seconds(memory: Memory, record: StepRecord) -> float:
     costs = costs_of(memory, "price")
     if record.as_one:
         return costs.round_s(record.depth, record.batch_size, record.context_length)
-    reads = max(record.depth, record.levels_read)
+    reads = 0 if record.drafter in memory.lookups else max(record.depth, record.levels_read)
     drafted = costs.draft_s(reads, record.batch_size) if reads else 0.0
     return costs.verify_s(record.num_nodes, record.batch_size, record.context_length) + drafted
 
@@ -121,5 +182,6 @@ def measured_rounds(memory: Memory, record: StepRecord) -> tuple[float, float]:
     if not costs.learns or times.total_s <= 0.0:
         predicted = predicted_seconds(memory, record) / plain
         return predicted, predicted
-    usual = 1.5 * costs.draft_s(record.depth, record.batch_size) if record.depth else 0.0
+    reads = record.depth if record.drafter not in memory.lookups else 0
+    usual = 1.5 * costs.draft_s(reads, record.batch_size) if reads else 0.0
     return (times.total_s - max(0.0, times.draft_s - usual)) / plain, times.total_s / plain

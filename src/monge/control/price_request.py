@@ -29,6 +29,8 @@ class Request:
         outlook: What the coming rounds are expected to bring, if it is known already.
         stretch: The rounds since then, if they are alike and nothing has been learnt from them yet.
         was_shared: Whether the last round was a batch's, so that the batch decided.
+        looked: Acceptance by depth of candidates that drafters without a network proposed, or would have proposed.
+        resting_depth: How deep these draft while the others rest; `None` where there are none, or no others.
     """
 
     memory: Memory
@@ -45,6 +47,8 @@ class Request:
     outlook: Outlook | None = None
     stretch: Stretch | None = None
     was_shared: bool = False
+    looked: DepthCounts = DepthCounts()
+    resting_depth: int | None = None
 
     def is_lasting(self, record: StepRecord, stride: int) -> bool:
         """Whether a plain round that others shared changes nothing but the length of a text that grows as theirs do."""
@@ -53,7 +57,7 @@ class Request:
 
     def rests_on(self, record: StepRecord, stride: int) -> bool:
         """Whether a plain round of a request alone changes nothing but how much of its rest is left, which its text tells."""
-        if self.was_shared or self.stretch is not None or self.context_length is None:
+        if self.was_shared or self.stretch is not None or self.context_length is None or record.depth or record.hindsight:
             return False
         return 0 < self.grown(record) < min(stride, self.off_left)
 

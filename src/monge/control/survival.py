@@ -30,7 +30,10 @@ class DepthCounts:
 
     def update(self, record: StepRecord, keep: float) -> "DepthCounts":
         """The counts with one more round; earlier ones count `keep` times as much as before."""
-        examined, taken = len(record.examined), record.num_accepted
+        return self.seen(len(record.examined), record.num_accepted, keep)
+
+    def seen(self, examined: int, taken: int, keep: float) -> "DepthCounts":
+        """The same with a draft of which so many depths were reached, and so many accepted."""
         size = max(len(self.reached), examined)
         reached = [keep * count for count in self.reached] + [0.0] * (size - len(self.reached))
         accepted = [keep * count for count in self.accepted] + [0.0] * (size - len(self.accepted))

@@ -1,0 +1,34 @@
+"""How long `price` keeps drafting off: trials are to take their share of the time and no more."""
+
+import math
+from dataclasses import dataclass
+
+from monge.control.price_outlook import Outlook
+from monge.control.price_reading import coming_back_s
+from monge.control.price_request import Request
+
+_GROWING_SHARE = 0.05  # of the time of plain decoding, that trials may take while rests still grow
+
+
+@dataclass(frozen=True, slots=True)
+class Rests:
+    """Lengths of rests, in tokens; for the settings see `Price`."""
+
+    first_off: int
+    last_off: int
+    trial: int
+    probe_share: float | int
+
+    def following(self, state: Request, outlook: Outlook) -> int:
+        """Of the rest that follows a trial."""
+        lost = self.trial * outlook.loss_s + coming_back_s(state.memory)
+        longest = self.longest(lost, outlook.seconds[0])
+        return max(self.first_off, min(max(2 * state.off_tokens, self.shortest(lost, outlook)), longest))
+
+    def shortest(self, lost_s: float, outlook: Outlook) -> int:
+        """Of a first rest: where text must be read for a trial, rests that only doubled would be full of trials."""
+        return math.ceil(lost_s / (_GROWING_SHARE * outlook.seconds[0]))
+
+    def longest(self, lost_s: float, plain_s: float) -> int:
+        """Of a rest after which a trial without success, which loses so much, takes its share of the time."""
+        return max(self.first_off, min(self.last_off, math.ceil(lost_s / (self.probe_share * plain_s))))
