@@ -13,7 +13,7 @@ from monge.control.base import AnyController, CostModel, Memory
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
-from monge.defaults import controllers_of, default_controllers, default_rule, default_tree
+from monge.defaults import controllers_of, default_controllers, default_drafter, default_rule, default_tree
 from monge.draft.base import AnyDrafter
 from monge.draft.by_name import AnyHead, drafter_of, drafters_in, make_drafter, no_head_reason, options_of
 from monge.draft.tree.base import TreeBuilder
@@ -61,8 +61,10 @@ def load(
         target: Folder, name or loaded model; `None` for the built-in target.
         draft: Likewise for the draft model, or a head for the target: its folder, whose format is recognised, or loaded; `None`
             for the built-in draft model beside the built-in target, and otherwise for none.
-        drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`; `None` chooses `model` where there is a
-            draft model, `head` or `shape` where there is a head, and `ngram` otherwise.
+        drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`; `None` chooses `head` or `shape` where
+            there is a head, `ngram` where there is nothing, and with a draft model `model`, or `pool('ngram(min_ngram=2)',
+            'model')` where the controller chooses between drafters, as the default does, and the verifier takes what is looked
+            up.
         tree: Tree builder of a drafter that has laws; `None` takes a chain, or another tree where the verifier needs one;
             with a SHAPE head a chain for sampled requests and a few top tokens for greedy ones.
         verifier: Acceptance rule; `None` takes the one for the drafter's candidates: `target_walk` for deterministic ones,
@@ -147,7 +149,7 @@ def make_parts(
     """
     rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
     chosen, is_deep = None if controller is None else controllers_of(controller), False
-    drafter = ("ngram" if draft is None else "model") if drafter is None else drafter
+    drafter, is_usual = (default_drafter(target, draft, chosen, rule), True) if drafter is None else (drafter, False)
     if isinstance(drafter, str):
         names = drafters_in(drafter)
         taken = {option for name in names for option in options_of(name)}
@@ -166,7 +168,7 @@ def make_parts(
         raise OptionError("a drafter object brings its own tree, draft model, temperature and top-k; give none beside it")
     rule = default_rule(drafter.capabilities) if rule is None else rule
     if chosen is None:
-        chosen = default_controllers(rule, drafter.capabilities, is_shortened=is_deep)
+        chosen = default_controllers(rule, drafter, is_shortened=is_deep, is_usual=is_usual)
     parts = Parts(
         target=target,
         drafter=drafter,

@@ -12,7 +12,7 @@ from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.core.proposal import Arbitrary, Deterministic
-from monge.draft.base import Capabilities
+from monge.draft.base import AnyDrafter, Capabilities, DrafterPool
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.chain import Chain
 from monge.draft.tree.children import CHILDREN
@@ -27,11 +27,14 @@ ADAPTIVE: Final = "price"
 """Name of the controller of requests whose text does not depend on how much is drafted, or need not come again."""
 STEADY: Final = "fixed"
 """Name of that of sampled requests that bring a seed, whose text it gives again: measured times decide nothing there."""
+SEVERAL: Final = "pool('ngram(min_ngram=2)', 'model')"
+"""Drafters that a controller may choose between: text that repeats itself costs no forward of the draft model. An ending of one
+token is found in most texts, and says little."""
 _TREES: Final = (Chain(), *(FixedWidth(children=kind) for kind in CHILDREN if kind != "top"), FixedWidth(children="top"))
 """Trees tried in this order where the user names none: the first that target and verifier can take. A chain comes first because
 it loses least where a forward is bound by arithmetic; wider trees pay where a wider forward is nearly free."""
 _ADAPTIVE_DEPTH: Final = 8
-"""Depth of the default chain where a controller shortens it."""
+"""Depth of the default chain where a controller shortens it, and of what `SEVERAL` looks up."""
 _RULES: Final = (SingleDraft(), RrsWithoutReplacement(), Rrs(), TargetWalk())
 """Verifiers tried in this order where the user names none."""
 
@@ -74,17 +77,36 @@ def controllers_of(controller: str | AnyController | Sequence[str]) -> Controlle
     return Controllers(named[names[0]], named)
 
 
-def default_controllers(rule: Rule, can: Capabilities, *, is_shortened: bool) -> Controllers:
+def default_drafter(target: SequenceModel, draft: object, chosen: Controllers | None, rule: Rule | None) -> str:
+    """What drafts for a user who named no drafter.
+
+    Args:
+        target: The target.
+        draft: The draft model, if there is one.
+        chosen: The controllers, if any were named.
+        rule: The verifier, if one was named: it may not take what is looked up.
+    """
+    if draft is None:
+        return "ngram"
+    selects = chosen is None or chosen.first.selects
+    takes_lookups = rule is None or unsupported_reason(rule, frozenset({Deterministic}), 1) is None
+    return SEVERAL if selects and takes_lookups and _has_room(target) else "model"
+
+
+def default_controllers(rule: Rule, drafter: AnyDrafter, *, is_shortened: bool, is_usual: bool) -> Controllers:
     """Those of a user who named none: `price`, and `fixed` where a seed is to give its text again.
 
     Args:
         rule: Verifier. Where texts do not depend on candidates, they do not on plans either.
-        can: Of the drafter. One that drafts nothing needs no plans.
+        drafter: The drafter. One that drafts nothing needs no plans.
         is_shortened: Whether `default_tree` chose the tree, which is deeper then than a fixed plan should draft.
+        is_usual: Whether `default_drafter` chose the drafter: a lookup beside the draft model is for controllers that choose.
     """
+    can = drafter.capabilities
     if can.max_depth == 0:
         return controllers_of(STEADY)
-    steady = Fixed(max_depth=Chain().depth) if is_shortened else Fixed()
+    leaves_out = is_usual and isinstance(drafter, DrafterPool)
+    steady = Fixed(max_depth=Chain().depth if is_shortened else None, lookup_depth=0 if leaves_out else None)
     adaptive = Price()
     seeded = None if can.proposes <= rule.invariant_for else STEADY
     return Controllers(adaptive, {ADAPTIVE: adaptive, STEADY: steady}, seeded)
@@ -100,8 +122,7 @@ def default_tree(rule: Rule | None, target: SequenceModel, own: Sequence[Any], *
         is_adaptive: Whether plans shorten it, so that it may be deeper than what is usually drafted.
     """
     agreed = [one for one in own[:1] if isinstance(one, TreeBuilder) and all(one == other for other in own)]
-    has_room = target.max_length is None or target.max_length > _ADAPTIVE_DEPTH
-    deep = (Chain(depth=_ADAPTIVE_DEPTH),) if is_adaptive and has_room else ()
+    deep = (Chain(depth=_ADAPTIVE_DEPTH),) if is_adaptive and _has_room(target) else ()
     for tree in (*agreed, *deep, *_TREES):
         limits = tree.limits
         readable = limits.max_width == 1 or target.no_tree_reason is None
@@ -115,3 +136,8 @@ def default_rule(can: Capabilities) -> Rule:
     if can.proposes <= {Deterministic, Arbitrary}:
         return TargetWalk()
     return next(rule for rule in _RULES if unsupported_reason(rule, can.proposes, can.max_width) is None)
+
+
+def _has_room(target: SequenceModel) -> bool:
+    """Whether drafts of the usual adaptive depth fit the target's context."""
+    return target.max_length is None or target.max_length > _ADAPTIVE_DEPTH

@@ -216,12 +216,14 @@ class MongeArm(Arm):
         )
 
     def _parts(self, pair: Pair, *, costs: CostModel | None = None, max_batch_size: int) -> Parts:
-        drafter = pair.drafter(self.settings.get("drafter"))
-        draft = self._draft(pair) if any("model" in options_of(name) for name in drafters_in(drafter)) else None
+        named = self.settings.get("drafter")
+        drafter = None if named is None and pair.head is None else pair.drafter(named)
+        drafts = pair.draft is not None if drafter is None else any("model" in options_of(one) for one in drafters_in(drafter))
+        draft = self._draft(pair) if drafts else None
         settings = {"controller": None, **self.settings, "drafter": drafter, "max_batch_size": max_batch_size}
         if settings.pop("draft_backend", None) is not None and draft is None:
             raise OptionError(f"arm {self.name!r}: draft_backend says how a draft model runs, and {drafter!r} has none")
-        if not takes_target(drafter):
+        if drafter is None or not takes_target(drafter):
             return make_parts(pair.target_model, draft, costs=costs, **settings)
         if self.kept.parts is None:
             target = as_sequence_model(pair.target, backend=pair.backend)

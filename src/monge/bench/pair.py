@@ -44,7 +44,7 @@ class Pair:
     draft_tokenizer: PreTrainedTokenizerBase | None = None
 
     def drafter(self, text: str | None = None) -> str:
-        """What was written of a drafter, the given head filled in; without a text, what drafts by default."""
+        """What was written of a drafter, the given head filled in; without a text, what drafts where nobody chooses."""
         if text is None:
             return self.head or ("ngram" if self.draft is None else "model")
         return with_head(text, self.head)

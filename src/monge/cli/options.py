@@ -94,7 +94,7 @@ Drafter = Annotated[
         "--drafter",
         help="What proposes tokens, e.g. `ngram(max_ngram=4)`.",
         panel=SPECULATION,
-        default="model, or ngram where there is no draft model",
+        default="ngram or model as the controller chooses, model where it does not, ngram without a draft model",
     ),
 ]
 Tree = Annotated[

@@ -1,0 +1,99 @@
+"""What drafts where nobody is named: a lookup beside the draft model, where somebody chooses between them."""
+
+import pytest
+
+import monge
+from monge.api import make_parts
+from monge.control.cost_model import CostModel
+from monge.core.errors import OptionError
+from monge.core.proposal import Iid
+from monge.draft.model import ModelDrafter
+from monge.draft.ngram import NgramDrafter
+from monge.draft.pool import PoolDrafter
+from monge.engine.decoder import Decoder
+from monge.testing.tabular import RandomTable, TabularModel
+from monge.verify.single_draft import SingleDraft
+
+VOCAB = 6
+
+
+class OnlyDraws(SingleDraft):
+    """A user's rule that is not exact for candidates that nobody draws."""
+
+    accepts = frozenset({Iid})
+
+
+def parts(**settings):
+    max_length = settings.pop("max_length", None)
+    target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB, max_length) for seed in (1, 2))
+    costs = CostModel.linear(plain=1.0, node=0.01, draft=0.1)
+    return make_parts(target, draft, costs=costs, **({"controller": None} | settings))
+
+
+@pytest.mark.parametrize("controller", [None, "price", "hedge", "linear_selection", ("price", "fixed")])
+def test_who_chooses_has_a_choice(controller):
+    drafter = parts(controller=controller).drafter
+    assert isinstance(drafter, PoolDrafter)
+    assert list(drafter.drafters) == ["ngram", "model"]
+    assert drafter.drafters["ngram"] == NgramDrafter(min_ngram=2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"controller": "fixed"},
+        {"controller": ("fixed", "price")},
+        {"controller": "on_the_fly"},
+        {"drafter": "model"},
+        {"verifier": OnlyDraws()},
+        {"max_length": 6},
+    ],
+    ids=str,
+)
+def test_who_does_not_has_the_draft_model(settings):
+    """A verifier that is not exact for looked-up candidates, and a context too short for them, leave none either."""
+    assert isinstance(parts(**settings).drafter, ModelDrafter)
+
+
+def test_without_a_draft_model_there_is_the_text():
+    target = TabularModel(RandomTable(VOCAB, 1), VOCAB)
+    assert make_parts(target, controller=None, costs=CostModel.linear(plain=1.0, node=0.1, draft=0.1)).drafter == NgramDrafter()
+
+
+def test_what_was_asked_for_goes_to_the_draft_model():
+    made = parts(tree="chain(5)", draft_temperature=0.5, draft_top_k=3).drafter
+    assert made.drafters["model"].tree.depth == 5
+    assert (made.drafters["model"].rules.temperature, made.drafters["model"].top_k) == (0.5, 3)
+
+
+@pytest.mark.parametrize(
+    "verifier", ["rrs", "rrs_without_replacement", "target_walk", "block", "traversal", "optimal", "gumbel"]
+)
+def test_every_verifier_decodes(verifier):
+    (result,) = Decoder(parts(verifier=verifier)).generate([(0, 1, 2, 0, 1)], max_new_tokens=30, temperature=1.0)
+    assert result.error is None
+    assert len(result.token_ids) == 30
+
+
+def test_a_seed_is_never_planned_with_lookups():
+    made = Decoder(parts())
+    (result,) = made.generate([(0, 1, 2, 0, 1)], max_new_tokens=60, temperature=1.0, seed=3)
+    assert {record.drafter for record in result.records if record.depth} == {"model"}
+    assert not any(record.hindsight for record in result.records), "nobody looks at it"
+    expected = Decoder(parts(controller="fixed")).generate([(0, 1, 2, 0, 1)], max_new_tokens=60, temperature=1.0, seed=3)
+    assert result.token_ids == expected[0].token_ids
+
+
+def test_greedy_texts_are_the_targets():
+    made, prompt = parts(), (0, 1, 2, 0, 1)
+    (result,) = Decoder(made).generate([prompt], max_new_tokens=80)
+    plain = Decoder(make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none"))
+    assert result.token_ids == plain.generate([prompt], max_new_tokens=80)[0].token_ids
+    assert "ngram" in result.stats.drafters
+
+
+def test_the_built_in_pair_has_both():
+    made = monge.load(costs=CostModel.linear(plain=1.0, node=0.01, draft=0.1)).parts
+    assert [member.name for member in made.memory.members] == ["ngram", "model"]
+    with pytest.raises(OptionError, match="draft model"):
+        monge.load(drafter="ngram", draft_backend="eager")
