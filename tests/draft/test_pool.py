@@ -1,5 +1,6 @@
 """Pools of drafters: routing, caches that follow, would-be trees, exact text, refusals."""
 
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +100,10 @@ def test_every_cache_follows_while_drafters_take_turns(tree: str, temperature: f
             read = draft.text(session.context.request_id)
             assert read == text[: len(read)]
             _, ngram, suffix, _ = session.drafter_state.states
-            assert len(ngram) == 8 * len(text)
+            known = array("q", ngram).tolist()
+            assert known == list(text[: len(known)]), "who looks at the text itself may be behind it"
+            if wanted == "ngram":
+                assert len(known) == len(text)
             assert len(suffix) == len(text)
     deepest = {name: max(r.num_accepted for s in sessions for r in s.records if r.drafter == name) for name in names if name}
     assert deepest["model"] >= 2

@@ -67,7 +67,7 @@ class Price(Controller[Request]):
     margin: float | int = 0.02
     probe_share: float | int = 0.005
 
-    reads = frozenset({"accepted", "confidence", "costs", "notes"})
+    reads = frozenset({"accepted", "tokens", "confidence", "costs", "notes"})
     selects = True
 
     def __post_init__(self) -> None:

@@ -43,6 +43,8 @@ class Capabilities:
             round; see `Verdict.successors`.
         bytes_per_token: Memory that it takes for every token of a text, beside the networks' caches.
         reads_states: Whether it takes the target's hidden states, which one drafter at a time can.
+        reads_text: Whether a draft looks for itself at what was committed since its last one, so that `observe` need not be
+            called in rounds that others draft.
     """
 
     proposes: frozenset[type[Proposal]]
@@ -55,6 +57,7 @@ class Capabilities:
     num_successors: int = 0
     bytes_per_token: int = 0
     reads_states: bool = False
+    reads_text: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

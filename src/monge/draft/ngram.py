@@ -51,6 +51,7 @@ class NgramDrafter(Drafter[bytes]):
             max_width=1,
             max_depth=self.num_draft_tokens,
             needs_trees=False,
+            reads_text=True,
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[bytes]:
@@ -64,8 +65,8 @@ class NgramDrafter(Drafter[bytes]):
         draws: Sequence[Draws],
     ) -> Sequence[Draft[bytes]]:
         drafts: list[Draft[bytes]] = []
-        for context, text, plan, row_draws in zip(contexts, states, plans, draws, strict=True):
-            tree = GrowingTree(context.token_ids[-1])
+        for context, state, plan, row_draws in zip(contexts, states, plans, draws, strict=True):
+            tree, text = GrowingTree(context.token_ids[-1]), _up_to_date(state, context)
             node = 0
             for token in self._continuation(text, plan.nodes(plan.depth(self.num_draft_tokens))):
                 (node,) = tree.grow(node, Deterministic((token,)), row_draws)
@@ -75,10 +76,7 @@ class NgramDrafter(Drafter[bytes]):
     def observe(
         self, contexts: Sequence[Context], drafts: Sequence[Draft[bytes]], verdicts: Sequence[Verdict]
     ) -> Sequence[bytes]:
-        return [
-            draft.state + _packed(context.token_ids[len(draft.state) // _WIDTH :])
-            for context, draft in zip(contexts, drafts, strict=True)
-        ]
+        return [_up_to_date(draft.state, context) for context, draft in zip(contexts, drafts, strict=True)]
 
     def close(self, context: Context) -> None:
         return None
@@ -93,6 +91,12 @@ class NgramDrafter(Drafter[bytes]):
                 after = start + size * _WIDTH
                 return tuple(array(_TYPECODE, text[after : after + count * _WIDTH]))
         return ()
+
+
+def _up_to_date(text: bytes, context: Context) -> bytes:
+    """The text with what was committed since it was packed."""
+    since = context.token_ids[len(text) // _WIDTH :]
+    return text + _packed(since) if since else text
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:

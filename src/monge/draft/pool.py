@@ -143,10 +143,12 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             for row, draft in zip(rows, proposed, strict=True):
                 if draft.tree.num_nodes > 1 or named[row] is not None:
                     made[row] = (number, draft)
+                elif place.looks_up and not place.is_told:
+                    known[contexts[row].request_id][number] = draft.state
         drafts: list[Draft[PoolState]] = []
         for row, (context, state) in enumerate(zip(contexts, states, strict=True)):
+            watched = (*state.watched, *self._would_be(context, known[context.request_id], plans[row]))
             own = tuple(known[context.request_id])
-            watched = (*state.watched, *self._would_be(context, own, plans[row]))
             chosen, draft = made.get(row, (named[row], None))
             drafts.append(
                 Draft(
@@ -189,7 +191,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         return followed(contexts[0], drafts[0].state, tuple(states))
 
     def _is_told(self, number: int, place: Place, context: Context, draft: Draft[PoolState]) -> bool:
-        return draft.state.chosen == number or (not place.keeps_cache and self.is_open(number, context))
+        return draft.state.chosen == number or (place.is_told and self.is_open(number, context))
 
     def close(self, context: Context) -> None:
         opened = self._opened.pop(context.request_id, set())
@@ -219,19 +221,20 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         if plan.asks_lookups:
             known = {context.request_id: list(own)}
             self._open_lookups([context], known)
+            watched = (*watched, *self._would_be(context, known[context.request_id], plan))
             own = tuple(known[context.request_id])
-            watched = (*watched, *self._would_be(context, own, plan))
         return Draft(draft.tree, PoolState(own, number, draft, watched), draft.evidence, self._places[number].name)
 
-    def _would_be(self, context: Context, states: tuple[Any, ...], plan: DraftPlan) -> tuple[Watched, ...]:
-        """What drafters without a network would propose, each within its own limits, where the plan asks."""
+    def _would_be(self, context: Context, states: list[Any], plan: DraftPlan) -> tuple[Watched, ...]:
+        """What drafters without a network would propose, each within its own limits, where the plan asks; states follow."""
         if plan.drafter is None and (not plan.follows or plan.may_look_up):
             return ()
         trees: list[Followed] = []
-        for place, state in zip(self._places, states, strict=True):
+        for number, place in enumerate(self._places):
             if place.looks_up:
                 # No draws: deterministic candidates draw nothing, and the request's own draws stay untouched.
-                (draft,) = place.drafter.draft([context], [state], [_OWN_LIMITS], [_NO_DRAWS])
+                (draft,) = place.drafter.draft([context], [states[number]], [_OWN_LIMITS], [_NO_DRAWS])
+                states[number] = states[number] if place.is_told else draft.state
                 if draft.tree.num_nodes > 1 or plan.drafter is not None:
                     trees.append(Followed(place.name, draft.tree))
         return (Watched(len(context.token_ids), tuple(trees)),) if trees else ()

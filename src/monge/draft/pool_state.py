@@ -34,19 +34,25 @@ class Place:
         drafter: The drafter.
         looks_up: Whether it is one of `LOOKUPS`.
         keeps_cache: Whether it is one of `NETWORKS`.
+        is_told: Whether it is told of rounds that others draft.
     """
 
     name: str
     drafter: AnyDrafter
     looks_up: bool
     keeps_cache: bool
+    is_told: bool
 
 
 def places_of(drafters: Mapping[str, AnyDrafter]) -> tuple[Place, ...]:
     """The drafters of a pool, in its order."""
-    return tuple(
-        Place(name, drafter, isinstance(drafter, LOOKUPS), isinstance(drafter, NETWORKS)) for name, drafter in drafters.items()
-    )
+    return tuple(_place(name, drafter) for name, drafter in drafters.items())
+
+
+def _place(name: str, drafter: AnyDrafter) -> Place:
+    keeps_cache = isinstance(drafter, NETWORKS)
+    is_told = not keeps_cache and not drafter.capabilities.reads_text
+    return Place(name, drafter, isinstance(drafter, LOOKUPS), keeps_cache, is_told)
 
 
 @dataclass(frozen=True, slots=True)
