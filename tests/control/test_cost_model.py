@@ -225,6 +225,36 @@ def test_drafters_of_a_pool_have_their_own_costs() -> None:
     assert again.as_dict() == costs.as_dict()
 
 
+def test_a_pools_only_network_has_one_table() -> None:
+    """What corrects it by name is what windows are planned with; and a plain round that makes all dearer does so once."""
+    own = {1: {0: 0.0, 4: 0.4}}
+    costs, lone = (
+        CostModel(verify_s={1: {0: 1.0, 8: 1.8}}, draft_s=own, drafters=drafters, learns=True)
+        for drafters in ({"model": (own, (0, 1, 2, 3, 4))}, {})
+    )
+    for number in range(60):
+        depth = 0 if number % 3 == 0 else 4
+        seen = timing(depth, 3.0, depth=depth, draft_s=0.8 * (depth > 0))
+        costs.observe(replace(seen, drafter="model" if depth else None))
+        lone.observe(seen)
+    assert costs.levels_s(4)[0][4] > 0.6
+    assert costs.levels_s(4) == lone.levels_s(4)
+    assert costs.of("model").draft_s(4) == costs.draft_s(4)
+    again = CostModel.from_dict(costs.as_dict())
+    again.observe(replace(timing(4, 3.0, depth=4, draft_s=5.0), drafter="model"))
+    assert again.levels_s(4)[0][4] == again.of("model").draft_s(4) != costs.draft_s(4)
+
+
+def test_a_round_as_one_leaves_its_drafter_nothing_to_read() -> None:
+    own = {1: {0: 0.0, 4: 0.4}}
+    costs = CostModel(verify_s={1: {0: 1.0, 8: 1.8}}, draft_s=own, drafters={"model": (own, (0, 1, 2, 3, 4))}, learns=True)
+    costs.note_whole(3, 1.2)
+    costs.observe_whole(replace(timing(3, 1.2, depth=3), drafter="model"))
+    costs.observe(replace(timing(4, 1.4, depth=4, draft_s=0.8), drafter="model"))
+    assert costs.draft_s(4) > 0.4
+    assert costs.catch_up_s == 0.0
+
+
 def test_a_drafter_that_rested_reads_what_it_missed_first() -> None:
     """That time is no cost of its draft, whether the rounds between were plain or another's."""
     costs = pooled()

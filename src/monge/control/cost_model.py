@@ -78,8 +78,9 @@ class CostModel:
         self.graph_sizes, self._nodes, self.learns = tuple(sorted(graph_sizes)), Nodes(nodes), learns
         self.batch_size, self.context_length, self.num_rounds, self.deepest = 1, base_context, 0, deepest
         self._drafters = {
-            name: (checked(f"draft_s of {name}", seconds, may_be_zero=True), tuple(its_nodes))
-            for name, (seconds, its_nodes) in drafters.items()
+            # Where it is the same table, what corrects one corrects the other.
+            name: (self._draft if own == draft_s else checked(f"draft_s of {name}", own, may_be_zero=True), tuple(its_nodes))
+            for name, (own, its_nodes) in drafters.items()
         }
         self.whole: WholeCost | None = None
         """What rounds of one request cost that run as one, where any do."""
@@ -216,16 +217,15 @@ class CostModel:
         if not is_cold or rest_s < predicted:
             correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), rest_s, predicted)
             dearer = self._pace.learn(timing.num_nodes > 0, *at, rest_s, predicted)
-            if dearer != 1.0:
-                for own in (self._draft, *(own for own, _ in self._drafters.values())):
-                    scale(own, dearer)
+            for own in {id(one): one for one, _ in ((self._draft, ()), *self._drafters.values())}.values():
+                scale(own, dearer)
             make_isotonic(self._verify[timing.batch_size])  # the others went up or down as a whole
         moved = log_ratio(self.verify_s(0, *at), plain_s, math.inf)
         self.plain_moved = self.plain_moved + moved if timing.num_nodes else 0.0
         if timing.depth > 0:
-            if timing.drafter not in self._drafters and self._nodes.note(timing.depth, timing.num_nodes):
-                self._sizes_at = []
             table, _ = self._drafters.get(timing.drafter or "", (self._draft, self.nodes))
+            if table is self._draft and self._nodes.note(timing.depth, timing.num_nodes):
+                self._sizes_at = []
             expected = interpolated(table, timing.batch_size, timing.depth)
             if timing.drafter not in self._rested:
                 correct(table, timing.batch_size, timing.depth, timing.draft_s, expected)
@@ -239,7 +239,7 @@ class CostModel:
         """As `observe`, of a round that ran as one: the table is one of stages."""
         self.batch_size, self.context_length = timing.batch_size, timing.context_length
         self.num_rounds, self._num_plain = self.num_rounds + 1, 0
-        self._rested = {*self._drafters}
+        self._rested = {None, *self._drafters} - {timing.drafter}
         if self.learns and self.whole:
             seconds, plain_s = timing.draft_s + timing.rest_s + self._tail_s[True], self.verify_s(0, 1, timing.context_length)
             self.whole.learn(seconds, plain_s, is_cold=self._has_switched)
