@@ -139,6 +139,7 @@ def test_trace(generate, tmp_path, expected):
     assert sum(completion["stats"]["acceptance_histogram"]) == len(completion["rounds"])
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert "rounds by drafted depth " in result.stderr
+    assert "by drafter " in result.stderr
     assert "last price of a second " in result.stderr
 
 

@@ -67,12 +67,15 @@ class Completion:
         )
 
     def plan_split(self) -> str:
-        """One line: how deep the rounds drafted, what they accepted, the last price, and whether forecasts came true."""
+        """One line: how deep the rounds drafted, what they accepted, who drafted, the last price, whether forecasts came true."""
         depths = Counter(record.depth for record in self.records)
         parts = [
             "rounds by drafted depth " + _counts(sorted(depths.items())),
             "by accepted tokens " + _counts(enumerate(self.stats.acceptance_histogram)),
         ]
+        drafters = Counter(record.drafter for record in self.records if record.depth and record.drafter is not None)
+        if drafters:
+            parts.append("by drafter " + _counts(sorted(drafters.items())))
         prices = [record.plan.price for record in self.records if record.plan.price is not None]
         if prices:
             parts.append(f"last price of a second {prices[-1]:.1f} tokens")
@@ -84,7 +87,7 @@ class Completion:
         return "; ".join(parts)
 
 
-def _counts(counts: Iterable[tuple[int, int]]) -> str:
+def _counts(counts: Iterable[tuple[int | str, int]]) -> str:
     return " ".join(f"{value}:{count}" for value, count in counts) or "none"
 
 
