@@ -186,7 +186,7 @@ class Price(Controller[Request]):
         plan = self._usual(outlook, pooled.calibration)
         waits = outlook.lookups is not None and plan.lookup_depth == 0 and not outlook.lookups.are_promising
         blind = replace(plan, follows=False) if waits else None
-        grows = outlook.lookups is not None and outlook.lookups.may_grow(plan.lookup_depth or 0)
+        grows = outlook.lookups is not None and (plan.lookup_depth or 0) + 1 < len(outlook.lookups.tokens)
         lookups = state.memory.lookups
         pooled.stretch = Stretch(plan, blind, num_rounds, patience_s, outlook.seconds, whole_s, lookups, grows, state.debt_s)
         return pooled.stretch

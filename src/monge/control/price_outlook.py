@@ -10,7 +10,6 @@ from monge.core.context import DraftPlan
 from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
 
-_SURE = 0.8  # chance of being accepted whole with which a looked-up draft is no news when it is
 _MOVED = 0.05  # logarithm by which the cost of plain rounds may have moved unseen
 
 
@@ -30,11 +29,6 @@ class Lookups:
     def are_promising(self) -> bool:
         """Whether most of what is found is expected to be accepted at least in part."""
         return self.tokens[1] > 1.5
-
-    def may_grow(self, depth: int) -> bool:
-        """Whether more than what a draft of some depth may show would be news: deeper ones exist, and it may be refused."""
-        is_sure = depth > 0 and self.tokens[depth] - self.tokens[depth - 1] > _SURE
-        return depth + 1 < len(self.tokens) and not is_sure
 
     def window(self, price: float, worth: float, after_s: float = 0.0) -> int:
         """The window of largest worth, or 0 where something else is worth more.
