@@ -67,7 +67,7 @@ class Completion:
         )
 
     def plan_split(self) -> str:
-        """One line: how deep the rounds drafted, what they accepted, who drafted, the last price, whether forecasts came true."""
+        """One line: how deep rounds drafted, what they accepted, who drafted, the last price, whether forecasts came true."""
         depths = Counter(record.depth for record in self.records)
         parts = [
             "rounds by drafted depth " + _counts(sorted(depths.items())),
