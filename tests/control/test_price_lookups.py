@@ -123,8 +123,9 @@ def test_a_trial_is_about_the_network() -> None:
         (),
         MEMBERS[:1],
         (Member(name="ngram", max_depth=8, runs_network=False), Member(name="none", max_depth=0, runs_network=False)),
+        MEMBERS[::-1],
     ],
-    ids=["no pool", "one lookup", "lookups alone"],
+    ids=["no pool", "one lookup", "lookups alone", "the network first"],
 )
 def test_without_a_choice_nothing_is_said_of_lookups(members: tuple[Member, ...]) -> None:
     controller, memory = Price(), memory_of(members=members)

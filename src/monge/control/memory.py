@@ -1,6 +1,7 @@
 """What the requests of one decoder share."""
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from monge.control.cost_model import CostModel
@@ -36,6 +37,6 @@ class Memory:
 
     @property
     def lookups(self) -> frozenset[str | None]:
-        """Names of the pool's drafters that run no network, where there are others too."""
-        names = [member.name for member in self.members if not member.runs_network]
+        """Names of the pool's drafters that run no network and come before one that does, so that they may draft first."""
+        names = [member.name for member in takewhile(lambda member: not member.runs_network, self.members)]
         return frozenset(names if len(names) < len(self.members) else ())
