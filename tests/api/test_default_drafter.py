@@ -84,6 +84,15 @@ def test_a_seed_is_never_planned_with_lookups():
     assert result.token_ids == expected[0].token_ids
 
 
+@pytest.mark.parametrize("drafter", ["model", "ngram", "none"])
+def test_a_limit_of_lookups_that_nobody_takes_is_refused(drafter):
+    target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2))
+    with pytest.raises(OptionError, match="lookup_depth=2 limits drafters of a pool that run no network, and there are none"):
+        make_parts(target, draft if drafter == "model" else None, drafter=drafter, controller="fixed(lookup_depth=2)")
+    with pytest.raises(OptionError, match="lookup_depth must be >= 0"):
+        parts(drafter="pool('ngram', 'model')", controller="fixed(lookup_depth=-1)")
+
+
 def test_greedy_texts_are_the_targets():
     made, prompt = parts(), (0, 1, 2, 0, 1)
     (result,) = Decoder(made).generate([prompt], max_new_tokens=80)

@@ -146,6 +146,7 @@ def test_in_a_batch_the_better_one_drafts() -> None:
     assert {plan.max_depth for plan in plans} != {0}
     assert plans[0].lookup_depth == plans[0].max_depth
     assert plans[1].lookup_depth == 0
+    assert all(plan.follows for plan in plans), "a neighbour's text may begin to repeat itself too"
 
 
 def pool_parts(pool: str, seed: int = 11, vocab: int = 3) -> Any:

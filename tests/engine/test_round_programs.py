@@ -9,8 +9,8 @@ import monge
 from monge.engine import backends, compiled_round
 from tests.engine import pretend
 from tests.engine.compiling import require, shared_programs
+from tests.engine.rounds import RULES, Counted, num_whole, with_programs, written
 from tests.engine.test_compiled import no_compiling
-from tests.engine.test_whole_round import RULES, Counted, num_whole, with_programs, written
 from tests.engine.tiny import network, perturbed
 
 

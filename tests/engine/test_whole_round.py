@@ -8,97 +8,19 @@ import pytest
 import torch
 
 import monge
-from monge.control.base import Controller
 from monge.control.cost_model import CostModel
-from monge.core.context import DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.law import DenseLaw
 from monge.draft.model import ModelDrafter
 from monge.engine import backends
 from monge.engine.batch import decode
-from monge.engine.compiled_round import CompiledRound
-from monge.engine.decoder import Decoder
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.round_module import Round
 from monge.engine.step_check import step_spec
 from monge.engine.step_module import Step
-from monge.engine.whole_round import WholeRound
 from monge.verify.block import Block
+from tests.engine.rounds import RULES, both, modules, num_whole, uncompiled, with_programs, written
 from tests.engine.tiny import network, perturbed, prompts
-
-
-class Modelled(Controller):
-    """The draft model drafts; what else would have been is followed."""
-
-    def init(self, memory):
-        return None
-
-    def plan(self, state, draws):
-        return DraftPlan(max_depth=3, lookup_depth=0, follows=True)
-
-    def update(self, state, record):
-        return None
-
-
-RULES = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.5}]
-
-
-class Counted:
-    """A program that counts its rounds."""
-
-    def __init__(self, program):
-        self.program, self.count = program, 0
-
-    def __call__(self, inputs):
-        self.count += 1
-        return self.program(inputs)
-
-
-def modules(parts, depth=None):
-    """The rounds of some parts, not compiled."""
-    chain, networks = parts.drafter.own_chain, (parts.drafter.own_chain.model.network, parts.target.network)
-    specs = tuple(map(step_spec, networks))
-    steps = tuple(map(Step, networks, specs))
-    return {greedy: Round(*steps, specs, depth or chain.depth, parts.on_chains, is_greedy=greedy) for greedy in (True, False)}
-
-
-def uncompiled(module):
-    def run(flat):
-        text, *places, uniforms, temperature = flat[:6]
-        count = len(module.specs[0].cache_shapes)
-        return module(text, tuple(places), (uniforms, temperature), flat[6 : 6 + count], flat[6 + count :])
-
-    return Counted(CompiledRound(run, module.depth))
-
-
-def with_programs(decoder, programs):
-    parts = decoder.parts
-    chain = parts.drafter.own_chain
-    depth = chain.depth if parts.whole_round is None else parts.whole_round.depth
-    whole = WholeRound(parts.target, chain.model, chain, parts.on_chains, programs, depth=depth)
-    return Decoder(replace(parts, whole_round=whole), max_batch_size=decoder.max_batch_size)
-
-
-def both(name="llama", attention="sdpa", **settings):
-    """Decoders that run rounds stage by stage and as one, and the programs of the latter."""
-    target = network(name, attention)
-    plain = monge.load(target, perturbed(target), **{"controller": "fixed", **settings})
-    programs = {greedy: uncompiled(module) for greedy, module in modules(plain.parts).items()}
-    return plain, with_programs(plain, programs), programs
-
-
-def written(decoder, count=1, **options):
-    options = {"max_new_tokens": 24, "seed": 3, "ignore_eos": True, **options}
-    results = decoder.generate(list(prompts((9, 4), seed=5)[:count]), **options)
-    facts = [
-        [(one.token_ids, one.num_accepted, one.examined, one.next_kind, one.num_nodes, one.depth) for one in result.records]
-        for result in results
-    ]
-    return [result.token_ids for result in results], facts
-
-
-def num_whole(programs):
-    return sum(program.count for program in programs.values())
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
@@ -119,27 +41,6 @@ def test_texts_and_records(name, attention, depth, rules):
         assert written(whole, seed=seed, **rules) == written(plain, seed=seed, **rules)
     assert programs[rules["temperature"] == 0].count > 10
     assert programs[rules["temperature"] != 0].count == 0
-
-
-@pytest.mark.parametrize("rules", RULES, ids=str)
-@pytest.mark.parametrize("pool", ["pool('ngram', 'model')", "pool('model', 'ngram')", "pool('none', 'ngram', 'model')"])
-def test_in_a_pool_the_draft_model_runs_as_one_where_nobody_in_front_of_it_drafts(pool, rules):
-    plain, whole, programs = both(drafter=pool, tree="chain(3)")
-    options = {"max_new_tokens": 120, **rules}
-    assert written(whole, **options) == written(plain, **options)
-    assert num_whole(programs) > 5
-    (result,) = whole.generate(list(prompts((9,), seed=5)), seed=3, ignore_eos=True, **options)
-    assert all(record.drafter == "model" for record in result.records if record.as_one)
-
-
-@pytest.mark.parametrize("rules", RULES, ids=str)
-def test_what_would_have_been_looked_up_is_followed_through_rounds_as_one(rules):
-    hindsight = []
-    for decoder in both(drafter="pool('ngram', 'model')", tree="chain(3)", controller=Modelled())[:2]:
-        (result,) = decoder.generate(list(prompts((9,), seed=5)), seed=3, ignore_eos=True, max_new_tokens=120, **rules)
-        hindsight.append([record.hindsight for record in result.records])
-    assert hindsight[0] == hindsight[1]
-    assert any(hindsight[0])
 
 
 def test_both_ways_of_running_take_turns():

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from monge.control.base import Controller, Memory
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
+from monge.core.errors import OptionError
 from monge.core.verdict import StepRecord
 
 
@@ -16,7 +17,7 @@ class Fixed(Controller[None]):
         max_depth: Deepest node, or `None` for the builder's own.
         max_nodes: Drafted nodes, or `None` for the builder's own.
         lookup_depth: Deepest node of those drafters of a pool that run no network, or `None` for `max_depth`; 0 leaves them
-            out.
+            out. Without such drafters it is refused.
     """
 
     max_depth: int | None = None
@@ -27,7 +28,11 @@ class Fixed(Controller[None]):
         self._plan()
 
     def init(self, memory: Memory) -> None:
-        return None
+        if self.lookup_depth is not None and all(member.runs_network for member in memory.members):
+            raise OptionError(
+                f"fixed: lookup_depth={self.lookup_depth} limits drafters of a pool that run no network, and there are none; "
+                "leave it out, or use drafter=\"pool('ngram', 'model')\""
+            )
 
     def plan(self, state: None, draws: Draws) -> DraftPlan:
         return self._plan()

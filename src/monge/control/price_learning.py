@@ -4,13 +4,12 @@ from dataclasses import replace
 
 from monge.control.base import Memory, costs_of
 from monge.control.price_lookups import noted
-from monge.control.price_memory import pooled_of
+from monge.control.price_memory import REQUEST_KEEP, pooled_of
 from monge.control.price_outlook import measured_rounds, predicted_seconds
 from monge.control.price_request import Request
 from monge.core.verdict import StepRecord
 
-_REQUEST_KEEP = 0.9  # weight that a round keeps with every later one, in a request's acceptance
-_SHORT_KEEP = 0.85  # and in the speed that decides whether speculation goes on
+_SHORT_KEEP = 0.85  # weight that a round keeps with every later one, in the speed that decides whether speculation goes on
 
 
 def learnt(state: Request, record: StepRecord | None = None, *, begins: bool = False) -> Request:
@@ -42,7 +41,7 @@ def learnt(state: Request, record: StepRecord | None = None, *, begins: bool = F
             looked = noted(pooled, looked, one, looked_up=looked_up)
         if looked_up:
             continue
-        counts = counts.update(one, _REQUEST_KEEP)
+        counts = counts.update(one, REQUEST_KEEP)
         tokens = _SHORT_KEEP * tokens + one.num_accepted + 1
         seconds = _SHORT_KEEP * seconds + its_seconds
     if stretch is not None:

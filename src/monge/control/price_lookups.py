@@ -1,13 +1,11 @@
 """What `price` expects of those drafters of a pool that run no network: they draft first where that is worth more."""
 
 from monge.control.base import costs_of
-from monge.control.price_memory import POOLED_KEEP, Pooled, pooled_of
+from monge.control.price_memory import POOLED_KEEP, REQUEST_KEEP, Pooled, pooled_of
 from monge.control.price_outlook import Lookups
 from monge.control.price_request import Request
 from monge.control.survival import DepthCounts, expected_tokens
 from monge.core.verdict import StepRecord
-
-_REQUEST_KEEP = 0.9  # weight that a draft keeps with every later one, in a request's acceptance
 
 
 def lookups_of(state: Request, max_window: int, context: int) -> Lookups | None:
@@ -45,6 +43,6 @@ def noted(pooled: Pooled, looked: DepthCounts, record: StepRecord, *, looked_up:
             position = entry.position
             drafts.append((len(entry.factors), int(sum(entry.factors))))
     for examined, taken in drafts:
-        looked = looked.seen(examined, taken, _REQUEST_KEEP)
+        looked = looked.seen(examined, taken, REQUEST_KEEP)
         pooled.looked = pooled.looked.seen(examined, taken, POOLED_KEEP)
     return looked

@@ -10,6 +10,8 @@ from monge.control.price_stretch import Stretch
 from monge.control.survival import DepthCounts
 from monge.core.verdict import StepRecord
 
+REQUEST_KEEP = 0.9
+"""Weight that a round keeps with every later one, in a request's acceptance."""
 POOLED_KEEP = 0.99
 """Weight that a round keeps with every later one, in all requests' acceptance."""
 _RATE_KEEP = 0.98  # the same in the running speed, whose inverse is the price of a token

@@ -63,9 +63,7 @@ def plan_together(states: Sequence[Request], num_rows: int, max_window: int, res
         if rounds_on % _BASELINE == _BASELINE // 8:
             return plans
     for row in drafting:
-        stop = stop_rule(outlooks[row], pooled.calibration)
-        plan = DraftPlan(
-            max_depth=depth, stop=stop, price=outlooks[row].price, lookup_depth=outlooks[row].shared_lookup_depth(depth)
-        )
-        plans[row] = unstopped(plan)
+        stop, lookup_depth = stop_rule(outlooks[row], pooled.calibration), outlooks[row].shared_lookup_depth(depth)
+        plan = DraftPlan(max_depth=depth, stop=stop, price=outlooks[row].price, lookup_depth=lookup_depth)
+        plans[row] = unstopped(plan if lookup_depth is None else replace(plan, follows=True))
     return plans

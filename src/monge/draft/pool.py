@@ -121,8 +121,6 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[PoolState]]:
-        if not any(may_draft(plan) or plan.asks_lookups for plan in plans):
-            return [Draft(lone_root(context.token_ids[-1]), state) for context, state in zip(contexts, states, strict=True)]
         known = {context.request_id: list(state.states) for context, state in zip(contexts, states, strict=True)}
         named = [None if plan.drafter is None else self._place(plan.drafter) for plan in plans]
         made: dict[int, tuple[int, Draft[Any]]] = {}

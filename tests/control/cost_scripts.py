@@ -1,0 +1,13 @@
+"""Rounds and tables of costs that were never measured."""
+
+from monge.control.cost_model import CostModel
+from monge.core.verdict import RoundTiming
+
+
+def timing(nodes: int, rest_s: float, *, depth: int = 0, draft_s: float = 0.0, batch: int = 1, context: int = 0) -> RoundTiming:
+    return RoundTiming(num_nodes=nodes, depth=depth, batch_size=batch, context_length=context, draft_s=draft_s, rest_s=rest_s)
+
+
+def table(**settings: object) -> CostModel:
+    given_settings = {"verify_s": {1: {0: 1.0, 4: 1.4, 8: 2.2}}, "draft_s": {1: {0: 0.0, 4: 0.4}}, **settings}
+    return CostModel(**given_settings)  # type: ignore[arg-type]

@@ -1,0 +1,42 @@
+"""Rounds as one of a pool's draft model: those in which no lookup in front of it drafts."""
+
+import pytest
+
+from monge.control.base import Controller
+from monge.core.context import DraftPlan
+from tests.engine.rounds import RULES, both, num_whole, written
+from tests.engine.tiny import prompts
+
+
+class Modelled(Controller):
+    """The draft model drafts; what else would have been is followed."""
+
+    def init(self, memory):
+        return None
+
+    def plan(self, state, draws):
+        return DraftPlan(max_depth=3, lookup_depth=0, follows=True)
+
+    def update(self, state, record):
+        return None
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+@pytest.mark.parametrize("pool", ["pool('ngram', 'model')", "pool('model', 'ngram')", "pool('none', 'ngram', 'model')"])
+def test_in_a_pool_the_draft_model_runs_as_one_where_nobody_in_front_of_it_drafts(pool, rules):
+    plain, whole, programs = both(drafter=pool, tree="chain(3)")
+    options = {"max_new_tokens": 120, **rules}
+    assert written(whole, **options) == written(plain, **options)
+    assert num_whole(programs) > 5
+    (result,) = whole.generate(list(prompts((9,), seed=5)), seed=3, ignore_eos=True, **options)
+    assert all(record.drafter == "model" for record in result.records if record.as_one)
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_what_would_have_been_looked_up_is_followed_through_rounds_as_one(rules):
+    hindsight = []
+    for decoder in both(drafter="pool('ngram', 'model')", tree="chain(3)", controller=Modelled())[:2]:
+        (result,) = decoder.generate(list(prompts((9,), seed=5)), seed=3, ignore_eos=True, max_new_tokens=120, **rules)
+        hindsight.append([record.hindsight for record in result.records])
+    assert hindsight[0] == hindsight[1]
+    assert any(hindsight[0])
