@@ -21,10 +21,9 @@ def test_rows_and_their_errors(batch, tmp_path):
     assert result.exit_code == 1, "a pipeline is to notice"
     assert result.stdout == ""
     assert "2 rows in" in result.stderr
-    assert "seed 3" in result.stderr
     assert "1 of 2 rows could not be decoded" in result.stderr
     first, second = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
-    assert (first["id"], len(first["token_ids"])) == (1, 4)
+    assert (first["id"], first["seed"], len(first["token_ids"])) == (1, 3, 4)
     assert "'question' must be text" in second["error"]
 
 

@@ -30,7 +30,7 @@ def test_rows_keep_their_order_and_ids_and_have_the_texts_of_generate(job):
     alone = toy_decoder().generate(PROMPTS, seed=1, **OPTIONS)
     assert [row["token_ids"] for row in rows] == [list(result.token_ids) for result in alone]
     assert [(row["seed"], row["finish_reason"]) for row in rows] == [(one.seed, one.finish_reason) for one in alone]
-    assert (report.num_rows, report.num_errors, report.seed) == (10, 0, 1)
+    assert (report.num_rows, report.num_errors) == (10, 0)
     assert told == [(0, 10), (3, 10), (6, 10), (9, 10), (10, 10)]
     assert not made.output.with_name("out.jsonl.parts").exists()
 
@@ -45,12 +45,25 @@ def test_a_run_goes_on_where_it_was(job):
     assert cut.output.read_bytes() == whole.output.read_bytes()
 
 
-def test_a_drawn_seed_is_kept_for_the_rest_of_the_run(job):
+def test_without_a_seed_a_run_goes_on_and_every_row_has_one_of_its_own(job):
     with pytest.raises(ConnectionError):
         run(job(seed=None), Interrupted(0))
-    report, _ = run(cut := job(seed=None))
-    run(whole := job("whole.jsonl", seed=report.seed))
-    assert cut.output.read_bytes() == whole.output.read_bytes()
+    _, told = run(made := job(seed=None))
+    assert told[0] == (3, 10)
+    rows = rows_of(made.output)
+    assert len({row["seed"] for row in rows}) == 10
+    for prompt, row in zip(PROMPTS, rows, strict=True):
+        (again,) = toy_decoder().generate([prompt], seed=row["seed"], **OPTIONS)
+        assert row["token_ids"] == list(again.token_ids)
+
+
+@pytest.mark.parametrize(("seed", "own", "planner"), [(None, "", "price"), (3, "", "fixed"), (None, ', "seed": 4', "fixed")])
+def test_only_rows_without_a_seed_are_planned_by_the_clock(seed, own, planner):
+    decoder = toy_decoder(controller=None, costs=CostModel.linear(plain=1.0, node=0.1, draft=0.1))
+    rules = RowRules(seed=seed, options={"temperature": 1.0}, prompt_field="prompt")
+    row = read_row(f'{{"prompt": "once"{own}}}'.encode(), 0, decoder, rules)
+    assert (row.session.request.controller or decoder.parts.controller_name) == planner
+    assert (json.loads(row.as_json())["seed"] is None) is (planner == "price")
 
 
 def test_other_settings_do_not_go_on_with_a_run(job):
@@ -60,8 +73,10 @@ def test_other_settings_do_not_go_on_with_a_run(job):
         run(job(options={"max_new_tokens": 9}))
     with pytest.raises(OptionError, match=r"seed was 1 and is 2"):
         run(job(seed=2))
-    report, told = run(job(seed=2, restart=True))
-    assert (report.seed, told[0]) == (2, (0, 10))
+    with pytest.raises(OptionError, match=r"seed was 1 and is None"):
+        run(job(seed=None))
+    _, told = run(made := job(seed=2, restart=True))
+    assert (rows_of(made.output)[0]["seed"], told[0]) == (2, (0, 10))
 
 
 def test_two_processes_do_not_write_one_output(job):

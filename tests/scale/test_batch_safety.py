@@ -176,5 +176,5 @@ def test_settings_without_a_shard_bind_nobody(job):
     made = job()
     parts_of(made).mkdir()
     (parts_of(made) / "settings.json").write_text(json.dumps({"seed": 5}))
-    report, _ = run(made)
-    assert report.seed == 1
+    run(made)
+    assert rows_of(made.output)[0]["seed"] == 1

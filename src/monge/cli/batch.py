@@ -129,7 +129,7 @@ def _progress() -> Iterator[_Told]:
 
 
 def _say(report: BatchReport, output: Path, seconds: float) -> None:
-    text = f"{report.num_rows} rows in {str(output)!r} after {seconds:.1f} s | seed {report.seed}"
+    text = f"{report.num_rows} rows in {str(output)!r} after {seconds:.1f} s"
     notes().print(text, style="cyan", markup=False, soft_wrap=True)
     if report.num_errors:
         text = f"{report.num_errors} of {report.num_rows} rows could not be decoded; see their `error`"

@@ -1,6 +1,5 @@
 """Offline batches: rows of a file in, their completions out."""
 
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +50,7 @@ class BatchJob:
         output: The `.jsonl` or `.parquet` file to write.
         spec: What decodes.
         options: Options of `Decoder.requests`, for rows that say nothing else.
-        seed: The run's seed; drawn where absent, and kept with the finished shards.
+        seed: The run's seed, which gives the texts again; without, each row has one that is drawn.
         shard_rows: Rows that are decoded together and kept together. The output may depend on it, since the
             floating-point sums of a row depend on its neighbours.
         overwrite: Whether an output that is there is replaced.
@@ -96,12 +95,10 @@ class BatchReport:
     Args:
         num_rows: Rows of the input, and of the output.
         num_errors: Rows that have an error in place of a text.
-        seed: The run's seed.
     """
 
     num_rows: int
     num_errors: int
-    seed: int
 
 
 def run_batch(job: BatchJob, workers: Workers, on_progress: Callable[[int, int], None]) -> BatchReport:
@@ -118,8 +115,8 @@ def run_batch(job: BatchJob, workers: Workers, on_progress: Callable[[int, int],
     _check_output(job)
     num_rows = _num_rows(job.source)
     rows = [range(first, min(first + job.shard_rows, num_rows)) for first in range(0, num_rows, job.shard_rows)]
-    with shard_store(job.output, job.settings(), rows, drawn_seed=secrets.randbits(63), restart=job.restart) as store:
-        rules = RowRules(seed=store.seed, options=job.options, prompt_field=job.source.prompt_field)
+    with shard_store(job.output, job.settings(), rows, restart=job.restart) as store:
+        rules = RowRules(seed=job.seed, options=job.options, prompt_field=job.source.prompt_field)
         finished = store.finished
         done = sum(len(rows[number]) for number in finished)
         on_progress(done, num_rows)
@@ -135,7 +132,7 @@ def run_batch(job: BatchJob, workers: Workers, on_progress: Callable[[int, int],
             raise OptionError(f"none of {num_rows} rows could be decoded, so nothing was written; the first one: {error}")
         _check_output(job)
         store.merge()
-        return BatchReport(num_rows=num_rows, num_errors=store.num_errors, seed=store.seed)
+        return BatchReport(num_rows=num_rows, num_errors=store.num_errors)
 
 
 def _check_output(job: BatchJob) -> None:

@@ -33,12 +33,13 @@ class RowRules:
     """How rows are read.
 
     Args:
-        seed: The run's seed. Row i has the seed of row i of `Decoder.generate`, unless it brings its own.
+        seed: The run's seed. Row i has the seed of row i of `Decoder.generate`, unless it brings its own. Without, seeds are
+            drawn, and controllers may plan by the clock.
         options: Options of `Decoder.requests` for rows that say nothing else.
         prompt_field: Where the prompt stands: text, or a list of token ids.
     """
 
-    seed: int
+    seed: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     prompt_field: str = "prompt"
 
@@ -84,7 +85,7 @@ def check_options(options: Mapping[str, Any], seed: int | None) -> None:
 
     Args:
         options: As in `RowRules`.
-        seed: The run's seed; `None` for one that is drawn.
+        seed: The run's seed, if it has one.
 
     Raises:
         OptionError: With what is wrong.
@@ -140,8 +141,8 @@ def _record(line: bytes) -> dict[str, Any]:
 def _session(record: Mapping[str, Any], index: int, decoder: Decoder, rules: RowRules) -> Session:
     prompt = _prompt(record, rules.prompt_field)
     own = {name: _checked(name, record[name]) for name in ROW_OPTIONS if record.get(name) is not None}
-    options = {"seed": row_seed(rules.seed, index), **rules.options, **own}
-    (request,) = decoder.requests([prompt], **options)
+    seed = None if rules.seed is None else row_seed(rules.seed, index)
+    (request,) = decoder.requests([prompt], **{"seed": seed, **rules.options, **own})
     return decoder.session(request, keeps_records=False)
 
 

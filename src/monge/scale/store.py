@@ -20,16 +20,14 @@ _LOG: Final = logging.getLogger(__name__)
 
 @contextmanager
 def shard_store(
-    output: Path, settings: Mapping[str, Any], rows: Sequence[range], *, drawn_seed: int, restart: bool = False
+    output: Path, settings: Mapping[str, Any], rows: Sequence[range], *, restart: bool = False
 ) -> Iterator["ShardStore"]:
     """A folder `OUT.parts` beside the output; while it is open, no other process can work on the same output.
 
     Args:
         output: The file that is to be written at the end.
-        settings: All that the output depends on, plain values. A `seed` of `None` is that of the run that is gone on with, or
-            `drawn_seed` for a new one. A run of which no shard is there has none that bind anybody.
+        settings: All that the output depends on, plain values. A run of which no shard is there has none that bind anybody.
         rows: The rows of every shard.
-        drawn_seed: See there.
         restart: Whether an unfinished run is thrown away instead of gone on with.
 
     Raises:
@@ -48,7 +46,7 @@ def shard_store(
             for path in (*folder.glob(_SHARDS), *folder.glob("settings.json")):
                 path.unlink()
         try:
-            yield ShardStore(output, rows, _agreed(folder, settings, drawn_seed))
+            yield ShardStore(output, rows, _agreed(folder, settings))
         finally:
             _leave_nothing_empty(folder)
 
@@ -59,17 +57,12 @@ class ShardStore:
     Args:
         output: The file that is to be written at the end.
         rows: The rows of every shard.
-        settings: What is kept with the shards; its `seed` is the run's.
+        settings: What is kept with the shards.
     """
 
     def __init__(self, output: Path, rows: Sequence[range], settings: Mapping[str, Any]) -> None:
         self._output, self._folder, self._rows, self._settings = output, _parts_of(output), rows, settings
         self._num_errors = {number: count for number in range(len(rows)) if (count := self._errors_in(number)) is not None}
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return self._settings["seed"]
 
     @property
     def finished(self) -> frozenset[int]:
@@ -170,14 +163,12 @@ def _errors_of(lines: Iterable[str]) -> int:
     return sum(json.loads(line)["error"] is not None for line in lines)
 
 
-def _agreed(folder: Path, settings: Mapping[str, Any], drawn_seed: int) -> dict[str, Any]:
-    """The settings, seed included, after they were compared with those of the unfinished run, if there is one."""
+def _agreed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, after they were compared with those of the unfinished run, if there is one."""
     ours: dict[str, Any] = json.loads(json.dumps(dict(settings)))
     if not any(folder.glob(_SHARDS)):
-        return ours | {"seed": drawn_seed if ours["seed"] is None else ours["seed"]}
+        return ours
     before = _settings_in(folder)
-    if ours["seed"] is None:
-        ours["seed"] = before["seed"]
     differing = [name for name in sorted(before.keys() | ours.keys()) if before.get(name) != ours.get(name)]
     if differing:
         name = differing[0]
@@ -193,7 +184,7 @@ def _settings_in(folder: Path) -> dict[str, Any]:
         before: Any = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         before = None
-    if not isinstance(before, dict) or not isinstance(before.get("seed"), int):
+    if not isinstance(before, dict) or "seed" not in before:
         raise OptionError(
             f"{str(folder)!r} holds an unfinished run whose settings.json is missing or damaged, so nobody knows what it was; "
             "throw it away with --restart"
