@@ -26,7 +26,7 @@ def test_json(run):
         assert [part["name"] for part in parts[room]] == list(registry)
         assert all(part["summary"].endswith(".") for part in parts[room])
     ngram = next(part for part in parts["drafters"] if part["name"] == "ngram")
-    assert ngram["settings"]["max_ngram"] == 3
+    assert ngram["settings"]["max_ngram"] == 16
     model = next(part for part in parts["drafters"] if part["name"] == "model")
     assert (model["required"], model["settings"]) == ([], {"top_k": None})
     assert parts["legal"] == legality()

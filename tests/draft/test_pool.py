@@ -21,6 +21,7 @@ from monge.engine.decoder import Decoder
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.draft.lookups import looked_up
 
 VOCAB = 5
 POOL = "pool('model', 'ngram', 'suffix', 'none')"
@@ -252,18 +253,12 @@ def test_hindsight_comes_for_every_round_once_the_text_decides() -> None:
 
 
 def expected_factors(ngram: NgramDrafter, text: tuple[int, ...], start: int) -> tuple[float, ...]:
-    for size in range(min(ngram.max_ngram, start - 1), 0, -1):
-        ending = text[start - size : start]
-        for place in range(start - size - 1, -1, -1):
-            if text[place : place + size] == ending:
-                proposed = text[place + size : start][: ngram.num_draft_tokens]
-                factors: list[float] = []
-                for token, real in zip(proposed, text[start:], strict=False):
-                    factors.append(float(token == real))
-                    if token != real:
-                        break
-                return tuple(factors)
-    return ()
+    factors: list[float] = []
+    for token, real in zip(looked_up(ngram, text[:start]), text[start:], strict=False):
+        factors.append(float(token == real))
+        if token != real:
+            break
+    return tuple(factors)
 
 
 def test_capabilities_are_the_union() -> None:

@@ -21,9 +21,9 @@ _WIDTH: Final = array(_TYPECODE).itemsize
 class NgramDrafter(Drafter[bytes]):
     """Prompt lookup: copy what followed the latest earlier occurrence of the last few tokens.
 
-    The longest matching ending wins, among equals the most recent occurrence. The candidates are a function of the committed
-    text, so they are `Deterministic` and any verifier that takes deterministic candidates is exact. State: the text as bytes,
-    which makes the search one call of a compiled substring search.
+    The longest matching ending wins, among equals the most recent occurrence. A text that has just gone through the same tokens
+    twice is taken to go on so. The candidates are a function of the committed text, so they are `Deterministic` and any
+    verifier that takes deterministic candidates is exact. State: the text as bytes, searched by a compiled substring search.
 
     Args:
         num_draft_tokens: Length of the copied continuation.
@@ -35,7 +35,7 @@ class NgramDrafter(Drafter[bytes]):
     """
 
     num_draft_tokens: int = 8
-    max_ngram: int = 3
+    max_ngram: int = 16
     min_ngram: int = 1
 
     def __post_init__(self) -> None:
@@ -82,15 +82,32 @@ class NgramDrafter(Drafter[bytes]):
         return None
 
     def _continuation(self, text: bytes, count: int) -> tuple[int, ...]:
-        if count == 0:
+        if count == 0 or (start := self._place(text)) is None:
             return ()
-        num_tokens = len(text) // _WIDTH
-        for size in range(min(self.max_ngram, num_tokens - 1), self.min_ngram - 1, -1):
-            start = _last_match(text, text[-size * _WIDTH :], before=len(text) - _WIDTH)
-            if start is not None:
-                after = start + size * _WIDTH
-                return tuple(array(_TYPECODE, text[after : after + count * _WIDTH]))
-        return ()
+        return tuple(array(_TYPECODE, _copied(text, start, count * _WIDTH)))
+
+    def _place(self, text: bytes) -> int | None:
+        """Where the latest earlier occurrence of the longest ending that has one ends; `None` where there is none."""
+        size, longest, found = self.min_ngram * _WIDTH, min(self.max_ngram * _WIDTH, len(text) - _WIDTH), None
+        before = len(text) - _WIDTH
+        while size <= longest:
+            start = _last_match(text, text[len(text) - size :], before)
+            if start is None:
+                break
+            # What precedes it may match as well; a longer ending occurs before this one, if at all.
+            before = found = start + size
+            while size < longest and start and text[start - _WIDTH : start] == text[len(text) - size - _WIDTH :][:_WIDTH]:
+                size, start = size + _WIDTH, start - _WIDTH
+            size += _WIDTH
+        return found
+
+
+def _copied(text: bytes, start: int, length: int) -> bytes:
+    """What follows `start`, and once the text has gone through it twice, what follows if it goes on so."""
+    found, cycle = text[start : start + length], len(text) - start
+    if len(found) == length or text[start - cycle : start] != found:
+        return found
+    return (found * (length // cycle + 1))[:length]
 
 
 def _up_to_date(text: bytes, context: Context) -> bytes:
