@@ -66,6 +66,7 @@ class HeadDrafter(Drafter[Unread]):
     _model: FeatureModel = field(init=False, repr=False, compare=False)
     _head: PublishedHead = field(init=False, repr=False, compare=False)
     _run: HeadRun = field(init=False, repr=False, compare=False)
+    _size: tuple[int, int] = field(init=False, repr=False, compare=False)  # numbers and bytes, counted once
 
     def __post_init__(self) -> None:
         if self.head is None:
@@ -82,7 +83,8 @@ class HeadDrafter(Drafter[Unread]):
         ends = TargetEnds(self.target)
         head = head.to(device=ends.device, dtype=ends.dtype).eval()
         self.target.watch(head.layers(self.target.num_layers))
-        for name, value in (("_model", self.target), ("_head", head), ("_run", run_of(head, ends))):
+        made = {"_model": self.target, "_head": head, "_run": run_of(head, ends)}
+        for name, value in {**made, "_size": (head.num_parameters, head.num_bytes)}.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -93,8 +95,8 @@ class HeadDrafter(Drafter[Unread]):
             max_width=limits.max_width,
             max_depth=limits.max_depth if most is None else min(limits.max_depth, most),
             needs_trees=limits.max_width > 1,
-            num_parameters=self._head.num_parameters,
-            num_bytes=self._head.num_bytes,
+            num_parameters=self._size[0],
+            num_bytes=self._size[1],
             bytes_per_token=self._head.bytes_per_token,
             reads_states=True,
         )

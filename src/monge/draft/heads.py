@@ -69,6 +69,7 @@ class ShapeDrafter(Drafter[LastState]):
     _kind: Tensor = field(init=False, repr=False, compare=False)
     _steps: tuple[Forward, ...] = field(init=False, repr=False, compare=False)
     _temperatures: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _size: tuple[int, int] = field(init=False, repr=False, compare=False)  # numbers and bytes, counted once
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, FeatureModel):
@@ -85,7 +86,8 @@ class ShapeDrafter(Drafter[LastState]):
         head = head.to(device=kind.device, dtype=torch.float64 if kind.dtype == torch.float64 else torch.float32).eval()
         self.target.watch((self.target.num_layers,))
         made = {"_model": self.target, "_head": head, "_kind": kind, "_steps": _steps_beside(self.target, head)}
-        for name, value in {**made, "_temperatures": tuple(head.temperatures.tolist())}.items():
+        made |= {"_temperatures": tuple(head.temperatures.tolist()), "_size": (head.num_parameters, head.num_bytes)}
+        for name, value in made.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -96,8 +98,8 @@ class ShapeDrafter(Drafter[LastState]):
             max_width=limits.max_width,
             max_depth=min(limits.max_depth, self._head.predictor.num_steps),
             needs_trees=limits.max_width > 1,
-            num_parameters=self._head.num_parameters,
-            num_bytes=self._head.num_bytes,
+            num_parameters=self._size[0],
+            num_bytes=self._size[1],
             reads_states=True,
         )
 

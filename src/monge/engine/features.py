@@ -51,24 +51,31 @@ class FeatureLog:
 
     def read(self, sequence: int, states: Sequence[Float[Tensor, "nodes hidden"]]) -> None:
         """New uncommitted nodes, one tensor per watched layer."""
+        # A copy, even of one: some steps write the next outputs into the same memory.
         self._nodes.setdefault(sequence, []).append(torch.cat(tuple(states), dim=-1))
 
     def commit(self, sequence: int, path: Sequence[int]) -> None:
         """Keep the nodes of a path, drop the rest."""
         nodes = self._nodes.pop(sequence, [])
         if path and nodes:
-            together = nodes[0] if len(nodes) == 1 else torch.cat(nodes)
-            self._fresh.setdefault(sequence, []).append(together[list(path)])
+            first, last = path[0], path[-1]
+            is_run = list(path) == list(range(first, last + 1))  # a slice takes a tenth of what picking rows takes
+            rows = slice(first, last + 1) if is_run else list(path)
+            self._fresh.setdefault(sequence, []).append(_joined(nodes)[rows])
 
     def take(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
         """Hidden states of the tokens committed since the last call, layers side by side; `None` where there are none."""
         fresh = self._fresh.pop(sequence, [])
-        return torch.cat(fresh) if fresh else None
+        return _joined(fresh) if fresh else None
 
     def close(self, sequence: int) -> None:
         """Forget a sequence."""
         self._nodes.pop(sequence, None)
         self._fresh.pop(sequence, None)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _with_last(network: PreTrainedModel, inputs: Mapping[str, Any]) -> StepOutput:
