@@ -220,11 +220,24 @@ def test_of_short_rounds_that_are_alike_one_in_sixty_milliseconds_is_learnt_from
     assert all(costs.is_due(NOBODY, 0.061) for _ in range(8))
 
 
-def test_rounds_of_another_drafter_are_learnt_from_however_short() -> None:
+def test_rounds_of_every_kind_are_learnt_from_that_often_however_they_take_turns() -> None:
     costs = settled()
-    drafters = [frozenset({None}), NOBODY, frozenset({"small"}), frozenset({"large"}), frozenset({"small", "large"})]
-    assert all(costs.is_due(drafter, 0.001) for drafter in drafters)
-    assert not costs.is_due(drafters[-1], 0.001)
+    drafters = [frozenset({None}), frozenset({"small"}), frozenset({"large"}), frozenset({"small", "large"})]
+    for _ in range(2):
+        assert all(costs.is_due(drafter, 0.001) for drafter in drafters)
+        assert not any(costs.is_due(drafter, 0.001) for drafter in (*drafters, *drafters))
+        costs.is_due(NOBODY, 0.06)
+    assert costs.is_due(drafters[0], 0.0, as_one=True)
+
+
+def test_a_plain_round_is_learnt_from_once_drafting_has_moved_what_it_is_taken_to_cost() -> None:
+    costs = settled()
+    assert not costs.is_due(NOBODY, 0.001)
+    costs.observe(timing(4, 1.0, depth=4, draft_s=0.4))
+    assert costs.plain_moved
+    assert costs.is_due(NOBODY, 0.001)
+    costs.observe(timing(0, 1.0))
+    assert not costs.is_due(NOBODY, 0.001)
 
 
 def test_a_rest_that_was_not_learnt_from_is_a_rest() -> None:
@@ -232,9 +245,8 @@ def test_a_rest_that_was_not_learnt_from_is_a_rest() -> None:
     costs = settled()
     assert costs.is_due(frozenset({None}), 0.001)
     costs.observe(timing(4, 1.4, depth=4, draft_s=0.4))
-    before = costs.round_s(4)
-    assert costs.is_due(NOBODY, 0.001)
     costs.observe(timing(0, 1.0))
+    before = costs.round_s(4)
     assert not any(costs.is_due(NOBODY, 0.001) for _ in range(4))
     costs.observe(timing(4, 2.4, depth=4, draft_s=0.9))
     assert costs.round_s(4) == pytest.approx(before)

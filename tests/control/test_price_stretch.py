@@ -8,6 +8,7 @@ from monge.control.base import Memory
 from monge.control.price import Price
 from monge.control.price_memory import pooled_of
 from monge.control.price_request import Request
+from monge.control.survival import DepthCounts
 from monge.core.context import DraftPlan
 from tests.control.scripts import chain_round, draws, memory_of
 
@@ -18,6 +19,11 @@ def going_well(controller: Price, memory: Memory, num_rounds: int) -> Request:
     for _ in range(num_rounds):
         state = controller.update(state, chain_round(4, 4, plan=controller.plan(state, draws())))
     return state
+
+
+def about(counts: DepthCounts) -> list[float]:
+    """Up to the order of sums."""
+    return [round(count, 9) for count in (*counts.reached, *counts.accepted)]
 
 
 @pytest.mark.parametrize(("plain", "looks"), [(1.0, 12), (0.018, 3)])
@@ -61,10 +67,11 @@ def test_rounds_that_wait_are_learnt_from_all_the_same() -> None:
             waited += 1
             assert number not in {30, 31, 50}
             continue
-        assert states[1].counts == states[0].counts
+        assert about(states[1].counts) == about(states[0].counts)
         assert states[1].tokens == pytest.approx(states[0].tokens)
         slow, fast = map(pooled_of, memories)
-        assert (fast.counts, fast.calibration, fast.tokens) == (slow.counts, slow.calibration, slow.tokens)
+        assert about(fast.counts) == about(slow.counts)
+        assert (fast.calibration, fast.tokens) == (slow.calibration, slow.tokens)
         assert fast.spells == slow.spells
         assert fast.crowd.tokens == slow.crowd.tokens
     assert waited > 30

@@ -15,13 +15,15 @@ RULES = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.5}]
 
 
 class Counted:
-    """A program that counts its rounds."""
+    """A program that counts its rounds, and notes how many tokens the draft model had to read in each."""
 
     def __init__(self, program):
-        self.program, self.count = program, 0
+        self.program, self.count, self.longest_text = program, 0, program.longest_text
+        self.num_unread = []
 
     def __call__(self, inputs):
         self.count += 1
+        self.num_unread.append(len(inputs.text))
         return self.program(inputs)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from monge.control.base import Controller
 from monge.core.context import DraftPlan
-from tests.engine.rounds import RULES, both, num_whole, written
+from tests.engine.rounds import RULES, both, num_whole, with_programs, written
 from tests.engine.tiny import prompts
 
 
@@ -30,6 +30,19 @@ def test_in_a_pool_the_draft_model_runs_as_one_where_nobody_in_front_of_it_draft
     assert num_whole(programs) > 5
     (result,) = whole.generate(list(prompts((9,), seed=5)), seed=3, ignore_eos=True, **options)
     assert all(record.drafter == "model" for record in result.records if record.as_one)
+
+
+@pytest.mark.parametrize("longest_text", [2, 4, 32])
+def test_behind_what_was_looked_up_rounds_run_as_one_up_to_the_longest_text_that_their_program_reads(longest_text):
+    plain, whole, programs = both(drafter="pool('ngram', 'model')", tree="chain(3)")
+    for program in programs.values():
+        program.longest_text = longest_text
+    whole = with_programs(plain, programs)
+    options = {"max_new_tokens": 120, "temperature": 0.0}
+    assert written(whole, **options) == written(plain, **options)
+    longest = max(programs[True].num_unread)
+    assert longest <= longest_text
+    assert longest > min(longest_text, 8) // 2, "it had reason to"
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)

@@ -4,13 +4,16 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Final
 
+from monge.control import cost_table
 from monge.control.cost_fit import fitted
 from monge.control.cost_nodes import Nodes
 from monge.control.cost_pace import Pace
-from monge.control.cost_table import Table, checked, correct, interpolated, log_ratio, make_isotonic, row_of, scale
+from monge.control.cost_spacing import Kind, Spacing
+from monge.control.cost_table import Table
 from monge.control.cost_whole import WholeCost
 from monge.core.errors import OptionError
 from monge.core.verdict import RoundTiming
@@ -19,10 +22,6 @@ _CATCH_UP_RATE: Final = 0.3
 """Share of a difference that the running time of catching up takes over, and that of reading prompts."""
 _TAIL_RATE: Final = 0.1
 """The same of what follows a round."""
-_SPACING_S: Final = 0.06
-"""Seconds that go by between two rounds that are learnt from, where rounds are shorter: learning is not to cost a percent."""
-_FIRST: Final = 64
-"""Rounds that are all learnt from."""
 _COLD: Final = 4
 """Plain rounds in a row after which a network that drafts finds weights, shapes and text not at hand: what that round takes
 beyond the expected is the price of coming back, and no cost of going on. Drafts without a network come and go, and what they
@@ -67,8 +66,8 @@ class CostModel:
         drafters: Mapping[str, tuple[Table, Sequence[int]]] = MappingProxyType({}),
         deepest: int | None = None,
     ) -> None:
-        self._verify = checked("verify_s", verify_s, may_be_zero=False)
-        self._draft = checked("draft_s", draft_s, may_be_zero=True)
+        self._verify = cost_table.checked("verify_s", verify_s, may_be_zero=False)
+        self._draft = cost_table.checked("draft_s", draft_s, may_be_zero=True)
         plain_context_s = context_s if plain_context_s is None else plain_context_s
         for name, seconds in (("context_s", context_s), ("plain_context_s", plain_context_s)):
             if not (math.isfinite(seconds) and seconds >= 0.0):
@@ -77,11 +76,11 @@ class CostModel:
         self._pace, self._sizes_at = Pace(), list[int]()
         self.graph_sizes, self._nodes, self.learns = tuple(sorted(graph_sizes)), Nodes(nodes), learns
         self.batch_size, self.context_length, self.num_rounds, self.deepest = 1, base_context, 0, deepest
-        self._drafters = {
+        self._drafters = dict[str, tuple[dict[int, dict[int, float]], tuple[int, ...]]]()
+        for name, (own, its_nodes) in drafters.items():
+            checked = cost_table.checked(f"draft_s of {name}", own, may_be_zero=True)
             # Where it is the same table, what corrects one corrects the other.
-            name: (self._draft if own == draft_s else checked(f"draft_s of {name}", own, may_be_zero=True), tuple(its_nodes))
-            for name, (own, its_nodes) in drafters.items()
-        }
+            self._drafters[name] = self._draft if own == draft_s else checked, tuple(its_nodes)
         self.whole: WholeCost | None = None
         """What rounds of one request cost that run as one, where any do."""
         self.num_waiting = 0
@@ -93,15 +92,15 @@ class CostModel:
         self.plain_moved = 0.0
         """Logarithm of what plain rounds are taken to cost now over what they were when one was last seen."""
         self._tail_s = {False: 0.0, True: 0.0}  # what follows rounds without and with a draft
-        self._last_kind = (frozenset[str | None](), False)  # who drafted in the last round, and whether it ran as one
+        self._last_kind: Kind = (frozenset(), False)
         self._has_switched = False  # whether one of the last two rounds ran as one, and the other did not
-        self._passed_s = 0.0  # since a round was learnt from
+        self._spacing = Spacing()
         self._rested: set[str | None] = set()  # drafters that have text to read before they draft again
         self._num_plain = 0  # plain rounds in a row
         # A size that was measured is that of the graph it was padded to.
         self._verify = {one: {self._padded(count): s for count, s in row.items()} for one, row in self._verify.items()}
         for row in self._verify.values():
-            make_isotonic(row)
+            cost_table.make_isotonic(row)
 
     @classmethod
     def linear(cls, *, plain: float, node: float, draft: float, learns: bool = False) -> "CostModel":
@@ -129,12 +128,12 @@ class CostModel:
 
     def verify_s(self, num_nodes: int, batch_size: int = 1, context_length: int | None = None) -> float:
         """Seconds of a round without its drafting."""
-        base = interpolated(self._verify, batch_size, self._padded(num_nodes))
+        base = cost_table.interpolated(self._verify, batch_size, self._padded(num_nodes))
         return self._in_context([base], num_nodes > 0, batch_size, context_length)[0]
 
     def draft_s(self, depth: int, batch_size: int = 1) -> float:
         """Seconds of drafting."""
-        return interpolated(self._draft, batch_size, depth)
+        return cost_table.interpolated(self._draft, batch_size, depth)
 
     def round_s(self, depth: int, batch_size: int = 1, context_length: int | None = None) -> float:
         """Seconds of a round whose plan has some depth; 0 is plain decoding."""
@@ -152,10 +151,10 @@ class CostModel:
 
     def levels_s(self, deepest: int, batch_size: int = 1, context_length: int | None = None) -> tuple[list[float], list[float]]:
         """Seconds of drafting, and of all else, in rounds whose plans have the depths 0 to `deepest`: one look at the table."""
-        plain, *others = row_of(self._verify, batch_size, self._sizes(deepest))
+        plain, *others = cost_table.row_of(self._verify, batch_size, self._sizes(deepest))
         (plain,) = self._in_context([plain], False, batch_size, context_length)
         others = self._in_context(others, True, batch_size, context_length)
-        drafting = [0.0, *row_of(self._draft, batch_size, range(1, deepest + 1))]
+        drafting = [0.0, *cost_table.row_of(self._draft, batch_size, range(1, deepest + 1))]
         return drafting, [plain, *[one if one > plain else plain for one in others]]
 
     def without_drafting(self) -> "CostModel":
@@ -171,9 +170,9 @@ class CostModel:
         own._nodes, own._sizes_at, own.whole = Nodes(nodes), [], None
         return own
 
-    def note_whole(self, depth: int, plain_rounds: float) -> None:
-        """Rounds of one request at this depth run as one, and take as long as so many plain rounds."""
-        self.whole = WholeCost(depth, plain_rounds)
+    def note_whole(self, depth: int, plain_rounds: float, longest_text: int = 2) -> None:
+        """Rounds of one request run as one at this depth; for the arguments see `WholeCost`."""
+        self.whole = WholeCost(depth, plain_rounds, longest_text)
 
     def note_reading(self, num_tokens: int, seconds: float) -> None:
         """The drafter has read so many tokens of prompts; a time that is no positive number is ignored."""
@@ -194,14 +193,14 @@ class CostModel:
             seconds: What it took.
             as_one: Whether it ran as one.
         """
-        alike = (drafters, as_one) == self._last_kind and self.num_rounds >= _FIRST
-        self._has_switched = as_one != self._last_kind[1]
-        self._last_kind, self._passed_s = (drafters, as_one), self._passed_s + seconds
-        if alike and self._passed_s < _SPACING_S:
-            self._num_plain += not drafters
-            return False
-        self._passed_s = 0.0
-        return True
+        kind, last = (drafters, as_one), self._last_kind
+        self._has_switched, self._last_kind = as_one != last[1], kind
+        if self._spacing.takes(kind, seconds, self.num_rounds) or (self.plain_moved and not drafters):
+            return True
+        self._num_plain = 0 if drafters else self._num_plain + 1
+        if kind != last:
+            self._rested = {None, *self._drafters} - drafters
+        return False
 
     def observe(self, timing: RoundTiming) -> None:
         """Correct the table by one measured round; times that are no positive numbers are ignored."""
@@ -215,20 +214,20 @@ class CostModel:
         is_cold = timing.depth > 0 and (self._num_plain >= _COLD or self._has_switched)
         self._num_plain = 0 if timing.num_nodes else self._num_plain + 1
         if not is_cold or rest_s < predicted:
-            correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), rest_s, predicted)
+            cost_table.correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), rest_s, predicted)
             dearer = self._pace.learn(timing.num_nodes > 0, *at, rest_s, predicted)
             for own in {id(one): one for one, _ in ((self._draft, ()), *self._drafters.values())}.values():
-                scale(own, dearer)
-            make_isotonic(self._verify[timing.batch_size])  # the others went up or down as a whole
-        moved = log_ratio(self.verify_s(0, *at), plain_s, math.inf)
+                cost_table.scale(own, dearer)
+            cost_table.make_isotonic(self._verify[timing.batch_size])  # the others went up or down as a whole
+        moved = cost_table.log_ratio(self.verify_s(0, *at), plain_s, math.inf)
         self.plain_moved = self.plain_moved + moved if timing.num_nodes else 0.0
         if timing.depth > 0:
             table, _ = self._drafters.get(timing.drafter or "", (self._draft, self.nodes))
             if table is self._draft and self._nodes.note(timing.depth, timing.num_nodes):
                 self._sizes_at = []
-            expected = interpolated(table, timing.batch_size, timing.depth)
+            expected = cost_table.interpolated(table, timing.batch_size, timing.depth)
             if timing.drafter not in self._rested:
-                correct(table, timing.batch_size, timing.depth, timing.draft_s, expected)
+                cost_table.correct(table, timing.batch_size, timing.depth, timing.draft_s, expected)
             elif math.isfinite(timing.draft_s):
                 # After a rest a drafter first reads the text that it has missed, which is no cost of the draft.
                 beyond = max(0.0, timing.draft_s - expected) + (max(0.0, rest_s - predicted) if is_cold else 0.0)
@@ -247,20 +246,17 @@ class CostModel:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
-            "verify_s": {str(batch): {str(n): s for n, s in row.items()} for batch, row in self._verify.items()},
-            "draft_s": {str(batch): {str(n): s for n, s in row.items()} for batch, row in self._draft.items()},
+            "verify_s": cost_table.written(self._verify),
+            "draft_s": cost_table.written(self._draft),
             "context_s": self.context_s,
             "plain_context_s": self.plain_context_s,
             "base_context": self.base_context,
             "graph_sizes": list(self.graph_sizes),
             "nodes": list(self.nodes),
             "deepest": self.deepest,
-            "whole": None if self.whole is None else {"depth": self.whole.depth, "plain_rounds": self.whole.plain_rounds},
+            "whole": None if self.whole is None else asdict(self.whole),
             "drafters": {
-                name: {
-                    "draft_s": {str(batch): {str(n): s for n, s in row.items()} for batch, row in table.items()},
-                    "nodes": list(nodes),
-                }
+                name: {"draft_s": cost_table.written(table), "nodes": list(nodes)}
                 for name, (table, nodes) in self._drafters.items()
             },
         }
@@ -268,14 +264,14 @@ class CostModel:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "CostModel":
         """The inverse of `as_dict`."""
-
-        def table(rows: Mapping[str, Mapping[str, float]]) -> Table:
-            return {int(batch): {int(n): float(s) for n, s in row.items()} for batch, row in rows.items()}
-
-        drafters = {name: (table(own["draft_s"]), tuple(own["nodes"])) for name, own in values.get("drafters", {}).items()}
+        drafters = {
+            name: (cost_table.read(own["draft_s"]), tuple(own["nodes"])) for name, own in values.get("drafters", {}).items()
+        }
         rest = {name: values[name] for name in ("context_s", "base_context", "graph_sizes", "nodes")}
         rest |= {name: values.get(name) for name in ("plain_context_s", "deepest")}
-        made = cls(verify_s=table(values["verify_s"]), draft_s=table(values["draft_s"]), drafters=drafters, **rest)
+        made = cls(
+            verify_s=cost_table.read(values["verify_s"]), draft_s=cost_table.read(values["draft_s"]), drafters=drafters, **rest
+        )
         made.whole = WholeCost(**whole) if (whole := values.get("whole")) else None
         return made
 

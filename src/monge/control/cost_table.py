@@ -45,6 +45,16 @@ def checked(name: str, table: Table, *, may_be_zero: bool) -> dict[int, dict[int
     return {batch: dict(sorted(row.items())) for batch, row in sorted(table.items())}
 
 
+def written(table: Table) -> dict[str, dict[str, float]]:
+    """A table in plain values, for JSON."""
+    return {str(batch): {str(size): seconds for size, seconds in row.items()} for batch, row in table.items()}
+
+
+def read(rows: Mapping[str, Mapping[str, float]]) -> Table:
+    """The inverse of `written`."""
+    return {int(batch): {int(size): float(seconds) for size, seconds in row.items()} for batch, row in rows.items()}
+
+
 def row_of(table: Mapping[int, Mapping[int, float]], batch: int, sizes: Sequence[int]) -> list[float]:
     """Entries of one batch size, interpolated, for sizes that rise: `interpolated` for each, in one walk along the row."""
     row = table.get(batch)

@@ -19,6 +19,7 @@ class WholeCost:
     Args:
         depth: That depth.
         plain_rounds: How many plain rounds behind the same text take as long.
+        longest_text: Most tokens that the draft model may have to read first.
 
     Raises:
         OptionError: If a number is not positive and finite.
@@ -26,6 +27,7 @@ class WholeCost:
 
     depth: int
     plain_rounds: float
+    longest_text: int = 2
 
     def __post_init__(self) -> None:
         if self.depth < 1 or not 0.0 < self.plain_rounds < math.inf:

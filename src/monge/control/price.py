@@ -92,7 +92,7 @@ class Price(Controller[Request]):
         if not repays_reading(memory, outlook):
             off = max(off, self._rests.shortest(reading_s(memory), outlook))
         elif off <= self.first_off or outlook.speed >= outlook.plain_speed * (1.0 + self.margin):
-            return replace(request, off_left=waits)
+            return replace(request, off_left=waits) if waits else self._begun(request, outlook)
         # Where the last requests gave up for long, a new one goes on resting: it may be too short for a rest of its own.
         left = max(waits, off - pooled.rested)
         return replace(request, off_left=left, off_tokens=off, trial_left=0 if left else self.trial)
@@ -136,10 +136,13 @@ class Price(Controller[Request]):
         return Rests(self.first_off, self.last_off, self.trial, self.probe_share)
 
     def _alone(self, state: Request) -> DraftPlan:
-        rounds_on = state.rounds_on + (0 if state.stretch is None else len(state.stretch.records))
+        stretch = state.stretch
+        rounds_on, known = (
+            (state.rounds_on, state.outlook) if stretch is None else (state.rounds_on + len(stretch.records), stretch.outlook)
+        )
         if state.off_left > 0:
             return PLAIN if state.resting_depth is None else self._resting(state, state.resting_depth)
-        outlook, pooled = state.outlook or outlook_of(state, self.max_window), pooled_of(state.memory)
+        outlook, pooled = known or outlook_of(state, self.max_window), pooled_of(state.memory)
         looks_at_plain = plain_has_moved(state.memory) or (rounds_on + 1) % _BASELINE == 0
         if looks_at_plain or (state.was_shared and not (pooled.crowd.is_on and self._pays(state, outlook))):
             return PLAIN
@@ -177,19 +180,30 @@ class Price(Controller[Request]):
         """The coming rounds that are planned alike; a trial has none."""
         if state.trial_left:
             return None
-        pooled, whole_s = pooled_of(state.memory), outlook.whole[1] if outlook.whole else 0.0
-        num_rounds = math.ceil(_LOOK_S / (whole_s if outlook.as_one else outlook.seconds[outlook.window]))
+        pooled, in_one = pooled_of(state.memory), outlook.whole if outlook.as_one else None
+        num_rounds = math.ceil(_LOOK_S / (outlook.seconds[outlook.window] if in_one is None else in_one[1]))
         if state.off_tokens and state.rounds_on < SETTLED:
             num_rounds = min(num_rounds, SETTLED - state.rounds_on)
         limit_s = max(coming_back_s(state.memory), _PATIENCE * outlook.seconds[0])
         patience_s = limit_s if state.debt_s < limit_s else state.debt_s + _PATIENCE / 2.0 * outlook.seconds[0]
         plan = self._usual(outlook, pooled.calibration)
-        waits = outlook.lookups is not None and plan.lookup_depth == 0 and not outlook.lookups.are_promising
-        blind = replace(plan, follows=False) if waits else None
-        grows = outlook.lookups is not None and (plan.lookup_depth or 0) + 1 < len(outlook.lookups.tokens)
-        lookups = state.memory.lookups
-        pooled.stretch = Stretch(plan, blind, num_rounds, patience_s, outlook.seconds, whole_s, lookups, grows, state.debt_s)
+        pooled.stretch = Stretch(
+            plan,
+            outlook,
+            num_rounds,
+            patience_s,
+            state.debt_s,
+            state.memory.lookups,
+            state.looked,
+            begins=state.context_length is None,
+        )
         return pooled.stretch
+
+    def _begun(self, state: Request, outlook: Outlook) -> Request:
+        """The state of a request that drafts from its beginning: by what others taught, as its first round says little."""
+        if not pooled_of(state.memory).counts.reached or costs_of(state.memory, "price").batch_size > 1:
+            return state
+        return replace(state, outlook=outlook, stretch=self._stretch(state, outlook))
 
     def _pays(self, state: Request, outlook: Outlook) -> bool:
         """Whether drafting is expected to beat plain decoding, or did so of late."""
@@ -232,8 +246,7 @@ class Price(Controller[Request]):
         lookups = state.memory.lookups
         if not lookups or not (record.depth or record.hindsight):
             return state
-        looked_up = record.drafter in lookups
-        state = replace(state, looked=noted(pooled_of(state.memory), state.looked, record, looked_up=looked_up))
+        state = replace(state, looked=noted(pooled_of(state.memory), state.looked, [record], lookups))
         return replace(state, resting_depth=outlook_of(state, self.max_window).resting_depth)
 
     def _switched(self, state: Request) -> Request:

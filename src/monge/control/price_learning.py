@@ -1,12 +1,14 @@
 """What `price` learns of a request from its rounds."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from monge.control.base import Memory, costs_of
 from monge.control.price_lookups import noted
-from monge.control.price_memory import REQUEST_KEEP, pooled_of
+from monge.control.price_memory import pooled_of
 from monge.control.price_outlook import measured_rounds, predicted_seconds
 from monge.control.price_request import Request
+from monge.control.survival import REQUEST_KEEP
 from monge.core.verdict import StepRecord
 
 _SHORT_KEEP = 0.85  # weight that a round keeps with every later one, in the speed that decides whether speculation goes on
@@ -20,7 +22,7 @@ def learnt(state: Request, record: StepRecord | None = None, *, begins: bool = F
         record: A further round, which drafted.
         begins: Whether a spell begins with it, see `Spells`.
     """
-    stretch = state.stretch
+    stretch, lookups = state.stretch, state.memory.lookups
     records = [] if stretch is None else [*stretch.records]
     num_taught, debt_s = (0, state.debt_s) if stretch is None else (stretch.num_taught, stretch.debt_s)
     if record is not None:
@@ -29,21 +31,19 @@ def learnt(state: Request, record: StepRecord | None = None, *, begins: bool = F
         pooled_of(state.memory).debt_s = debt_s
     if not records:
         return state if stretch is None else replace(state, outlook=None, stretch=None)
-    pooled, counts, tokens, seconds = pooled_of(state.memory), state.counts, state.tokens, state.seconds
-    lookups, looked = state.memory.lookups, state.looked
-    for number, one in enumerate(records):
-        its_seconds, looked_up = predicted_seconds(state.memory, one), one.drafter in lookups
-        if number >= num_taught:
-            pooled.learn(one, its_seconds, begins=begins, looked_up=looked_up)
+    pooled, spent_s = pooled_of(state.memory), _all_seconds(state.memory, records)
+    begins = begins if stretch is None or not stretch.records else stretch.begins and not num_taught
+    pooled.learn(records[num_taught:], spent_s[num_taught:], begins=begins, lookups=lookups)
+    tokens, seconds, networks = state.tokens, state.seconds, list[StepRecord]()
+    for one, its_seconds in zip(records, spent_s, strict=True):
         if one.batch_size > 1:
             pooled.crowd = pooled.crowd.met(one.num_accepted + 1, *measured_rounds(state.memory, one))
-        if lookups:
-            looked = noted(pooled, looked, one, looked_up=looked_up)
-        if looked_up:
-            continue
-        counts = counts.update(one, REQUEST_KEEP)
-        tokens = _SHORT_KEEP * tokens + one.num_accepted + 1
-        seconds = _SHORT_KEEP * seconds + its_seconds
+        if one.drafter not in lookups:
+            networks.append(one)
+            tokens = _SHORT_KEEP * tokens + one.num_accepted + 1
+            seconds = _SHORT_KEEP * seconds + its_seconds
+    counts = state.counts.seen([(len(one.examined), one.num_accepted) for one in networks], REQUEST_KEEP)
+    looked = noted(pooled, state.looked, records, lookups) if lookups else state.looked
     if stretch is not None:
         stretch.num_taught = len(stretch.records)
     return replace(
@@ -66,10 +66,22 @@ def teach_left(memory: Memory) -> None:
     """Let requests learn from the last stretch of one that has ended in it."""
     pooled = pooled_of(memory)
     if (stretch := pooled.stretch) is not None and stretch.num_taught < len(stretch.records):
-        for record in stretch.records[stretch.num_taught :]:
-            looked_up = record.drafter in memory.lookups
-            pooled.learn(record, predicted_seconds(memory, record), begins=False, looked_up=looked_up)
+        records, begins = stretch.records[stretch.num_taught :], stretch.begins and not stretch.num_taught
+        pooled.learn(records, _all_seconds(memory, records), begins=begins, lookups=memory.lookups)
+        noted(pooled, pooled.looked, records, memory.lookups)
         pooled.debt_s, stretch.num_taught = stretch.debt_s, len(stretch.records)
+
+
+def _all_seconds(memory: Memory, records: Sequence[StepRecord]) -> list[float]:
+    """Predicted seconds of rounds of a request; of alike ones one is looked up, since texts hardly grow meanwhile."""
+    known = dict[tuple[object, ...], float]()
+    found = list[float]()
+    for one in records:
+        kind = one.as_one, one.drafter, one.depth, one.num_nodes, one.levels_read, one.batch_size
+        if kind not in known:
+            known[kind] = predicted_seconds(memory, one)
+        found.append(known[kind])
+    return found
 
 
 def _debt_after(state: Request, record: StepRecord, debt_s: float) -> float:

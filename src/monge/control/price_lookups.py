@@ -1,14 +1,17 @@
 """What `price` expects of those drafters of a pool that run no network: they draft first where that is worth more."""
 
+from collections.abc import Container, Sequence
+
 from monge.control.base import costs_of
-from monge.control.price_memory import POOLED_KEEP, REQUEST_KEEP, Pooled, pooled_of
+from monge.control.price_looked_up import drafts_of
+from monge.control.price_memory import Pooled, pooled_of
 from monge.control.price_outlook import Lookups
 from monge.control.price_request import Request
-from monge.control.survival import DepthCounts, expected_tokens
+from monge.control.survival import POOLED_KEEP, REQUEST_KEEP, DepthCounts
 from monge.core.verdict import StepRecord
 
 
-def lookups_of(state: Request, max_window: int, context: int) -> Lookups | None:
+def lookups_of(state: Request, max_window: int, context: int, verifying: Sequence[float]) -> Lookups | None:
     """Expected tokens and seconds of rounds with looked-up candidates; `None` where there is nothing to choose.
 
     Acceptance is that of this request and, while it has few such drafts, of all: a text that begins to repeat itself is known
@@ -18,31 +21,21 @@ def lookups_of(state: Request, max_window: int, context: int) -> Lookups | None:
         state: The request.
         max_window: Largest window.
         context: Tokens of its text.
+        verifying: Seconds without drafting of rounds whose plans have the depths 0 to the largest.
     """
     names = state.memory.lookups
     deepest = min(max_window, max((member.max_depth for member in state.memory.members if member.name in names), default=0))
     if not deepest:
         return None
-    costs = costs_of(state.memory, "price")
-    usual = pooled_of(state.memory).looked.acceptance(deepest)
-    tokens = expected_tokens(state.looked.acceptance(deepest, usual))
-    seconds = [costs.verify_s(nodes, costs.batch_size, context) for nodes in range(deepest + 1)]
-    return Lookups(tokens, seconds)
+    costs, usual = costs_of(state.memory, "price"), pooled_of(state.memory).looked.acceptance(deepest)
+    if costs.nodes != tuple(range(len(costs.nodes))):  # the network's drafts are trees, and these are not
+        _, verifying = costs.without_drafting().levels_s(deepest, costs.batch_size, context)
+    keep_from_one = costs.whole is not None and deepest >= costs.whole.longest_text
+    return Lookups.of(state.looked, usual, verifying[: deepest + 1], keep_from_one=keep_from_one)
 
 
-def noted(pooled: Pooled, looked: DepthCounts, record: StepRecord, *, looked_up: bool) -> DepthCounts:
-    """A request's acceptance of looked-up candidates after a round, which teaches other requests too.
-
-    It counts the round's own candidates, and those of earlier places that the text has decided about since: of several drafters
-    that would have drafted there, the first would have.
-    """
-    drafts = [(len(record.examined), record.num_accepted)] if looked_up and record.depth else []
-    position = -1
-    for entry in record.hindsight:
-        if entry.num_nodes and entry.position != position:
-            position = entry.position
-            drafts.append((len(entry.factors), int(sum(entry.factors))))
-    for examined, taken in drafts:
-        looked = looked.seen(examined, taken, REQUEST_KEEP)
-        pooled.looked = pooled.looked.seen(examined, taken, POOLED_KEEP)
-    return looked
+def noted(pooled: Pooled, looked: DepthCounts, records: Sequence[StepRecord], lookups: Container[str | None]) -> DepthCounts:
+    """A request's acceptance of looked-up candidates after some rounds, which teach other requests too."""
+    drafts = [draft for record in records for draft in drafts_of(record, lookups)]
+    pooled.looked = pooled.looked.seen(drafts, POOLED_KEEP)
+    return looked.seen(drafts, REQUEST_KEEP)

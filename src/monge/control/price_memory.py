@@ -1,5 +1,6 @@
 """What the requests of a decoder that plans by `price` teach each other."""
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -7,13 +8,9 @@ from monge.control.calibration import Calibration
 from monge.control.memory import Memory
 from monge.control.price_batch import Crowd
 from monge.control.price_stretch import Stretch
-from monge.control.survival import DepthCounts
+from monge.control.survival import POOLED_KEEP, DepthCounts
 from monge.core.verdict import StepRecord
 
-REQUEST_KEEP = 0.9
-"""Weight that a round keeps with every later one, in a request's acceptance."""
-POOLED_KEEP = 0.99
-"""Weight that a round keeps with every later one, in all requests' acceptance."""
 _RATE_KEEP = 0.98  # the same in the running speed, whose inverse is the price of a token
 _SPELL_KEEP = 0.9  # weight that a request keeps with every later one, in how long they are
 _USUAL_LENGTH = 128.0  # tokens that one request is taken to have had before the first: that may be a trial call of a few tokens
@@ -119,23 +116,28 @@ class Pooled:
         self.rested += len(record.token_ids)
         self.spells.add(record, begins=begins)
 
-    def learn(self, record: StepRecord, seconds: float, *, begins: bool, looked_up: bool) -> None:
-        """Learn from a round that drafted, with its predicted seconds; a spell may begin with it.
+    def learn(
+        self, records: Sequence[StepRecord], seconds: Sequence[float], *, begins: bool, lookups: Container[str | None]
+    ) -> None:
+        """Learn from rounds of a request that drafted.
 
         Args:
-            record: The round.
-            seconds: What it is predicted to take.
-            begins: Whether a spell begins with it.
-            looked_up: Whether its drafter runs no network, beside others that do.
+            records: The rounds.
+            seconds: What each is predicted to take.
+            begins: Whether a spell begins with the first.
+            lookups: Drafters without a network, beside others that have one.
         """
-        if not looked_up:
-            self.counts = self.counts.update(record, POOLED_KEEP)
+        networks = [record for record in records if record.drafter not in lookups]
+        self.counts = self.counts.seen([(len(one.examined), one.num_accepted) for one in networks], POOLED_KEEP)
+        for record in networks:
             self.calibration = self.calibration.update(record.confidences, record.num_accepted, len(record.examined))
-        self.tokens = _RATE_KEEP * self.tokens + record.num_accepted + 1
-        self.seconds = _RATE_KEEP * self.seconds + seconds
+        for record, its_seconds in zip(records, seconds, strict=True):
+            self.tokens = _RATE_KEEP * self.tokens + record.num_accepted + 1
+            self.seconds = _RATE_KEEP * self.seconds + its_seconds
+            if record.batch_size == 1:
+                self.spells.add(record, begins=begins)
+            begins = False
         self.rested = 0
-        if record.batch_size == 1:
-            self.spells.add(record, begins=begins)
 
 
 def pooled_of(memory: Memory) -> Pooled:

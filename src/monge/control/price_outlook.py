@@ -6,6 +6,7 @@ from operator import truediv
 
 from monge.control.base import Memory, costs_of
 from monge.control.calibration import Calibration
+from monge.control.survival import DepthCounts, expected_tokens
 from monge.core.context import DraftPlan
 from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
@@ -20,10 +21,24 @@ class Lookups:
     Args:
         tokens: Expected tokens, where something is found.
         seconds: Of the round.
+        usual: Acceptance by depth in all requests.
+        keep_from_one: Whether the next round cannot run as one if the draft model has to read what was accepted of them.
     """
 
     tokens: Sequence[float]
     seconds: Sequence[float]
+    usual: Sequence[float]
+    keep_from_one: bool = False
+
+    @classmethod
+    def of(cls, looked: DepthCounts, usual: Sequence[float], seconds: Sequence[float], *, keep_from_one: bool) -> "Lookups":
+        """What is expected where a request's acceptance is `looked`, and that of all `usual`."""
+        return cls(expected_tokens(looked.acceptance(len(usual), usual)), seconds, usual, keep_from_one)
+
+    @property
+    def deepest(self) -> int:
+        """The largest window."""
+        return len(self.seconds) - 1
 
     @property
     def are_promising(self) -> bool:
@@ -77,10 +92,16 @@ class Outlook:
         worth = self.tokens[staged] - self.price * self.seconds[staged]
         after_s = 0.0
         if self.whole is not None and self.as_one:
-            # What was looked up the draft model must read, and such a round does not run as one.
             window, seconds = self.whole
-            worth, after_s = self.tokens[window] - self.price * seconds, max(0.0, self.seconds[window] - seconds)
+            worth = self.tokens[window] - self.price * seconds
+            after_s = max(0.0, self.seconds[window] - seconds) if self.lookups.keep_from_one else 0.0
         return self.lookups.window(self.price, worth, after_s)
+
+    def with_looked(self, looked: DepthCounts) -> "Outlook":
+        """The same where this is the request's acceptance of looked-up candidates."""
+        if (known := self.lookups) is None:
+            return self
+        return replace(self, lookups=Lookups.of(looked, known.usual, known.seconds, keep_from_one=known.keep_from_one))
 
     def shared_lookup_depth(self, depth: int) -> int | None:
         """The same where all drafts of a batch have this depth at most."""

@@ -1,8 +1,10 @@
 """Rounds of a request that `price` plans alike and learns from together: learning from each takes time that short ones lack."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from monge.control.price_looked_up import drafts_of
+from monge.control.price_outlook import Outlook
+from monge.control.survival import REQUEST_KEEP, DepthCounts
 from monge.core.context import DraftPlan
 from monge.core.verdict import StepRecord
 
@@ -15,29 +17,34 @@ class Stretch:
 
     Args:
         plan: Of its rounds, but for those that keep the controller informed.
-        blind: The same for most of them, which do not follow what would have been looked up; `None` where all do.
+        outlook: What they are expected to bring.
         num_rounds: With so many it ends.
         patience_s: Debt with which it ends before.
-        seconds: Predicted seconds of a round by depth, from 0 on.
-        whole_s: Those of a round that runs as one.
-        lookups: Drafters without a network beside others, whose rounds say nothing about what those cost or gain.
-        may_look_further: Whether their drafts can be deeper than the plan lets them be.
         debt_s: See `Request`.
+        lookups: Drafters without a network beside others, whose rounds say nothing about what those cost or gain.
+        looked: See `Request`.
+        begins: Whether a spell begins with its first round, see `Spells`.
         records: Its rounds so far.
-        num_taught: How many of them have taught other requests already.
+        drafts: Looked-up drafts that they decided about, see `drafts_of`.
+        num_taught: How many of the rounds have taught other requests already.
+        blind: The plan of most rounds, which do not follow what would have been looked up; `None` where all do.
     """
 
     plan: DraftPlan
-    blind: DraftPlan | None
+    outlook: Outlook
     num_rounds: int
     patience_s: float
-    seconds: Sequence[float]
-    whole_s: float
-    lookups: frozenset[str | None]
-    may_look_further: bool
     debt_s: float
+    lookups: frozenset[str | None]
+    looked: DepthCounts
+    begins: bool = False
     records: list[StepRecord] = field(default_factory=list[StepRecord])
+    drafts: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     num_taught: int = 0
+    blind: DraftPlan | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.blind = self._blind()
 
     @property
     def next_plan(self) -> DraftPlan:
@@ -46,25 +53,36 @@ class Stretch:
 
     def takes(self, record: StepRecord) -> bool:
         """Whether the stretch goes on after a round, which is noted then."""
-        records, depth = self.records, record.depth
+        records, depth, seconds = self.records, record.depth, self.outlook.seconds
         if len(records) + 1 >= self.num_rounds or record.batch_size > 1 or record.plan.max_depth == 0:
             return False
-        if self._is_surprised(record):
-            return False
         if record.drafter not in self.lookups:
-            if depth >= len(self.seconds) or (not depth and record.levels_read):
+            if depth >= len(seconds) or (not depth and record.levels_read):
                 return False
-            seconds = self.whole_s if record.as_one else self.seconds[depth]
-            debt_s = self.debt_s + seconds - self.seconds[0] * (record.num_accepted + 1)
+            spent_s = self.outlook.whole[1] if record.as_one and self.outlook.whole is not None else seconds[depth]
+            debt_s = self.debt_s + spent_s - seconds[0] * (record.num_accepted + 1)
             if debt_s >= self.patience_s:
                 return False
             self.debt_s = debt_s if debt_s > 0.0 else 0.0
         records.append(record)
+        if record.hindsight or record.drafter in self.lookups:
+            self._look_at_lookups(record)
         return True
 
-    def _is_surprised(self, record: StepRecord) -> bool:
-        """Whether looked-up candidates did otherwise than was planned for: texts begin to repeat themselves all at once."""
-        if record.drafter in self.lookups:
-            is_full = record.num_accepted == record.depth == self.plan.lookup_depth
-            return record.num_accepted == 0 or (is_full and self.may_look_further)
-        return any(entry.num_nodes and entry.factors[-1] > 0.0 for entry in record.hindsight)
+    def _look_at_lookups(self, record: StepRecord) -> None:
+        """Plan others if looked-up candidates did so well or badly: texts begin to repeat themselves all at once."""
+        drafts, known = drafts_of(record, self.lookups), self.outlook.lookups
+        if not drafts or known is None:
+            return
+        self.drafts += drafts
+        depth = self.plan.lookup_depth
+        may_grow, may_shrink = depth != known.deepest, bool(depth)
+        if any((may_grow and taken == examined) or (may_shrink and taken == 0) for examined, taken in drafts):
+            self.outlook = self.outlook.with_looked(self.looked.seen(self.drafts, REQUEST_KEEP))
+            self.plan = replace(self.plan, lookup_depth=self.outlook.lookup_depth)
+            self.blind = self._blind()
+
+    def _blind(self) -> DraftPlan | None:
+        known = self.outlook.lookups
+        waits = known is not None and self.plan.lookup_depth == 0 and not known.are_promising
+        return replace(self.plan, follows=False) if waits else None

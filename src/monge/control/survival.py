@@ -7,6 +7,10 @@ from monge.core.verdict import StepRecord
 
 PRIOR_WEIGHT = 2.0
 """Rounds that earlier knowledge counts for: a drafter that is useless must be found out in a few."""
+REQUEST_KEEP = 0.9
+"""Weight that a round keeps with every later one, in a request's acceptance."""
+POOLED_KEEP = 0.99
+"""Weight that a round keeps with every later one, in all requests' acceptance."""
 _FIRST_ACCEPTANCE = 0.75
 _RAREST = 3e-4
 """Smallest estimate of acceptance, and of rejection, that says something about other depths."""
@@ -30,16 +34,28 @@ class DepthCounts:
 
     def update(self, record: StepRecord, keep: float) -> "DepthCounts":
         """The counts with one more round; earlier ones count `keep` times as much as before."""
-        return self.seen(len(record.examined), record.num_accepted, keep)
+        return self.seen([(len(record.examined), record.num_accepted)], keep)
 
-    def seen(self, examined: int, taken: int, keep: float) -> "DepthCounts":
-        """The same with a draft of which so many depths were reached, and so many accepted."""
-        size = max(len(self.reached), examined)
-        reached = [keep * count for count in self.reached] + [0.0] * (size - len(self.reached))
-        accepted = [keep * count for count in self.accepted] + [0.0] * (size - len(self.accepted))
-        for depth in range(examined):
-            reached[depth] += 1.0
-            accepted[depth] += 1.0 if depth < taken else 0.0
+    def seen(self, drafts: Sequence[tuple[int, int]], keep: float) -> "DepthCounts":
+        """The same with some drafts, the latest last.
+
+        Args:
+            drafts: Of each, how many depths were reached, and how many accepted.
+            keep: Weight that each keeps with every later one.
+        """
+        if not drafts:
+            return self
+        kept = keep ** len(drafts)
+        missing = [0.0] * (max(examined for examined, _ in drafts) - len(self.reached))
+        reached = [kept * count for count in self.reached] + missing
+        accepted = [kept * count for count in self.accepted] + missing
+        weight = 1.0
+        for examined, taken in reversed(drafts):
+            for depth in range(examined):
+                reached[depth] += weight
+            for depth in range(taken):
+                accepted[depth] += weight
+            weight *= keep
         return DepthCounts(tuple(reached), tuple(accepted))
 
     def aged(self, keep: float) -> "DepthCounts":

@@ -7,15 +7,13 @@ from operator import mul
 
 from monge.control.base import PLAIN, Controller, CostModel, Memory, check_windows, costs_of
 from monge.control.budget import Speed, best_count, depths_of, first_stop
-from monge.control.survival import DepthCounts
+from monge.control.survival import POOLED_KEEP, REQUEST_KEEP, DepthCounts
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, unknown_name
 from monge.core.verdict import StepRecord
 
 _NAME = "survival_budget"
-_REQUEST_KEEP = 0.9  # weight that a round keeps with every later one, in a request's acceptance
-_POOLED_KEEP = 0.99
 _LAG = 2  # rounds by which the survivals that set a stale budget are older than those that are ranked
 _BARRIERS = ("stale", "first_stop")
 
@@ -105,8 +103,8 @@ class SurvivalBudget(Controller[BudgetState]):
         counts = state.counts
         if record.examined:
             pooled: DepthCounts = state.memory.notes.get(_NAME, DepthCounts())
-            state.memory.notes[_NAME] = pooled.update(record, _POOLED_KEEP)
-            counts = counts.update(record, _REQUEST_KEEP)
+            state.memory.notes[_NAME] = pooled.update(record, POOLED_KEEP)
+            counts = counts.update(record, REQUEST_KEEP)
         return replace(
             state,
             survivals=(*state.survivals, self._survival(counts, state.memory))[-_LAG - 1 :],

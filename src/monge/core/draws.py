@@ -1,7 +1,8 @@
 """The only door through which randomness enters drafters, verifiers and controllers."""
 
 from collections.abc import Iterable, Iterator
-from typing import Final, Protocol, runtime_checkable
+from functools import cache
+from typing import Final, Protocol, TypeGuard, runtime_checkable
 
 import torch
 
@@ -48,6 +49,16 @@ class PeekableDraws(Draws, Protocol):
     def peek(self, count: int) -> list[float]:
         """The next `count` uniforms; they stay to be drawn."""
         ...
+
+
+def can_peek(draws: Draws) -> TypeGuard[PeekableDraws]:
+    """Whether draws can be looked at first. Asking a protocol takes microseconds, so each class is asked once."""
+    return _peeks(type(draws))
+
+
+@cache
+def _peeks(kind: type) -> bool:
+    return issubclass(kind, PeekableDraws)
 
 
 class _Stream:

@@ -15,6 +15,7 @@ from monge.engine.round_module import Round
 from monge.engine.whole_round import RoundInputs
 from monge.verify.base import ChainDecision
 
+_LONGEST_TEXT: Final = 2  # every length is a recording of its own, and these two are usual
 _MOST: Final = 32  # recordings that are kept: a few for every pair of rows in use
 
 
@@ -40,6 +41,8 @@ class RecordedRound:
         recorder: Records it.
         device: Where both networks lie.
     """
+
+    longest_text = _LONGEST_TEXT
 
     def __init__(self, module: Round, recorder: Recorder, device: torch.device) -> None:
         self._module, self._recorder, self._device = module, recorder, device

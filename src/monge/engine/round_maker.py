@@ -52,3 +52,5 @@ def _count(parts: Parts, costs: CostModel) -> None:
         plain_rounds = apart(lambda: measure_whole(parts, whole.depth))
         if plain_rounds < math.inf:
             costs.note_whole(whole.depth, plain_rounds)
+    if whole is not None and costs.whole is not None:
+        costs.whole.longest_text = whole.longest_text

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from torch import Tensor
 
 from monge.core.context import DraftPlan
-from monge.core.draws import PeekableDraws
+from monge.core.draws import can_peek
 from monge.core.law import Law, one_hot, unchecked_law
 from monge.core.model import SequenceModel
 from monge.core.proposal import Iid, Proposal
@@ -25,7 +25,6 @@ from monge.verify.base import ChainDecision
 
 DEEPEST: Final = 8
 """Longest chain of such a round: every level is written out."""
-_UNREAD: Final = 2  # tokens that the draft model has to read: the last one, and one before it after a round that kept all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +51,11 @@ class RoundInputs:
 @runtime_checkable
 class RoundProgram(Protocol):
     """Runs a `Round`."""
+
+    @property
+    def longest_text(self) -> int:
+        """Most tokens that the draft model may have to read first: at least the last one, and one before it."""
+        ...
 
     def __call__(self, inputs: RoundInputs) -> tuple[list[int], Tensor]:
         """The drafted tokens with the facts behind them, and the drafts' laws (see `Round.forward`)."""
@@ -82,7 +86,7 @@ class WholeRound:
         *,
         depth: int,
     ) -> None:
-        self.depth = depth
+        self.depth, self.longest_text = depth, min(program.longest_text for program in programs.values())
         self._target, self._draft, self._chain = target, draft, chain
         self._decision, self._programs, self._is_off = decision, programs, False
 
@@ -101,7 +105,7 @@ class WholeRound:
         request, depth = session.request, self.depth
         is_whole = plan.stop is None and not plan.num_fixed and plan.nodes(depth) == depth
         is_whole = is_whole and plan.depth(chain.depth) == depth
-        if self._is_off or not is_whole or session.drafting != "together" or not isinstance(session.draws, PeekableDraws):
+        if self._is_off or not is_whole or session.drafting != "together" or not can_peek(session.draws):
             return False
         if request.processors or request.logprobs is not None or request.rules.truncates:
             return False
@@ -109,7 +113,7 @@ class WholeRound:
             return False
         if not chain.is_next(session.context, session.drafter_state, plan):
             return False
-        return len(session.context.token_ids) - self._draft.length(session.context.request_id) <= _UNREAD
+        return len(session.context.token_ids) - self._draft.length(session.context.request_id) <= self.longest_text
 
     def run(self, session: Session, plan: DraftPlan, chain: OwnChain[Any]) -> tuple[Draft[Any], Verdict] | None:
         """The draft and what became of it; `None`, with nothing drawn or kept, where the stages must look at it themselves."""
@@ -135,7 +139,7 @@ class WholeRound:
 
     def _inputs(self, session: Session) -> RoundInputs:
         """Look at the draws, and make room in both caches."""
-        assert isinstance(session.draws, PeekableDraws), "`takes` asks first"
+        assert can_peek(session.draws), "`takes` asks first"
         tokens, name, depth = session.context.token_ids, session.context.request_id, self.depth
         text = tokens[self._draft.length(name) :]
         return RoundInputs(

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from monge.core.draws import PeekableDraws
+from monge.core.draws import can_peek
 from monge.verify.fast.trials import Method, Trial, emitted
 from monge.verify.flow import FlowRule
 from monge.verify.problem import NodeProblem
@@ -37,7 +37,7 @@ class TrialRule(FlowRule):
         return [found[row] if row in found else self.emit_one(problem) for row, problem in enumerate(problems)]
 
     def _pays(self, trials: Sequence[Trial]) -> bool:
-        if len(trials) < 2 or not all(isinstance(trial.draws, PeekableDraws) for trial in trials):
+        if len(trials) < 2 or not all(can_peek(trial.draws) for trial in trials):
             return False
         is_on_cpu = trials[0].draft_law.device.type == "cpu"
         return not is_on_cpu or (self.min_cpu_batch is not None and len(trials) >= self.min_cpu_batch)

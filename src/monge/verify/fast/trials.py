@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from monge.core.devices import sent
-from monge.core.draws import Draws, PeekableDraws
+from monge.core.draws import Draws, can_peek
 from monge.core.errors import ProposalMismatchError
 from monge.core.law import DenseLaw, Law
 from monge.verify.fast.padding import BEYOND, padded
@@ -115,8 +115,8 @@ Method = Callable[[Trials], Outcome]
 
 def emitted(nodes: Sequence[Trial], method: Method) -> list[int]:
     """The token emitted at each node; every node draws as many uniforms as with the plain rule, and the same."""
-    assert all(isinstance(node.draws, PeekableDraws) for node in nodes), "`TrialRule` asks first"
-    ahead = [node.draws.peek(len(node.tokens) + 1) for node in nodes if isinstance(node.draws, PeekableDraws)]
+    assert all(can_peek(node.draws) for node in nodes), "`TrialRule` asks first"
+    ahead = [node.draws.peek(len(node.tokens) + 1) for node in nodes if can_peek(node.draws)]
     trials = Trials.of(nodes, [row[:-1] for row in ahead])
     outcome = method(trials)
     winners = outcome.winners.tolist()
