@@ -44,11 +44,14 @@ def test_a_step_that_stands_out_stays() -> None:
     assert table[8] / table[4] == pytest.approx(8.5 / 8.2, rel=0.05)
 
 
-def test_one_disturbed_turn_of_an_entry_does_not_make_it_dear() -> None:
-    samples = noisy(LINE, 4, 0.01, 5)
-    samples[4][2] *= 3.0
-    table = fitted(samples)
-    assert table[4] / table[2] == pytest.approx(LINE[4] / LINE[2], rel=0.03)
+@pytest.mark.parametrize("turns", [2, 3, 4])
+def test_one_disturbed_turn_of_an_entry_does_not_make_it_dear(turns: int) -> None:
+    for size in (0, 2, 4):
+        samples = noisy(LINE, turns, 0.01, 5)
+        samples[size][turns - 1] *= 2.0
+        table = fitted(samples)
+        assert table[4] / table[2] == pytest.approx(LINE[4] / LINE[2], rel=0.03)
+        assert table[1] / table[0] == pytest.approx(LINE[1] / LINE[0], rel=0.03)
 
 
 def test_two_sizes_make_no_line_and_plain_rounds_are_on_none() -> None:

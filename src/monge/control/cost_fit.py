@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import median, median_low
 from typing import Final
 
 _TO_SIGMA: Final = 1.4826
@@ -22,7 +22,8 @@ _POINTS: Final = 3
 def fitted(samples: Mapping[int, Sequence[float]]) -> dict[int, float]:
     """Seconds by size, from rounds that took turns: every size once in each turn.
 
-    What a whole turn took longer than others is taken out (a median polish of the logarithms), and an entry is then drawn to
+    What a whole turn took longer than others is taken out (a median polish of the logarithms, by the lower one of two middle
+    times: what disturbs a round makes it longer), and an entry is then drawn to
     the line through all of size 1 and more, the closer the less its distance stands out from what is left of the noise: a step
     that is real stays, one that may be chance does not make a level look dear that nobody will then visit again.
 
@@ -36,11 +37,11 @@ def fitted(samples: Mapping[int, Sequence[float]]) -> dict[int, float]:
     if any(one <= 0.0 for times in samples.values() for one in times):
         return {size: median(times) for size, times in samples.items()}
     logs = {size: [math.log(one) for one in times] for size, times in samples.items()}
-    centres = {size: median(times) for size, times in logs.items()}
+    centres = {size: median_low(times) for size, times in logs.items()}
     turns = range(max(map(len, logs.values())))
     slower = [median(times[turn] - centres[size] for size, times in logs.items() if turn < len(times)) for turn in turns]
     left = {size: [one - turn for one, turn in zip(times, slower, strict=False)] for size, times in logs.items()}
-    levels = {size: median(times) for size, times in left.items()}
+    levels = {size: median_low(times) for size, times in left.items()}
     sigma = _TO_SIGMA * median(abs(one - levels[size]) for size, times in left.items() for one in times)
     if len(turns) <= _FEW:
         sigma = max(sigma, _UNKNOWN)
