@@ -22,11 +22,11 @@ def memory_of(plain: float, members: tuple[Member, ...] = ()) -> Memory:
     return Memory(CostModel.linear(plain=plain, node=0.02 * plain, draft=0.1 * plain), members=members)
 
 
-def decoded(controller: Price, memory: Memory, num_rounds: int) -> Request:
-    """A request of some rounds without a choice of drafters, most of whose tokens are accepted."""
+def decoded(controller: Price, memory: Memory, num_rounds: int, plain: int | None = None) -> Request:
+    """A request of some rounds without a choice of drafters, most of whose tokens are accepted; one of them may be plain."""
     state = controller.init(memory)
     for number in range(num_rounds):
-        plan = controller.plan(state, draws())
+        plan = DraftPlan(max_depth=0) if number == plain else controller.plan(state, draws())
         depth = plan.depth(4)
         record = chain_round(depth, min(depth, number % 5), plan=plan, confidences=(0.9,) * depth, levels_read=depth)
         state = controller.update(state, replace(record, context_length=40 + 4 * number))
@@ -53,7 +53,7 @@ def test_requests_that_begin_so_teach_as_others_do() -> None:
     memories = [memory_of(plain) for plain in (LONG, SHORT)]
     for memory in memories:
         for num_rounds in (30, 7, 50):
-            decoded(controller, memory, num_rounds)
+            decoded(controller, memory, num_rounds, plain=4)
         controller.init(memory)
     slow, fast = map(pooled_of, memories)
     assert fast.spells == slow.spells
@@ -84,8 +84,12 @@ def test_a_request_that_ends_teaches_what_it_looked_up() -> None:
     controller, memory = Price(), memory_of(SHORT, MEMBERS)
     follow(controller, controller.init(memory), 40, found=True, looked=0, modelled=3)
     known = pooled_of(memory).looked
+    _, state = follow(controller, controller.init(memory), 6, found=True, looked=0, modelled=3)
     controller.init(memory)
-    assert sum(pooled_of(memory).looked.reached) > sum(known.reached)
+    taught = pooled_of(memory).looked
+    assert sum(taught.reached) > sum(known.reached)
+    controller.update(state, chain_round(0, 0, plan=DraftPlan(max_depth=0)))  # which ends the stretch
+    assert pooled_of(memory).looked == taught, "nobody learns twice from one round"
 
 
 @pytest.mark.parametrize(("longest_text", "is_looked_up"), [(2, False), (32, True)])

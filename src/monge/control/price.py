@@ -122,11 +122,12 @@ class Price(Controller[Request]):
         if record.plan.max_depth == 0 and record.batch_size == 1 and state.rests_on(record, _STRIDE):
             pooled_of(state.memory).rest(record, begins=False)
             return state
-        begins = state.context_length is None or state.was_shared
+        begins = state.is_new or state.was_shared
         if record.plan.max_depth == 0:
+            known = learnt(state)
             if record.batch_size == 1:
                 pooled_of(state.memory).rest(record, begins=begins)
-            return self._rested(self._looked(learnt(state), record), record)
+            return self._rested(self._looked(known, record), record)
         following = learnt(state, record, begins=begins)
         # Whether those who share a round go on is decided when the next one is planned.
         return following if following.was_shared else self._switched(following)

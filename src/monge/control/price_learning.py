@@ -43,7 +43,7 @@ def learnt(state: Request, record: StepRecord | None = None, *, begins: bool = F
             tokens = _SHORT_KEEP * tokens + one.num_accepted + 1
             seconds = _SHORT_KEEP * seconds + its_seconds
     counts = state.counts.seen([(len(one.examined), one.num_accepted) for one in networks], REQUEST_KEEP)
-    looked = noted(pooled, state.looked, records, lookups) if lookups else state.looked
+    looked = noted(pooled, state.looked, records, lookups, num_taught) if lookups else state.looked
     if stretch is not None:
         stretch.num_taught = len(stretch.records)
     return replace(

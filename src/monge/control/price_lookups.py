@@ -34,8 +34,17 @@ def lookups_of(state: Request, max_window: int, context: int, verifying: Sequenc
     return Lookups.of(state.looked, usual, verifying[: deepest + 1], keep_from_one=keep_from_one)
 
 
-def noted(pooled: Pooled, looked: DepthCounts, records: Sequence[StepRecord], lookups: Container[str | None]) -> DepthCounts:
-    """A request's acceptance of looked-up candidates after some rounds, which teach other requests too."""
-    drafts = [draft for record in records for draft in drafts_of(record, lookups)]
-    pooled.looked = pooled.looked.seen(drafts, POOLED_KEEP)
-    return looked.seen(drafts, REQUEST_KEEP)
+def noted(
+    pooled: Pooled,
+    looked: DepthCounts,
+    records: Sequence[StepRecord],
+    lookups: Container[str | None],
+    num_taught: int = 0,
+) -> DepthCounts:
+    """A request's acceptance of looked-up candidates after some rounds; those after the first `num_taught` teach others too."""
+    before, since = (
+        [draft for record in some for draft in drafts_of(record, lookups)]
+        for some in (records[:num_taught], records[num_taught:])
+    )
+    pooled.looked = pooled.looked.seen(since, POOLED_KEEP)
+    return looked.seen(before + since, REQUEST_KEEP)

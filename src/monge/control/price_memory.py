@@ -136,8 +136,7 @@ class Pooled:
             self.seconds = _RATE_KEEP * self.seconds + its_seconds
             if record.batch_size == 1:
                 self.spells.add(record, begins=begins)
-            begins = False
-        self.rested = 0
+            begins, self.rested = False, 0
 
 
 def pooled_of(memory: Memory) -> Pooled:

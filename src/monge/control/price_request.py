@@ -50,6 +50,11 @@ class Request:
     looked: DepthCounts = DepthCounts()
     resting_depth: int | None = None
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no round of it is known yet."""
+        return self.context_length is None and (self.stretch is None or not self.stretch.records)
+
     def is_lasting(self, record: StepRecord, stride: int) -> bool:
         """Whether a plain round that others shared changes nothing but the length of a text that grows as theirs do."""
         is_idle = self.was_shared and not self.off_left and self.stretch is None and self.context_length is not None
