@@ -12,8 +12,8 @@ from monge.control.price_memory import pooled_of
 from monge.control.price_request import Request
 from monge.core.context import DraftPlan
 from monge.core.selection import Member
+from tests.control.lookup_scripts import MEMBERS, follow
 from tests.control.scripts import chain_round, draws
-from tests.control.test_price_lookups import MEMBERS, follow
 
 SHORT, LONG = 0.001, 1.0
 

@@ -23,9 +23,9 @@ def fitted(samples: Mapping[int, Sequence[float]]) -> dict[int, float]:
     """Seconds by size, from rounds that took turns: every size once in each turn.
 
     What a whole turn took longer than others is taken out (a median polish of the logarithms, by the lower one of two middle
-    times: what disturbs a round makes it longer), and an entry is then drawn to
-    the line through all of size 1 and more, the closer the less its distance stands out from what is left of the noise: a step
-    that is real stays, one that may be chance does not make a level look dear that nobody will then visit again.
+    times: what disturbs a round makes it longer), and an entry is then drawn to the line through all of size 1 and more, the
+    closer the less its distance stands out from what is left of the noise: a step that is real stays, one that may be chance
+    does not make a level look dear that nobody will then visit again.
 
     Args:
         samples: By size (nodes, or levels; 0 stands apart) its seconds, turn by turn. Where one is 0, as drafts without a

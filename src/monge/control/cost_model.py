@@ -78,9 +78,9 @@ class CostModel:
         self.batch_size, self.context_length, self.num_rounds, self.deepest = 1, base_context, 0, deepest
         self._drafters = dict[str, tuple[dict[int, dict[int, float]], tuple[int, ...]]]()
         for name, (own, its_nodes) in drafters.items():
-            checked = cost_table.checked(f"draft_s of {name}", own, may_be_zero=True)
             # Where it is the same table, what corrects one corrects the other.
-            self._drafters[name] = self._draft if own == draft_s else checked, tuple(its_nodes)
+            table = self._draft if own == draft_s else cost_table.checked(f"draft_s of {name}", own, may_be_zero=True)
+            self._drafters[name] = table, tuple(its_nodes)
         self.whole: WholeCost | None = None
         """What rounds of one request cost that run as one, where any do."""
         self.num_waiting = 0
@@ -216,8 +216,9 @@ class CostModel:
         if not is_cold or rest_s < predicted:
             cost_table.correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), rest_s, predicted)
             dearer = self._pace.learn(timing.num_nodes > 0, *at, rest_s, predicted)
-            for own in {id(one): one for one, _ in ((self._draft, ()), *self._drafters.values())}.values():
-                cost_table.scale(own, dearer)
+            if dearer != 1.0:
+                for own in {id(one): one for one, _ in ((self._draft, ()), *self._drafters.values())}.values():
+                    cost_table.scale(own, dearer)
             cost_table.make_isotonic(self._verify[timing.batch_size])  # the others went up or down as a whole
         moved = cost_table.log_ratio(self.verify_s(0, *at), plain_s, math.inf)
         self.plain_moved = self.plain_moved + moved if timing.num_nodes else 0.0

@@ -138,9 +138,8 @@ class Price(Controller[Request]):
 
     def _alone(self, state: Request) -> DraftPlan:
         stretch = state.stretch
-        rounds_on, known = (
-            (state.rounds_on, state.outlook) if stretch is None else (state.rounds_on + len(stretch.records), stretch.outlook)
-        )
+        rounds_on = state.rounds_on + (0 if stretch is None else len(stretch.records))
+        known = state.outlook if stretch is None else stretch.outlook
         if state.off_left > 0:
             return PLAIN if state.resting_depth is None else self._resting(state, state.resting_depth)
         outlook, pooled = known or outlook_of(state, self.max_window), pooled_of(state.memory)
