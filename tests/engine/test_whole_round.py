@@ -14,6 +14,7 @@ from monge.core.law import DenseLaw
 from monge.draft.model import ModelDrafter
 from monge.engine import backends
 from monge.engine.batch import decode
+from monge.engine.compiled_round import CompiledRound
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.round_module import Round
 from monge.engine.step_check import step_spec
@@ -177,6 +178,7 @@ class TestControllers:
         costs, whole = decoder.parts.memory.costs, decoder.parts.whole_round
         assert whole.depth == costs.whole.depth == 3, "of a chain of eight, the usual window"
         assert 1.0 < costs.whole.plain_rounds < 20.0
+        assert costs.whole.longest_text == whole.longest_text == CompiledRound.longest_text
         assert self.loaded("price", costs=CostModel.from_dict(costs.as_dict())).parts.memory.costs.whole == costs.whole
 
     def test_nothing_is_measured_where_costs_are_given(self):
@@ -187,6 +189,7 @@ class TestControllers:
         costs = CostModel.linear(plain=1.0, node=0.1, draft=0.3)
         costs.note_whole(3, 0.5)
         assert self.loaded("price", costs=costs).parts.memory.costs.whole is not None
+        assert costs.whole.longest_text == CompiledRound.longest_text, "that of the program, not of the one before"
         target = network("llama", "sdpa")
         assert monge.load(target, perturbed(target), controller="price", costs=costs).parts.memory.costs.whole is None
 
