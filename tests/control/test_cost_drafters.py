@@ -10,8 +10,9 @@ from monge.control.arms import Arms
 from monge.control.base import Memory
 from monge.control.cost_model import CostModel
 from monge.core.selection import Member
+from monge.core.verdict import RoundTiming
 from monge.testing.tabular import RandomTable, TabularModel
-from tests.control.cost_scripts import table, timing
+from tests.control.cost_scripts import meet, table, timing
 
 
 def pooled() -> CostModel:
@@ -65,38 +66,33 @@ def test_a_round_as_one_leaves_its_drafter_nothing_to_read() -> None:
 def test_a_drafter_that_rested_reads_what_it_missed_first() -> None:
     """That time is no cost of its draft, whether the rounds between were plain or another's."""
     costs = pooled()
-    costs.observe(replace(timing(4, 1.4, depth=4, draft_s=0.4), drafter="small"))
+    meet(costs, replace(timing(4, 1.4, depth=4, draft_s=0.4), drafter="small"))
     for draft_s in (9.0, 1.6):
-        costs.observe(replace(timing(4, 1.4, depth=4, draft_s=draft_s), drafter="large"))
+        meet(costs, replace(timing(4, 1.4, depth=4, draft_s=draft_s), drafter="large"))
     assert costs.of("large").draft_s(4) == pytest.approx(1.6)
     assert costs.catch_up_s == pytest.approx(9.0 - 1.6)
-    costs.observe(timing(0, 1.0))
-    costs.observe(replace(timing(4, 1.4, depth=4, draft_s=9.0), drafter="large"))
+    meet(costs, timing(0, 1.0), replace(timing(4, 1.4, depth=4, draft_s=9.0), drafter="large"))
     assert costs.of("large").draft_s(4) == pytest.approx(1.6)
 
 
-def test_the_first_draft_after_a_rest_is_no_news_about_going_on_unless_it_is_good_news() -> None:
+@pytest.mark.parametrize("rest", [timing(0, 1.0), replace(timing(4, 1.4), drafter="ngram")])
+def test_the_first_draft_after_a_rest_is_no_news_about_going_on_unless_it_is_good_news(rest: RoundTiming) -> None:
+    """A rest has no network's drafts; lookups may go on."""
     costs = CostModel(verify_s={1: {0: 1.0, 4: 1.4}}, draft_s={1: {0: 0.0, 4: 0.4}})
-    for _ in range(4):
-        costs.observe(timing(0, 1.0))
-    costs.observe(timing(4, 2.4, depth=4, draft_s=0.9))
+    meet(costs, *[rest] * 4, timing(4, 2.4, depth=4, draft_s=0.9))
     assert costs.round_s(4) == pytest.approx(1.8)
     assert costs.catch_up_s == pytest.approx(1.0 + 0.5)
-    costs.observe(timing(4, 2.4, depth=4, draft_s=0.4))  # the second goes on
+    meet(costs, timing(4, 2.4, depth=4, draft_s=0.4))  # the second goes on
     assert costs.round_s(4) > 1.85
     high = costs.round_s(4)
-    for _ in range(4):
-        costs.observe(timing(0, 1.0))
-    costs.observe(timing(4, 1.0, depth=4, draft_s=0.4))
+    meet(costs, *[rest] * 4, timing(4, 1.0, depth=4, draft_s=0.4))
     assert costs.round_s(4) < high
 
 
 def test_drafts_without_a_network_are_learnt_from_however_rare_they_are() -> None:
     costs = CostModel(verify_s={1: {0: 1.0, 4: 1.4}}, draft_s={1: {0: 0.0}})
     for _ in range(30):
-        for _ in range(4):
-            costs.observe(timing(0, 1.0))
-        costs.observe(timing(4, 2.4))
+        meet(costs, *[timing(0, 1.0)] * 4, timing(4, 2.4))
     assert costs.verify_s(4, 1, 1) > 1.5
 
 

@@ -10,7 +10,7 @@ from monge.control.cost_model import CostModel
 from monge.control.cost_nodes import Nodes
 from monge.control.cost_table import checked, interpolated, row_of
 from monge.core.errors import OptionError
-from tests.control.cost_scripts import table, timing
+from tests.control.cost_scripts import meet, table, timing
 
 
 def test_linear_between_and_beyond_entries() -> None:
@@ -120,8 +120,7 @@ def test_rounds_that_are_met_go_by_themselves() -> None:
 def test_reading_missed_text_is_no_cost_of_the_draft() -> None:
     costs = table()
     for _ in range(10):
-        costs.observe(timing(0, 1.0))
-        costs.observe(timing(4, 1.4, depth=4, draft_s=40.0))
+        meet(costs, timing(0, 1.0), timing(4, 1.4, depth=4, draft_s=40.0))
     assert costs.draft_s(4) == pytest.approx(0.4)
 
 
@@ -174,17 +173,6 @@ def test_nodes_follow_the_drafts_that_are_seen() -> None:
     assert costs.nodes == (0, 3, 3), "deeper drafts never have fewer, and beyond the measured ones lies a chain"
 
 
-def test_what_drafts_say_of_plain_rounds_is_known_until_one_is_seen() -> None:
-    """Drafts that cost more than the table says may mean a slower machine, or a wrong table: only a plain round tells."""
-    costs = table()
-    for _ in range(10):
-        costs.observe(timing(4, 2.1, depth=4, draft_s=0.4))
-    assert costs.plain_moved == pytest.approx(math.log(costs.verify_s(0, 1, 0)), abs=1e-9)
-    assert costs.plain_moved > 0.05
-    costs.observe(timing(0, 1.0))
-    assert costs.plain_moved == 0.0
-
-
 def test_windows_end_with_the_deepest_draft() -> None:
     assert [table().within(window) for window in (1, 8)] == [1, 8]
     assert [table(deepest=2).within(window) for window in (1, 2, 8)] == [1, 2, 2]
@@ -199,57 +187,6 @@ def test_windows_end_with_the_deepest_draft() -> None:
 def test_a_walk_along_a_row_equals_single_looks(row: dict[int, float], sizes: list[int], batch: int) -> None:
     table = checked("verify_s", {1: row, 2: {size: 1.5 * seconds for size, seconds in row.items()}}, may_be_zero=False)
     assert row_of(table, batch, sorted(sizes)) == pytest.approx([interpolated(table, batch, size) for size in sorted(sizes)])
-
-
-NOBODY: frozenset[str | None] = frozenset()
-
-
-def settled() -> CostModel:
-    """A table that has met many rounds, of a second each."""
-    costs = table()
-    for number in range(64):
-        assert costs.is_due(NOBODY, 0.001), number
-        costs.observe(timing(0, 1.0))
-    assert costs.is_due(NOBODY, 1.0)
-    return costs
-
-
-def test_of_short_rounds_that_are_alike_one_in_sixty_milliseconds_is_learnt_from() -> None:
-    costs = settled()
-    assert [costs.is_due(NOBODY, 0.018) for _ in range(8)] == [False, False, False, True] * 2
-    assert all(costs.is_due(NOBODY, 0.061) for _ in range(8))
-
-
-def test_rounds_of_every_kind_are_learnt_from_that_often_however_they_take_turns() -> None:
-    costs = settled()
-    drafters = [frozenset({None}), frozenset({"small"}), frozenset({"large"}), frozenset({"small", "large"})]
-    for _ in range(2):
-        assert all(costs.is_due(drafter, 0.001) for drafter in drafters)
-        assert not any(costs.is_due(drafter, 0.001) for drafter in (*drafters, *drafters))
-        costs.is_due(NOBODY, 0.06)
-    assert costs.is_due(drafters[0], 0.0, as_one=True)
-
-
-def test_a_plain_round_is_learnt_from_once_drafting_has_moved_what_it_is_taken_to_cost() -> None:
-    costs = settled()
-    assert not costs.is_due(NOBODY, 0.001)
-    costs.observe(timing(4, 1.0, depth=4, draft_s=0.4))
-    assert costs.plain_moved
-    assert costs.is_due(NOBODY, 0.001)
-    costs.observe(timing(0, 1.0))
-    assert not costs.is_due(NOBODY, 0.001)
-
-
-def test_a_rest_that_was_not_learnt_from_is_a_rest() -> None:
-    """The first draft after it finds nothing at hand, as after one whose rounds were all observed."""
-    costs = settled()
-    assert costs.is_due(frozenset({None}), 0.001)
-    costs.observe(timing(4, 1.4, depth=4, draft_s=0.4))
-    costs.observe(timing(0, 1.0))
-    before = costs.round_s(4)
-    assert not any(costs.is_due(NOBODY, 0.001) for _ in range(4))
-    costs.observe(timing(4, 2.4, depth=4, draft_s=0.9))
-    assert costs.round_s(4) == pytest.approx(before)
 
 
 def test_a_round_says_more_about_others_that_draft_than_about_plain_ones() -> None:

@@ -23,6 +23,7 @@ from monge.engine.cost_files import load_costs, save_costs
 from monge.engine.costs import costs_key, measure_costs
 from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.control.scripts import chain_round
 
 VOCAB = 5
 
@@ -159,7 +160,8 @@ def test_measured_tables_cover_depths_and_batches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "num_run", "num_kept"), [(100.0, 50, 20), (17.0, 18, 12), (8.0, 11, 5), (3.0, 11, 5), (1.0, 6, 5)]
+    ("budget_s", "num_run", "num_kept"),
+    [(100.0, 70, 20), (25.0, 26, 5), (24.0, 25, 5), (8.0, 11, 5), (3.0, 11, 5), (1.0, 6, 5)],
 )
 def test_a_slow_pair_is_warmed_up_too(budget_s: float, num_run: int, num_kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that ticks once a round: the first cycle counts for nothing, unless two of them take several budgets."""
@@ -170,6 +172,22 @@ def test_a_slow_pair_is_warmed_up_too(budget_s: float, num_run: int, num_kept: i
     assert next(seconds) - 1.0 == num_run
     assert len(records) == num_kept
     assert {record.depth for record in records} == set(costs.DEPTHS)
+
+
+def test_only_the_last_of_some_rounds_alike_counts() -> None:
+    """Plain rounds get as long as they are among themselves only some rounds after a draft."""
+    cycle, run = costs._Cycle((0, 2)), CostModel.plain_run
+    assert cycle.schedule[4 : 4 + run + 2] == (*[0] * run, 2, 2)
+    records = [chain_round(depth, 0, context_length=number) for number, depth in enumerate(cycle.schedule)]
+
+    def counted(num_run: int) -> list[int]:
+        return [record.context_length for record in cycle.counted(records[:num_run])]
+
+    ends = [4 + turn * (run + 2) + place for turn in range(4) for place in (run - 1, run + 1)]
+    assert counted(len(records)) == ends
+    assert counted(4 + run + 2) == ends[:2]
+    assert counted(4 + run + 1) == [2, 3]
+    assert counted(3) == [0, 1, 2]
 
 
 class Clocked(TabularModel):

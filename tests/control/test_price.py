@@ -12,7 +12,7 @@ from monge.control.price_memory import pooled_of
 from monge.control.price_request import Request
 from monge.control.survival import expected_tokens
 from monge.core.context import DraftPlan
-from monge.core.verdict import RoundTiming
+from tests.control.cost_scripts import meet, timing
 from tests.control.scripts import chain_round, draws, memory_of
 
 
@@ -231,31 +231,27 @@ def test_prompts_are_read_again_once_requests_are_longer() -> None:
     assert all(reading(controller, memory, 400, 20)[-3:])
 
 
-def test_a_plain_round_says_what_plain_decoding_costs_once_it_may_have_moved() -> None:
-    """Short requests never come to the round that decodes plainly to stay informed."""
+def test_plain_rounds_say_what_plain_decoding_costs_where_nobody_knows_any_more() -> None:
+    """However short requests are; those that follow a draft say nothing, so there are some in a row."""
     costs = CostModel(verify_s={1: {0: 1.0, 8: 1.1}}, draft_s={1: {0: 0.0, 8: 0.4}})
     controller, memory = Price(), Memory(costs)
-    state, was_plain = controller.init(memory), []
-    for number in range(30):
-        plan, has_moved = controller.plan(state, draws()), abs(costs.plain_moved) > 0.05
-        assert (plan.max_depth == 0) == has_moved
-        was_plain.append(has_moved)
+    was_plain = list[bool]()
+    for number in range(300):
+        if number % 20 == 0:
+            state = controller.init(memory)
+        plan, wanted = controller.plan(state, draws()), costs.wants_plain
+        was_plain.append(plan.max_depth == 0)
+        assert was_plain[-1] == wanted
         window = plan.max_depth or 0
-        record = chain_round(window, min(4, window), plan=plan, context_length=10 + 5 * number)
-        costs.observe(
-            RoundTiming(
-                num_nodes=record.num_nodes,
-                depth=record.depth,
-                batch_size=1,
-                context_length=0,
-                draft_s=0.05 * record.depth,
-                rest_s=2.0 if record.num_nodes else 1.0,
-            )
-        )
+        record = chain_round(window, min(4, window), plan=plan, context_length=10 + 5 * (number % 20))
+        rest_s = 2.0 if record.num_nodes else 1.0
+        meet(costs, timing(record.num_nodes, rest_s, depth=record.depth, draft_s=0.05 * record.depth))
         state = controller.update(state, record)
-    assert was_plain[0] is False
-    assert 1 <= sum(was_plain) <= 8
-    assert not any(first and second for first, second in zip(was_plain, was_plain[1:], strict=False))
+    run = costs.plain_run
+    assert [number for number, plain in enumerate(was_plain) if plain] == [
+        *range(128, 128 + run),
+        *range(256 + run, 256 + 2 * run),
+    ]
 
 
 def test_a_request_begins_as_was_said_of_it() -> None:

@@ -61,7 +61,6 @@ def test_lookups_say_nothing_about_the_network() -> None:
     assert state.counts.reached == ()
     assert pooled_of(memory).counts.reached == ()
     assert pooled_of(memory).looked.accepted[0] > 5
-    assert state.tokens == 0.0, "nor about what the network's rounds gain"
     assert pooled_of(memory).speed > 2.0, "but a second is worth as much as they make of it"
 
 

@@ -68,7 +68,6 @@ def test_rounds_that_wait_are_learnt_from_all_the_same() -> None:
             assert number not in {30, 31, 50}
             continue
         assert about(states[1].counts) == about(states[0].counts)
-        assert states[1].tokens == pytest.approx(states[0].tokens)
         slow, fast = map(pooled_of, memories)
         assert about(fast.counts) == about(slow.counts)
         assert (fast.calibration, fast.tokens) == (slow.calibration, slow.tokens)

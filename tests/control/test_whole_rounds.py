@@ -11,6 +11,7 @@ from monge.control.price import Price
 from monge.control.price_forecast import outlook_of
 from monge.core.errors import OptionError
 from monge.core.verdict import RoundTiming
+from tests.control.cost_scripts import kind
 from tests.control.scripts import chain_round, draws
 
 
@@ -23,7 +24,7 @@ def costs_with(plain_rounds: float, *, draft: float = 0.3, learns: bool = False)
 
 def run(costs: CostModel, seconds: float, *, as_one: bool = True) -> None:
     """A round that is observed, if it is due."""
-    if costs.is_due(frozenset({None}), seconds, as_one=as_one):
+    if costs.is_due(kind(None, as_one=as_one), seconds):
         (costs.observe_whole if as_one else costs.observe)(timing(3, seconds, 0.0 if as_one else 0.9))
 
 

@@ -6,26 +6,22 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from monge.control import cost_table
 from monge.control.cost_fit import fitted
 from monge.control.cost_nodes import Nodes
 from monge.control.cost_pace import Pace
-from monge.control.cost_spacing import Kind, Spacing
 from monge.control.cost_table import Table
+from monge.control.cost_watch import WARM, RoundWatch
 from monge.control.cost_whole import WholeCost
 from monge.core.errors import OptionError
-from monge.core.verdict import RoundTiming
+from monge.core.verdict import RoundKind, RoundTiming
 
 _CATCH_UP_RATE: Final = 0.3
 """Share of a difference that the running time of catching up takes over, and that of reading prompts."""
 _TAIL_RATE: Final = 0.1
 """The same of what follows a round."""
-_COLD: Final = 4
-"""Plain rounds in a row after which a network that drafts finds weights, shapes and text not at hand: what that round takes
-beyond the expected is the price of coming back, and no cost of going on. Drafts without a network come and go, and what they
-take then is their cost."""
 
 
 class CostModel:
@@ -52,6 +48,9 @@ class CostModel:
         OptionError: If a table is empty, or a time is zero, negative or not finite (drafting may cost nothing).
     """
 
+    plain_run: ClassVar[int] = WARM + 1
+    """Plain rounds in a row of which the last shows what plain decoding costs, whatever was drafted before them."""
+
     def __init__(
         self,
         *,
@@ -75,7 +74,7 @@ class CostModel:
         self.context_s, self.plain_context_s, self.base_context = float(context_s), float(plain_context_s), base_context
         self._pace, self._sizes_at = Pace(), list[int]()
         self.graph_sizes, self._nodes, self.learns = tuple(sorted(graph_sizes)), Nodes(nodes), learns
-        self.batch_size, self.context_length, self.num_rounds, self.deepest = 1, base_context, 0, deepest
+        self.batch_size, self.context_length, self.deepest = 1, base_context, deepest
         self._drafters = dict[str, tuple[dict[int, dict[int, float]], tuple[int, ...]]]()
         for name, (own, its_nodes) in drafters.items():
             # Where it is the same table, what corrects one corrects the other.
@@ -89,14 +88,8 @@ class CostModel:
         """Seconds of late that a first draft after a rest took beyond the usual, above all to read the text that was missed."""
         self.read_s = 0.0
         """Seconds of late in which the drafter read a token of a prompt; 0 until it was measured."""
-        self.plain_moved = 0.0
-        """Logarithm of what plain rounds are taken to cost now over what they were when one was last seen."""
+        self._watch = RoundWatch()
         self._tail_s = {False: 0.0, True: 0.0}  # what follows rounds without and with a draft
-        self._last_kind: Kind = (frozenset(), False)
-        self._has_switched = False  # whether one of the last two rounds ran as one, and the other did not
-        self._spacing = Spacing()
-        self._rested: set[str | None] = set()  # drafters that have text to read before they draft again
-        self._num_plain = 0  # plain rounds in a row
         # A size that was measured is that of the graph it was padded to.
         self._verify = {one: {self._padded(count): s for count, s in row.items()} for one, row in self._verify.items()}
         for row in self._verify.values():
@@ -125,6 +118,16 @@ class CostModel:
     def nodes(self) -> tuple[int, ...]:
         """Drafted nodes by depth of the plan, as far as they are known."""
         return self._nodes.counts
+
+    @property
+    def num_rounds(self) -> int:
+        """Finished rounds that it was told of."""
+        return self._watch.num_rounds
+
+    @property
+    def wants_plain(self) -> bool:
+        """Whether it is time for some plain rounds in a row, as nobody knows what they cost by now."""
+        return self.learns and self._watch.wants_plain
 
     def verify_s(self, num_nodes: int, batch_size: int = 1, context_length: int | None = None) -> float:
         """Seconds of a round without its drafting."""
@@ -185,34 +188,19 @@ class CostModel:
             before = self._tail_s[drafts]
             self._tail_s[drafts] = before + (_TAIL_RATE if before else 1.0) * (seconds - before)
 
-    def is_due(self, drafters: frozenset[str | None], seconds: float, *, as_one: bool = False) -> bool:
-        """Whether a finished round is to be observed: where rounds are short, one of several alike will do.
-
-        Args:
-            drafters: Who drafted in it: nobody, the drafter (`None`), or drafters of a pool by name.
-            seconds: What it took.
-            as_one: Whether it ran as one.
-        """
-        kind, last = (drafters, as_one), self._last_kind
-        self._has_switched, self._last_kind = as_one != last[1], kind
-        if self._spacing.takes(kind, seconds, self.num_rounds) or (self.plain_moved and not drafters):
-            return True
-        self._num_plain = 0 if drafters else self._num_plain + 1
-        if kind != last:
-            self._rested = {None, *self._drafters} - drafters
-        return False
+    def is_due(self, kind: RoundKind, seconds: float) -> bool:
+        """Note a finished round; whether it is to be observed, since it shows what going on costs and is none of too many."""
+        return self._watch.is_due(kind, seconds)
 
     def observe(self, timing: RoundTiming) -> None:
         """Correct the table by one measured round; times that are no positive numbers are ignored."""
         self.batch_size, self.context_length = timing.batch_size, timing.context_length
-        self.num_rounds += 1
         if not self.learns:
             return
         rest_s = timing.rest_s + self._tail_s[timing.num_nodes > 0]
         at = timing.batch_size, timing.context_length
         predicted, plain_s = self.verify_s(timing.num_nodes, *at), self.verify_s(0, *at)
-        is_cold = timing.depth > 0 and (self._num_plain >= _COLD or self._has_switched)
-        self._num_plain = 0 if timing.num_nodes else self._num_plain + 1
+        is_cold = timing.depth > 0 and (self._watch.has_rested or self._watch.has_switched)
         if not is_cold or rest_s < predicted:
             cost_table.correct(self._verify, timing.batch_size, self._padded(timing.num_nodes), rest_s, predicted)
             dearer = self._pace.learn(timing.num_nodes > 0, *at, rest_s, predicted)
@@ -221,28 +209,25 @@ class CostModel:
                     cost_table.scale(own, dearer)
             cost_table.make_isotonic(self._verify[timing.batch_size])  # the others went up or down as a whole
         moved = cost_table.log_ratio(self.verify_s(0, *at), plain_s, math.inf)
-        self.plain_moved = self.plain_moved + moved if timing.num_nodes else 0.0
+        self._watch.learnt(moved, is_plain=not timing.num_nodes)
         if timing.depth > 0:
             table, _ = self._drafters.get(timing.drafter or "", (self._draft, self.nodes))
             if table is self._draft and self._nodes.note(timing.depth, timing.num_nodes):
                 self._sizes_at = []
             expected = cost_table.interpolated(table, timing.batch_size, timing.depth)
-            if timing.drafter not in self._rested:
+            if self._watch.went_on(timing.drafter):
                 cost_table.correct(table, timing.batch_size, timing.depth, timing.draft_s, expected)
             elif math.isfinite(timing.draft_s):
                 # After a rest a drafter first reads the text that it has missed, which is no cost of the draft.
                 beyond = max(0.0, timing.draft_s - expected) + (max(0.0, rest_s - predicted) if is_cold else 0.0)
                 self.catch_up_s += (_CATCH_UP_RATE if self.catch_up_s else 1.0) * (beyond - self.catch_up_s)
-        self._rested = {None, *self._drafters} - ({timing.drafter} if timing.depth > 0 else set())
 
     def observe_whole(self, timing: RoundTiming) -> None:
         """As `observe`, of a round that ran as one: the table is one of stages."""
         self.batch_size, self.context_length = timing.batch_size, timing.context_length
-        self.num_rounds, self._num_plain = self.num_rounds + 1, 0
-        self._rested = {None, *self._drafters} - {timing.drafter}
         if self.learns and self.whole:
             seconds, plain_s = timing.draft_s + timing.rest_s + self._tail_s[True], self.verify_s(0, 1, timing.context_length)
-            self.whole.learn(seconds, plain_s, is_cold=self._has_switched)
+            self.whole.learn(seconds, plain_s, is_cold=self._watch.has_switched)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -11,7 +11,7 @@ from monge.control.price_forecast import outlook_of
 from monge.control.price_learning import learnt, teach_left
 from monge.control.price_lookups import noted
 from monge.control.price_memory import pooled_of
-from monge.control.price_outlook import Outlook, plain_has_moved, stop_rule, unstopped
+from monge.control.price_outlook import Outlook, stop_rule, unstopped
 from monge.control.price_reading import coming_back_s, reading_s, repays_reading
 from monge.control.price_request import Request
 from monge.control.price_rests import Rests
@@ -25,7 +25,7 @@ from monge.core.verdict import StepRecord
 
 _EXPLORE = 32  # rounds between two that draft without looking at the price, so that low confidences are tried too
 _WHOLE = (14, 15)  # of so many rounds, those that run as one, if any can: what is not run is not measured
-_BASELINE = 128  # rounds between two plain ones, which keep the cost of plain decoding up to date
+_EXPLORE_AS_ONE = 128  # the same where rounds run as one, which ask for no confidence
 _ALONE_FOR = 4  # tokens that a request waits where others shared rounds and rested: more of these may be on their way
 _LOOK_S = 0.06  # seconds of alike rounds that share one look at what they bring: a look is not to cost a percent
 _PATIENCE = 4.0  # plain rounds by which they may be behind plain decoding before one looks earlier
@@ -110,7 +110,8 @@ class Price(Controller[Request]):
     def plan_many(self, states: Sequence[Request], draws: Sequence[Draws]) -> list[DraftPlan]:
         if len(states) == 1 and (stretch := states[0].stretch) is not None:
             is_apart = (states[0].rounds_on + len(stretch.records)) % _EXPLORE in _APART
-            return [self._alone(states[0]) if is_apart or plain_has_moved(states[0].memory) else stretch.next_plan]
+            is_apart |= costs_of(states[0].memory, "price").wants_plain
+            return [self._alone(states[0]) if is_apart else stretch.next_plan]
         num_rows = max(len(states), costs_of(states[0].memory, "price").batch_size)
         return [self._alone(states[0])] if num_rows == 1 else plan_together(states, num_rows, self.max_window, self._rests)
 
@@ -143,16 +144,16 @@ class Price(Controller[Request]):
         if state.off_left > 0:
             return PLAIN if state.resting_depth is None else self._resting(state, state.resting_depth)
         outlook, pooled = known or outlook_of(state, self.max_window), pooled_of(state.memory)
-        looks_at_plain = plain_has_moved(state.memory) or (rounds_on + 1) % _BASELINE == 0
-        if looks_at_plain or (state.was_shared and not (pooled.crowd.is_on and self._pays(state, outlook))):
+        if costs_of(state.memory, "price").wants_plain or (
+            state.was_shared and not (pooled.crowd.is_on and self._pays(state, outlook))
+        ):
             return PLAIN
         usual, place = self._usual(outlook, pooled.calibration), rounds_on % _EXPLORE
         if state.trial_left > 0 and outlook.lookups is not None:
             usual = replace(usual, lookup_depth=0)  # it is about the others
         if pooled.calibration.num_rounds == 0:
             return usual
-        # Rounds as one ask for no confidence, so low ones need to be known the less while those are ahead.
-        explores = place == _EXPLORE - 1 and (not outlook.as_one or rounds_on % _BASELINE == _EXPLORE - 1)
+        explores = place == _EXPLORE - 1 and (not outlook.as_one or rounds_on % _EXPLORE_AS_ONE == _EXPLORE - 1)
         if outlook.whole is not None and place in _WHOLE:
             return replace(usual, max_depth=outlook.whole[0], stop=None)
         if explores or (state.trial_left > 0 and not outlook.as_one):
@@ -206,10 +207,9 @@ class Price(Controller[Request]):
         return replace(state, outlook=outlook, stretch=self._stretch(state, outlook))
 
     def _pays(self, state: Request, outlook: Outlook) -> bool:
-        """Whether drafting is expected to beat plain decoding, or did so of late."""
+        """Whether drafting is expected to beat plain decoding."""
         margin = GAIN - 1.0 if state.was_shared else self.margin if state.off_tokens else 0.0
-        needed = outlook.plain_speed * (1.0 + margin)
-        return outlook.speed >= needed or (state.seconds > 0.0 and state.tokens / state.seconds >= needed)
+        return outlook.speed >= outlook.plain_speed * (1.0 + margin)
 
     def _rested(self, state: Request, record: StepRecord) -> Request:
         """The state after a plain round."""
@@ -228,8 +228,6 @@ class Price(Controller[Request]):
             state.memory,
             state.kin,
             state.counts.aged(0.5) if begins else state.counts,
-            state.tokens,
-            state.seconds,
             state.debt_s,
             context,
             left,
@@ -272,5 +270,4 @@ class Price(Controller[Request]):
         off = self._rests.following(state, outlook)
         pooled.switch_off(off)
         pooled.debt_s = 0.0
-        begins = replace(state, off_left=off, off_tokens=off, resting_depth=outlook.resting_depth)
-        return replace(begins, tokens=0.0, seconds=0.0, debt_s=0.0, outlook=None)
+        return replace(state, off_left=off, off_tokens=off, debt_s=0.0, outlook=None, resting_depth=outlook.resting_depth)

@@ -11,8 +11,6 @@ from monge.control.price_request import Request
 from monge.control.survival import REQUEST_KEEP
 from monge.core.verdict import StepRecord
 
-_SHORT_KEEP = 0.85  # weight that a round keeps with every later one, in the speed that decides whether speculation goes on
-
 
 def learnt(state: Request, record: StepRecord | None = None, *, begins: bool = False) -> Request:
     """The state after learning from the rounds of its stretch, which ends; what was expected before is no longer.
@@ -34,23 +32,17 @@ def learnt(state: Request, record: StepRecord | None = None, *, begins: bool = F
     pooled, spent_s = pooled_of(state.memory), _all_seconds(state.memory, records)
     begins = begins if stretch is None or not stretch.records else stretch.begins and not num_taught
     pooled.learn(records[num_taught:], spent_s[num_taught:], begins=begins, lookups=lookups)
-    tokens, seconds, networks = state.tokens, state.seconds, list[StepRecord]()
-    for one, its_seconds in zip(records, spent_s, strict=True):
+    for one in records:
         if one.batch_size > 1:
             pooled.crowd = pooled.crowd.met(one.num_accepted + 1, *measured_rounds(state.memory, one))
-        if one.drafter not in lookups:
-            networks.append(one)
-            tokens = _SHORT_KEEP * tokens + one.num_accepted + 1
-            seconds = _SHORT_KEEP * seconds + its_seconds
-    counts = state.counts.seen([(len(one.examined), one.num_accepted) for one in networks], REQUEST_KEEP)
+    drafts = [(len(one.examined), one.num_accepted) for one in records if one.drafter not in lookups]
+    counts = state.counts.seen(drafts, REQUEST_KEEP)
     looked = noted(pooled, state.looked, records, lookups, num_taught) if lookups else state.looked
     if stretch is not None:
         stretch.num_taught = len(stretch.records)
     return replace(
         state,
         counts=counts,
-        tokens=tokens,
-        seconds=seconds,
         debt_s=debt_s,
         context_length=records[-1].context_length + len(records[-1].token_ids),
         trial_left=max(0, state.trial_left - len(records)),

@@ -11,8 +11,6 @@ from monge.core.context import DraftPlan
 from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
 
-_MOVED = 0.05  # logarithm by which the cost of plain rounds may have moved unseen
-
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
@@ -157,11 +155,6 @@ def prices(price: float, seconds: Sequence[float]) -> tuple[float, ...]:
     """Tokens that each level's further seconds are worth."""
     further = [after - before for before, after in zip(seconds, seconds[1:], strict=False)]
     return tuple([price * one if one > 0.0 else 0.0 for one in further])
-
-
-def plain_has_moved(memory: Memory) -> bool:
-    """Whether plain rounds may cost something else by now than when one was last seen, by what drafting rounds say."""
-    return abs(costs_of(memory, "price").plain_moved) > _MOVED
 
 
 def stop_rule(outlook: Outlook, calibration: Calibration) -> StopRule:

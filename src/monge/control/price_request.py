@@ -17,8 +17,6 @@ class Request:
         memory: What the decoder's requests share.
         kin: Rounds beyond the usual ones that requests before it count for in its acceptance.
         counts: Acceptance by depth in this request.
-        tokens: Tokens of the last rounds, the latest counting most.
-        seconds: Their predicted seconds.
         debt_s: Predicted seconds by which rounds that drafted are behind plain decoding of their tokens, since they were last
             ahead of it.
         context_length: Tokens of the text so far, once a round has said so.
@@ -36,8 +34,6 @@ class Request:
     memory: Memory
     kin: float = 0.0
     counts: DepthCounts = DepthCounts()
-    tokens: float = 0.0
-    seconds: float = 0.0
     debt_s: float = 0.0
     context_length: int | None = None
     off_left: int = 0

@@ -16,7 +16,7 @@ GAIN = 1.1
 """What drafting must promise a batch that does not draft yet, as it pays at once and gains only in the end."""
 SETTLED = 8
 """Rounds after which requests that speculate again count as settled."""
-_BASELINE = 32  # rounds between two plain ones: the batch's size and the length of its texts change
+_BASELINE = 256  # rounds of which the last few are plain: the batch's size and the length of its texts change
 _STEEP = 4  # how much longer a batch rests after a trial that failed: several of its requests were tried at once
 _READING = 8  # how much faster than one by one the draft model is taken to read tokens, until it is known better
 _TRIAL_DEPTH = 2  # of a batch, which waits for it
@@ -60,7 +60,7 @@ def plan_together(states: Sequence[Request], num_rows: int, max_window: int, res
         rounds_on = crowd.rounds_on + 1
         off_tokens = 0 if rounds_on == SETTLED else crowd.off_tokens
         pooled.crowd = replace(crowd, is_on=True, rounds_on=rounds_on, off_tokens=off_tokens)
-        if rounds_on % _BASELINE == _BASELINE // 8:
+        if rounds_on % _BASELINE >= _BASELINE - costs.plain_run:
             return plans
     for row in drafting:
         stop, lookup_depth = stop_rule(outlooks[row], pooled.calibration), outlooks[row].shared_lookup_depth(depth)

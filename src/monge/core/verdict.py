@@ -1,7 +1,7 @@
 """What a verifier decides, and what is kept of a round."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from monge.core.context import DraftPlan
 from monge.core.selection import Hindsight
@@ -98,6 +98,22 @@ class StepRecord:
     hindsight: tuple[Hindsight, ...] = ()
     splits: tuple[tuple[int, int], ...] = ()
     as_one: bool = False
+
+
+class RoundKind(NamedTuple):
+    """What kind a finished round was, by which its time is judged.
+
+    Args:
+        drafters: Who drafted in it: nobody, the drafter (`None`), or drafters of a pool by name.
+        as_one: Whether it ran as one.
+        runs_network: Whether one of the drafters ran a network.
+        num_before: Rounds that the oldest of its requests had before.
+    """
+
+    drafters: frozenset[str | None]
+    as_one: bool
+    runs_network: bool
+    num_before: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -29,14 +30,15 @@ DEPTHS: Final = (0, 1, 2, 4, 8)
 _PROMPT: Final = 32  # tokens of the text that the table is measured on
 _LONG_PROMPT: Final = 512  # tokens of the text that shows what context costs
 _CONTEXT_DEPTH: Final = 2  # of the drafts whose verification shows it too
-_ROUNDS: Final = 4  # measured rounds of every depth, if the budget allows, each after another of its depth
+_ROUNDS: Final = 4  # measured rounds of every depth, if the budget allows, each after others of its depth
+_RUN: Final = 2  # rounds in a row of a depth that drafts
 _PATIENCE: Final = 4.0  # budgets after which one cycle, the cold one, has to do
 _REQUESTS: Final = -1_000_000  # ids of the measured requests: below those of real ones
 
 
 @dataclass(frozen=True, slots=True)
 class _Cycle(Controller[int]):
-    """The listed depths, round after round, of one drafter of a pool: two times once each, then twice each over and over."""
+    """The listed depths, round after round, of one drafter of a pool: two times once each, then over and over in runs."""
 
     depths: tuple[int, ...]
     drafter: str | None = None
@@ -44,7 +46,20 @@ class _Cycle(Controller[int]):
     @property
     def schedule(self) -> tuple[int, ...]:
         """Depths of all rounds."""
-        return self.depths * 2 + tuple(depth for depth in self.depths for _ in range(2)) * _ROUNDS
+        return self.depths * 2 + self._turn * _ROUNDS
+
+    @property
+    def _turn(self) -> tuple[int, ...]:
+        """Runs of every depth, of which the last round counts."""
+        return tuple(depth for depth in self.depths for _ in range(_RUN if depth else CostModel.plain_run))
+
+    def counted(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:
+        """Those of the finished rounds that say what rounds cost."""
+        once = len(self.depths)
+        if len(records) < 2 * once + len(self._turn):
+            return records[once : 2 * once] if len(records) >= 2 * once else records
+        ends = [here != after for here, after in pairwise((*self._turn, None))] * _ROUNDS
+        return list(compress(records[2 * once :], ends))
 
     def init(self, memory: Memory) -> int:
         return 0
@@ -150,7 +165,7 @@ class _Drafting:
     seconds: dict[int, dict[int, float]] = field(default_factory=dict[int, dict[int, float]])
     nodes: dict[int, int] = field(default_factory=dict[int, int])
 
-    def measure(self, parts: Parts, batch_size: int, budget_s: float) -> list[StepRecord]:
+    def measure(self, parts: Parts, batch_size: int, budget_s: float) -> Sequence[StepRecord]:
         """Run rounds of all depths, and note what drafting took."""
         deepest = next(
             (member.max_depth for member in parts.memory.members if member.name == self.name),
@@ -174,19 +189,19 @@ def costs_key(parts: Parts) -> str:
 
 def _rounds(
     parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s: float, *, as_one: bool = False
-) -> list[StepRecord]:
+) -> Sequence[StepRecord]:
     """Records of rounds of all depths, one request's of each round.
 
     The first cycle is a warm-up: a drafter that runs for the first time can take many times its later time, and a controller
     that believes it never drafts again. Only where rounds are so slow that two cycles take several budgets is it all there is.
-    Where the budget allows, every depth then runs twice in a row and only the second rounds count: weights and shapes of
-    another size are not at hand in the first, which shows where rounds are short.
+    Where the budget allows, every depth then runs some times in a row and only the last rounds count: weights and shapes of
+    another size are not at hand in the first; where plain rounds follow a draft, those of the target are not for longer.
     """
     # Otherwise stage by stage: a round that runs as one has no time of drafting.
     trial = replace(parts, controller=cycle, memory=Memory(), whole_round=parts.whole_round if as_one else None)
-    depths, schedule = cycle.depths, cycle.schedule
+    schedule = cycle.schedule
     longest = min(length for length in (parts.target.max_length, parts.drafter.capabilities.max_length, 1 << 30) if length)
-    most = min(len(schedule) * (max(depths) + 1) + 1, longest - 1)
+    most = min(sum(schedule) + len(schedule) + 1, longest - 1)
     prompt = max(1, min(prompt, longest - most))
     vocab = parts.target.vocab_size
     sessions = [
@@ -200,7 +215,7 @@ def _rounds(
     start = now()
     try:
         for number in range(len(schedule)):
-            passed, cycles = now() - start, number / len(depths)
+            passed, cycles = now() - start, number / len(cycle.depths)
             is_late = passed > budget_s and (cycles >= 2 or (cycles >= 1 and passed > _PATIENCE * budget_s))
             if is_late or any(session.finish_reason is not None for session in sessions):
                 break
@@ -208,10 +223,7 @@ def _rounds(
     finally:
         for session in sessions:
             close_session(session, trial)
-    records = sessions[0].records
-    if len(records) >= 4 * len(depths):
-        return records[2 * len(depths) + 1 :: 2]
-    return records[len(depths) :] if len(records) >= 2 * len(depths) else records
+    return cycle.counted(sessions[0].records)
 
 
 def _long_prompt(verify_s: Mapping[int, float], budget_s: float) -> int:

@@ -62,10 +62,13 @@ class Parts:
     num_successors: int = field(init=False)  # asked for in every round, and capabilities may take long to tell
     own_chain: OwnChain[Any] | None = field(init=False, repr=False)
     _usual: Planner = field(init=False, repr=False)
+    _networks: frozenset[str] | None = field(init=False, repr=False)  # of a pool; asked about in every round
 
     def __post_init__(self) -> None:
         self.memory.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()
-        can = self.drafter.capabilities
+        members, can = self.memory.members, self.drafter.capabilities
+        networks = frozenset(member.name for member in members if member.runs_network) if members else None
+        object.__setattr__(self, "_networks", networks)
         object.__setattr__(self, "num_successors", can.num_successors)
         object.__setattr__(self, "own_chain", self.drafter.own_chain)
         object.__setattr__(self, "_usual", Planner(self.controller, self.memory))
@@ -162,7 +165,7 @@ class Parts:
 
     def runs_network(self, name: str | None) -> bool:
         """Whether the drafter of a round is one whose drafting time belongs in the table of costs; without a pool, all are."""
-        return not self.memory.members or any(one.name == name and one.runs_network for one in self.memory.members)
+        return self._networks is None or name in self._networks
 
     @property
     def forward_s(self) -> float:

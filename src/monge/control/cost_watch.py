@@ -1,0 +1,82 @@
+"""Which rounds the table of costs learns from: those that show what going on costs, and of many short ones alike a few."""
+
+from typing import Final
+
+from monge.core.verdict import RoundKind
+
+WARM: Final = 6
+"""Plain rounds behind a network's draft that take longer than those after them: its weights and shapes are at hand, and the
+target's are not. The first takes 8 to 30 percent longer, in rounds of one millisecond and of thirty alike, and who learnt from
+those would take plain decoding for dear as long as drafting goes on."""
+_RESTED: Final = 4
+"""Rounds without a network's draft after which one finds weights, shapes and text not at hand: what that round takes beyond the
+expected is the price of coming back, and no cost of going on."""
+_BEGINNING: Final = 3
+"""First rounds of a request, which take up to twice as long, whoever drafts: its prompt was read before them."""
+_SPACING_S: Final = 0.06
+"""Seconds that go by between two rounds of a kind that are learnt from: learning is not to cost a percent."""
+_FIRST: Final = 64
+"""Rounds that are all learnt from."""
+_MOVED: Final = 0.05
+"""Logarithm by which the cost of plain rounds may have moved unseen."""
+_SOON: Final = 128
+"""Rounds that lie at least between two times that it is asked for plain ones."""
+_LATE: Final = 1024
+"""Rounds after which it is asked for them in any case."""
+
+
+class RoundWatch:
+    """What is to be known of a round beside its time, to learn from it."""
+
+    def __init__(self) -> None:
+        self.num_rounds = 0
+        """Rounds so far."""
+        self.has_switched = False
+        """Whether one of the last two rounds ran as one, and the other did not."""
+        self.has_rested = False
+        """Whether no network had drafted for some rounds before the last one."""
+        self.wants_plain = False
+        """Whether nobody knows any more what plain rounds cost, until one was learnt from."""
+        self._before: frozenset[str | None] | None = None  # who drafted in the round before the last one
+        self._last, self._was_as_one = self._before, False
+        self._clock_s = 0.0
+        self._due_s: dict[tuple[frozenset[str | None], bool], float] = {}
+        self._num_learnt = 0
+        self._num_plain = 0  # rounds since a network drafted
+        self._age = 0  # rounds since a plain one was learnt from
+        self._moved = 0.0  # logarithm of what plain rounds are taken to cost now over what they were then
+
+    def is_due(self, kind: RoundKind, seconds: float) -> bool:
+        """Note a finished round; whether it is to be learnt from.
+
+        Every kind is learnt from by itself: where kinds take turns, each would else be news every time.
+        """
+        is_plain = not kind.drafters
+        self.num_rounds += 1
+        self._before, self._last = self._last, kind.drafters
+        self.has_switched, self._was_as_one = kind.as_one != self._was_as_one, kind.as_one
+        self.has_rested = self._num_plain >= _RESTED
+        self._num_plain = 0 if kind.runs_network and not is_plain else self._num_plain + 1
+        self._age += 1
+        self.wants_plain = self._age >= _LATE or (self._age >= _SOON and abs(self._moved) > _MOVED)
+        self._clock_s += seconds
+        if kind.num_before < _BEGINNING or (is_plain and self._num_plain <= WARM):
+            return False
+        alike = kind.drafters, kind.as_one
+        is_news = self._num_learnt < _FIRST or (is_plain and self._moved != 0.0)
+        if not is_news and self._clock_s < self._due_s.get(alike, 0.0):
+            return False
+        self._due_s[alike] = self._clock_s + _SPACING_S
+        self._num_learnt += 1
+        return True
+
+    def went_on(self, drafter: str | None) -> bool:
+        """Whether a drafter of the last round had drafted in the one before, so that it had no text to read."""
+        return self._before is None or drafter in self._before
+
+    def learnt(self, moved: float, *, is_plain: bool) -> None:
+        """Note that the last round was learnt from, with which the cost of plain ones moved by some logarithm."""
+        if is_plain:
+            self._age, self._moved, self.wants_plain = 0, 0.0, False
+        else:
+            self._moved += moved
