@@ -14,6 +14,7 @@ from monge.control.price import Price
 from monge.engine.clock import measured_by
 from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.control.cost_scripts import kind
 
 COSTS = {"plain": 1.0, "node": 0.01, "draft": 0.05}
 
@@ -55,6 +56,16 @@ def test_work_that_calls_timed_work_is_counted_once():
     assert (own.planning_s, own.table_s) == (1.0, 1.0)
 
 
+def test_what_the_clock_shows_of_an_empty_call_is_not_counted():
+    ticks = itertools.count(0.0)
+    own = OwnTime()
+    with measured_by(lambda: next(ticks)):
+        own.controllers_of(parts_with("fixed"))
+        own.run("planning_s", lambda: None)
+        own.run("table_s", lambda: next(ticks))
+    assert (own.planning_s, own.table_s) == (0.0, 1.0)
+
+
 def test_time_is_counted_where_the_work_fails():
     ticks = itertools.count(0.0)
     own = OwnTime()
@@ -70,7 +81,7 @@ def test_the_table_is_timed_and_learns():
     memory = own.memory(costs)
     assert memory.costs is costs
     costs.note_tail(True, 1.0)
-    assert costs.is_due(frozenset(), 1.0)
+    assert costs.is_due(kind(None), 1.0)
     assert own.table_s > 0.0
     assert own.memory(None).costs is None
 
