@@ -15,7 +15,7 @@ def table(**settings: object) -> CostModel:
 
 def kind(*drafters: str | None, as_one: bool = False, runs_network: bool = True, num_before: int = 99) -> RoundKind:
     """Of a round of a request that is no longer new."""
-    return RoundKind(frozenset(drafters), as_one, runs_network, num_before)
+    return RoundKind(frozenset(drafters), as_one, runs_network and bool(drafters), num_before)
 
 
 def meet(costs: CostModel, *rounds: RoundTiming) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from statistics import median
 from typing import Any, Final
 
 from monge.control.base import AnyController, CostModel, Memory
@@ -55,12 +54,12 @@ class OwnTime:
 
 
 def _empty_seconds() -> float:
-    """What the clock shows where nothing is done: a microsecond of the processor's, of which a short round has some."""
+    """The least that the clock shows where nothing is done: a microsecond, of which a short round has some."""
     seconds = list[float]()
     for _ in range(_EMPTY_CALLS):
         start = now()
         seconds.append(now() - start)
-    return median(seconds)
+    return min(seconds)
 
 
 def _timed(controller: AnyController, own: OwnTime) -> AnyController:

@@ -26,44 +26,56 @@ _LATE: Final = 1024
 
 
 class RoundWatch:
-    """What is to be known of a round beside its time, to learn from it."""
+    """What is to be known of a round beside its time, to learn from it.
+
+    It is told of every round, short ones too, so it does no more than note them; what was noted is read where one is learnt
+    from.
+    """
 
     def __init__(self) -> None:
         self.num_rounds = 0
         """Rounds so far."""
-        self.has_switched = False
-        """Whether one of the last two rounds ran as one, and the other did not."""
-        self.has_rested = False
-        """Whether no network had drafted for some rounds before the last one."""
-        self.wants_plain = False
-        """Whether nobody knows any more what plain rounds cost, until one was learnt from."""
-        self._before: frozenset[str | None] | None = None  # who drafted in the round before the last one
-        self._last, self._was_as_one = self._before, False
+        self._before: RoundKind | None = None
+        self._last: RoundKind | None = None
+        self._num_rested = 0  # rounds without a network's draft before the last one
+        self._num_plain = 0  # the same, the last one counted
         self._clock_s = 0.0
         self._due_s: dict[tuple[frozenset[str | None], bool], float] = {}
         self._num_learnt = 0
-        self._num_plain = 0  # rounds since a network drafted
         self._age = 0  # rounds since a plain one was learnt from
         self._moved = 0.0  # logarithm of what plain rounds are taken to cost now over what they were then
+
+    @property
+    def has_switched(self) -> bool:
+        """Whether one of the last two rounds ran as one, and the other did not."""
+        return (self._before is not None and self._before.as_one) != (self._last is not None and self._last.as_one)
+
+    @property
+    def has_rested(self) -> bool:
+        """Whether no network had drafted for some rounds before the last one."""
+        return self._num_rested >= _RESTED
+
+    @property
+    def wants_plain(self) -> bool:
+        """Whether nobody knows any more what plain rounds cost, until one was learnt from."""
+        return self._age >= _SOON and (self._age >= _LATE or abs(self._moved) > _MOVED)
 
     def is_due(self, kind: RoundKind, seconds: float) -> bool:
         """Note a finished round; whether it is to be learnt from.
 
         Every kind is learnt from by itself: where kinds take turns, each would else be news every time.
         """
-        is_plain = not kind.drafters
+        drafters, as_one, runs_network, num_before = kind
+        self._before, self._last = self._last, kind
+        self._num_rested = self._num_plain
+        self._num_plain = 0 if runs_network else self._num_plain + 1
         self.num_rounds += 1
-        self._before, self._last = self._last, kind.drafters
-        self.has_switched, self._was_as_one = kind.as_one != self._was_as_one, kind.as_one
-        self.has_rested = self._num_plain >= _RESTED
-        self._num_plain = 0 if kind.runs_network and not is_plain else self._num_plain + 1
         self._age += 1
-        self.wants_plain = self._age >= _LATE or (self._age >= _SOON and abs(self._moved) > _MOVED)
         self._clock_s += seconds
-        if kind.num_before < _BEGINNING or (is_plain and self._num_plain <= WARM):
+        if num_before < _BEGINNING or (not drafters and self._num_plain <= WARM):
             return False
-        alike = kind.drafters, kind.as_one
-        is_news = self._num_learnt < _FIRST or (is_plain and self._moved != 0.0)
+        alike = drafters, as_one
+        is_news = self._num_learnt < _FIRST or (self._moved != 0.0 and not drafters)
         if not is_news and self._clock_s < self._due_s.get(alike, 0.0):
             return False
         self._due_s[alike] = self._clock_s + _SPACING_S
@@ -72,11 +84,11 @@ class RoundWatch:
 
     def went_on(self, drafter: str | None) -> bool:
         """Whether a drafter of the last round had drafted in the one before, so that it had no text to read."""
-        return self._before is None or drafter in self._before
+        return self._before is None or drafter in self._before.drafters
 
     def learnt(self, moved: float, *, is_plain: bool) -> None:
         """Note that the last round was learnt from, with which the cost of plain ones moved by some logarithm."""
         if is_plain:
-            self._age, self._moved, self.wants_plain = 0, 0.0, False
+            self._age, self._moved = 0, 0.0
         else:
             self._moved += moved

@@ -11,10 +11,11 @@ from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
 from monge.core.splits import splits_along
-from monge.core.verdict import RoundKind, RoundTiming, StageTimes, StepRecord
+from monge.core.verdict import StageTimes, StepRecord
 from monge.draft.base import piece_reader
 from monge.engine.attempt import attempt
 from monge.engine.clock import now
+from monge.engine.cost_learning import learn_costs
 from monge.engine.drafting import observe, propose
 from monge.engine.logprobs import along
 from monge.engine.parts import Parts
@@ -99,7 +100,7 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, isolated: bool = Fal
     timer.lap("commit_s")
     times = StageTimes(total_s=timer.last - start, forward_s=parts.forward_s - forward_s, **timer.stages)
     rows = _every(rows, partial(_record, times=times, parts=parts, batch_size=len(sessions)), isolated=isolated)
-    _learn_costs(rows, parts)
+    learn_costs(rows, parts)
     _every(rows, partial(_update, parts=parts), isolated=isolated)
     if parts.memory.costs is not None:
         parts.memory.costs.note_tail(any(row.drafted.tree.num_nodes > 1 for row in rows), timer.lap("tail_s"))
@@ -255,30 +256,6 @@ def _update(row: Row, parts: Parts) -> None:
     if session.request.adaptive:
         controller = parts.planner(session.request.controller).controller
         session.controller_state = controller.update(session.controller_state, session.records[-1])
-
-
-def _learn_costs(rows: Sequence[Row], parts: Parts) -> None:
-    """Correct the decoder's costs by what this round took."""
-    costs = parts.memory.costs
-    if costs is None or not rows:
-        return
-    records = [row.session.records[-1] for row in rows]
-    times, drafting = records[0].times, frozenset([record.drafter for record in records if record.depth])
-    networks = frozenset(filter(parts.runs_network, drafting)) if drafting else drafting
-    num_before = max(len(row.session.records) for row in rows) - 1
-    if not costs.is_due(RoundKind(drafting, records[0].as_one, bool(networks), num_before), times.total_s):
-        return
-    timing = RoundTiming(
-        num_nodes=max(record.num_nodes for record in records),
-        # Where two networks drafted for one batch, their times cannot be told apart.
-        depth=max(record.depth for record in records if record.drafter in networks) if len(networks) == 1 else 0,
-        batch_size=records[0].batch_size,
-        context_length=max(record.context_length for record in records),
-        draft_s=times.draft_s,
-        rest_s=times.total_s - times.draft_s,
-        drafter=next(iter(networks), None),
-    )
-    (costs.observe_whole if records[0].as_one else costs.observe)(timing)
 
 
 def _evidence(row: Row) -> dict[str, Any]:
