@@ -18,6 +18,7 @@ from monge.core.errors import OptionError
 from monge.draft.base import Draft
 from monge.draft.ngram import NgramDrafter
 from monge.engine import costs
+from monge.engine.batch import decode
 from monge.engine.clock import measured_by
 from monge.engine.cost_files import load_costs, save_costs
 from monge.engine.costs import costs_key, measure_costs
@@ -236,6 +237,19 @@ def test_rounds_correct_the_costs_and_records_say_what_was_seen() -> None:
             assert record.levels_read >= record.depth
             assert all(0 < confidence <= 1 for confidence in record.confidences)
     assert result.records[0].context_length == 2
+
+
+def test_costs_are_learnt_where_only_the_last_record_is_kept() -> None:
+    """As servers keep it: the first rounds of a request say nothing, and none of the others is one of them."""
+    costs = CostModel(verify_s={1: {0: 1.0, 8: 2.0}}, draft_s={1: {0: 0.0, 8: 1.0}})
+    draft = TabularModel(RandomTable(VOCAB, 4), VOCAB)
+    decoder = Decoder(make_parts(target(), draft, drafter="model", controller="price", costs=costs))
+    (request,) = decoder.requests([(1, 2)], max_new_tokens=40, temperature=1.0)
+    session = decoder.session(request, keeps_records=False)
+    list(decode([session], decoder.parts, max_batch_size=1))
+    assert len(session.records) == 1
+    assert session.num_rounds == costs.num_rounds > 3
+    assert costs.verify_s(8) < 1.9
 
 
 def test_price_keeps_greedy_texts() -> None:

@@ -37,15 +37,15 @@ def learn_costs(rows: Sequence[Row], parts: Parts) -> None:
 def _kind(rows: Sequence[Row], parts: Parts) -> RoundKind:
     """What kind the finished round was; asked after every one."""
     if len(rows) == 1:
-        records = rows[0].session.records
-        last = records[-1]
+        session = rows[0].session
+        last, num_before = session.records[-1], session.num_rounds - 1
         if not last.depth:
-            return RoundKind(_NOBODY, last.as_one, False, len(records) - 1)
-        return RoundKind(_only(last.drafter), last.as_one, parts.runs_network(last.drafter), len(records) - 1)
+            return RoundKind(_NOBODY, last.as_one, False, num_before)
+        return RoundKind(_only(last.drafter), last.as_one, parts.runs_network(last.drafter), num_before)
     ended = [row.session.records[-1] for row in rows]
     drafters = frozenset([record.drafter for record in ended if record.depth])
     runs_network = any(map(parts.runs_network, drafters))
-    return RoundKind(drafters, ended[0].as_one, runs_network, max(len(row.session.records) for row in rows) - 1)
+    return RoundKind(drafters, ended[0].as_one, runs_network, max(row.session.num_rounds for row in rows) - 1)
 
 
 @cache

@@ -121,6 +121,7 @@ class Session:
         self.drafter_state: Any = None
         self.drafting: Drafting = "together" if request.speculative else "off"
         self.records: list[StepRecord] = []
+        self.num_rounds = 0
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self.logprobs: tuple[TokenLogprob, ...] = ()
@@ -175,6 +176,7 @@ class Session:
         """Keep the record of a round."""
         if not self._keeps_records:
             self.records.clear()
+        self.num_rounds += 1
         self.records.append(record)
 
     def limit(self, plan: DraftPlan) -> DraftPlan:
