@@ -6,7 +6,7 @@ from monge.core.verdict import RoundKind
 
 WARM: Final = 6
 """Plain rounds behind a network's draft that take longer than those after them: its weights and shapes are at hand, and the
-target's are not. The first takes 8 to 30 percent longer, in rounds of one millisecond and of thirty alike, and who learnt from
+target's are not. The first takes 4 to 30 percent longer, in rounds of one millisecond and of twelve alike, and who learnt from
 those would take plain decoding for dear as long as drafting goes on."""
 _RESTED: Final = 4
 """Rounds without a network's draft after which one finds weights, shapes and text not at hand: what that round takes beyond the
