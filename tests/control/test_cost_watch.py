@@ -62,7 +62,7 @@ def test_rounds_of_every_kind_are_learnt_from_that_often_however_they_take_turns
 def test_what_drafts_say_of_plain_rounds_is_in_doubt_until_one_is_learnt_from() -> None:
     """Drafts that cost more than the table says may mean a slower machine, or a wrong table: only plain rounds tell."""
     costs, slow = table(), timing(4, 2.1, depth=4, draft_s=0.4)
-    meet(costs, *[slow] * 127)
+    meet(costs, *[slow] * 511)
     assert costs.verify_s(0, 1, 0) > 1.05
     assert not costs.wants_plain, "not so soon again"
     meet(costs, slow)

@@ -236,7 +236,7 @@ def test_plain_rounds_say_what_plain_decoding_costs_where_nobody_knows_any_more(
     costs = CostModel(verify_s={1: {0: 1.0, 8: 1.1}}, draft_s={1: {0: 0.0, 8: 0.4}})
     controller, memory = Price(), Memory(costs)
     was_plain = list[bool]()
-    for number in range(300):
+    for number in range(1100):
         if number % 20 == 0:
             state = controller.init(memory)
         plan, wanted = controller.plan(state, draws()), costs.wants_plain
@@ -248,10 +248,8 @@ def test_plain_rounds_say_what_plain_decoding_costs_where_nobody_knows_any_more(
         meet(costs, timing(record.num_nodes, rest_s, depth=record.depth, draft_s=0.05 * record.depth))
         state = controller.update(state, record)
     run = costs.plain_run
-    assert [number for number, plain in enumerate(was_plain) if plain] == [
-        *range(128, 128 + run),
-        *range(256 + run, 256 + 2 * run),
-    ]
+    plain = [number for number, is_plain in enumerate(was_plain) if is_plain]
+    assert plain == [*range(512, 512 + run), *range(1024 + run, 1024 + 2 * run)]
 
 
 def test_a_request_begins_as_was_said_of_it() -> None:

@@ -19,7 +19,7 @@ _FIRST: Final = 64
 """Rounds that are all learnt from."""
 _MOVED: Final = 0.05
 """Logarithm by which the cost of plain rounds may have moved unseen."""
-_SOON: Final = 128
+_SOON: Final = 512
 """Rounds that lie at least between two times that it is asked for plain ones."""
 _LATE: Final = 1024
 """Rounds after which it is asked for them in any case."""
