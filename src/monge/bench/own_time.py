@@ -9,8 +9,8 @@ from monge.engine.clock import now
 from monge.engine.parts import Parts
 
 _PLANNING: Final = ("init", "rests", "read", "plan_many", "update")
-_EMPTY_CALLS: Final = 101
 _TABLE: Final = ("is_due", "observe", "observe_whole", "note_tail", "note_reading")
+_EMPTY_CALLS: Final = 101
 
 
 @dataclass(slots=True)

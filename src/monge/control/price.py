@@ -44,9 +44,9 @@ class Price(Controller[Request]):
     depth of this request, of others before it, and, where the drafter has a network, from the network's confidence before
     each draw; seconds from the decoder's cost table; the price is the running speed, and never below that of plain decoding.
 
-    Where the expected and the recent speed fall below plain decoding's, the drafter rests for `first_off` tokens; then a
-    trial of `trial` rounds must beat plain decoding by the share `margin`, or the rest is doubled, until trials that fail take
-    the share `probe_share` of the time, or up to `last_off` tokens.
+    Where the expected speed falls below plain decoding's, the drafter rests for `first_off` tokens; then a trial of `trial`
+    rounds must beat plain decoding by the share `margin`, or the rest is doubled, until trials that fail take the share
+    `probe_share` of the time, or up to `last_off` tokens.
 
     Args:
         max_window: Largest window; at most the tree builder's own depth has an effect.
