@@ -81,6 +81,20 @@ def test_plain_rounds_are_in_doubt_where_nobody_has_looked_for_long() -> None:
     assert costs.wants_plain
 
 
+def test_plain_rounds_are_not_asked_for_in_vain() -> None:
+    """Requests of three rounds have none that teaches, and are not decoded plainly for ever because of that."""
+    costs = table()
+    meet(costs, *[DRAFT] * 1024)
+    assert costs.wants_plain
+    asked = 0
+    while costs.wants_plain:
+        assert not costs.is_due(kind(num_before=asked % 3), 1.0)
+        asked += 1
+    assert asked == 4 * WARM
+    meet(costs, *[DRAFT] * 1000)
+    assert not costs.wants_plain
+
+
 def test_a_plain_round_is_learnt_from_at_once_where_drafts_have_moved_what_it_is_taken_to_cost() -> None:
     costs = settled()
     assert not costs.is_due(kind(), 0.001)

@@ -24,6 +24,9 @@ _SOON: Final = 512
 _LATE: Final = 1024
 """Rounds after which it is asked for them in any case."""
 
+_IN_VAIN: Final = 4 * WARM
+"""Plain rounds in a row after which they are no longer asked for: where requests end within three rounds, none teaches."""
+
 
 class RoundWatch:
     """What is to be known of a round beside its time, to learn from it.
@@ -70,7 +73,7 @@ class RoundWatch:
         self._num_rested = self._num_plain
         self._num_plain = 0 if runs_network else self._num_plain + 1
         self.num_rounds += 1
-        self._age += 1
+        self._age = self._age + 1 if self._num_plain != _IN_VAIN else 0
         self._clock_s += seconds
         if num_before < _BEGINNING or (not drafters and self._num_plain <= WARM):
             return False
