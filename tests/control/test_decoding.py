@@ -162,7 +162,7 @@ def test_measured_tables_cover_depths_and_batches() -> None:
 
 @pytest.mark.parametrize(
     ("budget_s", "num_run", "num_kept"),
-    [(100.0, 70, 20), (25.0, 26, 5), (24.0, 25, 5), (8.0, 11, 5), (3.0, 11, 5), (1.0, 6, 5)],
+    [(100.0, 50, 18), (28.0, 29, 7), (26.0, 27, 6), (25.0, 26, 5), (8.0, 11, 5), (3.0, 11, 5), (1.0, 6, 5)],
 )
 def test_a_slow_pair_is_warmed_up_too(budget_s: float, num_run: int, num_kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that ticks once a round: the first cycle counts for nothing, unless two of them take several budgets."""
@@ -175,20 +175,20 @@ def test_a_slow_pair_is_warmed_up_too(budget_s: float, num_run: int, num_kept: i
     assert {record.depth for record in records} == set(costs.DEPTHS)
 
 
-def test_only_the_last_of_some_rounds_alike_counts() -> None:
-    """Plain rounds get as long as they are among themselves only some rounds after a draft."""
-    cycle, run = costs._Cycle((0, 2)), CostModel.plain_run
-    assert cycle.schedule[4 : 4 + run + 2] == (*[0] * run, 2, 2)
+def test_only_warm_rounds_count() -> None:
+    """Plain rounds get as long as they are among themselves only some rounds after a draft; others in the second round."""
+    cycle, run = costs._Cycle((0, 1, 2)), CostModel.plain_run
+    assert cycle.schedule == (0, 1, 2, 0, 1, 2, *[0] * (run + 1), *[1, 1, 2, 2] * 4)
     records = [chain_round(depth, 0, context_length=number) for number, depth in enumerate(cycle.schedule)]
 
     def counted(num_run: int) -> list[int]:
         return [record.context_length for record in cycle.counted(records[:num_run])]
 
-    ends = [4 + turn * (run + 2) + place for turn in range(4) for place in (run - 1, run + 1)]
-    assert counted(len(records)) == ends
-    assert counted(4 + run + 2) == ends[:2]
-    assert counted(4 + run + 1) == [2, 3]
-    assert counted(3) == [0, 1, 2]
+    plain, first = [6 + run - 1, 6 + run], 6 + run + 2
+    assert counted(len(records)) == [*plain, *range(first, len(records), 2)]
+    assert counted(first + 3) == [*plain, first, first + 2]
+    assert counted(first + 2) == [3, 4, 5]
+    assert counted(4) == [0, 1, 2, 3]
 
 
 class Clocked(TabularModel):

@@ -4,7 +4,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -31,14 +30,13 @@ _PROMPT: Final = 32  # tokens of the text that the table is measured on
 _LONG_PROMPT: Final = 512  # tokens of the text that shows what context costs
 _CONTEXT_DEPTH: Final = 2  # of the drafts whose verification shows it too
 _ROUNDS: Final = 4  # measured rounds of every depth, if the budget allows, each after others of its depth
-_RUN: Final = 2  # rounds in a row of a depth that drafts
 _PATIENCE: Final = 4.0  # budgets after which one cycle, the cold one, has to do
 _REQUESTS: Final = -1_000_000  # ids of the measured requests: below those of real ones
 
 
 @dataclass(frozen=True, slots=True)
 class _Cycle(Controller[int]):
-    """The listed depths, round after round, of one drafter of a pool: two times once each, then over and over in runs."""
+    """The depths of one drafter of a pool: two times once each, then some plain rounds, then the others twice each in turns."""
 
     depths: tuple[int, ...]
     drafter: str | None = None
@@ -46,20 +44,19 @@ class _Cycle(Controller[int]):
     @property
     def schedule(self) -> tuple[int, ...]:
         """Depths of all rounds."""
-        return self.depths * 2 + self._turn * _ROUNDS
+        return self.depths * 2 + (0,) * (CostModel.plain_run + 1) + self._turn * _ROUNDS
 
     @property
     def _turn(self) -> tuple[int, ...]:
-        """Runs of every depth, of which the last round counts."""
-        return tuple(depth for depth in self.depths for _ in range(_RUN if depth else CostModel.plain_run))
+        return tuple(depth for depth in self.depths if depth for _ in range(2))
 
     def counted(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:
         """Those of the finished rounds that say what rounds cost."""
-        once = len(self.depths)
-        if len(records) < 2 * once + len(self._turn):
-            return records[once : 2 * once] if len(records) >= 2 * once else records
-        ends = [here != after for here, after in pairwise((*self._turn, None))] * _ROUNDS
-        return list(compress(records[2 * once :], ends))
+        cycle = len(self.depths)
+        first = 2 * cycle + CostModel.plain_run - 1
+        if len(records) < first + 2 + len(self._turn):
+            return records[cycle : 2 * cycle] if len(records) >= 2 * cycle else records
+        return [*records[first : first + 2], *records[first + 3 :: 2]]
 
     def init(self, memory: Memory) -> int:
         return 0
@@ -194,8 +191,8 @@ def _rounds(
 
     The first cycle is a warm-up: a drafter that runs for the first time can take many times its later time, and a controller
     that believes it never drafts again. Only where rounds are so slow that two cycles take several budgets is it all there is.
-    Where the budget allows, every depth then runs some times in a row and only the last rounds count: weights and shapes of
-    another size are not at hand in the first; where plain rounds follow a draft, those of the target are not for longer.
+    Where the budget allows, plain rounds then follow, as many as it takes until the target's weights and shapes are at hand as
+    they are where nobody drafts, and after them every depth that drafts twice in a row, of which the second rounds count.
     """
     # Otherwise stage by stage: a round that runs as one has no time of drafting.
     trial = replace(parts, controller=cycle, memory=Memory(), whole_round=parts.whole_round if as_one else None)
