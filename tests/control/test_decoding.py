@@ -15,6 +15,7 @@ from monge.control.price import Price
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
+from monge.core.verdict import RoundKind
 from monge.draft.base import Draft
 from monge.draft.ngram import NgramDrafter
 from monge.engine import costs
@@ -250,6 +251,24 @@ def test_costs_are_learnt_where_only_the_last_record_is_kept() -> None:
     assert len(session.records) == 1
     assert session.num_rounds == costs.num_rounds > 3
     assert costs.verify_s(8) < 1.9
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_the_table_is_told_what_kind_every_round_was(num_prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who drafted, whether a network did, and how many rounds the requests had before."""
+    costs, told = CostModel.linear(plain=1.0, node=0.01, draft=0.05), list[RoundKind]()
+    monkeypatch.setattr(costs, "is_due", lambda kind, seconds: told.append(kind))
+    draft = TabularModel(RandomTable(VOCAB, 4), VOCAB)
+    parts = make_parts(target(), draft, drafter="pool('ngram', 'model')", controller="fixed", costs=costs)
+    prompts = [(1, 2, 1, 2), (2, 1, 2), (4,)][:num_prompts]
+    results = Decoder(parts, max_batch_size=3).generate(prompts, max_new_tokens=24, temperature=1.0, seed=3)
+    expected = list[RoundKind]()
+    for number in range(max(len(result.records) for result in results)):
+        ended = [result.records[number] for result in results if len(result.records) > number]
+        drafters = frozenset(record.drafter for record in ended if record.depth)
+        expected.append(RoundKind(drafters, False, "model" in drafters, number))
+    assert told == expected
+    assert len({kind.runs_network for kind in told}) == 2
 
 
 def test_price_keeps_greedy_texts() -> None:
