@@ -8,6 +8,7 @@ from monge.control.base import Memory
 from monge.control.cost_model import CostModel
 from monge.control.price import Price
 from monge.control.price_forecast import outlook_of
+from monge.control.price_learning import teach_left
 from monge.control.price_memory import pooled_of
 from monge.control.price_request import Request
 from monge.core.context import DraftPlan
@@ -54,9 +55,10 @@ def test_requests_that_begin_so_teach_as_others_do() -> None:
     for memory in memories:
         for num_rounds in (30, 7, 50):
             decoded(controller, memory, num_rounds, plain=4)
-        controller.init(memory)
+        teach_left(memory)
     slow, fast = map(pooled_of, memories)
-    assert fast.spells == slow.spells
+    assert fast.spells.length == pytest.approx(slow.spells.length, rel=1e-3), "requests that end early teach a little later"
+    assert (fast.spells.count, fast.spells.guessed) == (slow.spells.count, slow.spells.guessed)
     assert fast.spells.count > 2.5
     assert sum(fast.counts.reached) == pytest.approx(sum(slow.counts.reached), rel=0.2)
 
@@ -85,7 +87,7 @@ def test_a_request_that_ends_teaches_what_it_looked_up() -> None:
     follow(controller, controller.init(memory), 40, found=True, looked=0, modelled=3)
     known = pooled_of(memory).looked
     _, state = follow(controller, controller.init(memory), 6, found=True, looked=0, modelled=3)
-    controller.init(memory)
+    teach_left(memory)
     taught = pooled_of(memory).looked
     assert sum(taught.reached) > sum(known.reached)
     controller.update(state, chain_round(0, 0, plan=DraftPlan(max_depth=0)))  # which ends the stretch

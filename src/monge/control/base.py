@@ -66,9 +66,29 @@ class Controller(ABC, Generic[State]):
         """
         return [self.plan(state, own) for state, own in zip(states, draws, strict=True)]
 
+    def stands(self, state: State, plan: DraftPlan, num_tokens: int) -> int:
+        """For how many rounds the plan of a request alone holds, the coming one counted.
+
+        The loop then asks for no other, and tells of these rounds together: in rounds of a millisecond, asking and telling take
+        a percent. They may be fewer: the request may end, others may join it, and a round in which a drafter without a network
+        proposed something, or which decided about what one would have proposed, is told of at once.
+
+        Args:
+            state: Of the request.
+            plan: What was planned for the coming round.
+            num_tokens: Tokens of its text.
+        """
+        return 1
+
     @abstractmethod
     def update(self, state: State, record: StepRecord) -> State:
         """State after a round."""
+
+    def update_many(self, state: State, records: Sequence[StepRecord]) -> State:
+        """State after the rounds for which a plan stood, in order."""
+        for record in records:
+            state = self.update(state, record)
+        return state
 
 
 class PromptReader(Controller[State]):

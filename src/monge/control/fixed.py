@@ -8,6 +8,8 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.verdict import StepRecord
 
+_STANDS = 16  # rounds told of together, to whoever else reads what they cost
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed(Controller[None]):
@@ -36,6 +38,9 @@ class Fixed(Controller[None]):
 
     def plan(self, state: None, draws: Draws) -> DraftPlan:
         return self._plan()
+
+    def stands(self, state: None, plan: DraftPlan, num_tokens: int) -> int:
+        return _STANDS
 
     def update(self, state: None, record: StepRecord) -> None:
         return None

@@ -3,15 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
-from monge.control.calibration import Calibration
 from monge.control.price_forecast import outlook_of
 from monge.control.price_learning import learnt, teach_left
 from monge.control.price_lookups import noted
 from monge.control.price_memory import pooled_of
-from monge.control.price_outlook import Outlook, stop_rule, unstopped
+from monge.control.price_outlook import Outlook, stop_rule, unstopped, usual_plan
 from monge.control.price_reading import coming_back_s, reading_s, repays_reading
 from monge.control.price_request import Request
 from monge.control.price_rests import Rests
@@ -20,7 +18,6 @@ from monge.control.price_together import GAIN, SETTLED, plan_together
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
 
 _EXPLORE = 32  # rounds between two that draft without looking at the price, so that low confidences are tried too
@@ -28,6 +25,7 @@ _WHOLE = (14, 15)  # of so many rounds, those that run as one, if any can: what 
 _EXPLORE_AS_ONE = 128  # the same where rounds run as one, which ask for no confidence
 _ALONE_FOR = 4  # tokens that a request waits where others shared rounds and rested: more of these may be on their way
 _LOOK_S = 0.06  # seconds of alike rounds that share one look at what they bring: a look is not to cost a percent
+_OPENING = 2  # how many times as many share a look at how requests begin
 _PATIENCE = 4.0  # plain rounds by which they may be behind plain decoding before one looks earlier
 _APART = (*_WHOLE, _EXPLORE - 1)  # of so many rounds, those that are planned apart, to stay informed
 _STRIDE = 8  # tokens by which a request's text may have grown unnoted while it rests
@@ -79,10 +77,10 @@ class Price(Controller[Request]):
             )
 
     def init(self, memory: Memory) -> Request:
-        teach_left(memory)
         pooled = pooled_of(memory)
-        if (begun := pooled.taken()) is not None:
+        if (begun := pooled.taken() or self._begun_again(memory)) is not None:
             return begun
+        teach_left(memory)
         kin = min(_KIN, pooled.counts.reached[0] if pooled.counts.reached else 0.0)
         request = Request(memory, kin, debt_s=pooled.debt_s)
         outlook = outlook_of(request, self.max_window)
@@ -115,23 +113,47 @@ class Price(Controller[Request]):
         num_rows = max(len(states), costs_of(states[0].memory, "price").batch_size)
         return [self._alone(states[0])] if num_rows == 1 else plan_together(states, num_rows, self.max_window, self._rests)
 
+    def stands(self, state: Request, plan: DraftPlan, num_tokens: int) -> int:
+        if (stretch := state.stretch) is not None:
+            place = (state.rounds_on + len(stretch.records)) % _EXPLORE
+            return max(1, min(stretch.stands(plan), next(apart for apart in _APART if apart >= place) - place))
+        if not state.off_left or state.context_length is None or state.was_shared:
+            return 1
+        left, follows_at = state.off_left + state.context_length - num_tokens, _FOLLOW_EVERY
+        if state.resting_depth == 0:
+            follows_at = 1 if plan.follows else _FOLLOW_EVERY - pooled_of(state.memory).rested % _FOLLOW_EVERY
+        return min(left, follows_at)
+
     def update(self, state: Request, record: StepRecord) -> Request:
-        if state.stretch is not None and state.stretch.takes(record):
-            return state
-        if record.plan.max_depth == 0 and record.batch_size > 1 and state.is_lasting(record, _STRIDE):
-            return state
-        if record.plan.max_depth == 0 and record.batch_size == 1 and state.rests_on(record, _STRIDE):
-            pooled_of(state.memory).rest(record, begins=False)
-            return state
-        begins = state.is_new or state.was_shared
-        if record.plan.max_depth == 0:
-            known = learnt(state)
-            if record.batch_size == 1:
-                pooled_of(state.memory).rest(record, begins=begins)
-            return self._rested(self._looked(known, record), record)
-        following = learnt(state, record, begins=begins)
+        return self.update_many(state, (record,))
+
+    def update_many(self, state: Request, records: Sequence[StepRecord]) -> Request:
+        if state.stretch is not None:
+            records = records[state.stretch.taken(records) :]
+        while records:
+            # Those of a plan that still stood when the stretch ended are learnt from with it.
+            num_drafted = next((place for place, one in enumerate(records) if one.plan.max_depth == 0), len(records))
+            state = self._after(state, records[:num_drafted]) if num_drafted else self._after_plain(state, records[0])
+            records = records[num_drafted or 1 :]
+        return state
+
+    def _after(self, state: Request, records: Sequence[StepRecord]) -> Request:
+        """The state after rounds that were planned to draft."""
+        following = learnt(state, records, begins=state.is_new or state.was_shared)
         # Whether those who share a round go on is decided when the next one is planned.
         return following if following.was_shared else self._switched(following)
+
+    def _after_plain(self, state: Request, record: StepRecord) -> Request:
+        """The state after a round that was not."""
+        if record.batch_size > 1 and state.is_lasting(record, _STRIDE):
+            return state
+        if record.batch_size == 1 and state.rests_on(record, _STRIDE):
+            pooled_of(state.memory).rest(record, begins=False)
+            return state
+        begins, known = state.is_new or state.was_shared, learnt(state)
+        if record.batch_size == 1:
+            pooled_of(state.memory).rest(record, begins=begins)
+        return self._rested(self._looked(known, record), record)
 
     @property
     def _rests(self) -> Rests:
@@ -148,7 +170,7 @@ class Price(Controller[Request]):
             state.was_shared and not (pooled.crowd.is_on and self._pays(state, outlook))
         ):
             return PLAIN
-        usual, place = self._usual(outlook, pooled.calibration), rounds_on % _EXPLORE
+        usual, place = usual_plan(outlook, pooled.calibration, self.max_window), rounds_on % _EXPLORE
         if state.trial_left > 0 and outlook.lookups is not None:
             usual = replace(usual, lookup_depth=0)  # it is about the others
         if pooled.calibration.num_rounds == 0:
@@ -167,16 +189,6 @@ class Price(Controller[Request]):
             return PLAIN
         return DraftPlan(max_depth=0, lookup_depth=lookup_depth, follows=True)
 
-    def _usual(self, outlook: Outlook, calibration: Calibration) -> DraftPlan:
-        """What is planned for rounds that neither try anything nor keep the controller informed."""
-        lookup_depth = outlook.lookup_depth
-        shared: dict[str, Any] = {"price": outlook.price, "lookup_depth": lookup_depth, "follows": lookup_depth is not None}
-        if calibration.num_rounds == 0:
-            return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)), **shared)
-        if outlook.whole is not None and outlook.as_one:
-            return DraftPlan(max_depth=outlook.whole[0], **shared)
-        return DraftPlan(max_depth=self.max_window, stop=stop_rule(outlook, calibration), **shared)
-
     def _stretch(self, state: Request, outlook: Outlook) -> Stretch | None:
         """The coming rounds that are planned alike; a trial has none."""
         if state.trial_left:
@@ -187,8 +199,8 @@ class Price(Controller[Request]):
             num_rounds = min(num_rounds, SETTLED - state.rounds_on)
         limit_s = max(coming_back_s(state.memory), _PATIENCE * outlook.seconds[0])
         patience_s = limit_s if state.debt_s < limit_s else state.debt_s + _PATIENCE / 2.0 * outlook.seconds[0]
-        plan = self._usual(outlook, pooled.calibration)
-        pooled.stretch = Stretch(
+        plan = usual_plan(outlook, pooled.calibration, self.max_window)
+        stretch = Stretch(
             plan,
             outlook,
             num_rounds,
@@ -198,13 +210,27 @@ class Price(Controller[Request]):
             state.looked,
             begins=state.context_length is None,
         )
-        return pooled.stretch
+        pooled.stretches.append(stretch)
+        return stretch
 
     def _begun(self, state: Request, outlook: Outlook) -> Request:
         """The state of a request that drafts from its beginning: by what others taught, as its first round says little."""
-        if not pooled_of(state.memory).counts.reached or costs_of(state.memory, "price").batch_size > 1:
+        pooled = pooled_of(state.memory)
+        if not pooled.counts.reached or costs_of(state.memory, "price").batch_size > 1:
             return state
-        return replace(state, outlook=outlook, stretch=self._stretch(state, outlook))
+        state = replace(state, outlook=outlook)
+        stretch = self._stretch(state, outlook)
+        num_rounds = 0 if stretch is None else min(_OPENING * stretch.num_rounds, int(pooled.counts.reached[0]))
+        pooled.opening = state, pooled.num_rounds + num_rounds
+        return replace(state, stretch=stretch)
+
+    def _begun_again(self, memory: Memory) -> Request | None:
+        """The same as the last time, if little happened since: a look is not to cost a percent of short requests either."""
+        pooled = pooled_of(memory)
+        if (opening := pooled.opened) is None or opening.outlook is None or costs_of(memory, "price").batch_size > 1:
+            return None
+        state = replace(opening, debt_s=pooled.stretches[-1].debt_s if pooled.stretches else pooled.debt_s)
+        return replace(state, stretch=self._stretch(state, opening.outlook))
 
     def _pays(self, state: Request, outlook: Outlook) -> bool:
         """Whether drafting is expected to beat plain decoding."""

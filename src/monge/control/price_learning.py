@@ -12,18 +12,18 @@ from monge.control.survival import REQUEST_KEEP
 from monge.core.verdict import StepRecord
 
 
-def learnt(state: Request, record: StepRecord | None = None, *, begins: bool = False) -> Request:
+def learnt(state: Request, further: Sequence[StepRecord] = (), *, begins: bool = False) -> Request:
     """The state after learning from the rounds of its stretch, which ends; what was expected before is no longer.
 
     Args:
         state: The request.
-        record: A further round, which drafted.
-        begins: Whether a spell begins with it, see `Spells`.
+        further: Further rounds, which drafted.
+        begins: Whether a spell begins with the first of them, see `Spells`.
     """
     stretch, lookups = state.stretch, state.memory.lookups
     records = [] if stretch is None else [*stretch.records]
     num_taught, debt_s = (0, state.debt_s) if stretch is None else (stretch.num_taught, stretch.debt_s)
-    if record is not None:
+    for record in further:
         records.append(record)
         debt_s = _debt_after(state, record, debt_s)
         pooled_of(state.memory).debt_s = debt_s
@@ -40,6 +40,7 @@ def learnt(state: Request, record: StepRecord | None = None, *, begins: bool = F
     looked = noted(pooled, state.looked, records, lookups, num_taught) if lookups else state.looked
     if stretch is not None:
         stretch.num_taught = len(stretch.records)
+        pooled.stretches = [one for one in pooled.stretches if one is not stretch]
     return replace(
         state,
         counts=counts,
@@ -55,13 +56,15 @@ def learnt(state: Request, record: StepRecord | None = None, *, begins: bool = F
 
 
 def teach_left(memory: Memory) -> None:
-    """Let requests learn from the last stretch of one that has ended in it."""
+    """Let requests learn from stretches in which others have ended, or are."""
     pooled = pooled_of(memory)
-    if (stretch := pooled.stretch) is not None and stretch.num_taught < len(stretch.records):
-        records, begins = stretch.records[stretch.num_taught :], stretch.begins and not stretch.num_taught
-        pooled.learn(records, _all_seconds(memory, records), begins=begins, lookups=memory.lookups)
-        noted(pooled, pooled.looked, records, memory.lookups)
-        pooled.debt_s, stretch.num_taught = stretch.debt_s, len(stretch.records)
+    for stretch in pooled.stretches:
+        if stretch.num_taught < len(stretch.records):
+            records, begins = stretch.records[stretch.num_taught :], stretch.begins and not stretch.num_taught
+            pooled.learn(records, _all_seconds(memory, records), begins=begins, lookups=memory.lookups)
+            noted(pooled, pooled.looked, records, memory.lookups)
+            pooled.debt_s, stretch.num_taught = stretch.debt_s, len(stretch.records)
+    pooled.stretches = []
 
 
 def _all_seconds(memory: Memory, records: Sequence[StepRecord]) -> list[float]:

@@ -65,7 +65,9 @@ class Pooled:
         rested: Tokens decoded plainly since one last drafted; a round that requests share counts as one.
         crowd: How those that share rounds stand with drafting.
         spells: What those that do not share rounds decode.
-        stretch: The last one that began.
+        stretches: Those that began and from which nobody has learnt yet.
+        opening: How requests begin by the last look at it, and with how many rounds another is due.
+        num_taught: Rounds that taught something.
         debt_s: That of the request which drafted last: short ones must not each lose what one may.
         begun: The state that the next request begins with, known since somebody asked whether its prompt is read.
         looked: Acceptance by depth of candidates that drafters without a network proposed beside others, or would have.
@@ -79,7 +81,9 @@ class Pooled:
     rested: int = 0
     crowd: Crowd = Crowd()
     spells: Spells = field(default_factory=Spells)
-    stretch: Stretch | None = None
+    stretches: list[Stretch] = field(default_factory=list[Stretch])
+    opening: tuple[Any, int] | None = None
+    num_taught: int = 0
     debt_s: float = 0.0
     begun: tuple[object, Any] | None = None
     looked: DepthCounts = DepthCounts()
@@ -94,8 +98,18 @@ class Pooled:
         return begun[1] if begun is not None and begun[0] == self._moment else None
 
     @property
+    def num_rounds(self) -> int:
+        """Rounds that taught something, or will."""
+        return self.num_taught + sum(len(stretch.records) - stretch.num_taught for stretch in self.stretches)
+
+    @property
+    def opened(self) -> Any | None:  # noqa: ANN401
+        """How the next request begins, if it is not time to look at it again."""
+        return self.opening[0] if self.opening is not None and self.num_rounds < self.opening[1] else None
+
+    @property
     def _moment(self) -> object:
-        return self.off_tokens, self.rested, self.tokens, self.spells.tokens, self.debt_s, self.stretch
+        return self.off_tokens, self.rested, self.tokens, self.spells.tokens, self.debt_s, len(self.stretches)
 
     @property
     def speed(self) -> float:
@@ -104,7 +118,7 @@ class Pooled:
 
     def switch_off(self, off_tokens: int) -> None:
         """Note that a request has switched drafting off for so many tokens, or found that it pays (0)."""
-        self.off_tokens, self.rested = off_tokens, 0
+        self.off_tokens, self.rested, self.opening = off_tokens, 0, None
 
     def rest_together(self) -> None:
         """Note that requests that rest share a round."""
@@ -127,6 +141,7 @@ class Pooled:
             begins: Whether a spell begins with the first.
             lookups: Drafters without a network, beside others that have one.
         """
+        self.num_taught += len(records)
         networks = [record for record in records if record.drafter not in lookups]
         self.counts = self.counts.seen([(len(one.examined), one.num_accepted) for one in networks], POOLED_KEEP)
         for record in networks:

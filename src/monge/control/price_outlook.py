@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import truediv
+from typing import Any
 
 from monge.control.base import Memory, costs_of
 from monge.control.calibration import Calibration
@@ -168,6 +169,17 @@ def stop_rule(outlook: Outlook, calibration: Calibration) -> StopRule:
         expected=outlook.acceptance,
         persistence=calibration.persistence,
     )
+
+
+def usual_plan(outlook: Outlook, calibration: Calibration, max_window: int) -> DraftPlan:
+    """What is planned for rounds that neither try anything nor keep the controller informed."""
+    lookup_depth = outlook.lookup_depth
+    shared: dict[str, Any] = {"price": outlook.price, "lookup_depth": lookup_depth, "follows": lookup_depth is not None}
+    if calibration.num_rounds == 0:
+        return DraftPlan(max_depth=outlook.window, stop=StopRule(draw_prices=(0.0,)), **shared)
+    if outlook.whole is not None and outlook.as_one:
+        return DraftPlan(max_depth=outlook.whole[0], **shared)
+    return DraftPlan(max_depth=max_window, stop=stop_rule(outlook, calibration), **shared)
 
 
 def unstopped(plan: DraftPlan) -> DraftPlan:

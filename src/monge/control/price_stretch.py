@@ -1,5 +1,6 @@
 """Rounds of a request that `price` plans alike and learns from together: learning from each takes time that short ones lack."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from monge.control.price_looked_up import drafts_of
@@ -9,6 +10,8 @@ from monge.core.context import DraftPlan
 from monge.core.verdict import StepRecord
 
 _FOLLOW_EVERY = 4  # rounds of which one follows what would have been looked up, where most of it would be refused
+
+_TOGETHER = 4  # rounds that are told of together: the last of them may come after those that used its patience up
 
 
 @dataclass(slots=True)
@@ -51,6 +54,18 @@ class Stretch:
         """Of the coming round."""
         return self.plan if self.blind is None or len(self.records) % _FOLLOW_EVERY == 0 else self.blind
 
+    def stands(self, plan: DraftPlan) -> int:
+        """For how many rounds a plan holds."""
+        if self.blind is None:
+            num_rounds = _TOGETHER if plan is self.plan else 1
+        else:
+            num_rounds = _FOLLOW_EVERY - len(self.records) % _FOLLOW_EVERY if plan is self.blind else 1
+        return min(num_rounds, self.num_rounds - len(self.records))
+
+    def taken(self, records: Sequence[StepRecord]) -> int:
+        """How many of these rounds it takes, in order, until it ends."""
+        return next((place for place, record in enumerate(records) if not self.takes(record)), len(records))
+
     def takes(self, record: StepRecord) -> bool:
         """Whether the stretch goes on after a round, which is noted then."""
         records, depth, seconds = self.records, record.depth, self.outlook.seconds
@@ -79,7 +94,8 @@ class Stretch:
         may_grow, may_shrink = depth != known.deepest, bool(depth)
         if any((may_grow and taken == examined) or (may_shrink and taken == 0) for examined, taken in drafts):
             self.outlook = self.outlook.with_looked(self.looked.seen(self.drafts, REQUEST_KEEP))
-            self.plan = replace(self.plan, lookup_depth=self.outlook.lookup_depth)
+            if (changed := self.outlook.lookup_depth) != depth:
+                self.plan = replace(self.plan, lookup_depth=changed)
             self.blind = self._blind()
 
     def _blind(self) -> DraftPlan | None:

@@ -97,7 +97,10 @@ class Decoder:
         self.parts.planner(request.controller)  # which refuses names that nobody has
         if request.speculative:
             check_length(request, self.parts.drafter.capabilities.max_length, "draft model")
-        return Session(request, next(self._request_ids), self.tokenizer, keeps_records=keeps_records)
+        session = Session(request, next(self._request_ids), self.tokenizer, keeps_records=keeps_records)
+        if not self.parts.drafts:
+            session.drafting = "off"
+        return session
 
     def requests(
         self,

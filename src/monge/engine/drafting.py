@@ -30,6 +30,8 @@ def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Part
     asked = [
         row for row, plan in enumerate(plans) if plan.max_depth != 0 or plan.stop is not None or (is_pool and plan.asks_lookups)
     ]
+    if not asked:
+        return list(map(nothing, sessions))
     together = [row for row in asked if sessions[row].drafting == "together"]
     alone = [[row] for row in asked if sessions[row].drafting == "alone"]
     groups = ([together] if together else []) + alone

@@ -15,15 +15,15 @@ from monge.core.verdict import StageTimes, StepRecord
 from monge.draft.base import piece_reader
 from monge.engine.attempt import attempt
 from monge.engine.clock import now
-from monge.engine.cost_learning import learn_costs
 from monge.engine.drafting import observe, propose
 from monge.engine.logprobs import along
 from monge.engine.parts import Parts
 from monge.engine.planning import make_plans
 from monge.engine.prompts import open_profiled
-from monge.engine.row import Row, each, together
+from monge.engine.row import Row, every, together
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session
+from monge.engine.telling import is_told_later, tell, tell_left
 from monge.verify.problem import ScoredTree
 
 
@@ -76,6 +76,8 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, isolated: bool = Fal
     """
     timer, forward_s = _Timer(start := now()), parts.forward_s
     rows = [Row(session) for session in sessions]
+    if len(rows) > 1:
+        rows = every(rows, partial(tell_left, parts=parts), isolated=isolated)
     for session in sessions:
         session.begin_round()
     if parts.memory.costs is not None:
@@ -94,16 +96,18 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, isolated: bool = Fal
         rows = _stage(rows, partial(_decide, parts=parts, timer=timer), parts, isolated=isolated)
     rows = _accepted(rows)
     parts.target.commit({row.context.request_id: (0, *row.verdict.path) for row in rows})
-    rows = _every(rows, _commit, isolated=isolated)
+    rows = every(rows, _commit, isolated=isolated)
     told = [(row.session, row.drafted, row.verdict) for row in rows]
     observe(told, {row.context.request_id: row.logits for row in rows if row.logits is not None}, parts)
     timer.lap("commit_s")
     times = StageTimes(total_s=timer.last - start, forward_s=parts.forward_s - forward_s, **timer.stages)
-    rows = _every(rows, partial(_record, times=times, parts=parts, batch_size=len(sessions)), isolated=isolated)
-    learn_costs(rows, parts)
-    _every(rows, partial(_update, parts=parts), isolated=isolated)
+    rows = every(rows, partial(_record, times=times, parts=parts, batch_size=len(sessions)), isolated=isolated)
+    if not rows or is_told_later(rows, parts):
+        return
+    num_told = tell(rows, parts, isolated=isolated)
     if parts.memory.costs is not None:
-        parts.memory.costs.note_tail(any(row.drafted.tree.num_nodes > 1 for row in rows), timer.lap("tail_s"))
+        tail_s = timer.lap("tail_s") / num_told
+        parts.memory.costs.note_tail(any(row.drafted.tree.num_nodes > 1 for row in rows), tail_s)
 
 
 def close_session(session: Session, parts: Parts) -> None:
@@ -168,14 +172,6 @@ def _stage(rows: list[Row], stage: Any, parts: Parts, *, isolated: bool) -> list
     if isolated:
         return together(rows, stage, parts)
     stage(rows)
-    return rows
-
-
-def _every(rows: list[Row], work: Any, *, isolated: bool) -> list[Row]:
-    if isolated:
-        return each(rows, work)
-    for row in rows:
-        work(row)
     return rows
 
 
@@ -249,13 +245,6 @@ def _record(row: Row, times: StageTimes, parts: Parts, batch_size: int) -> None:
         **_evidence(row),
     )
     row.session.note(record)
-
-
-def _update(row: Row, parts: Parts) -> None:
-    session = row.session
-    if session.request.adaptive:
-        controller = parts.planner(session.request.controller).controller
-        session.controller_state = controller.update(session.controller_state, session.records[-1])
 
 
 def _evidence(row: Row) -> dict[str, Any]:

@@ -78,6 +78,15 @@ def together(rows: Sequence[Row], stage: Stage, parts: Parts) -> list[Row]:
     return each(rows, lambda row: stage([row]))
 
 
+def every(rows: list[Row], work: Callable[[Row], None], *, isolated: bool) -> list[Row]:
+    """Do something for row by row; if it raises, the error is raised, or isolated: the row has failed, and is left out."""
+    if isolated:
+        return each(rows, work)
+    for row in rows:
+        work(row)
+    return rows
+
+
 def each(rows: Sequence[Row], work: Callable[[Row], None]) -> list[Row]:
     """Do something for row by row; the rows for which it raised have failed, and are left out."""
     passed: list[Row] = []

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import index
 from typing import Any, Final, Literal
 
@@ -99,6 +100,9 @@ class Session:
         request_id: Names the request towards the models' caches.
         tokenizer: Needed for stop strings and for text.
         keeps_records: Whether all records are kept, or the last one only.
+
+    Attributes:
+        untold: Records of the finished rounds that neither controller nor table of costs knows of yet, in order.
     """
 
     def __init__(
@@ -121,6 +125,9 @@ class Session:
         self.drafter_state: Any = None
         self.drafting: Drafting = "together" if request.speculative else "off"
         self.records: list[StepRecord] = []
+        self.untold: list[StepRecord] = []
+        self._standing = DraftPlan(max_depth=0)
+        self._num_standing = 0
         self.num_rounds = 0
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
@@ -178,11 +185,32 @@ class Session:
             self.records.clear()
         self.num_rounds += 1
         self.records.append(record)
+        self.untold.append(record)
+
+    def stand(self, plan: DraftPlan, num_rounds: int) -> None:
+        """Keep a plan for so many rounds, the coming one counted."""
+        self._standing, self._num_standing = plan, num_rounds - 1
+
+    def standing_plan(self) -> DraftPlan | None:
+        """The plan that was kept for the coming round, or `None` if one is to be made."""
+        if not self._num_standing or self.drafting == "off":
+            return None
+        self._num_standing -= 1
+        return self._in_room(self._standing)
+
+    @property
+    def has_standing_plan(self) -> bool:
+        """Whether the plan of the last round is also that of the next."""
+        return self._num_standing > 0 and self.finish_reason is None
+
+    def take_untold(self) -> list[StepRecord]:
+        """The same records, of which somebody is told now; the next plan is made after that."""
+        told, self.untold, self._num_standing = self.untold, [], 0
+        return told
 
     def limit(self, plan: DraftPlan) -> DraftPlan:
         """The plan within the request's limits, no deeper than tokens are wanted: a round commits one more than it accepts."""
-        plan, room = plan.within(self.request.limits), self.request.max_new_tokens - self.num_generated - 1
-        return plan if plan.max_depth is not None and plan.max_depth <= room else plan.within(DraftPlan(max_depth=room))
+        return self._in_room(plan.within(self.request.limits))
 
     def commit(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Append tokens one by one up to the first stop; returns those that were appended."""
@@ -199,6 +227,11 @@ class Session:
         """End the request alone; its neighbours go on."""
         self.error, self.finish_reason = error, "error"
 
+    def _in_room(self, plan: DraftPlan) -> DraftPlan:
+        """The plan, no deeper than tokens are wanted."""
+        room = self.request.max_new_tokens - self.num_generated - 1
+        return plan if plan.max_depth is not None and plan.max_depth <= room else plan.within(_of_depth(room))
+
     def _reason_to_stop(self, new_ids: Sequence[int]) -> FinishReason | None:
         request = self.request
         if new_ids[-1] in request.eos_ids:
@@ -208,6 +241,11 @@ class Session:
         if request.stop_check is not None and request.stop_check(self.context.token_ids + tuple(new_ids)):
             return "stop"
         return "length" if self.num_generated + len(new_ids) >= request.max_new_tokens else None
+
+
+@cache
+def _of_depth(depth: int) -> DraftPlan:
+    return DraftPlan(max_depth=depth)
 
 
 def check_length(request: Request, max_length: int | None, whose: str) -> None:

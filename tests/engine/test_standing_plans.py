@@ -1,0 +1,139 @@
+"""Plans that stand for some rounds of a request alone: asked for once, and told of together, in order, and all of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from monge.api import make_parts
+from monge.control.base import Controller, Memory
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.verdict import StepRecord
+from monge.engine.batch import Batch, decode
+from monge.engine.decoder import Decoder
+from monge.engine.session import Session
+from monge.testing.tabular import RandomTable, TabularModel
+
+VOCAB = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Standing(Controller[int]):
+    """Plans by how many rounds it was told of; each plan stands for `num_rounds`."""
+
+    num_rounds: int
+    plans: tuple[DraftPlan, ...] = (DraftPlan(max_depth=0), DraftPlan(max_depth=1), DraftPlan(max_depth=2))
+    asked: list[int] = field(default_factory=list[int])
+    told: list[list[StepRecord]] = field(default_factory=list[list[StepRecord]])
+
+    def init(self, memory: Memory) -> int:
+        return 0
+
+    def plan(self, state: int, draws: Draws) -> DraftPlan:
+        self.asked.append(state)
+        return self.plans[state % len(self.plans)]
+
+    def stands(self, state: int, plan: DraftPlan, num_tokens: int) -> int:
+        return self.num_rounds
+
+    def update(self, state: int, record: StepRecord) -> int:
+        return state + 1
+
+    def update_many(self, state: int, records: Sequence[StepRecord]) -> int:
+        self.told.append(list(records))
+        return Controller.update_many(self, state, records)
+
+
+def decoder_of(controller: Any, drafter: str = "model") -> Decoder:
+    target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2))
+    return Decoder(make_parts(target, None if drafter == "none" else draft, drafter=drafter, controller=controller))
+
+
+def sessions_of(decoder: Decoder, *num_tokens: int) -> list[Session]:
+    made = list[Session]()
+    for row, count in enumerate(num_tokens):
+        (request,) = decoder.requests([(1, 2, row)], max_new_tokens=count, temperature=1.0, seed=row)
+        made.append(decoder.session(request))
+    return made
+
+
+@pytest.mark.parametrize("num_rounds", [1, 4, 100])
+def test_a_plan_is_asked_for_once_and_told_of_together(num_rounds: int) -> None:
+    controller = Standing(num_rounds)
+    decoder = decoder_of(controller)
+    (session,) = sessions_of(decoder, 30)
+    list(decode([session], decoder.parts, max_batch_size=1))
+    size, total = num_rounds, len(session.records)
+    assert controller.asked == list(range(0, total, size))
+    assert [record for told in controller.told for record in told] == session.records
+    assert [len(told) for told in controller.told] == [min(size, total - done) for done in range(0, total, size)]
+    room = 29
+    for number, record in enumerate(session.records):
+        assert record.plan.max_depth == min(number // size * size % 3, room), "a plan that stands is cut to what is wanted"
+        room -= len(record.token_ids)
+    assert session.untold == []
+
+
+def test_what_is_told_later_is_told_before_others_join() -> None:
+    controller = Standing(100)
+    decoder = decoder_of(controller)
+    first, second = sessions_of(decoder, 30, 6)
+    batch = Batch(decoder.parts)
+    batch.join([first])
+    for _ in range(3):
+        batch.step()
+    assert controller.told == []
+    assert controller.asked == [0]
+    batch.join([second])
+    batch.step()
+    assert controller.told[0] == first.records[:3]
+    assert controller.asked == [0, 3, 0], "both are planned for, by all that is known"
+    assert controller.told[1:] == [[first.records[3]], [second.records[0]]]
+    while second.finish_reason is None:
+        batch.step()
+    asked = len(controller.asked)
+    batch.step()
+    batch.step()
+    assert len(controller.asked) == asked + 1, "alone again, one plan stands"
+    batch.leave(first)
+
+
+@pytest.mark.parametrize("lookup_depth", [None, 0])
+def test_a_round_that_was_looked_up_in_is_told_of_at_once(lookup_depth: int | None) -> None:
+    """Where a lookup drafts, and where it is kept from it and followed."""
+    plan = DraftPlan(max_depth=2, lookup_depth=lookup_depth, follows=True)
+    controller = Standing(100, plans=(plan,))
+    decoder = decoder_of(controller, drafter="pool('ngram', 'model')")
+    (session,) = sessions_of(decoder, 40)
+    list(decode([session], decoder.parts, max_batch_size=1))
+    assert [record for told in controller.told for record in told] == session.records
+    looked = [[bool(record.hindsight) or record.drafter == "ngram" for record in told] for told in controller.told]
+    assert all(told[-1] and not any(told[:-1]) for told in looked[:-1])
+    assert max(map(len, looked)) > 1
+    assert len(looked) > 2
+
+
+def test_nobody_plans_where_nothing_can_be_drafted() -> None:
+    controller = Standing(1)
+    decoder = decoder_of(controller, drafter="none")
+    (session,) = sessions_of(decoder, 12)
+    list(decode([session], decoder.parts, max_batch_size=1))
+    assert session.drafting == "off"
+    assert (controller.asked, controller.told, session.untold) == ([], [], [])
+    assert [record.plan for record in session.records] == [DraftPlan(max_depth=0)] * 12
+
+
+def test_a_request_that_leaves_is_no_hindrance_to_others() -> None:
+    controller = Standing(100)
+    decoder = decoder_of(controller)
+    first, second = sessions_of(decoder, 30, 6)
+    batch = Batch(decoder.parts)
+    batch.join([first])
+    batch.step()
+    batch.leave(first)
+    batch.join([second])
+    while second.finish_reason is None:
+        batch.step()
+    assert [record for told in controller.told for record in told] == second.records
