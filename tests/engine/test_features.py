@@ -25,6 +25,26 @@ def test_tables_show_their_logits() -> None:
     assert model.features(0) is None
 
 
+def test_where_the_last_state_is_enough_it_is_there_as_often_as_asked() -> None:
+    every, last = (TabularModel(RandomTable(3, 1), 3) for _ in range(2))
+    every.watch((1,))
+    last.watch((1,), only_last=True)
+    for model in (every, last):
+        model.open({0: (0, 1), 1: (2,)})
+    expected = torch.empty(0)
+    for path in ((0, 2), (0,), (), (0, 1)):
+        for model in (every, last):
+            model.extend({0: NodeBlock((2, 1, 0), (-1, 0, 0))})
+            model.commit({0: path})
+        seen = every.features(0)
+        if seen is not None:
+            expected = seen[-1:]
+        for _ in range(2):
+            assert torch.equal(last.features(0), expected)
+    last.close(0)
+    assert last.features(0) is None
+
+
 def test_layers_that_do_not_exist_are_refused() -> None:
     with pytest.raises(OptionError, match=r"layers \[3\] were asked for; this network has 0 \(embedding\) to 1"):
         TabularModel(RandomTable(3, 1), 3).watch((3,))

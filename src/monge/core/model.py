@@ -123,8 +123,12 @@ class FeatureModel(SequenceModel, Protocol):
         """Index of the last hidden state."""
         ...
 
-    def watch(self, layers: Sequence[int]) -> None:
+    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> None:
         """Keep these hidden states from now on; before any sequence is open.
+
+        Args:
+            layers: Their indices.
+            only_last: Whether that of the last committed token is enough.
 
         Raises:
             OptionError: If an index is out of range.
@@ -132,7 +136,10 @@ class FeatureModel(SequenceModel, Protocol):
         ...
 
     def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
-        """Watched hidden states, side by side, of the tokens committed since the last call; `None` where there are none."""
+        """Watched hidden states, side by side, of the tokens committed since the last call; `None` where there are none.
+
+        Where only the last is kept, it is given in every call.
+        """
         ...
 
     def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:

@@ -154,6 +154,10 @@ class DrafterPool(Drafter[State]):
     def hindsight(self, state: State) -> tuple[Hindsight, ...]:
         """What the last commit decided about trees that would have been drafted; see `StepRecord.hindsight`."""
 
+    @abstractmethod
+    def is_idle(self, state: State) -> bool:
+        """Whether there is neither such a tree that the coming commits decide about, nor such a decision."""
+
 
 AnyDrafter = Drafter[Any]
 

@@ -26,20 +26,17 @@ from monge.heads.shape.checkpoint import built_in_head, load_head
 from monge.heads.shape.head import ShapeHead
 from monge.heads.shape.steps import FirstStep, LaterStep
 
-LastState = Tensor | None
-"""State of one request: the target's hidden state after the last token but one; `None` until it has been seen."""
-
 _DEFAULT_TREE: Final = ByRequest(BestFirst(num_nodes=3, depth=1, width=3, beam=1), Chain(depth=2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeDrafter(Drafter[LastState]):
+class ShapeDrafter(Drafter[None]):
     """Predict the target's next hidden states and read them with its own output layer.
 
     The target's pass over a round's tree leaves the hidden state of the last accepted token behind. From it and the token after
     it, the head predicts the states of the coming steps; their laws fill the tree, level by level. Nothing is read by a second
-    network, and nothing is kept between rounds but one vector. A request whose last state is not known yet (a prompt of one
-    token) drafts nothing in its first round.
+    network, and nothing is kept between rounds but one vector, by the target. A request whose last state is not known yet (a
+    prompt of one token) drafts nothing in its first round.
 
     Args:
         target: The target, which must show its hidden states; it is asked to keep the last ones from now on.
@@ -84,7 +81,7 @@ class ShapeDrafter(Drafter[LastState]):
         kind = self.target.embed((0,))
         # Predictions of a float16 or bfloat16 target are made in float32 and read in the target's own type.
         head = head.to(device=kind.device, dtype=torch.float64 if kind.dtype == torch.float64 else torch.float32).eval()
-        self.target.watch((self.target.num_layers,))
+        self.target.watch((self.target.num_layers,), only_last=True)
         made = {"_model": self.target, "_head": head, "_kind": kind, "_steps": _steps_beside(self.target, head)}
         made |= {"_temperatures": tuple(head.temperatures.tolist()), "_size": (head.num_parameters, head.num_bytes)}
         for name, value in made.items():
@@ -101,18 +98,19 @@ class ShapeDrafter(Drafter[LastState]):
             num_parameters=self._size[0],
             num_bytes=self._size[1],
             reads_states=True,
+            reads_text=True,
         )
 
-    def open(self, contexts: Sequence[Context]) -> Sequence[LastState]:
-        return [self._last_state(context, None) for context in contexts]
+    def open(self, contexts: Sequence[Context]) -> Sequence[None]:
+        return [None] * len(contexts)
 
     def draft(
         self,
         contexts: Sequence[Context],
-        states: Sequence[LastState],
+        states: Sequence[None],
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
-    ) -> Sequence[Draft[LastState]]:
+    ) -> Sequence[Draft[None]]:
         rows = [
             Growth(
                 context=context,
@@ -124,22 +122,24 @@ class ShapeDrafter(Drafter[LastState]):
             )
             for context, plan, row_draws in zip(contexts, plans, draws, strict=True)
         ]
-        known = [(row, state) for row, state in zip(rows, states, strict=True) if state is not None and row.may_draft]
+        drafting = [row for row in rows if row.may_draft]
+        known = [(row, state) for row in drafting if (state := self._last_state(row.context)) is not None]
         with torch.inference_mode():
             self._grow([row for row, _ in known], [state for _, state in known])
-        return [Draft(row.finish(), state, row.evidence) for row, state in zip(rows, states, strict=True)]
+        return [Draft(row.finish(), None, row.evidence) for row in rows]
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[LastState]], verdicts: Sequence[Verdict]
-    ) -> Sequence[LastState]:
-        return [self._last_state(context, draft.state) for context, draft in zip(contexts, drafts, strict=True)]
+        self, contexts: Sequence[Context], drafts: Sequence[Draft[None]], verdicts: Sequence[Verdict]
+    ) -> Sequence[None]:
+        return [None] * len(contexts)
 
     def close(self, context: Context) -> None:
         del context  # the hidden states are the target's, which forgets them with its sequence
 
-    def _last_state(self, context: Context, before: LastState) -> LastState:
-        features = self._model.features(context.request_id)
-        return before if features is None else features[-1:].to(self._head.probe.dtype)
+    def _last_state(self, context: Context) -> Tensor | None:
+        """The target's hidden state after the last token but one; `None` until it has been seen."""
+        features: Tensor | None = self._model.features(context.request_id)
+        return None if features is None else features.to(self._head.probe.dtype)
 
     def _rules(self, context: Context, builder: TreeBuilder) -> SamplingRules:
         only_ranks = builder.limits.proposes == {Deterministic}

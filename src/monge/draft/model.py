@@ -77,6 +77,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
             max_depth=limits.max_depth,
             needs_trees=limits.max_width > 1,
             max_length=self.model.max_length,
+            reads_text=True,
         )
 
     @property

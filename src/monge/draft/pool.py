@@ -73,6 +73,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             num_successors=max(can.num_successors for can in every),
             bytes_per_token=sum(can.bytes_per_token for can in every),
             reads_states=any(can.reads_states for can in every),
+            reads_text=not any(place.is_told for place in self._places),
         )
 
     @property
@@ -95,6 +96,9 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     def hindsight(self, state: PoolState) -> tuple[Hindsight, ...]:
         return state.hindsight
+
+    def is_idle(self, state: PoolState) -> bool:
+        return not state.watched and not state.hindsight
 
     def open(self, contexts: Sequence[Context]) -> Sequence[PoolState]:
         states = {context.request_id: [None] * len(self.drafters) for context in contexts}

@@ -26,10 +26,7 @@ def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Part
     draws cannot come again draft alone in the next round.
     """
     drafts: dict[int, Draft[Any]] = {}
-    is_pool = isinstance(parts.drafter, DrafterPool)
-    asked = [
-        row for row, plan in enumerate(plans) if plan.max_depth != 0 or plan.stop is not None or (is_pool and plan.asks_lookups)
-    ]
+    asked = [row for row, plan in enumerate(plans) if _is_asked(plan, parts)]
     if not asked:
         return list(map(nothing, sessions))
     together = [row for row in asked if sessions[row].drafting == "together"]
@@ -43,6 +40,15 @@ def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Part
         elif len(group) > 1:
             groups.extend([row] for row in group if sessions[row].can_rewind and sessions[row].drafting == "alone")
     return [drafts.get(row) or nothing(session) for row, session in enumerate(sessions)]
+
+
+def is_told(session: Session, plan: DraftPlan, parts: Parts) -> bool:
+    """Whether the drafter is to be told what became of a round: if it reads the text itself, not of those of others."""
+    if session.drafting == "off":
+        return False
+    if not parts.reads_text or _is_asked(plan, parts):
+        return True
+    return isinstance(parts.drafter, DrafterPool) and not parts.drafter.is_idle(session.drafter_state)
 
 
 def observe(
@@ -74,6 +80,13 @@ def observe(
             return
         for session, state in zip(sessions, states, strict=True):
             session.drafter_state = state
+
+
+def _is_asked(plan: DraftPlan, parts: Parts) -> bool:
+    """Whether a plan asks the drafter for anything."""
+    if plan.max_depth != 0 or plan.stop is not None:
+        return True
+    return plan.asks_lookups and isinstance(parts.drafter, DrafterPool)
 
 
 def _successors(logits: Float[Tensor, "nodes vocab"], count: int) -> tuple[tuple[int, ...], ...]:

@@ -18,12 +18,13 @@ class FeatureLog:
     Args:
         layers: Indices of hidden states; 0 is the embedding's output, i that of layer i, the last one after the final norm.
         num_layers: Layers of the network.
+        only_last: Whether of the committed tokens only the last is remembered.
 
     Raises:
         OptionError: If an index is out of range.
     """
 
-    def __init__(self, layers: Sequence[int], num_layers: int) -> None:
+    def __init__(self, layers: Sequence[int], num_layers: int, *, only_last: bool = False) -> None:
         wrong = [layer for layer in layers if not 0 <= layer <= num_layers]
         if wrong or not layers:
             raise OptionError(
@@ -31,6 +32,7 @@ class FeatureLog:
                 "(what its output layer reads)"
             )
         self.layers, self._is_last = tuple(layers), tuple(layers) == (num_layers,)
+        self._only_last = only_last
         self._shows_last: bool | None = None  # whether a hook on its decoder sees the last state, once a network was asked
         self._nodes: dict[int, list[Tensor]] = {}
         self._fresh: dict[int, list[Tensor]] = {}
@@ -57,15 +59,20 @@ class FeatureLog:
     def commit(self, sequence: int, path: Sequence[int]) -> None:
         """Keep the nodes of a path, drop the rest."""
         nodes = self._nodes.pop(sequence, [])
-        if path and nodes:
+        if path and nodes and self._only_last:
+            self._fresh[sequence] = [_joined(nodes)[path[-1] :][:1]]
+        elif path and nodes:
             first, last = path[0], path[-1]
             is_run = list(path) == list(range(first, last + 1))  # a slice takes a tenth of what picking rows takes
             rows = slice(first, last + 1) if is_run else list(path)
             self._fresh.setdefault(sequence, []).append(_joined(nodes)[rows])
 
     def take(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
-        """Hidden states of the tokens committed since the last call, layers side by side; `None` where there are none."""
-        fresh = self._fresh.pop(sequence, [])
+        """Hidden states of the tokens committed since the last call, layers side by side; `None` where there are none.
+
+        Of the last token, where only that is remembered, whether or not it was taken before.
+        """
+        fresh = self._fresh.get(sequence, []) if self._only_last else self._fresh.pop(sequence, [])
         return _joined(fresh) if fresh else None
 
     def close(self, sequence: int) -> None:

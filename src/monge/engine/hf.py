@@ -157,10 +157,10 @@ class HfTreeModel:
         if self._features is not None:
             self._features.close(sequence)
 
-    def watch(self, layers: Sequence[int]) -> None:
+    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> None:
         if len(self._rows):
             raise MongeError(f"hidden states must be watched before sequences are open; {len(self._rows)} are")
-        self._features = FeatureLog(layers, self.num_layers)
+        self._features = FeatureLog(layers, self.num_layers, only_last=only_last)
         self._take(self._watching_step(self._features.layers))
 
     def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:

@@ -15,7 +15,7 @@ from monge.core.verdict import StageTimes, StepRecord
 from monge.draft.base import piece_reader
 from monge.engine.attempt import attempt
 from monge.engine.clock import now
-from monge.engine.drafting import observe, propose
+from monge.engine.drafting import is_told, observe, propose
 from monge.engine.logprobs import along
 from monge.engine.parts import Parts
 from monge.engine.planning import make_plans
@@ -97,8 +97,9 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, isolated: bool = Fal
     rows = _accepted(rows)
     parts.target.commit({row.context.request_id: (0, *row.verdict.path) for row in rows})
     rows = every(rows, _commit, isolated=isolated)
-    told = [(row.session, row.drafted, row.verdict) for row in rows]
-    observe(told, {row.context.request_id: row.logits for row in rows if row.logits is not None}, parts)
+    told = [(row.session, row.drafted, row.verdict) for row in rows if is_told(row.session, row.plan, parts)]
+    if told:
+        observe(told, {row.context.request_id: row.logits for row in rows if row.logits is not None}, parts)
     timer.lap("commit_s")
     times = StageTimes(total_s=timer.last - start, forward_s=parts.forward_s - forward_s, **timer.stages)
     rows = every(rows, partial(_record, times=times, parts=parts, batch_size=len(sessions)), isolated=isolated)

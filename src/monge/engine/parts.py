@@ -41,6 +41,7 @@ class Parts:
 
     Attributes:
         num_successors: As the drafter's capabilities say.
+        reads_text: As the drafter's capabilities say.
         drafts: Whether the drafter may propose anything at all, by its capabilities.
         own_chain: As the drafter says.
 
@@ -62,6 +63,7 @@ class Parts:
     whole_round: WholeRound | None = None
     num_successors: int = field(init=False)  # asked for in every round, and capabilities may take long to tell
     drafts: bool = field(init=False)
+    reads_text: bool = field(init=False)
     own_chain: OwnChain[Any] | None = field(init=False, repr=False)
     _usual: Planner = field(init=False, repr=False)
     _networks: frozenset[str] | None = field(init=False, repr=False)  # of a pool; asked about in every round
@@ -73,6 +75,7 @@ class Parts:
         object.__setattr__(self, "_networks", networks)
         object.__setattr__(self, "num_successors", can.num_successors)
         object.__setattr__(self, "drafts", can.max_depth > 0)
+        object.__setattr__(self, "reads_text", can.reads_text)
         object.__setattr__(self, "own_chain", self.drafter.own_chain)
         object.__setattr__(self, "_usual", Planner(self.controller, self.memory))
         if self.whole_round is not None and not self.whole_round.is_of(self.target, self.own_chain, self.on_chains):

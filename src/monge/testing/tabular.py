@@ -123,8 +123,8 @@ class TabularModel:
         if self._features is not None:
             self._features.close(sequence)
 
-    def watch(self, layers: Sequence[int]) -> None:
-        self._features = FeatureLog(layers, self.num_layers)
+    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> None:
+        self._features = FeatureLog(layers, self.num_layers, only_last=only_last)
 
     def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
         return None if self._features is None else self._features.take(sequence)
