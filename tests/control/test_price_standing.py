@@ -7,6 +7,7 @@ import pytest
 from monge.control.base import Memory
 from monge.control.cost_model import CostModel
 from monge.control.price import Price
+from monge.control.price_batch import Crowd
 from monge.control.price_memory import pooled_of
 from monge.control.price_request import Request
 from monge.core.context import DraftPlan
@@ -35,7 +36,7 @@ def decoded(
     for number in range(num_rounds):
         if not left:
             plan = controller.plan(state, draws())
-            left = controller.stands(state, plan, length)
+            left = controller.stands([state], [plan], [length])
             stood.append(left)
         record = round_of(plan, accepted[number % len(accepted)], length)
         length += len(record.token_ids)
@@ -98,7 +99,7 @@ def test_rests_stand_to_their_end_and_no_further(resting_depth: int | None) -> N
     length, done = 40, 0
     while state.off_left:
         plan = controller.plan(state, draws())
-        num_rounds = controller.stands(state, plan, length)
+        num_rounds = controller.stands([state], [plan], [length])
         assert 1 <= num_rounds <= 8
         is_follower = resting_depth == 0 and done % 8 == 0
         assert (plan.lookup_depth, plan.follows) == ((resting_depth, True) if is_follower or resting_depth else (None, False))
@@ -117,7 +118,7 @@ def test_followers_of_lookups_stand_for_themselves() -> None:
     state, stood = controller.init(memory), list[tuple[bool, int]]()
     for _ in range(8):
         plan = controller.plan(state, draws())
-        stood.append((plan.follows, controller.stands(state, plan, 40)))
+        stood.append((plan.follows, controller.stands([state], [plan], [40])))
         _, state = follow(controller, state, 1, found=True, looked=0, modelled=3)
     assert stood == [(True, 1), (False, 3), (False, 2), (False, 1)] * 2
 
@@ -133,3 +134,21 @@ def test_requests_begin_as_the_last_ones_until_much_has_happened() -> None:
     assert 2 <= len({id(outlook) for outlook in outlooks}) <= 6
     pooled_of(memory).switch_off(64)
     assert controller.init(memory).outlook is not outlooks[-1], "what nobody drafts for any more is looked at anew"
+
+
+def test_a_batch_rests_to_the_end_of_its_rest() -> None:
+    controller, memory = Price(), memory_of()
+    pooled, states = pooled_of(memory), [Request(memory, context_length=40, was_shared=True) for _ in range(3)]
+    assert memory.costs is not None
+    memory.costs.batch_size = 3
+    pooled.crowd = Crowd(is_on=False, off_tokens=21, rested=1)
+    stood = list[int]()
+    while pooled.crowd.is_resting:
+        plans = controller.plan_many(states, [draws()] * 3)
+        assert [plan.max_depth for plan in plans] == [0, 0, 0]
+        stood.append(controller.stands(states, plans, [40] * 3))
+    assert stood == [8, 8, 4]
+    assert (pooled.crowd.rested, pooled.rested) == (21, 20)
+    plans = controller.plan_many(states, [draws()] * 3)
+    assert any(plan.max_depth for plan in plans), "a trial, which does not stand"
+    assert controller.stands(states, plans, [40] * 3) == 1

@@ -35,7 +35,7 @@ class Standing(Controller[int]):
         self.asked.append(state)
         return self.plans[state % len(self.plans)]
 
-    def stands(self, state: int, plan: DraftPlan, num_tokens: int) -> int:
+    def stands(self, states: Sequence[int], plans: Sequence[DraftPlan], num_tokens: Sequence[int]) -> int:
         return self.num_rounds
 
     def update(self, state: int, record: StepRecord) -> int:
@@ -90,14 +90,41 @@ def test_what_is_told_later_is_told_before_others_join() -> None:
     batch.step()
     assert controller.told[0] == first.records[:3]
     assert controller.asked == [0, 3, 0], "both are planned for, by all that is known"
-    assert controller.told[1:] == [[first.records[3]], [second.records[0]]]
+    assert len(controller.told) == 1, "plans of both stand"
     while second.finish_reason is None:
         batch.step()
-    asked = len(controller.asked)
+    assert controller.told[1:] == [first.records[3:], second.records], "one has ended, so both are told of"
     batch.step()
     batch.step()
-    assert len(controller.asked) == asked + 1, "alone again, one plan stands"
+    assert controller.asked == [0, 3, 0, len(first.records) - 2], "alone again, and another plan stands"
     batch.leave(first)
+
+
+def test_somebody_takes_the_place_of_another() -> None:
+    """As many share the round as before, and still not the same."""
+    controller = Standing(100)
+    decoder = decoder_of(controller)
+    first, second, third = sessions_of(decoder, 30, 30, 30)
+    batch = Batch(decoder.parts)
+    batch.join([first, second])
+    batch.step()
+    batch.step()
+    batch.leave(second)
+    batch.join([third])
+    batch.step()
+    assert controller.told == [first.records[:2]]
+    assert controller.asked == [0, 0, 2, 0]
+    batch.close()
+
+
+def test_requests_that_draft_nothing_or_name_others_keep_plans_from_standing() -> None:
+    controller = Standing(100)
+    decoder = decoder_of(controller)
+    sessions = sessions_of(decoder, 9, 9)
+    sessions[1].drafting = "off"
+    list(decode(sessions, decoder.parts, max_batch_size=2))
+    assert len(controller.asked) == len(sessions[0].records)
+    assert [record for told in controller.told for record in told] == sessions[0].records
 
 
 @pytest.mark.parametrize("lookup_depth", [None, 0])

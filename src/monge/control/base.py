@@ -66,17 +66,17 @@ class Controller(ABC, Generic[State]):
         """
         return [self.plan(state, own) for state, own in zip(states, draws, strict=True)]
 
-    def stands(self, state: State, plan: DraftPlan, num_tokens: int) -> int:
-        """For how many rounds the plan of a request alone holds, the coming one counted.
+    def stands(self, states: Sequence[State], plans: Sequence[DraftPlan], num_tokens: Sequence[int]) -> int:
+        """For how many rounds plans hold, the coming one counted; asked where it has planned for all that share it.
 
-        The loop then asks for no other, and tells of these rounds together: in rounds of a millisecond, asking and telling take
-        a percent. They may be fewer: the request may end, others may join it, and a round in which a drafter without a network
-        proposed something, or which decided about what one would have proposed, is told of at once.
+        The loop then asks for no others, and tells of these rounds together: in rounds of a millisecond, asking and telling
+        take a percent. They may be fewer: a request may end or leave, others may join, and a round in which a drafter without a
+        network proposed something, or which decided about what one would have proposed, is told of at once.
 
         Args:
-            state: Of the request.
-            plan: What was planned for the coming round.
-            num_tokens: Tokens of its text.
+            states: Of the requests.
+            plans: What was planned for their coming round.
+            num_tokens: Tokens of their texts.
         """
         return 1
 

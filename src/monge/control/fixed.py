@@ -1,5 +1,6 @@
 """The same plan every round."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monge.control.base import Controller, Memory
@@ -39,7 +40,7 @@ class Fixed(Controller[None]):
     def plan(self, state: None, draws: Draws) -> DraftPlan:
         return self._plan()
 
-    def stands(self, state: None, plan: DraftPlan, num_tokens: int) -> int:
+    def stands(self, states: Sequence[None], plans: Sequence[DraftPlan], num_tokens: Sequence[int]) -> int:
         return _STANDS
 
     def update(self, state: None, record: StepRecord) -> None:

@@ -113,16 +113,17 @@ class Price(Controller[Request]):
         num_rows = max(len(states), costs_of(states[0].memory, "price").batch_size)
         return [self._alone(states[0])] if num_rows == 1 else plan_together(states, num_rows, self.max_window, self._rests)
 
-    def stands(self, state: Request, plan: DraftPlan, num_tokens: int) -> int:
+    def stands(self, states: Sequence[Request], plans: Sequence[DraftPlan], num_tokens: Sequence[int]) -> int:
+        if len(states) > 1:
+            return pooled_of(states[0].memory).rest_on(_STRIDE)
+        state, plan = states[0], plans[0]
         if (stretch := state.stretch) is not None:
             place = (state.rounds_on + len(stretch.records)) % _EXPLORE
             return max(1, min(stretch.stands(plan), next(apart for apart in _APART if apart >= place) - place))
-        if not state.off_left or state.context_length is None or state.was_shared:
-            return 1
-        left, follows_at = state.off_left + state.context_length - num_tokens, _FOLLOW_EVERY
         if state.resting_depth == 0:
             follows_at = 1 if plan.follows else _FOLLOW_EVERY - pooled_of(state.memory).rested % _FOLLOW_EVERY
-        return min(left, follows_at)
+            return min(state.left(num_tokens[0]), follows_at)
+        return min(state.left(num_tokens[0]), _STRIDE)
 
     def update(self, state: Request, record: StepRecord) -> Request:
         return self.update_many(state, (record,))

@@ -120,10 +120,17 @@ class Pooled:
         """Note that a request has switched drafting off for so many tokens, or found that it pays (0)."""
         self.off_tokens, self.rested, self.opening = off_tokens, 0, None
 
-    def rest_together(self) -> None:
-        """Note that requests that rest share a round."""
-        self.crowd = replace(self.crowd, rested=self.crowd.rested + 1)
-        self.rested += 1
+    def rest_together(self, num_rounds: int = 1) -> None:
+        """Note that requests that rest share rounds."""
+        self.crowd = replace(self.crowd, rested=self.crowd.rested + num_rounds)
+        self.rested += num_rounds
+
+    def rest_on(self, most: int) -> int:
+        """For how many rounds, the coming one counted and noted before, requests that rest need no other plan; noted here."""
+        further = min(most - 1, self.crowd.off_tokens - self.crowd.rested) if self.crowd.is_resting else 0
+        if further:
+            self.rest_together(further)
+        return 1 + further
 
     def rest(self, record: StepRecord, *, begins: bool) -> None:
         """Note a plain round of a request alone, with which a spell may begin."""

@@ -51,6 +51,12 @@ class Request:
         """Whether no round of it is known yet."""
         return self.context_length is None and (self.stretch is None or not self.stretch.records)
 
+    def left(self, num_tokens: int) -> int:
+        """Tokens that are left of a rest of a request alone whose text has so many; 1 where that is not known."""
+        if not self.off_left or self.context_length is None or self.was_shared:
+            return 1
+        return self.off_left + self.context_length - num_tokens
+
     def is_lasting(self, record: StepRecord, stride: int) -> bool:
         """Whether a plain round that others shared changes nothing but the length of a text that grows as theirs do."""
         is_idle = self.was_shared and not self.off_left and self.stretch is None and self.context_length is not None

@@ -18,7 +18,7 @@ from monge.engine.clock import now
 from monge.engine.drafting import is_told, observe, propose
 from monge.engine.logprobs import along
 from monge.engine.parts import Parts
-from monge.engine.planning import make_plans
+from monge.engine.planning import make_plans, plans_stand
 from monge.engine.prompts import open_profiled
 from monge.engine.row import Row, every, together
 from monge.engine.sampling import NodeLaws
@@ -76,8 +76,8 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, isolated: bool = Fal
     """
     timer, forward_s = _Timer(start := now()), parts.forward_s
     rows = [Row(session) for session in sessions]
-    if len(rows) > 1:
-        rows = every(rows, partial(tell_left, parts=parts), isolated=isolated)
+    if not plans_stand(rows):
+        rows = tell_left(rows, parts, isolated=isolated)
     for session in sessions:
         session.begin_round()
     if parts.memory.costs is not None:

@@ -8,14 +8,21 @@ from monge.engine.parts import Parts
 from monge.engine.row import Row
 
 
+def plans_stand(rows: Sequence[Row]) -> bool:
+    """Whether the plans of all requests stand, which they do while the same share a round."""
+    num_together = len(rows)
+    return all(row.session.stands_among(num_together) for row in rows)
+
+
 def make_plans(rows: Sequence[Row], parts: Parts) -> None:
     """Plans of those that draft: each controller plans for its own together.
 
-    Who does not draft, or wants the largest tree, has no part in a budget that is shared. A plan that stands is not asked for
-    again while the request is alone.
+    Who does not draft, or wants the largest tree, has no part in a budget that is shared. Plans that stand are not asked for
+    again.
     """
-    if len(rows) == 1 and (standing := rows[0].session.standing_plan()) is not None:
-        rows[0].plan = standing
+    if plans_stand(rows):
+        for row in rows:
+            row.plan = row.session.standing_plan()
         return
     drafting, groups = [row for row in rows if row.session.drafting != "off"], dict[int, tuple[AnyController, list[Row]]]()
     for row in drafting:
@@ -29,6 +36,7 @@ def make_plans(rows: Sequence[Row], parts: Parts) -> None:
         plans = controller.plan_many(states, draws)
         for row, plan in zip(group, plans, strict=True):
             row.plan = row.session.limit(plan)
-        if len(rows) == 1:
-            session, num_tokens = rows[0].session, len(rows[0].context.token_ids)
-            session.stand(rows[0].plan, controller.stands(states[0], plans[0], num_tokens))
+        if len(group) == len(rows):
+            num_rounds = controller.stands(states, plans, [len(row.context.token_ids) for row in group])
+            for row in group:
+                row.session.stand(row.plan, num_rounds, len(rows))

@@ -128,6 +128,7 @@ class Session:
         self.untold: list[StepRecord] = []
         self._standing = DraftPlan(max_depth=0)
         self._num_standing = 0
+        self._num_together = 0
         self.num_rounds = 0
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
@@ -187,20 +188,22 @@ class Session:
         self.records.append(record)
         self.untold.append(record)
 
-    def stand(self, plan: DraftPlan, num_rounds: int) -> None:
-        """Keep a plan for so many rounds, the coming one counted."""
-        self._standing, self._num_standing = plan, num_rounds - 1
+    def stand(self, plan: DraftPlan, num_rounds: int, num_together: int) -> None:
+        """Keep a plan for so many rounds, the coming one counted, while so many requests share them."""
+        self._standing, self._num_standing, self._num_together = plan, num_rounds - 1, num_together
 
-    def standing_plan(self) -> DraftPlan | None:
-        """The plan that was kept for the coming round, or `None` if one is to be made."""
-        if not self._num_standing or self.drafting == "off":
-            return None
+    def stands_among(self, num_together: int) -> bool:
+        """Whether a plan was kept for the coming round, which so many requests share."""
+        return self._num_standing > 0 and self._num_together == num_together and self.drafting != "off"
+
+    def standing_plan(self) -> DraftPlan:
+        """The plan that was kept, for one round more."""
         self._num_standing -= 1
         return self._in_room(self._standing)
 
     @property
     def has_standing_plan(self) -> bool:
-        """Whether the plan of the last round is also that of the next."""
+        """Whether the plan of the last round is also that of the next, if the same requests share it."""
         return self._num_standing > 0 and self.finish_reason is None
 
     def take_untold(self) -> list[StepRecord]:

@@ -9,18 +9,21 @@ from monge.engine.row import Row, every
 
 
 def is_told_later(rows: Sequence[Row], parts: Parts) -> bool:
-    """Whether nobody is to be told of a round yet: its plan stands, and nothing was looked up that says how to go on."""
-    if len(rows) > 1 or not (session := rows[0].session).has_standing_plan:
-        return False
-    last = session.records[-1]
-    return not last.hindsight and (not last.depth or parts.runs_network(last.drafter))
+    """Whether nobody is to be told of a round yet: its plans stand, and nothing was looked up that says how to go on."""
+    for row in rows:
+        if not row.session.has_standing_plan:
+            return False
+        last = row.session.records[-1]
+        if last.hindsight or (last.depth and not parts.runs_network(last.drafter)):
+            return False
+    return True
 
 
 def tell(rows: list[Row], parts: Parts, *, isolated: bool) -> int:
     """Tell of the finished rounds that nobody was told of, the table first; how many these are.
 
     Args:
-        rows: Those that share a round, each with this one untold, or one request alone.
+        rows: Those that shared the rounds.
         parts: The parts.
         isolated: See `run_round`.
     """
@@ -32,10 +35,12 @@ def tell(rows: list[Row], parts: Parts, *, isolated: bool) -> int:
     return num_told
 
 
-def tell_left(row: Row, parts: Parts) -> None:
-    """Tell of rounds that a request had alone, before others joined it."""
-    if row.session.untold:
-        tell([row], parts, isolated=False)
+def tell_left(rows: list[Row], parts: Parts, *, isolated: bool) -> list[Row]:
+    """Tell of rounds whose plans stand no longer, since others have joined or some have left; the rows that got through."""
+    if left := [row for row in rows if row.session.untold]:
+        tell(left, parts, isolated=isolated)
+        return [row for row in rows if row.session.error is None]
+    return rows
 
 
 def _update(row: Row, parts: Parts) -> None:
