@@ -45,9 +45,11 @@ class Stretch:
     drafts: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     num_taught: int = 0
     blind: DraftPlan | None = field(init=False)
+    _seen: DepthCounts = field(init=False)  # `looked` after the first so many of `drafts`
+    _num_seen: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.blind = self._blind()
+        self.blind, self._seen = self._blind(), self.looked
 
     @property
     def next_plan(self) -> DraftPlan:
@@ -93,7 +95,9 @@ class Stretch:
         depth = self.plan.lookup_depth
         may_grow, may_shrink = depth != known.deepest, bool(depth)
         if any((may_grow and taken == examined) or (may_shrink and taken == 0) for examined, taken in drafts):
-            self.outlook = self.outlook.with_looked(self.looked.seen(self.drafts, REQUEST_KEEP))
+            self._seen = self._seen.seen(self.drafts[self._num_seen :], REQUEST_KEEP)
+            self._num_seen = len(self.drafts)
+            self.outlook = self.outlook.with_looked(self._seen)
             if (changed := self.outlook.lookup_depth) != depth:
                 self.plan = replace(self.plan, lookup_depth=changed)
             self.blind = self._blind()
