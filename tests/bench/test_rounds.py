@@ -93,3 +93,8 @@ def test_the_command_refuses_them(run):
     result = run("bench", "rounds", "--repeats", 0)
     assert result.exit_code != 0
     assert "bench rounds: repeats must be at least 1; got 0" in result.output.replace("\n", " ")
+
+
+def test_a_drafter_that_drafts_nothing_is_refused(pair):
+    with pytest.raises(OptionError, match="this drafter drafts nothing, so no round is behind a draft"):
+        measure(RoundSettings(loading={"target": pair[0], "drafter": "none"}))

@@ -94,9 +94,14 @@ def measure(settings: RoundSettings, notify: Callable[[str], None] = lambda _: N
     Returns:
         Under `plain` rounds without drafts between, under `places` those behind them, the first first; each a summary over
         passes of the pass's median.
+
+    Raises:
+        OptionError: If the drafter drafts nothing.
     """
     turns = Turns(settings.drafted, settings.plain, settings.depth)
     decoder = load(controller=turns, max_batch_size=settings.batch, **settings.loading)
+    if not decoder.parts.drafts:
+        raise OptionError("bench rounds: this drafter drafts nothing, so no round is behind a draft; choose another one")
     plainly = Decoder(
         replace(decoder.parts, controller=Turns(0, 1, 0)),
         tokenizer=decoder.tokenizer,
