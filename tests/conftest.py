@@ -39,3 +39,18 @@ def unchecked_types():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def run():
+    """Run a command of `monge` as a user would; standard output and standard error apart."""
+    from typer.testing import CliRunner
+
+    from monge.cli.app import app
+
+    runner = CliRunner()
+
+    def invoke(*arguments, stdin=None):
+        return runner.invoke(app, [str(argument) for argument in arguments], input=stdin, catch_exceptions=False)
+
+    return invoke

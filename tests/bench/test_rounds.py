@@ -4,12 +4,10 @@ import itertools
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from monge.bench import rounds as bench_rounds
 from monge.bench.rounds import RoundSettings, Turns, measure
 from monge.bench.tasks import Prompt
-from monge.cli.app import app
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
 from monge.engine.clock import measured_by
@@ -20,13 +18,6 @@ from tests.control.scripts import chain_round, draws
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     return save_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture
-def run():
-    """The command, as a user would run it."""
-    runner = CliRunner()
-    return lambda *arguments: runner.invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 @pytest.fixture(autouse=True)

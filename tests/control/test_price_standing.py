@@ -152,3 +152,14 @@ def test_a_batch_rests_to_the_end_of_its_rest() -> None:
     plans = controller.plan_many(states, [draws()] * 3)
     assert any(plan.max_depth for plan in plans), "a trial, which does not stand"
     assert controller.stands(states, plans, [40] * 3) == 1
+
+
+def test_requests_that_nobody_tells_of_leave_nothing_behind() -> None:
+    """Those that do not want the controller's plans are begun all the same, and a server has them for weeks."""
+    controller, memory = Price(), memory_of()
+    decoded(controller, memory, 120, [4, 3, 4, 2], together=True)
+    state, _ = decoded(controller, memory, 5, [4], together=True)
+    for _ in range(50):
+        controller.init(memory)
+    assert len(pooled_of(memory).stretches) < 5
+    assert state.stretch in pooled_of(memory).stretches, "from this one others have not learnt yet"

@@ -164,3 +164,45 @@ def test_a_request_that_leaves_is_no_hindrance_to_others() -> None:
     while second.finish_reason is None:
         batch.step()
     assert [record for told in controller.told for record in told] == second.records
+
+
+@dataclass(frozen=True, slots=True)
+class Refusing(Standing):
+    """Cannot be told of rounds of texts that begin with some token."""
+
+    refused: int = 0
+
+    def init(self, memory: Memory) -> int:
+        return 0
+
+    def update_many(self, state: int, records: Sequence[StepRecord]) -> int:
+        if records[0].context_length == self.refused:
+            raise RuntimeError("these rounds are refused")
+        return Standing.update_many(self, state, records)
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_who_cannot_be_told_of_ends_alone(isolated: bool) -> None:
+    """As others join: what was told later is told then, and raises then."""
+    controller = Refusing(100, refused=3)
+    decoder = decoder_of(controller)
+    (first,) = sessions_of(decoder, 30)
+    (request,) = decoder.requests([(1, 2, 3, 4)], max_new_tokens=6, temperature=1.0, seed=1)
+    second = decoder.session(request)
+    batch = Batch(decoder.parts, isolated=isolated)
+    batch.join([first])
+    batch.step()
+    batch.step()
+    batch.join([second])
+    if not isolated:
+        with pytest.raises(RuntimeError, match="these rounds are refused"):
+            batch.step()
+        batch.close()
+        return
+    batch.step()
+    assert first.finish_reason == "error"
+    assert len(first.records) == 2
+    while second.finish_reason is None:
+        batch.step()
+    assert second.finish_reason == "length"
+    assert [record for told in controller.told for record in told] == second.records

@@ -18,7 +18,7 @@ from monge.cli.console import notes, quiet_host, reported
 _DEFAULT: Final = RoundSettings()
 
 
-def _number(name: str, help: str, value: float) -> Any:  # noqa: ANN401 (typer's own type is private)
+def _number(name: str, help: str, value: float | int) -> Any:  # noqa: ANN401 (typer's own type is private)
     return options.option(name, help=help, panel=MEASURING, default=f"{value:g}")
 
 

@@ -71,7 +71,11 @@ class Controller(ABC, Generic[State]):
 
         The loop then asks for no others, and tells of these rounds together: in rounds of a millisecond, asking and telling
         take a percent. They may be fewer: a request may end or leave, others may join, and a round in which a drafter without a
-        network proposed something, or which decided about what one would have proposed, is told of at once.
+        network proposed something, or which decided about what one would have proposed, is told of at once. Of those of a
+        request that leaves nobody is told.
+
+        A controller that reads neither costs nor notes is to let plans stand only where it would plan the same again: they end
+        where others join, so that a neighbour would else change the text of a seed.
 
         Args:
             states: Of the requests.

@@ -211,7 +211,7 @@ class Price(Controller[Request]):
             state.looked,
             begins=state.context_length is None,
         )
-        pooled.stretches.append(stretch)
+        pooled.note_stretch(stretch)
         return stretch
 
     def _begun(self, state: Request, outlook: Outlook) -> Request:

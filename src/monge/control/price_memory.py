@@ -116,6 +116,10 @@ class Pooled:
         """Tokens per predicted second of rounds that drafted; 0 before the first."""
         return self.tokens / self.seconds if self.seconds > 0.0 else 0.0
 
+    def note_stretch(self, stretch: Stretch) -> None:
+        """Note a stretch that begins; of those that began and got no round nothing is left to learn."""
+        self.stretches = [*(one for one in self.stretches if one.records), stretch]
+
     def switch_off(self, off_tokens: int) -> None:
         """Note that a request has switched drafting off for so many tokens, or found that it pays (0)."""
         self.off_tokens, self.rested, self.opening = off_tokens, 0, None

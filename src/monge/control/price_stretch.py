@@ -10,7 +10,6 @@ from monge.core.context import DraftPlan
 from monge.core.verdict import StepRecord
 
 _FOLLOW_EVERY = 4  # rounds of which one follows what would have been looked up, where most of it would be refused
-
 _TOGETHER = 4  # rounds that are told of together: the last of them may come after those that used its patience up
 
 
