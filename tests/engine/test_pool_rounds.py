@@ -4,6 +4,7 @@ import pytest
 
 from monge.control.base import Controller
 from monge.core.context import DraftPlan
+from monge.draft.ngram import NgramDrafter
 from tests.engine.rounds import RULES, both, num_whole, with_programs, written
 from tests.engine.tiny import prompts
 
@@ -53,3 +54,19 @@ def test_what_would_have_been_looked_up_is_followed_through_rounds_as_one(rules)
         hindsight.append([record.hindsight for record in result.records])
     assert hindsight[0] == hindsight[1]
     assert any(hindsight[0])
+
+
+def test_a_lookup_that_keeps_a_round_from_running_as_one_is_asked_once(monkeypatch):
+    asked, draft = [], NgramDrafter.draft
+
+    def noted(drafter, contexts, *rest):
+        asked.append(len(contexts[0].token_ids))
+        return draft(drafter, contexts, *rest)
+
+    monkeypatch.setattr(NgramDrafter, "draft", noted)
+    _, whole, programs = both(drafter="pool('ngram', 'model')", tree="chain(3)")
+    (result,) = whole.generate(list(prompts((9,), seed=5)), seed=3, ignore_eos=True, max_new_tokens=120, temperature=0.0)
+    assert num_whole(programs) > 5
+    looked_up = [record.context_length for record in result.records if record.drafter == "ngram"]
+    assert len(looked_up) > 5
+    assert {asked.count(length) for length in looked_up} == {1}

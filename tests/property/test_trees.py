@@ -5,11 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monge.core.child_draws import ChildDraws
 from monge.core.draws import TapeDraws, TorchDraws
 from monge.core.errors import LawError, MongeError, OptionError
 from monge.core.model import NodeBlock
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
-from monge.core.tree import GrowingTree, ancestor_mask, depths_of, lone_root
+from monge.core.tree import GrowingTree, ancestor_mask, depths_of, fixed_chain, lone_root
 from monge.engine.masks import UncommittedNodes
 from monge.testing.strategies import dense_law
 
@@ -49,6 +50,29 @@ def tree_of(draws):
 
 def test_a_lone_root_is_what_grows_from_nothing():
     assert lone_root(9) == GrowingTree(9).finish()
+
+
+class AskedDraws(TapeDraws, ChildDraws):
+    """Notes which nodes it is asked about."""
+
+    def __init__(self):
+        super().__init__([])
+        self.asked = []
+
+    def draw_children(self, path, proposal):
+        self.asked.append((path, proposal))
+        return proposal.draw(self)
+
+
+@pytest.mark.parametrize("token_ids", [(), (4,), (4, 5, 4)])
+def test_a_fixed_chain_is_what_grows_by_single_candidates(token_ids):
+    grown, node = GrowingTree(9), 0
+    for token in token_ids:
+        (node,) = grown.grow(node, Deterministic((token,)), TapeDraws([]))
+    assert fixed_chain(9, token_ids, TapeDraws([])) == grown.finish()
+    draws = AskedDraws()
+    assert fixed_chain(9, token_ids, draws) == grown.finish()
+    assert draws.asked == [(token_ids[:depth], Deterministic((token,))) for depth, token in enumerate(token_ids)]
 
 
 def test_repeats_are_one_node_offered_twice():

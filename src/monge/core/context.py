@@ -1,6 +1,7 @@
 """What a drafter may see, and what a controller asks of it."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
@@ -102,7 +103,12 @@ class DraftPlan:
     @property
     def for_lookups(self) -> "DraftPlan":
         """What it says to drafters of a pool that run no network."""
-        return self if self.lookup_depth is None else DraftPlan(max_depth=self.lookup_depth, max_nodes=self.max_nodes)
+        return self if self.lookup_depth is None else _limited(self.lookup_depth, self.max_nodes)
+
+
+@lru_cache(maxsize=1024)
+def _limited(depth: int, nodes: int | None) -> DraftPlan:
+    return DraftPlan(max_depth=depth, max_nodes=nodes)
 
 
 def _least(one: int | None, other: int | None) -> int | None:

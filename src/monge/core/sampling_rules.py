@@ -70,6 +70,8 @@ def laws_from_logits(logits: Float[Tensor, "nodes vocab"], rules: SamplingRules)
     """`law_from_logits` for every row at once; `None` where a row's logits make no law."""
     if rules.temperature == 1 and not rules.truncates:
         return list(softmax_laws(logits))
+    if rules.temperature == 0:
+        return [one_hot(where, logits.device) if math.isfinite(largest) else None for largest, where in _largest(logits)]
     rows = zip(_largest(logits), logits, strict=True)
     return [_below(largest, where, row, rules) if math.isfinite(largest) else None for (largest, where), row in rows]
 

@@ -89,6 +89,11 @@ class TokenTree:
 
 
 @lru_cache(maxsize=8192)
+def _only(token_id: int) -> Proposal:
+    return Deterministic((token_id,))
+
+
+@lru_cache(maxsize=8192)
 def lone_root(token_id: int) -> TokenTree:
     """The tree of a round without candidates. Trees are never edited, so these are kept."""
     return TokenTree(token_ids=(token_id,), parents=(-1,), proposals=(Deterministic(),), offers=((),))
@@ -109,6 +114,22 @@ def chain_of(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, .
         proposals=(*proposals, Deterministic()),
         offers=(*((node,) for node in range(1, count + 1)), ()),
     )
+
+
+def fixed_chain(root: int, token_ids: tuple[int, ...], draws: Draws) -> TokenTree:
+    """The tree of one path of single candidates that nobody draws; only draws that know their node are asked about them.
+
+    Args:
+        root: The last committed token.
+        token_ids: The candidates.
+        draws: The round's.
+    """
+    if not isinstance(draws, ChildDraws):
+        return chain_of(root, token_ids, tuple(map(_only, token_ids))) if token_ids else lone_root(root)
+    tree, node = GrowingTree(root), 0
+    for token in token_ids:
+        (node,) = tree.grow(node, _only(token), draws)
+    return tree.finish()
 
 
 class GrowingTree:

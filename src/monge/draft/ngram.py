@@ -9,7 +9,7 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.proposal import Deterministic
-from monge.core.tree import GrowingTree
+from monge.core.tree import fixed_chain
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
 
@@ -66,11 +66,9 @@ class NgramDrafter(Drafter[bytes]):
     ) -> Sequence[Draft[bytes]]:
         drafts: list[Draft[bytes]] = []
         for context, state, plan, row_draws in zip(contexts, states, plans, draws, strict=True):
-            tree, text = GrowingTree(context.token_ids[-1]), _up_to_date(state, context)
-            node = 0
-            for token in self._continuation(text, plan.nodes(plan.depth(self.num_draft_tokens))):
-                (node,) = tree.grow(node, Deterministic((token,)), row_draws)
-            drafts.append(Draft(tree.finish(), text))
+            text = _up_to_date(state, context)
+            found = self._continuation(text, plan.nodes(plan.depth(self.num_draft_tokens)))
+            drafts.append(Draft(fixed_chain(context.token_ids[-1], found, row_draws), text))
         return drafts
 
     def observe(

@@ -13,7 +13,7 @@ from monge.core.tree import lone_root
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool, OwnChain, PieceReader
 from monge.draft.hindsight import Followed, Watched
-from monge.draft.pool_state import Place, PoolState, followed, may_draft, own_draft, places_of
+from monge.draft.pool_state import Place, PoolState, followed, joint_capabilities, may_draft, own_draft, own_plan, places_of
 
 _OWN_LIMITS: Final = DraftPlan()
 _NO_DRAWS: Final = TapeDraws(())
@@ -42,6 +42,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     drafters: Mapping[str, AnyDrafter]
     _opened: dict[int, set[int]] = field(init=False, repr=False, compare=False)
     _places: tuple[Place, ...] = field(init=False, repr=False, compare=False)
+    _found: dict[int, tuple[int, int, DraftPlan, Draft[Any]]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafters, Mapping) or len(self.drafters) < 2:
@@ -55,26 +56,12 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         if len(readers) > 1:
             raise OptionError(f"pool: {' and '.join(readers)} both take the target's hidden states, which one of them can")
         object.__setattr__(self, "_opened", {})
+        object.__setattr__(self, "_found", {})
         object.__setattr__(self, "_places", places_of(self.drafters))
 
     @property
     def capabilities(self) -> Capabilities:
-        every = [drafter.capabilities for drafter in self.drafters.values()]
-        widths = [can.max_width for can in every]
-        lengths = [can.max_length for can in every if can.max_length is not None]
-        return Capabilities(
-            proposes=frozenset().union(*(can.proposes for can in every)),
-            max_width=None if None in widths else max(width or 0 for width in widths),
-            max_depth=max(can.max_depth for can in every),
-            needs_trees=any(can.needs_trees for can in every),
-            max_length=min(lengths, default=None),
-            num_parameters=sum(can.num_parameters for can in every),
-            num_bytes=sum(can.num_bytes for can in every),
-            num_successors=max(can.num_successors for can in every),
-            bytes_per_token=sum(can.bytes_per_token for can in every),
-            reads_states=any(can.reads_states for can in every),
-            reads_text=not any(place.is_told for place in self._places),
-        )
+        return joint_capabilities(self._places)
 
     @property
     def own_chain(self) -> OwnChain[PoolState] | None:
@@ -130,7 +117,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         made: dict[int, tuple[int, Draft[Any]]] = {}
         self._open_lookups([one for one, plan in zip(contexts, plans, strict=True) if plan.asks_lookups], known)
         for number, place in enumerate(self._places):
-            own_plans = [_own_plan(place, plan) for plan in plans]
+            own_plans = [own_plan(place, plan) for plan in plans]
             rows = [
                 row
                 for row, plan in enumerate(own_plans)
@@ -141,7 +128,9 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             group = [contexts[row] for row in rows]
             self._open(number, [one for one in group if not self.is_open(number, one)], known)
             own = [known[one.request_id][number] for one in group]
-            proposed = place.drafter.draft(group, own, [own_plans[row] for row in rows], [draws[row] for row in rows])
+            proposed = self._found_before(number, group, own_plans) or place.drafter.draft(
+                group, own, [own_plans[row] for row in rows], [draws[row] for row in rows]
+            )
             for row, draft in zip(rows, proposed, strict=True):
                 if draft.tree.num_nodes > 1 or named[row] is not None:
                     made[row] = (number, draft)
@@ -196,6 +185,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         return draft.state.chosen == number or (place.is_told and self.is_open(number, context))
 
     def close(self, context: Context) -> None:
+        self._found.pop(context.request_id, None)
         opened = self._opened.pop(context.request_id, set())
         for number, place in enumerate(self._places):
             if number in opened:
@@ -205,13 +195,23 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         """Whether a drafter in front of a place proposes something, all of which run no network, or was never asked to."""
         if not plan.may_look_up:
             return False
+        asked = plan.for_lookups
         for number, place in enumerate(self._places[:before]):
             if not self.is_open(number, context):
                 return True
-            (draft,) = place.drafter.draft([context], [state.states[number]], [plan.for_lookups], [_NO_DRAWS])
+            (draft,) = place.drafter.draft([context], [state.states[number]], [asked], [_NO_DRAWS])
             if draft.tree.num_nodes > 1:
+                self._found[context.request_id] = number, len(context.token_ids), asked, draft
                 return True
         return False
+
+    def _found_before(self, number: int, contexts: Sequence[Context], plans: Sequence[DraftPlan]) -> list[Draft[Any]]:
+        """What the drafter at a place said in `proposes` in the same round of a request alone; empty where it was not asked."""
+        found = self._found.get(contexts[0].request_id) if len(plans) == 1 else None
+        if found is None or found[:3] != (number, len(contexts[0].token_ids), plans[0]):
+            return []
+        del self._found[contexts[0].request_id]
+        return [found[3]]
 
     def is_open(self, number: int, context: Context) -> bool:
         """Whether the drafter at a place knows a request."""
@@ -291,7 +291,3 @@ class PoolChain(OwnChain[PoolState]):
     ) -> Draft[PoolState]:
         own = self.own.draft(context, state.states[self.place], plan, drawn)
         return self.pool.chained(context, state, plan, self.place, own)
-
-
-def _own_plan(place: Place, plan: DraftPlan) -> DraftPlan:
-    return plan.for_lookups if place.looks_up and plan.drafter is None else plan

@@ -1,13 +1,13 @@
 """What a pool of drafters keeps for a request."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
 from monge.core.context import Context, DraftPlan
 from monge.core.selection import Hindsight
-from monge.draft.base import AnyDrafter, Draft
+from monge.draft.base import AnyDrafter, Capabilities, Draft
 from monge.draft.hindsight import Watched
 from monge.draft.jacobi import JacobiDrafter
 from monge.draft.layer_skip import LayerSkipDrafter
@@ -74,9 +74,34 @@ class PoolState:
     hindsight: tuple[Hindsight, ...] = ()
 
 
+def joint_capabilities(places: Sequence[Place]) -> Capabilities:
+    """What the drafters of a pool can do, whichever is used."""
+    every = [place.drafter.capabilities for place in places]
+    widths = [can.max_width for can in every]
+    lengths = [can.max_length for can in every if can.max_length is not None]
+    return Capabilities(
+        proposes=frozenset().union(*(can.proposes for can in every)),
+        max_width=None if None in widths else max(width or 0 for width in widths),
+        max_depth=max(can.max_depth for can in every),
+        needs_trees=any(can.needs_trees for can in every),
+        max_length=min(lengths, default=None),
+        num_parameters=sum(can.num_parameters for can in every),
+        num_bytes=sum(can.num_bytes for can in every),
+        num_successors=max(can.num_successors for can in every),
+        bytes_per_token=sum(can.bytes_per_token for can in every),
+        reads_states=any(can.reads_states for can in every),
+        reads_text=not any(place.is_told for place in places),
+    )
+
+
 def may_draft(plan: DraftPlan) -> bool:
     """Whether a plan allows any draft."""
     return plan.depth(1) > 0 and plan.nodes(1) > 0
+
+
+def own_plan(place: Place, plan: DraftPlan) -> DraftPlan:
+    """What a round's plan says to the drafter at a place."""
+    return plan.for_lookups if place.looks_up and plan.drafter is None else plan
 
 
 def own_draft(place: int, draft: Draft[PoolState]) -> Draft[Any]:

@@ -1,6 +1,7 @@
 """From a node's logits to its law: processors that look at the text see that node's own path."""
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -15,11 +16,15 @@ from monge.core.tree import TokenTree
 Processor = Callable[[Tensor, Tensor], Tensor]
 """`(token_ids [1, seq], scores [1, vocab]) -> scores [1, vocab]`, the form of `transformers`' logits processors."""
 
+_FEW: Final = 1 << 17
+"""Logits whose largest ones are found in the time of a few calls."""
+
 
 class NodeLaws:
     """The target's law after every node of a tree, made when it is asked for: a verifier visits few nodes of many.
 
-    On a device all are made at once, since the host waits once for whatever it asks.
+    On a device all are made at once, since the host waits once for whatever it asks; and those of greedy decoding where they
+    are looked through faster than asked for one by one.
 
     Args:
         logits: Target logits of the nodes.
@@ -39,12 +44,18 @@ class NodeLaws:
 
     def __getitem__(self, node: int) -> Law:
         if node not in self._made:
-            if not self._processors and not self._logits.is_cpu and not self._made:
+            if not self._made and self._makes_all:
                 laws = laws_from_logits(self._logits, self._context.rules)
                 self._made |= {at: law for at, law in enumerate(laws) if law is not None}
             if node not in self._made:
                 self._made[node] = self._make(node)
         return self._made[node]
+
+    @property
+    def _makes_all(self) -> bool:
+        if self._processors:
+            return False
+        return not self._logits.is_cpu or (self._context.rules.temperature == 0 and self._logits.numel() <= _FEW)
 
     def _make(self, node: int) -> Law:
         logits = self._logits[node]

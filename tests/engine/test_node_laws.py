@@ -1,0 +1,50 @@
+"""The laws of a tree's nodes, all at once or one by one."""
+
+import math
+
+import pytest
+import torch
+
+from monge.core.context import Context
+from monge.core.draws import TapeDraws
+from monge.core.errors import NonFiniteLogitsError
+from monge.core.sampling_rules import SamplingRules
+from monge.core.tree import fixed_chain
+from monge.engine import sampling
+from monge.engine.sampling import NodeLaws
+
+TREE = fixed_chain(1, (2, 0, 1), TapeDraws([]))
+
+
+def laws_of(logits, temperature=0.0, processors=()):
+    context = Context(request_id=0, token_ids=(0, 1), num_prompt_tokens=1, rules=SamplingRules(temperature=temperature))
+    return NodeLaws(logits, TREE, context, processors)
+
+
+def test_greedy_laws_are_the_same_made_at_once(monkeypatch):
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(1))
+    at_once = [laws_of(logits)[node] for node in range(4)]
+    monkeypatch.setattr(sampling, "_FEW", 0)
+    assert at_once == [laws_of(logits)[node] for node in range(4)]
+    assert [law.top(1) for law in at_once] == [(best,) for best in logits.argmax(-1).tolist()]
+
+
+def test_a_node_without_a_law_is_an_error_where_somebody_asks_for_it():
+    logits = torch.zeros(4, 9)
+    logits[2, 3] = math.nan
+    laws = laws_of(logits)
+    assert laws[0].top(1) == laws[3].top(1) == (0,)
+    with pytest.raises(NonFiniteLogitsError, match="1 of 9 are not finite"):
+        laws[2]
+
+
+def test_processors_see_each_node_alone():
+    paths = []
+
+    def noting(token_ids, scores):
+        paths.append(tuple(token_ids[0].tolist()))
+        return scores
+
+    laws = laws_of(torch.zeros(4, 9), processors=(noting,))
+    assert laws[2].top(1) == (0,)
+    assert paths == [(0, 1, 2, 0)]
