@@ -1,5 +1,7 @@
 """The examples run, and print what they promise."""
 
+import gzip
+import json
 import os
 import struct
 import subprocess
@@ -8,12 +10,13 @@ from pathlib import Path
 
 import torch
 
+from monge.bench.tasks import read_prompts
 from monge.engine.loading import load_network, load_tokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name: str, *arguments: str) -> str:
+def run(name: str, *arguments: str, fails: bool = False) -> str:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
@@ -23,8 +26,8 @@ def run(name: str, *arguments: str) -> str:
         check=False,
         env=environment,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert (done.returncode != 0) == fails, done.stderr
+    return done.stderr if fails else done.stdout
 
 
 def test_quickstart():
@@ -42,6 +45,45 @@ def test_compare_draft_laws():
     assert len(rows) == 8
     best = head.split(" | ").index("i.i.d.")
     assert all(0.0 < float(row.strip("| ").split(" | ")[best]) <= 1.0 for row in rows)
+
+
+def published_prompts(folder: Path) -> None:
+    def write(name: str, records: list[dict[str, object]]) -> None:
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        (folder / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+
+    write("gsm8k_test.jsonl", [{"question": f"How many are {n} and 2?", "answer": "#### 3"} for n in range(3)])
+    write("humaneval.jsonl.gz", [{"task_id": n, "prompt": f"def one_{n}():"} for n in range(3)])
+    write("mt_bench_question.jsonl", [{"category": "math", "turns": [f"Add {n}.", "Again."]} for n in range(3)])
+    kinds = ("math", "translation", "summarization")
+    turns = [{"category": kind, "turns": [f"{kind} {'long ' * (30 * n)}{n}"]} for n in range(3) for kind in kinds]
+    write("spec_bench_question.jsonl", turns)
+
+
+def test_mixed_prompts(tmp_path):
+    published_prompts(tmp_path)
+    run("mixed_prompts.py", str(tmp_path), "--per-task", "2", "--out", str(tmp_path / "mixed.jsonl"))
+    prompts = read_prompts(tmp_path / "mixed.jsonl")
+    tasks = ["gsm8k", "humaneval", "mt_bench", "summarization", "translation", "prose"]
+    assert [prompt.task for prompt in prompts] == [task for task in tasks for _ in range(2)]
+    assert [prompt.text for prompt in prompts[:5]] == [
+        "Question: How many are 0 and 2?\nAnswer:",
+        "Question: How many are 1 and 2?\nAnswer:",
+        "def one_0():",
+        "def one_1():",
+        "Add 0.",
+    ]
+    assert [prompt.text for prompt in prompts[6:10:2]] == ["summarization 0", "translation 0"]
+
+
+def test_mixed_prompts_says_what_is_missing(tmp_path):
+    published_prompts(tmp_path)
+    out = tmp_path / "out"
+    few = run("mixed_prompts.py", str(tmp_path), "--per-task", "2", "--longest", "100", "--out", str(out), fails=True)
+    assert "there are 1 prompts of summarization of at most 100 characters; expected 2" in few
+    (tmp_path / "humaneval.jsonl.gz").unlink()
+    assert "lacks humaneval.jsonl.gz" in run("mixed_prompts.py", str(tmp_path), fails=True)
+    assert not out.exists()
 
 
 def test_second_target(tmp_path):
