@@ -11,6 +11,7 @@ from monge.control.price import Price
 from monge.control.price_batch import Crowd
 from monge.control.price_memory import pooled_of
 from monge.control.price_request import Request
+from monge.control.price_resting import STRIDE
 from monge.core.context import DraftPlan
 from monge.core.verdict import StageTimes
 from tests.control.scripts import chain_round, draws, memory_of
@@ -229,11 +230,11 @@ def test_what_a_resting_batch_notes_of_a_text_is_never_far_behind() -> None:
     controller, memory = Price(), batch_memory()
     pooled_of(memory).crowd = Crowd(is_on=False, off_tokens=10_000)
     state, seen = controller.init(memory), list[Request]()
-    for length in range(50, 90):
+    for length in range(50, 130):
         state = controller.update(state, chain_round(0, 0, plan=DraftPlan(max_depth=0), batch_size=4, context_length=length))
-        assert 0 <= length + 1 - (state.context_length or 0) < 8
+        assert 0 <= length + 1 - (state.context_length or 0) < STRIDE
         if not any(state is one for one in seen):
             seen.append(state)
     assert 5 <= len(seen) <= 8
-    alone = controller.update(state, chain_round(0, 0, plan=DraftPlan(max_depth=0), context_length=90))
-    assert alone.context_length == 91
+    alone = controller.update(state, chain_round(0, 0, plan=DraftPlan(max_depth=0), context_length=130))
+    assert alone.context_length == 131

@@ -10,7 +10,9 @@ from monge.control.price import Price
 from monge.control.price_batch import Crowd
 from monge.control.price_memory import pooled_of
 from monge.control.price_request import Request
+from monge.control.price_resting import STRIDE
 from monge.core.context import DraftPlan
+from monge.core.selection import Hindsight
 from monge.core.verdict import StepRecord
 from tests.control.lookup_scripts import MEMBERS, follow
 from tests.control.scripts import chain_round, draws
@@ -95,21 +97,21 @@ def test_rounds_after_those_that_used_the_patience_up_are_learnt_from_with_them(
 @pytest.mark.parametrize("resting_depth", [None, 0, 3])
 def test_rests_stand_to_their_end_and_no_further(resting_depth: int | None) -> None:
     controller, memory = Price(), memory_of()
-    state = Request(memory, context_length=40, off_left=19, off_tokens=19, resting_depth=resting_depth)
+    state = Request(memory, context_length=40, off_left=35, off_tokens=35, resting_depth=resting_depth)
     length, done = 40, 0
     while state.off_left:
         plan = controller.plan(state, draws())
         num_rounds = controller.stands([state], [plan], [length])
-        assert 1 <= num_rounds <= 8
-        is_follower = resting_depth == 0 and done % 8 == 0
+        assert 1 <= num_rounds <= STRIDE
+        is_follower = resting_depth == 0 and done % STRIDE == 0
         assert (plan.lookup_depth, plan.follows) == ((resting_depth, True) if is_follower or resting_depth else (None, False))
         records = [round_of(plan, 0, length + place) for place in range(num_rounds)]
         state = controller.update_many(state, records)
         length, done = length + num_rounds, done + num_rounds
-        assert done <= 19
-    assert done == 19
+        assert done <= 35
+    assert done == 35
     assert state.trial_left == controller.trial
-    assert pooled_of(memory).rested == 19
+    assert pooled_of(memory).rested == 35
 
 
 def test_followers_of_lookups_stand_for_themselves() -> None:
@@ -120,7 +122,7 @@ def test_followers_of_lookups_stand_for_themselves() -> None:
         plan = controller.plan(state, draws())
         stood.append((plan.follows, controller.stands([state], [plan], [40])))
         _, state = follow(controller, state, 1, found=True, looked=0, modelled=3)
-    assert stood == [(True, 1), (False, 3), (False, 2), (False, 1)] * 2
+    assert stood == [(True, 1), *((False, left) for left in (4, 4, 4, 4, 3, 2, 1))]
 
 
 def test_requests_begin_as_the_last_ones_until_much_has_happened() -> None:
@@ -147,7 +149,7 @@ def test_a_batch_rests_to_the_end_of_its_rest() -> None:
         plans = controller.plan_many(states, [draws()] * 3)
         assert [plan.max_depth for plan in plans] == [0, 0, 0]
         stood.append(controller.stands(states, plans, [40] * 3))
-    assert stood == [8, 8, 4]
+    assert stood == [STRIDE, 20 - STRIDE]
     assert (pooled.crowd.rested, pooled.rested) == (21, 20)
     plans = controller.plan_many(states, [draws()] * 3)
     assert any(plan.max_depth for plan in plans), "a trial, which does not stand"
@@ -163,3 +165,63 @@ def test_requests_that_nobody_tells_of_leave_nothing_behind() -> None:
         controller.init(memory)
     assert len(pooled_of(memory).stretches) < 5
     assert state.stretch in pooled_of(memory).stretches, "from this one others have not learnt yet"
+
+
+def looked_up(length: int, depth: int, accepted: int) -> StepRecord:
+    plan = DraftPlan(max_depth=0, lookup_depth=depth, follows=True)
+    return chain_round(depth, accepted, plan=plan, drafter="ngram", context_length=length)
+
+
+def missed(length: int, accepted: int) -> StepRecord:
+    """A round without candidates, which decided about what would have been looked up."""
+    entry = Hindsight(drafter="ngram", position=length, num_nodes=4, factors=(*(1.0,) * accepted, 0.0))
+    return chain_round(0, 0, plan=DraftPlan(max_depth=0), context_length=length, hindsight=(entry,))
+
+
+@pytest.mark.parametrize(
+    ("depth", "record", "is_news"),
+    [
+        (0, missed(50, 0), False),
+        (0, missed(50, 1), True),
+        (3, looked_up(50, 3, 0), True),
+        (3, looked_up(50, 3, 2), False),
+        (3, looked_up(50, 3, 3), True),
+        (8, looked_up(50, 8, 8), False),
+        (8, looked_up(50, 8, 0), True),
+    ],
+)
+def test_what_is_looked_up_in_a_rest_is_news_where_others_may_be_planned(depth: int, record: StepRecord, is_news: bool) -> None:
+    state = Request(memory_of(members=MEMBERS), context_length=50, off_left=100, off_tokens=100, resting_depth=depth)
+    assert Price().is_news(state, record) is is_news
+
+
+def test_what_is_no_news_in_a_rest_teaches_all_the_same() -> None:
+    controller, states = Price(), list[Request]()
+    records = [looked_up(50, 3, 2), looked_up(53, 3, 1), *(missed(length, 0) for length in range(55, 58)), looked_up(58, 3, 2)]
+    for together in (False, True):
+        memory = memory_of(members=MEMBERS)
+        state = Request(memory, context_length=50, off_left=100, off_tokens=100, resting_depth=3)
+        for some in [records] if together else [[record] for record in records]:
+            state = controller.update_many(state, some)
+        states.append(replace(state, memory=Memory(), rounds_on=0))
+        assert pooled_of(memory).rested == 11
+        assert (state.context_length, state.off_left) == (61, 89)
+        assert sum(state.looked.reached) > 0
+    assert states[0] == states[1]
+
+
+def test_rounds_of_a_rest_that_end_it_begin_a_trial() -> None:
+    controller, memory = Price(), memory_of(members=MEMBERS)
+    state = Request(memory, context_length=50, off_left=4, off_tokens=4, resting_depth=3)
+    state = controller.update_many(state, [looked_up(50, 3, 2), looked_up(53, 3, 2), looked_up(56, 3, 1)])
+    assert (state.off_left, state.trial_left, state.rounds_on, state.context_length) == (0, controller.trial, 0, 58)
+
+
+def test_a_lookup_that_would_have_found_a_lot_is_followed_on_at_once() -> None:
+    controller, memory = Price(), memory_of(members=MEMBERS)
+    follow(controller, controller.init(memory), 60, found=True, looked=0, modelled=3)
+    state = controller.init(memory)
+    plans, _ = follow(controller, state, 4, found=True, looked=2, modelled=3)
+    assert [plan.follows for plan in plans] == [True] * 4
+    assert state.stretch is not None
+    assert state.stretch.is_news(looked_up(90, 8, 0)) is bool(state.stretch.plan.lookup_depth)

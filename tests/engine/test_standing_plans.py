@@ -142,6 +142,26 @@ def test_a_round_that_was_looked_up_in_is_told_of_at_once(lookup_depth: int | No
     assert len(looked) > 2
 
 
+@dataclass(frozen=True, slots=True)
+class Choosy(Standing):
+    """Wants to know at once of looked-up drafts that were refused."""
+
+    def is_news(self, state: int, record: StepRecord) -> bool:
+        return record.drafter == "ngram" and record.num_accepted == 0
+
+
+def test_a_controller_says_what_is_news() -> None:
+    controller = Choosy(100, plans=(DraftPlan(max_depth=1, lookup_depth=2, follows=True),))
+    decoder = decoder_of(controller, "pool('ngram', 'model')")
+    (session,) = sessions_of(decoder, 80)
+    list(decode([session], decoder.parts, max_batch_size=1))
+    assert [record for told in controller.told for record in told] == session.records
+    news = [[record.drafter == "ngram" and not record.num_accepted for record in told] for told in controller.told]
+    assert all(told[-1] and not any(told[:-1]) for told in news[:-1])
+    assert len(news) > 2
+    assert any(record.drafter == "ngram" for told in controller.told for record in told[:-1]), "the others wait"
+
+
 def test_nobody_plans_where_nothing_can_be_drafted() -> None:
     controller = Standing(1)
     decoder = decoder_of(controller, drafter="none")

@@ -70,9 +70,8 @@ class Controller(ABC, Generic[State]):
         """For how many rounds plans hold, the coming one counted; asked where it has planned for all that share it.
 
         The loop then asks for no others, and tells of these rounds together: in rounds of a millisecond, asking and telling
-        take a percent. They may be fewer: a request may end or leave, others may join, and a round in which a drafter without a
-        network proposed something, or which decided about what one would have proposed, is told of at once. Of those of a
-        request that leaves nobody is told.
+        take a percent. They may be fewer: a request may end or leave, others may join, and a round may bring news (`is_news`).
+        Of those of a request that leaves nobody is told.
 
         A controller that reads neither costs nor notes is to let plans stand only where it would plan the same again: they end
         where others join, so that a neighbour would else change the text of a seed.
@@ -83,6 +82,18 @@ class Controller(ABC, Generic[State]):
             num_tokens: Tokens of their texts.
         """
         return 1
+
+    def is_news(self, state: State, record: StepRecord) -> bool:
+        """Whether a round is to be told of at once although its plan stands: the coming ones may be planned otherwise for it.
+
+        Asked only where a drafter of a pool without a network proposed something, or where the round decided about what one
+        would have proposed.
+
+        Args:
+            state: Of the request, which knows of the rounds before those for which the plan stands.
+            record: The round.
+        """
+        return True
 
     @abstractmethod
     def update(self, state: State, record: StepRecord) -> State:

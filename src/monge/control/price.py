@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
 from monge.control.price_forecast import outlook_of
 from monge.control.price_learning import learnt, teach_left
-from monge.control.price_lookups import noted
 from monge.control.price_memory import pooled_of
 from monge.control.price_outlook import Outlook, stop_rule, unstopped, usual_plan
 from monge.control.price_reading import coming_back_s, reading_s, repays_reading
 from monge.control.price_request import Request
+from monge.control.price_resting import STRIDE, is_resting_news, looked, resting_plan, resting_stands
 from monge.control.price_rests import Rests
 from monge.control.price_stretch import Stretch
 from monge.control.price_together import GAIN, SETTLED, plan_together
@@ -28,8 +28,6 @@ _LOOK_S = 0.06  # seconds of alike rounds that share one look at what they bring
 _OPENING = 2  # how many times as many share a look at how requests begin
 _PATIENCE = 4.0  # plain rounds by which they may be behind plain decoding before one looks earlier
 _APART = (*_WHOLE, _EXPLORE - 1)  # of so many rounds, those that are planned apart, to stay informed
-_STRIDE = 8  # tokens by which a request's text may have grown unnoted while it rests
-_FOLLOW_EVERY = 8  # tokens of a rest of which one's round follows what would have been looked up
 _KIN = 6.0  # further rounds that earlier requests count for in a request's acceptance, once they had as many
 
 
@@ -42,16 +40,16 @@ class Price(Controller[Request]):
     depth of this request, of others before it, and, where the drafter has a network, from the network's confidence before
     each draw; seconds from the decoder's cost table; the price is the running speed, and never below that of plain decoding.
 
-    Where the expected speed falls below plain decoding's, the drafter rests for `first_off` tokens; then a trial of `trial`
-    rounds must beat plain decoding by the share `margin`, or the rest is doubled, until trials that fail take the share
-    `probe_share` of the time, or up to `last_off` tokens.
+    Where the expected speed does not exceed plain decoding's by the share `margin`, the drafter rests for `first_off` tokens;
+    then `trial` rounds try it again, or the rest is doubled, until trials that fail take the share `probe_share` of the time,
+    or up to `last_off` tokens.
 
     Args:
         max_window: Largest window; at most the tree builder's own depth has an effect.
         first_off: Tokens of the first rest.
         last_off: Tokens of the longest rest.
         trial: Rounds of a trial.
-        margin: Share by which a trial must beat plain decoding.
+        margin: Share by which drafting must beat plain decoding: it makes the plain rounds behind it dearer.
         probe_share: Share of the time of plain decoding that trials may take while speculation does not pay.
 
     Reference:
@@ -115,15 +113,17 @@ class Price(Controller[Request]):
 
     def stands(self, states: Sequence[Request], plans: Sequence[DraftPlan], num_tokens: Sequence[int]) -> int:
         if len(states) > 1:
-            return pooled_of(states[0].memory).rest_on(_STRIDE)
+            return pooled_of(states[0].memory).rest_on(STRIDE)
         state, plan = states[0], plans[0]
         if (stretch := state.stretch) is not None:
             place = (state.rounds_on + len(stretch.records)) % _EXPLORE
             return max(1, min(stretch.stands(plan), next(apart for apart in _APART if apart >= place) - place))
-        if state.resting_depth == 0:
-            follows_at = 1 if plan.follows else _FOLLOW_EVERY - pooled_of(state.memory).rested % _FOLLOW_EVERY
-            return min(state.left(num_tokens[0]), follows_at)
-        return min(state.left(num_tokens[0]), _STRIDE)
+        return resting_stands(state, plan, num_tokens[0])
+
+    def is_news(self, state: Request, record: StepRecord) -> bool:
+        if state.stretch is not None:
+            return state.stretch.is_news(record)
+        return is_resting_news(state, record, self.max_window)
 
     def update(self, state: Request, record: StepRecord) -> Request:
         return self.update_many(state, (record,))
@@ -134,8 +134,14 @@ class Price(Controller[Request]):
         while records:
             # Those of a plan that still stood when the stretch ended are learnt from with it.
             num_drafted = next((place for place, one in enumerate(records) if one.plan.max_depth == 0), len(records))
-            state = self._after(state, records[:num_drafted]) if num_drafted else self._after_plain(state, records[0])
-            records = records[num_drafted or 1 :]
+            num_resting = 0 if num_drafted else state.num_resting(records)
+            if num_drafted:
+                state = self._after(state, records[:num_drafted])
+            elif num_resting:
+                state = self._after_rest(state, records[:num_resting])
+            else:
+                state = self._after_plain(state, records[0])
+            records = records[num_drafted or num_resting or 1 :]
         return state
 
     def _after(self, state: Request, records: Sequence[StepRecord]) -> Request:
@@ -144,17 +150,22 @@ class Price(Controller[Request]):
         # Whether those who share a round go on is decided when the next one is planned.
         return following if following.was_shared else self._switched(following)
 
-    def _after_plain(self, state: Request, record: StepRecord) -> Request:
-        """The state after a round that was not."""
-        if record.batch_size > 1 and state.is_lasting(record, _STRIDE):
-            return state
-        if record.batch_size == 1 and state.rests_on(record, _STRIDE):
+    def _after_rest(self, state: Request, records: Sequence[StepRecord]) -> Request:
+        """The state after rounds of a rest alone."""
+        for record in records:
             pooled_of(state.memory).rest(record, begins=False)
+        following = looked(state, records, self.max_window)
+        goes_on = following is state and 0 < state.grown(records[-1]) < min(STRIDE, state.off_left)
+        return state if goes_on else self._rested(following, records[-1])
+
+    def _after_plain(self, state: Request, record: StepRecord) -> Request:
+        """The state after another round that was not."""
+        if record.batch_size > 1 and state.is_lasting(record, STRIDE):
             return state
         begins, known = state.is_new or state.was_shared, learnt(state)
         if record.batch_size == 1:
             pooled_of(state.memory).rest(record, begins=begins)
-        return self._rested(self._looked(known, record), record)
+        return self._rested(looked(known, [record], self.max_window), record)
 
     @property
     def _rests(self) -> Rests:
@@ -165,7 +176,7 @@ class Price(Controller[Request]):
         rounds_on = state.rounds_on + (0 if stretch is None else len(stretch.records))
         known = state.outlook if stretch is None else stretch.outlook
         if state.off_left > 0:
-            return PLAIN if state.resting_depth is None else self._resting(state, state.resting_depth)
+            return resting_plan(state)
         outlook, pooled = known or outlook_of(state, self.max_window), pooled_of(state.memory)
         if costs_of(state.memory, "price").wants_plain or (
             state.was_shared and not (pooled.crowd.is_on and self._pays(state, outlook))
@@ -183,12 +194,6 @@ class Price(Controller[Request]):
             stop = stop_rule(outlook, pooled.calibration)
             return unstopped(replace(usual, max_depth=outlook.window, stop=stop))
         return usual
-
-    def _resting(self, state: Request, lookup_depth: int) -> DraftPlan:
-        """What is planned while the network rests."""
-        if lookup_depth == 0 and pooled_of(state.memory).rested % _FOLLOW_EVERY:
-            return PLAIN
-        return DraftPlan(max_depth=0, lookup_depth=lookup_depth, follows=True)
 
     def _stretch(self, state: Request, outlook: Outlook) -> Stretch | None:
         """The coming rounds that are planned alike; a trial has none."""
@@ -235,7 +240,7 @@ class Price(Controller[Request]):
 
     def _pays(self, state: Request, outlook: Outlook) -> bool:
         """Whether drafting is expected to beat plain decoding."""
-        margin = GAIN - 1.0 if state.was_shared else self.margin if state.off_tokens else 0.0
+        margin = GAIN - 1.0 if state.was_shared else self.margin
         return outlook.speed >= outlook.plain_speed * (1.0 + margin)
 
     def _rested(self, state: Request, record: StepRecord) -> Request:
@@ -265,14 +270,6 @@ class Price(Controller[Request]):
             looked=state.looked,
             resting_depth=state.resting_depth,
         )
-
-    def _looked(self, state: Request, record: StepRecord) -> Request:
-        """The state after a round without the network, of which others may have drafted."""
-        lookups = state.memory.lookups
-        if not lookups or not (record.depth or record.hindsight):
-            return state
-        state = replace(state, looked=noted(pooled_of(state.memory), state.looked, [record], lookups))
-        return replace(state, resting_depth=outlook_of(state, self.max_window).resting_depth)
 
     def _switched(self, state: Request) -> Request:
         """The state with speculation off if it does not pay."""

@@ -1,5 +1,6 @@
 """What `price` knows of one request."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monge.control.memory import Memory
@@ -62,11 +63,12 @@ class Request:
         is_idle = self.was_shared and not self.off_left and self.stretch is None and self.context_length is not None
         return is_idle and self.grown(record) < stride
 
-    def rests_on(self, record: StepRecord, stride: int) -> bool:
-        """Whether a plain round of a request alone changes nothing but how much of its rest is left, which its text tells."""
-        if self.was_shared or self.stretch is not None or self.context_length is None or record.depth or record.hindsight:
-            return False
-        return 0 < self.grown(record) < min(stride, self.off_left)
+    def num_resting(self, records: Sequence[StepRecord]) -> int:
+        """How many of these rounds, in order, are those of a rest of a request alone that had begun before."""
+        if self.was_shared or self.stretch is not None or self.context_length is None or not self.off_left:
+            return 0
+        shared_or_not = (place for place, one in enumerate(records) if one.plan.max_depth != 0 or one.batch_size > 1)
+        return next(shared_or_not, len(records))
 
     def grown(self, record: StepRecord) -> int:
         """Tokens by which the text is longer after a round than the state knows; 0 where it knows no length."""

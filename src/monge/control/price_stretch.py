@@ -9,7 +9,7 @@ from monge.control.survival import REQUEST_KEEP, DepthCounts
 from monge.core.context import DraftPlan
 from monge.core.verdict import StepRecord
 
-_FOLLOW_EVERY = 4  # rounds of which one follows what would have been looked up, where most of it would be refused
+_FOLLOW_EVERY = 8  # rounds of which one follows what would have been looked up, where most of it would be refused
 _TOGETHER = 4  # rounds that are told of together: the last of them may come after those that used its patience up
 
 
@@ -46,6 +46,7 @@ class Stretch:
     blind: DraftPlan | None = field(init=False)
     _seen: DepthCounts = field(init=False)  # `looked` after the first so many of `drafts`
     _num_seen: int = field(init=False, default=0)
+    _follows_at: int = field(init=False, default=0)  # rounds before the next one that follows: sooner where one found a lot
 
     def __post_init__(self) -> None:
         self.blind, self._seen = self._blind(), self.looked
@@ -53,15 +54,18 @@ class Stretch:
     @property
     def next_plan(self) -> DraftPlan:
         """Of the coming round."""
-        return self.plan if self.blind is None or len(self.records) % _FOLLOW_EVERY == 0 else self.blind
+        return self.plan if self.blind is None or len(self.records) >= self._follows_at else self.blind
 
     def stands(self, plan: DraftPlan) -> int:
         """For how many rounds a plan holds."""
+        most = min(_TOGETHER, self.num_rounds - len(self.records))
         if self.blind is None:
-            num_rounds = _TOGETHER if plan is self.plan else 1
-        else:
-            num_rounds = _FOLLOW_EVERY - len(self.records) % _FOLLOW_EVERY if plan is self.blind else 1
-        return min(num_rounds, self.num_rounds - len(self.records))
+            return most if plan is self.plan else 1
+        return min(most, self._follows_at - len(self.records)) if plan is self.blind else 1
+
+    def is_news(self, record: StepRecord) -> bool:
+        """Whether looked-up candidates did so well or badly in a round that others may be planned."""
+        return self._says_more(drafts_of(record, self.lookups))
 
     def taken(self, records: Sequence[StepRecord]) -> int:
         """How many of these rounds it takes, in order, until it ends."""
@@ -81,6 +85,8 @@ class Stretch:
                 return False
             self.debt_s = debt_s if debt_s > 0.0 else 0.0
         records.append(record)
+        if record.plan.follows:
+            self._follows_at = len(records) - 1 + _FOLLOW_EVERY
         if record.hindsight or record.drafter in self.lookups:
             self._look_at_lookups(record)
         return True
@@ -91,15 +97,20 @@ class Stretch:
         if not drafts or known is None:
             return
         self.drafts += drafts
-        depth = self.plan.lookup_depth
-        may_grow, may_shrink = depth != known.deepest, bool(depth)
-        if any((may_grow and taken == examined) or (may_shrink and taken == 0) for examined, taken in drafts):
+        if any(taken > 1 for _, taken in drafts):
+            self._follows_at = len(self.records)
+        if self._says_more(drafts):
             self._seen = self._seen.seen(self.drafts[self._num_seen :], REQUEST_KEEP)
             self._num_seen = len(self.drafts)
             self.outlook = self.outlook.with_looked(self._seen)
-            if (changed := self.outlook.lookup_depth) != depth:
+            if (changed := self.outlook.lookup_depth) != self.plan.lookup_depth:
                 self.plan = replace(self.plan, lookup_depth=changed)
             self.blind = self._blind()
+
+    def _says_more(self, drafts: Sequence[tuple[int, int]]) -> bool:
+        depth, known = self.plan.lookup_depth, self.outlook.lookups
+        may_grow, may_shrink = known is not None and depth != known.deepest, bool(depth)
+        return any((may_grow and taken == examined) or (may_shrink and taken == 0) for examined, taken in drafts)
 
     def _blind(self) -> DraftPlan | None:
         known = self.outlook.lookups

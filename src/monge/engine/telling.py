@@ -6,15 +6,16 @@ from functools import partial
 from monge.engine.cost_learning import learn_costs
 from monge.engine.parts import Parts
 from monge.engine.row import Row, every
+from monge.engine.session import Session
 
 
 def is_told_later(rows: Sequence[Row], parts: Parts) -> bool:
-    """Whether nobody is to be told of a round yet: its plans stand, and nothing was looked up that says how to go on."""
+    """Whether nobody is to be told of a round yet: its plans stand, and nothing was looked up that is news to a controller."""
     for row in rows:
         if not row.session.has_standing_plan:
             return False
         last = row.session.records[-1]
-        if last.hindsight or (last.depth and not parts.runs_network(last.drafter)):
+        if (last.hindsight or (last.depth and not parts.runs_network(last.drafter))) and _is_news(row.session, parts):
             return False
     return True
 
@@ -41,6 +42,11 @@ def tell_left(rows: list[Row], parts: Parts, *, isolated: bool) -> list[Row]:
         tell(left, parts, isolated=isolated)
         return [row for row in rows if row.session.error is None]
     return rows
+
+
+def _is_news(session: Session, parts: Parts) -> bool:
+    controller = parts.planner(session.request.controller).controller
+    return controller.is_news(session.controller_state, session.records[-1])
 
 
 def _update(row: Row, parts: Parts) -> None:
