@@ -19,6 +19,13 @@ def settled() -> CostModel:
     return costs
 
 
+def going_on() -> CostModel:
+    """The same, where drafting has gone on for a while: it is not learnt from every round since a rest."""
+    costs = settled()
+    meet(costs, *[DRAFT] * 16)
+    return costs
+
+
 def test_plain_rounds_behind_a_draft_say_nothing_about_plain_decoding() -> None:
     costs, slow = table(), timing(0, 1.3)
     for _ in range(20):
@@ -50,7 +57,8 @@ def test_of_short_rounds_that_are_alike_one_in_sixty_milliseconds_is_learnt_from
 
 
 def test_rounds_of_every_kind_are_learnt_from_that_often_however_they_take_turns() -> None:
-    costs = settled()
+    costs = going_on()
+    costs.is_due(kind(), 0.06)
     kinds = [kind(None), kind("small"), kind("large"), kind("small", "large")]
     for _ in range(2):
         assert all(costs.is_due(one, 0.001) for one in kinds)
@@ -134,3 +142,24 @@ def test_plain_rounds_whose_time_is_none_end_the_doubt_too(seconds: float) -> No
     assert costs.wants_plain
     meet(costs, *[timing(0, seconds)] * (WARM + 1))
     assert not costs.wants_plain
+
+
+def test_after_a_long_rest_every_round_that_drafts_is_learnt_from_for_a_while() -> None:
+    """There may be few before the next rest, which they decide about."""
+    costs = going_on()
+    assert [costs.is_due(kind(None), 0.001) for _ in range(20)] == [False] * 20
+    for _ in range(63):
+        costs.is_due(kind(), 0.0005)
+    assert [costs.is_due(kind(None), 0.001) for _ in range(4)] == [True, False, False, False], "a short rest"
+    for _ in range(64):
+        costs.is_due(kind(), 0.001)
+    assert [costs.is_due(kind(None), 0.001) for _ in range(20)] == [True] * 16 + [False] * 4
+
+
+def test_a_cold_round_takes_no_warm_ones_turn() -> None:
+    costs = going_on()
+    for _ in range(20):
+        costs.is_due(kind(), 0.06)
+    assert [costs.is_due(kind(None), 0.001) for _ in range(3)] == [True, True, False], "the first reads what was missed"
+    as_one = [kind(None, as_one=True)] * 4
+    assert [costs.is_due(one, 0.001) for one in as_one] == [True, True, False, False], "its code is not at hand at first"

@@ -89,7 +89,9 @@ def test_rests_are_longer_where_a_drafter_has_much_to_catch_up_with() -> None:
             state = controller.update(state, chain_round(min(plan.max_depth or 0, 2), 0, plan=plan))
         return state.off_tokens
 
-    assert longest(0.64) - longest(0.0) == pytest.approx(0.64 / Price().probe_share, abs=16)
+    # Trials of a few rounds more lose up to as much again.
+    further = (longest(0.64) - longest(0.0)) * Price().probe_share
+    assert 0.56 < further < 1.28
 
 
 def test_a_drafter_stays_until_it_has_lost_what_coming_back_costs() -> None:

@@ -227,7 +227,7 @@ class CostModel:
         self.batch_size, self.context_length = timing.batch_size, timing.context_length
         if self.learns and self.whole:
             seconds, plain_s = timing.draft_s + timing.rest_s + self._tail_s[True], self.verify_s(0, 1, timing.context_length)
-            self.whole.learn(seconds, plain_s, is_cold=self._watch.has_switched)
+            self.whole.learn(seconds, plain_s, is_cold=self._watch.has_switched, is_back=self._watch.is_back)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -11,6 +11,10 @@ those would take plain decoding for dear as long as drafting goes on."""
 _RESTED: Final = 4
 """Rounds without a network's draft after which one finds weights, shapes and text not at hand: what that round takes beyond the
 expected is the price of coming back, and no cost of going on."""
+_LONG_REST: Final = 64
+"""Rounds without a network's draft after which nobody knows any more what drafting costs."""
+_BACK: Final = 16
+"""Rounds with one behind such a rest that are all learnt from: there may be few before the next rest is decided about."""
 _BEGINNING: Final = 3
 """First rounds of a request, which take up to twice as long, whoever drafts: its prompt was read before them."""
 _SPACING_S: Final = 0.06
@@ -42,8 +46,9 @@ class RoundWatch:
         self._last: RoundKind | None = None
         self._num_rested = 0  # rounds without a network's draft before the last one
         self._num_plain = 0  # the same, the last one counted
+        self._num_back = 0  # rounds with one that are still all learnt from
         self._clock_s = 0.0
-        self._due_s: dict[tuple[frozenset[str | None], bool], float] = {}
+        self._due_s: dict[tuple[frozenset[str | None], bool, bool], float] = {}
         self._num_learnt = 0
         self._age = 0  # rounds since a plain one was learnt from
         self._moved = 0.0  # logarithm of what plain rounds are taken to cost now over what they were then
@@ -59,6 +64,11 @@ class RoundWatch:
         return self._num_rested >= _RESTED
 
     @property
+    def is_back(self) -> bool:
+        """Whether a network drafts again, for the first few rounds after a long rest."""
+        return self._num_back > 0
+
+    @property
     def wants_plain(self) -> bool:
         """Whether nobody knows any more what plain rounds cost, until one was learnt from."""
         return self._age >= _SOON and (self._age >= _LATE or abs(self._moved) > _MOVED)
@@ -66,19 +76,23 @@ class RoundWatch:
     def is_due(self, kind: RoundKind, seconds: float) -> bool:
         """Note a finished round; whether it is to be learnt from.
 
-        Every kind is learnt from by itself: where kinds take turns, each would else be news every time.
+        Every kind is learnt from by itself: where kinds take turns, each would else be news every time. So is a first round
+        after others, which is cold: what it says is not what the next one says.
         """
         drafters, as_one, runs_network, num_before = kind
         self._before, self._last = self._last, kind
         self._num_rested = self._num_plain
-        self._num_plain = 0 if runs_network else self._num_plain + 1
+        if runs_network:
+            self._num_plain, self._num_back = 0, _BACK if self._num_rested >= _LONG_REST else max(0, self._num_back - 1)
+        else:
+            self._num_plain += 1
         self.num_rounds += 1
         self._age = self._age + 1 if self._num_plain != _IN_VAIN else 0
         self._clock_s += seconds
         if num_before < _BEGINNING or (not drafters and self._num_plain <= WARM):
             return False
-        alike = drafters, as_one
-        is_news = self._num_learnt < _FIRST or (self._moved != 0.0 and not drafters)
+        alike = drafters, as_one, self.has_switched or (runs_network and self.has_rested)
+        is_news = self._num_learnt < _FIRST or (self._moved != 0.0 and not drafters) or (runs_network and self.is_back)
         if not is_news and self._clock_s < self._due_s.get(alike, 0.0):
             return False
         self._due_s[alike] = self._clock_s + _SPACING_S

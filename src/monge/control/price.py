@@ -41,14 +41,14 @@ class Price(Controller[Request]):
     each draw; seconds from the decoder's cost table; the price is the running speed, and never below that of plain decoding.
 
     Where the expected speed does not exceed plain decoding's by the share `margin`, the drafter rests for `first_off` tokens;
-    then `trial` rounds try it again, or the rest is doubled, until trials that fail take the share `probe_share` of the time,
+    then some rounds try it again, or the rest is doubled, until trials that fail take the share `probe_share` of the time,
     or up to `last_off` tokens.
 
     Args:
         max_window: Largest window; at most the tree builder's own depth has an effect.
         first_off: Tokens of the first rest.
         last_off: Tokens of the longest rest.
-        trial: Rounds of a trial.
+        trial: Fewest rounds of a trial, which has more where they are expected to lose less than coming back costs.
         margin: Share by which drafting must beat plain decoding: it makes the plain rounds behind it dearer.
         probe_share: Share of the time of plain decoding that trials may take while speculation does not pay.
 
@@ -81,17 +81,17 @@ class Price(Controller[Request]):
         teach_left(memory)
         kin = min(_KIN, pooled.counts.reached[0] if pooled.counts.reached else 0.0)
         request = Request(memory, kin, debt_s=pooled.debt_s)
-        outlook = outlook_of(request, self.max_window)
-        request = replace(request, resting_depth=outlook.resting_depth)
+        request = replace(request, resting_depth=(outlook := outlook_of(request, self.max_window)).resting_depth)
         waits = _ALONE_FOR if costs_of(memory, "price").batch_size > 1 and not pooled.crowd.is_on else 0
         off = pooled.off_tokens
         if not repays_reading(memory, outlook):
             off = max(off, self._rests.shortest(reading_s(memory), outlook))
-        elif off <= self.first_off or outlook.speed >= outlook.plain_speed * (1.0 + self.margin):
+        elif off <= self.first_off or outlook.pays(self.margin):
             return replace(request, off_left=waits) if waits else self._begun(request, outlook)
         # Where the last requests gave up for long, a new one goes on resting: it may be too short for a rest of its own.
         left = max(waits, off - pooled.rested)
-        return replace(request, off_left=left, off_tokens=off, trial_left=0 if left else self.trial)
+        trial_left = 0 if left else self._rests.trial_rounds(request, outlook)
+        return replace(request, off_left=left, off_tokens=off, trial_left=trial_left)
 
     def rests(self, memory: Memory, num_requests: int) -> bool:
         pooled = pooled_of(memory)
@@ -148,7 +148,8 @@ class Price(Controller[Request]):
         """The state after rounds that were planned to draft."""
         following = learnt(state, records, begins=state.is_new or state.was_shared)
         # Whether those who share a round go on is decided when the next one is planned.
-        return following if following.was_shared else self._switched(following)
+        ends_trial = state.trial_left > 0 and following.trial_left == 0
+        return following if following.was_shared else self._switched(following, ends_trial=ends_trial)
 
     def _after_rest(self, state: Request, records: Sequence[StepRecord]) -> Request:
         """The state after rounds of a rest alone."""
@@ -240,8 +241,7 @@ class Price(Controller[Request]):
 
     def _pays(self, state: Request, outlook: Outlook) -> bool:
         """Whether drafting is expected to beat plain decoding."""
-        margin = GAIN - 1.0 if state.was_shared else self.margin
-        return outlook.speed >= outlook.plain_speed * (1.0 + margin)
+        return outlook.pays(GAIN - 1.0 if state.was_shared else self.margin)
 
     def _rested(self, state: Request, record: StepRecord) -> Request:
         """The state after a plain round."""
@@ -254,33 +254,35 @@ class Price(Controller[Request]):
             waits = 0 if pooled_of(state.memory).crowd.is_on else _ALONE_FOR
             return replace(following, off_left=max(state.off_left, waits))
         left = max(0, state.off_left - max(state.grown(record), len(record.token_ids)))
-        begins = state.off_left > 0 and left == 0
+        if begins := state.off_left > 0 and left == 0:
+            state = replace(state, counts=state.counts.aged(0.5))
         # Spelled out, since it happens in every round of a request that rests, and `replace` is slow.
         return Request(
             state.memory,
             state.kin,
-            state.counts.aged(0.5) if begins else state.counts,
+            state.counts,
             state.debt_s,
             context,
             left,
             state.off_tokens,
-            self.trial if begins else state.trial_left,
+            self._rests.trial_rounds(state, outlook_of(state, self.max_window)) if begins else state.trial_left,
             0 if begins else state.rounds_on + 1,
             was_shared=record.batch_size > 1,
             looked=state.looked,
             resting_depth=state.resting_depth,
         )
 
-    def _switched(self, state: Request) -> Request:
+    def _switched(self, state: Request, *, ends_trial: bool) -> Request:
         """The state with speculation off if it does not pay."""
         outlook, pooled = outlook_of(state, self.max_window), pooled_of(state.memory)
-        pays = self._pays(state, outlook)
-        # Coming back has a price, so drafting goes on until it has lost as much. A trial that fails ends at once.
-        if not pays and not state.trial_left and (state.off_tokens or state.debt_s >= coming_back_s(state.memory)):
+        # Coming back has a price, so drafting goes on until it has lost as much, in a trial too; one that fails ends at once.
+        pays, has_lost = self._pays(state, outlook), state.debt_s >= coming_back_s(state.memory)
+        is_tried = state.trial_left > 0 and (state.rounds_on < self.trial or not has_lost)
+        if not pays and not is_tried and (state.off_tokens or has_lost):
             return self._off(state)
         following = replace(state, outlook=outlook, stretch=self._stretch(state, outlook))
         is_settled = state.rounds_on >= SETTLED
-        if not pays or not state.off_tokens or not (is_settled or state.rounds_on == self.trial):
+        if not pays or not state.off_tokens or not (is_settled or ends_trial):
             return following
         # What is read is read, and the request drafts on. Others may be too short to be worth their reading.
         repays = repays_reading(state.memory, outlook)
@@ -294,4 +296,5 @@ class Price(Controller[Request]):
         off = self._rests.following(state, outlook)
         pooled.switch_off(off)
         pooled.debt_s = 0.0
-        return replace(state, off_left=off, off_tokens=off, debt_s=0.0, outlook=None, resting_depth=outlook.resting_depth)
+        rest = replace(state, off_left=off, off_tokens=off, trial_left=0, debt_s=0.0, outlook=None)
+        return replace(rest, resting_depth=outlook.resting_depth)

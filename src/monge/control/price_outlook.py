@@ -137,6 +137,10 @@ class Outlook:
         """Tokens per second of plain decoding."""
         return 1.0 / self.seconds[0]
 
+    def pays(self, margin: float) -> bool:
+        """Whether drafting is expected to beat plain decoding by this share of its speed."""
+        return self.speed >= self.plain_speed * (1.0 + margin)
+
     @property
     def window(self) -> int:
         """The drafting window of largest worth: tokens less the price of their time."""

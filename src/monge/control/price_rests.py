@@ -8,6 +8,7 @@ from monge.control.price_reading import coming_back_s
 from monge.control.price_request import Request
 
 _GROWING_SHARE = 0.05  # of the time of plain decoding, that trials may take while rests still grow
+_LONGEST_TRIAL = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +20,21 @@ class Rests:
     trial: int
     probe_share: float | int
 
+    def trial_rounds(self, state: Request, outlook: Outlook) -> int:
+        """Rounds of a trial: as many as are expected to lose what coming back costs in any case.
+
+        The first one finds nothing at hand, and one acceptance says little. So where it is a near thing whether drafting pays,
+        a trial is long enough to show what going on costs and gains; where a round loses much, it is short.
+        """
+        coming_s, loss_s = coming_back_s(state.memory), outlook.loss_s
+        spare_s = min(coming_s, self.probe_share * self.last_off * outlook.seconds[0] - coming_s)
+        if spare_s <= 0.0:
+            return self.trial
+        return max(self.trial, _LONGEST_TRIAL if spare_s >= _LONGEST_TRIAL * loss_s else int(spare_s / loss_s))
+
     def following(self, state: Request, outlook: Outlook) -> int:
         """Of the rest that follows a trial."""
-        lost = self.trial * outlook.loss_s + coming_back_s(state.memory)
+        lost = self.trial_rounds(state, outlook) * outlook.loss_s + coming_back_s(state.memory)
         longest = self.longest(lost, outlook.seconds[0])
         return max(self.first_off, min(max(2 * state.off_tokens, self.shortest(lost, outlook)), longest))
 
