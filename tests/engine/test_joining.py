@@ -151,6 +151,33 @@ def test_who_joins_others_is_counted_with_them(chunk):
     assert Asked.heard == [1, 3, 3]
 
 
+class Measuring(Fixed):
+    """Notes how long the texts are said to be that are about to begin."""
+
+    heard: ClassVar[list[tuple[str, int]]] = []
+
+    def rests(self, memory, num_requests):
+        self.heard.append(("rests", memory.costs.context_length))
+        return False
+
+    def init(self, memory):
+        self.heard.append(("init", memory.costs.context_length))
+        return super().init(memory)
+
+
+@pytest.mark.parametrize("chunk", [None, 8])
+def test_controllers_know_how_long_the_text_is_that_is_about_to_begin(chunk):
+    Measuring.heard.clear()
+    models = [TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2)]
+    costs = CostModel.linear(plain=1.0, node=0.1, draft=0.1)
+    parts = make_parts(*models, tree="chain(2)", controller="price", costs=costs)
+    batch = Batch(replace(parts, controller=Measuring()), prefill_chunk=chunk)
+    batch.join([session(0, (0, 1, 1, 2)), session(1, (1, 0))])
+    batch.step()
+    batch.close()
+    assert sorted(Measuring.heard) == [("init", 2), ("init", 4), ("rests", 2), ("rests", 4)]
+
+
 @given(st.lists(st.integers(0, 40), max_size=8), st.integers(1, 60))
 def test_shares_are_equal_as_far_as_they_are_needed(sizes, total):
     shares = equal_shares(sizes, total)

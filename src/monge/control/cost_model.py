@@ -74,7 +74,9 @@ class CostModel:
         self.context_s, self.plain_context_s, self.base_context = float(context_s), float(plain_context_s), base_context
         self._pace, self._sizes_at = Pace(), list[int]()
         self.graph_sizes, self._nodes, self.learns = tuple(sorted(graph_sizes)), Nodes(nodes), learns
-        self.batch_size, self.context_length, self.deepest = 1, base_context, deepest
+        self.batch_size, self.deepest = 1, deepest
+        self.context_length = base_context
+        """Tokens of the text of the last round, or of the request that is about to begin."""
         self._drafters = dict[str, tuple[dict[int, dict[int, float]], tuple[int, ...]]]()
         for name, (own, its_nodes) in drafters.items():
             # Where it is the same table, what corrects one corrects the other.

@@ -9,7 +9,7 @@ from monge.control.price_forecast import outlook_of
 from monge.control.price_learning import learnt, teach_left
 from monge.control.price_memory import pooled_of
 from monge.control.price_outlook import Outlook, stop_rule, unstopped, usual_plan
-from monge.control.price_reading import coming_back_s, reading_s, repays_reading
+from monge.control.price_reading import beginning_s, coming_back_s, reading_s, repays_reading
 from monge.control.price_request import Request
 from monge.control.price_resting import STRIDE, is_resting_news, looked, resting_plan, resting_stands
 from monge.control.price_rests import Rests
@@ -58,7 +58,7 @@ class Price(Controller[Request]):
 
     max_window: int = 8
     first_off: int = 8
-    last_off: int = 1024
+    last_off: int = 8192
     trial: int = 1
     margin: float | int = 0.02
     probe_share: float | int = 0.005
@@ -76,16 +76,16 @@ class Price(Controller[Request]):
 
     def init(self, memory: Memory) -> Request:
         pooled = pooled_of(memory)
-        if (begun := pooled.taken() or self._begun_again(memory)) is not None:
+        is_alone = costs_of(memory, "price").batch_size == 1
+        if (begun := pooled.taken() or (self._begun_again(memory) if is_alone else None)) is not None:
             return begun
         teach_left(memory)
-        kin = min(_KIN, pooled.counts.reached[0] if pooled.counts.reached else 0.0)
-        request = Request(memory, kin, debt_s=pooled.debt_s)
+        request = Request(memory, min(_KIN, *pooled.counts.reached[:1] or (0.0,)), debt_s=pooled.debt_s)
         request = replace(request, resting_depth=(outlook := outlook_of(request, self.max_window)).resting_depth)
-        waits = _ALONE_FOR if costs_of(memory, "price").batch_size > 1 and not pooled.crowd.is_on else 0
-        off = pooled.off_tokens
-        if not repays_reading(memory, outlook):
-            off = max(off, self._rests.shortest(reading_s(memory), outlook))
+        waits = 0 if is_alone or pooled.crowd.is_on else _ALONE_FOR
+        off, needed_s = pooled.off_tokens, beginning_s(memory)
+        if not repays_reading(memory, outlook, needed_s):
+            off = max(off, self._rests.shortest(needed_s, outlook))
         elif off <= self.first_off or outlook.pays(self.margin):
             return replace(request, off_left=waits) if waits else self._begun(request, outlook)
         # Where the last requests gave up for long, a new one goes on resting: it may be too short for a rest of its own.
@@ -233,8 +233,8 @@ class Price(Controller[Request]):
 
     def _begun_again(self, memory: Memory) -> Request | None:
         """The same as the last time, if little happened since: a look is not to cost a percent of short requests either."""
-        pooled = pooled_of(memory)
-        if (opening := pooled.opened) is None or opening.outlook is None or costs_of(memory, "price").batch_size > 1:
+        pooled, needed_s = pooled_of(memory), beginning_s(memory)
+        if (opening := pooled.opened) is None or not repays_reading(memory, opening.outlook, needed_s):
             return None
         state = replace(opening, debt_s=pooled.stretches[-1].debt_s if pooled.stretches else pooled.debt_s)
         return replace(state, stretch=self._stretch(state, opening.outlook))
@@ -285,7 +285,7 @@ class Price(Controller[Request]):
         if not pays or not state.off_tokens or not (is_settled or ends_trial):
             return following
         # What is read is read, and the request drafts on. Others may be too short to be worth their reading.
-        repays = repays_reading(state.memory, outlook)
+        repays = repays_reading(state.memory, outlook, reading_s(state.memory))
         if is_settled == repays:
             pooled.switch_off(0 if repays else self._rests.following(state, outlook))
         return replace(following, off_tokens=0) if is_settled else following

@@ -15,14 +15,21 @@ def coming_back_s(memory: Memory) -> float:
     return max(costs_of(memory, "price").catch_up_s, reading_s(memory))
 
 
-def repays_reading(memory: Memory, outlook: Outlook) -> bool:
-    """Whether drafting is expected to save a usual request the time that its reading takes; what is not known costs nothing.
+def beginning_s(memory: Memory) -> float:
+    """The same of the request that is about to begin, whose text may be longer or shorter than usual."""
+    costs = costs_of(memory, "price")
+    return costs.read_s * costs.context_length
+
+
+def repays_reading(memory: Memory, outlook: Outlook, needed_s: float) -> bool:
+    """Whether drafting is expected to save a request of the usual length the time that reading its text takes.
 
     Args:
         memory: What the decoder's requests share.
         outlook: What a round is expected to bring.
+        needed_s: That time; what is not known costs nothing.
     """
-    pooled, needed_s = pooled_of(memory), reading_s(memory)
+    pooled = pooled_of(memory)
     if needed_s == 0.0:
         return True
     saved_s = pooled.spells.length * (1.0 / outlook.plain_speed - 1.0 / max(outlook.speed, pooled.speed))

@@ -127,6 +127,7 @@ def abandon_session(session: Session, parts: Parts) -> None:
 def controller_state(session: Session, prompt: PromptProfile | None, parts: Parts) -> Any:
     """The controller's state for a new request, whose prompt is looked at if the controller asks."""
     planner = parts.planner(session.request.controller)
+    _note_length(session, parts)
     state = planner.controller.init(planner.memory)
     if isinstance(planner.controller, PromptReader) and prompt is not None:
         return planner.controller.read(state, prompt)
@@ -144,7 +145,14 @@ def reads_later(session: Session, parts: Parts, num_requests: int) -> bool:
     if piece_reader(parts.drafter) is None or not session.request.adaptive:
         return False
     planner = parts.planner(session.request.controller)
+    _note_length(session, parts)
     return planner.controller.rests(planner.memory, num_requests)
+
+
+def _note_length(session: Session, parts: Parts) -> None:
+    """Note the length of a text that is about to begin: what reading it takes decides whether drafting pays."""
+    if parts.memory.costs is not None:
+        parts.memory.costs.context_length = len(session.context.token_ids)
 
 
 def _opening(session: Session, parts: Parts, num_requests: int) -> Context:
