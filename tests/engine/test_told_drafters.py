@@ -14,6 +14,7 @@ from monge.core.verdict import StageTimes, StepRecord, Verdict
 from monge.draft.base import Draft
 from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
+from monge.draft.pool import PoolDrafter
 from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
 
@@ -86,3 +87,52 @@ def test_plain_rounds_are_not_told(kind, drafter, monkeypatch):
     expected = [one.context_length + len(one.token_ids) for one in records if one.plan.max_depth]
     assert lengths == expected
     assert len(expected) < len(records)
+
+
+RESTS = DraftPlan(max_depth=0, lookup_depth=3, follows=True)
+
+
+@pytest.mark.parametrize(
+    "members", [("ngram(min_ngram=3)", "ngram(min_ngram=2)", "model"), ("model", "none", "ngram(min_ngram=3)")]
+)
+@pytest.mark.parametrize("plans", [(RESTS,), (RESTS, RESTS, DRAFTS, FOLLOWS, RESTS)], ids=len)
+def test_rounds_in_which_nothing_is_looked_up_are_what_they_are_in_full(members, plans, monkeypatch):
+    drafter = f"pool{members}"
+    short, looked_up = list[bool](), PoolDrafter.looked_up
+
+    def noted(self, context, state, plan):
+        found = looked_up(self, context, state, plan)
+        short.append(found is not None)
+        return found
+
+    monkeypatch.setattr(PoolDrafter, "looked_up", noted)
+    made = written(decoder_of(drafter, plans), [(1, 2, 3, 4)])
+    assert 3 < sum(short) < len(short), "some find nothing, some find something"
+    monkeypatch.setattr(PoolDrafter, "looked_up", lambda *_: None)
+    assert made == written(decoder_of(drafter, plans), [(1, 2, 3, 4)])
+
+
+def test_what_has_been_read_of_the_text_is_kept_where_nothing_is_found(monkeypatch):
+    behind, draft = list[int](), NgramDrafter.draft
+
+    def noted(self, contexts, states, plans, draws):
+        behind.append(len(contexts[0].token_ids) - len(states[0]) // 8)
+        return draft(self, contexts, states, plans, draws)
+
+    monkeypatch.setattr(NgramDrafter, "draft", noted)
+    written(decoder_of("pool('ngram(min_ngram=3)', 'model')", (RESTS,)), [(1, 2, 3, 4)])
+    assert len(behind) > 20
+    assert max(behind) <= 4, "the tokens of one round"
+
+
+def test_a_lookup_that_fails_costs_its_request_the_speculation(monkeypatch):
+    decoder = decoder_of("pool('ngram', 'model')", (RESTS,))
+
+    def fail(*_):
+        raise KeyError("its own fault")
+
+    monkeypatch.setattr(NgramDrafter, "draft", fail)
+    with pytest.warns(UserWarning, match="the drafter failed"):
+        ((tokens,), (records,)) = written(decoder, [(1, 2, 1, 2)])
+    assert len(tokens) == 60
+    assert not any(record.depth for record in records)

@@ -155,6 +155,13 @@ class DrafterPool(Drafter[State]):
         """What the last commit decided about trees that would have been drafted; see `StepRecord.hindsight`."""
 
     @abstractmethod
+    def looked_up(self, context: Context, state: State, plan: DraftPlan) -> State | None:
+        """State of a request alone for which only drafters without a network may draft, if none of them finds anything.
+
+        `None` where one does, or where anything else is to be done about the plan: then the pool is asked for a draft.
+        """
+
+    @abstractmethod
     def is_idle(self, state: State) -> bool:
         """Whether there is neither such a tree that the coming commits decide about, nor such a decision."""
 

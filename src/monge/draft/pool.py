@@ -2,21 +2,29 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws, TapeDraws
-from monge.core.errors import OptionError, unknown_name
+from monge.core.draws import Draws
+from monge.core.errors import unknown_name
 from monge.core.proposal import Proposal
 from monge.core.selection import Hindsight, Member
 from monge.core.tree import lone_root
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool, OwnChain, PieceReader
-from monge.draft.hindsight import Followed, Watched
-from monge.draft.pool_state import Place, PoolState, followed, joint_capabilities, may_draft, own_draft, own_plan, places_of
-
-_OWN_LIMITS: Final = DraftPlan()
-_NO_DRAWS: Final = TapeDraws(())
+from monge.draft.pool_state import (
+    NO_DRAWS,
+    Place,
+    PoolState,
+    check_drafters,
+    followed,
+    joint_capabilities,
+    may_draft,
+    own_draft,
+    own_plan,
+    places_of,
+    would_be,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,20 +51,13 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     _opened: dict[int, set[int]] = field(init=False, repr=False, compare=False)
     _places: tuple[Place, ...] = field(init=False, repr=False, compare=False)
     _found: dict[int, tuple[int, int, DraftPlan, Draft[Any]]] = field(init=False, repr=False, compare=False)
+    _looked: dict[int, tuple[Any, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.drafters, Mapping) or len(self.drafters) < 2:
-            raise OptionError(
-                "pool: needs at least two drafters, as in pool('ngram', 'model'); use a single drafter by its own name"
-            )
-        nested = [name for name, drafter in self.drafters.items() if isinstance(drafter, DrafterPool)]
-        if nested:
-            raise OptionError(f"pool: drafter {nested[0]!r} is a pool itself; list its drafters instead")
-        readers = [name for name, drafter in self.drafters.items() if drafter.capabilities.reads_states]
-        if len(readers) > 1:
-            raise OptionError(f"pool: {' and '.join(readers)} both take the target's hidden states, which one of them can")
+        check_drafters(self.drafters)
         object.__setattr__(self, "_opened", {})
         object.__setattr__(self, "_found", {})
+        object.__setattr__(self, "_looked", {})
         object.__setattr__(self, "_places", places_of(self.drafters))
 
     @property
@@ -138,7 +139,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                     known[contexts[row].request_id][number] = draft.state
         drafts: list[Draft[PoolState]] = []
         for row, (context, state) in enumerate(zip(contexts, states, strict=True)):
-            watched = (*state.watched, *self._would_be(context, known[context.request_id], plans[row]))
+            watched = (*state.watched, *would_be(self._places, context, known[context.request_id], plans[row]))
             own = tuple(known[context.request_id])
             chosen, draft = made.get(row, (named[row], None))
             drafts.append(
@@ -186,23 +187,36 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     def close(self, context: Context) -> None:
         self._found.pop(context.request_id, None)
+        self._looked.pop(context.request_id, None)
         opened = self._opened.pop(context.request_id, set())
         for number, place in enumerate(self._places):
             if number in opened:
                 place.drafter.close(context)
 
+    def looked_up(self, context: Context, state: PoolState, plan: DraftPlan) -> PoolState | None:
+        if plan.max_depth != 0 or plan.stop is not None or plan.drafter is not None or not plan.may_look_up:
+            return None
+        if not self.is_idle(state) or self.proposes(context, state, plan, len(self._places)):
+            return None
+        return PoolState(self._looked.pop(context.request_id))
+
     def proposes(self, context: Context, state: PoolState, plan: DraftPlan, before: int) -> bool:
-        """Whether a drafter in front of a place proposes something, all of which run no network, or was never asked to."""
+        """Whether one of the drafters in front of a place that run no network proposes something, or was never asked to."""
         if not plan.may_look_up:
             return False
-        asked = plan.for_lookups
+        asked, states = plan.for_lookups, list(state.states)
         for number, place in enumerate(self._places[:before]):
+            if not place.looks_up:
+                continue
             if not self.is_open(number, context):
                 return True
-            (draft,) = place.drafter.draft([context], [state.states[number]], [asked], [_NO_DRAWS])
+            (draft,) = place.drafter.draft([context], [state.states[number]], [asked], [NO_DRAWS])
             if draft.tree.num_nodes > 1:
                 self._found[context.request_id] = number, len(context.token_ids), asked, draft
                 return True
+            if not place.is_told:
+                states[number] = draft.state
+        self._looked[context.request_id] = tuple(states)
         return False
 
     def _found_before(self, number: int, contexts: Sequence[Context], plans: Sequence[DraftPlan]) -> list[Draft[Any]]:
@@ -219,27 +233,13 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     def chained(self, context: Context, state: PoolState, plan: DraftPlan, number: int, draft: Draft[Any]) -> Draft[PoolState]:
         """A draft that the network of the drafter at a place made elsewhere, for the only request of a round."""
-        own, watched = state.states, state.watched
+        own, watched = self._looked.pop(context.request_id, state.states), state.watched
         if plan.asks_lookups:
             known = {context.request_id: list(own)}
             self._open_lookups([context], known)
-            watched = (*watched, *self._would_be(context, known[context.request_id], plan))
+            watched = (*watched, *would_be(self._places, context, known[context.request_id], plan))
             own = tuple(known[context.request_id])
         return Draft(draft.tree, PoolState(own, number, draft, watched), draft.evidence, self._places[number].name)
-
-    def _would_be(self, context: Context, states: list[Any], plan: DraftPlan) -> tuple[Watched, ...]:
-        """What drafters without a network would propose, each within its own limits, where the plan asks; states follow."""
-        if plan.drafter is None and (not plan.follows or plan.may_look_up):
-            return ()
-        trees: list[Followed] = []
-        for number, place in enumerate(self._places):
-            if place.looks_up:
-                # No draws: deterministic candidates draw nothing, and the request's own draws stay untouched.
-                (draft,) = place.drafter.draft([context], [states[number]], [_OWN_LIMITS], [_NO_DRAWS])
-                states[number] = states[number] if place.is_told else draft.state
-                if draft.tree.num_nodes > 1 or plan.drafter is not None:
-                    trees.append(Followed(place.name, draft.tree))
-        return (Watched(len(context.token_ids), tuple(trees)),) if trees else ()
 
     @property
     def _reader(self) -> int | None:

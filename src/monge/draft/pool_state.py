@@ -6,9 +6,11 @@ from itertools import takewhile
 from typing import Any, Final
 
 from monge.core.context import Context, DraftPlan
+from monge.core.draws import TapeDraws
+from monge.core.errors import OptionError
 from monge.core.selection import Hindsight
-from monge.draft.base import AnyDrafter, Capabilities, Draft
-from monge.draft.hindsight import Watched
+from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool
+from monge.draft.hindsight import Followed, Watched
 from monge.draft.jacobi import JacobiDrafter
 from monge.draft.layer_skip import LayerSkipDrafter
 from monge.draft.lookahead import LookaheadDrafter
@@ -23,6 +25,10 @@ LOOKUPS: Final = (NgramDrafter, SuffixDrafter, TokenRecyclingDrafter, LookaheadD
 """Drafters that run no network: what they would have proposed can be looked up in every round."""
 NETWORKS: Final = (ModelDrafter, LayerSkipDrafter, RetokenizeDrafter)
 """Drafters with a cache of their own, which stays where it is while they are not used."""
+
+NO_DRAWS: Final = TapeDraws(())
+"""Deterministic candidates draw nothing, and a request's own draws stay untouched where none of them is offered."""
+_OWN_LIMITS: Final = DraftPlan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,20 @@ class Place:
     looks_up: bool
     keeps_cache: bool
     is_told: bool
+
+
+def check_drafters(drafters: Mapping[str, AnyDrafter]) -> None:
+    """Refuse what is no pool; for the reasons see `PoolDrafter`."""
+    if not isinstance(drafters, Mapping) or len(drafters) < 2:
+        raise OptionError(
+            "pool: needs at least two drafters, as in pool('ngram', 'model'); use a single drafter by its own name"
+        )
+    nested = [name for name, drafter in drafters.items() if isinstance(drafter, DrafterPool)]
+    if nested:
+        raise OptionError(f"pool: drafter {nested[0]!r} is a pool itself; list its drafters instead")
+    readers = [name for name, drafter in drafters.items() if drafter.capabilities.reads_states]
+    if len(readers) > 1:
+        raise OptionError(f"pool: {' and '.join(readers)} both take the target's hidden states, which one of them can")
 
 
 def places_of(drafters: Mapping[str, AnyDrafter]) -> tuple[Place, ...]:
@@ -118,3 +138,17 @@ def followed(context: Context, state: PoolState, states: tuple[Any, ...]) -> Poo
     decided = list(takewhile(lambda one: one.is_decided, walked))
     hindsight = tuple(entry for one in decided for entry in one.hindsight())
     return PoolState(states, watched=tuple(walked[len(decided) :]), hindsight=hindsight)
+
+
+def would_be(places: Sequence[Place], context: Context, states: list[Any], plan: DraftPlan) -> tuple[Watched, ...]:
+    """What drafters without a network would propose, each within its own limits, where the plan asks; states follow."""
+    if plan.drafter is None and (not plan.follows or plan.may_look_up):
+        return ()
+    trees: list[Followed] = []
+    for number, place in enumerate(places):
+        if place.looks_up:
+            (draft,) = place.drafter.draft([context], [states[number]], [_OWN_LIMITS], [NO_DRAWS])
+            states[number] = states[number] if place.is_told else draft.state
+            if draft.tree.num_nodes > 1 or plan.drafter is not None:
+                trees.append(Followed(place.name, draft.tree))
+    return (Watched(len(context.token_ids), tuple(trees)),) if trees else ()

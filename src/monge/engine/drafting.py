@@ -25,6 +25,8 @@ def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Part
     again are decoded plainly to their end, from the draws that follow; a warning says so, once per request. Sessions whose
     draws cannot come again draft alone in the next round.
     """
+    if len(sessions) == 1 and _finds_nothing(sessions[0], plans[0], parts):
+        return [nothing(sessions[0])]
     drafts: dict[int, Draft[Any]] = {}
     asked = [row for row, plan in enumerate(plans) if _is_asked(plan, parts)]
     if not asked:
@@ -42,11 +44,13 @@ def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Part
     return [drafts.get(row) or nothing(session) for row, session in enumerate(sessions)]
 
 
-def is_told(session: Session, plan: DraftPlan, parts: Parts) -> bool:
+def is_told(session: Session, draft: Draft[Any], plan: DraftPlan, parts: Parts) -> bool:
     """Whether the drafter is to be told what became of a round: if it reads the text itself, not of those of others."""
     if session.drafting == "off":
         return False
-    if not parts.reads_text or _is_asked(plan, parts):
+    # Of a draft that is nothing it knows already what there is to know, if nothing but lookups was asked.
+    only_looked = plan.max_depth == 0 and plan.stop is None and draft.state is session.drafter_state
+    if not parts.reads_text or (_is_asked(plan, parts) and not only_looked):
         return True
     return isinstance(parts.drafter, DrafterPool) and not parts.drafter.is_idle(session.drafter_state)
 
@@ -87,6 +91,19 @@ def _is_asked(plan: DraftPlan, parts: Parts) -> bool:
     if plan.max_depth != 0 or plan.stop is not None:
         return True
     return plan.asks_lookups and isinstance(parts.drafter, DrafterPool)
+
+
+def _finds_nothing(session: Session, plan: DraftPlan, parts: Parts) -> bool:
+    """Whether a request alone for which only lookups may draft has nothing to look up; its state follows."""
+    drafter, found = parts.drafter, list[Any]()
+    if plan.max_depth != 0 or session.drafting != "together" or not isinstance(drafter, DrafterPool):
+        return False
+    # If it raises, the pool raises once more where that is looked after.
+    attempt(lambda: found.append(drafter.looked_up(session.context, session.drafter_state, plan)))
+    if not found or found[0] is None:
+        return False
+    session.drafter_state = found[0]
+    return True
 
 
 def _successors(logits: Float[Tensor, "nodes vocab"], count: int) -> tuple[tuple[int, ...], ...]:

@@ -97,7 +97,7 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, isolated: bool = Fal
     rows = _accepted(rows)
     parts.target.commit({row.context.request_id: (0, *row.verdict.path) for row in rows})
     rows = every(rows, _commit, isolated=isolated)
-    told = [(row.session, row.drafted, row.verdict) for row in rows if is_told(row.session, row.plan, parts)]
+    told = [(row.session, row.drafted, row.verdict) for row in rows if is_told(row.session, row.drafted, row.plan, parts)]
     if told:
         observe(told, {row.context.request_id: row.logits for row in rows if row.logits is not None}, parts)
     timer.lap("commit_s")
