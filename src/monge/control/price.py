@@ -15,6 +15,7 @@ from monge.control.price_resting import STRIDE, is_resting_news, looked, resting
 from monge.control.price_rests import Rests
 from monge.control.price_stretch import Stretch
 from monge.control.price_together import GAIN, SETTLED, plan_together
+from monge.control.survival import PRIOR_WEIGHT
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -28,7 +29,6 @@ _LOOK_S = 0.06  # seconds of alike rounds that share one look at what they bring
 _OPENING = 2  # how many times as many share a look at how requests begin
 _PATIENCE = 4.0  # plain rounds by which they may be behind plain decoding before one looks earlier
 _APART = (*_WHOLE, _EXPLORE - 1)  # of so many rounds, those that are planned apart, to stay informed
-_KIN = 6.0  # further rounds that earlier requests count for in a request's acceptance, once they had as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Price(Controller[Request]):
         if (begun := pooled.taken() or (self._begun_again(memory) if is_alone else None)) is not None:
             return begun
         teach_left(memory)
-        request = Request(memory, min(_KIN, *pooled.counts.reached[:1] or (0.0,)), debt_s=pooled.debt_s)
+        request = Request(memory, min(pooled.spread.weight - PRIOR_WEIGHT, pooled.seen), debt_s=pooled.debt_s)
         request = replace(request, resting_depth=(outlook := outlook_of(request, self.max_window)).resting_depth)
         waits = 0 if is_alone or pooled.crowd.is_on else _ALONE_FOR
         off, needed_s = pooled.off_tokens, beginning_s(memory)

@@ -8,6 +8,7 @@ from monge.control.calibration import Calibration
 from monge.control.memory import Memory
 from monge.control.price_batch import Crowd
 from monge.control.price_stretch import Stretch
+from monge.control.spread import Spread
 from monge.control.survival import POOLED_KEEP, DepthCounts
 from monge.core.verdict import StepRecord
 
@@ -71,6 +72,7 @@ class Pooled:
         debt_s: That of the request which drafted last: short ones must not each lose what one may.
         begun: The state that the next request begins with, known since somebody asked whether its prompt is read.
         looked: Acceptance by depth of candidates that drafters without a network proposed beside others, or would have.
+        spread: How far requests differ in `counts`.
     """
 
     counts: DepthCounts = DepthCounts()
@@ -87,6 +89,12 @@ class Pooled:
     debt_s: float = 0.0
     begun: tuple[object, Any] | None = None
     looked: DepthCounts = DepthCounts()
+    spread: Spread = Spread()
+
+    @property
+    def seen(self) -> float:
+        """Rounds of which the acceptance of all is known, the latest counting most."""
+        return self.counts.reached[0] if self.counts.reached else 0.0
 
     def begin(self, state: Any) -> None:  # noqa: ANN401 (requests know this class)
         """Keep the state of a request that is about to begin."""
@@ -154,7 +162,10 @@ class Pooled:
         """
         self.num_taught += len(records)
         networks = [record for record in records if record.drafter not in lookups]
-        self.counts = self.counts.seen([(len(one.examined), one.num_accepted) for one in networks], POOLED_KEEP)
+        drafts = [(len(one.examined), one.num_accepted) for one in networks]
+        if self.counts.reached:
+            self.spread = self.spread.seen(drafts, self.counts.accepted[0] / self.counts.reached[0])
+        self.counts = self.counts.seen(drafts, POOLED_KEEP)
         for record in networks:
             self.calibration = self.calibration.update(record.confidences, record.num_accepted, len(record.examined))
         for record, its_seconds in zip(records, seconds, strict=True):
