@@ -144,16 +144,19 @@ def test_plain_rounds_whose_time_is_none_end_the_doubt_too(seconds: float) -> No
     assert not costs.wants_plain
 
 
-def test_after_a_long_rest_every_round_that_drafts_is_learnt_from_for_a_while() -> None:
-    """There may be few before the next rest, which they decide about."""
-    costs = going_on()
-    assert [costs.is_due(kind(None), 0.001) for _ in range(20)] == [False] * 20
+def test_after_a_long_rest_every_round_as_one_is_learnt_from_for_a_while() -> None:
+    """There may be few before the next rest, which they decide about; those of stages would move what plain rounds cost."""
+    costs, whole = going_on(), kind(None, as_one=True)
+    assert [costs.is_due(whole, 0.001) for _ in range(20)] == [True, True] + [False] * 18, "a cold one and a warm one"
     for _ in range(63):
         costs.is_due(kind(), 0.0005)
-    assert [costs.is_due(kind(None), 0.001) for _ in range(4)] == [True, False, False, False], "a short rest"
+    assert [costs.is_due(whole, 0.001) for _ in range(4)] == [False] * 4, "a short rest"
     for _ in range(64):
         costs.is_due(kind(), 0.001)
-    assert [costs.is_due(kind(None), 0.001) for _ in range(20)] == [True] * 16 + [False] * 4
+    assert [costs.is_due(whole, 0.001) for _ in range(20)] == [True] * 16 + [False] * 4
+    for _ in range(64):
+        costs.is_due(kind(), 0.001)
+    assert [costs.is_due(kind(None), 0.001) for _ in range(20)] == [True, True] + [False] * 18
 
 
 def test_a_cold_round_takes_no_warm_ones_turn() -> None:

@@ -14,7 +14,8 @@ expected is the price of coming back, and no cost of going on."""
 _LONG_REST: Final = 64
 """Rounds without a network's draft after which nobody knows any more what drafting costs."""
 _BACK: Final = 16
-"""Rounds with one behind such a rest that are all learnt from: there may be few before the next rest is decided about."""
+"""Rounds with one behind such a rest of which those as one are all learnt from: there may be few before the next rest. They are
+counted in plain rounds, whose cost they leave alone; those of stages would take it along, each a little."""
 _BEGINNING: Final = 3
 """First rounds of a request, which take up to twice as long, whoever drafts: its prompt was read before them."""
 _SPACING_S: Final = 0.06
@@ -92,7 +93,7 @@ class RoundWatch:
         if num_before < _BEGINNING or (not drafters and self._num_plain <= WARM):
             return False
         alike = drafters, as_one, self.has_switched or (runs_network and self.has_rested)
-        is_news = self._num_learnt < _FIRST or (self._moved != 0.0 and not drafters) or (runs_network and self.is_back)
+        is_news = self._num_learnt < _FIRST or (self._moved != 0.0 and not drafters) or (as_one and self.is_back)
         if not is_news and self._clock_s < self._due_s.get(alike, 0.0):
             return False
         self._due_s[alike] = self._clock_s + _SPACING_S
