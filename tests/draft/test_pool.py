@@ -8,10 +8,13 @@ import pytest
 
 from monge.api import make_parts
 from monge.control.base import Controller, Memory
-from monge.core.context import DraftPlan
+from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, ProposalMismatchError
+from monge.core.sampling_rules import SamplingRules
+from monge.core.tree import lone_root
 from monge.core.verdict import StepRecord
+from monge.draft.base import Draft
 from monge.draft.by_name import drafters_in
 from monge.draft.ngram import NgramDrafter
 from monge.draft.none import NoDrafter
@@ -313,3 +316,19 @@ def test_an_unknown_drafter_in_a_plan_costs_the_speculation_and_says_so() -> Non
     with pytest.warns(UserWarning, match="did you mean 'ngram'"):
         (result,) = Decoder(parts).generate([(0, 1)], max_new_tokens=4, temperature=1.0, seed=0)
     assert len(result.token_ids) == 4
+
+
+def test_what_was_looked_up_in_vain_is_kept_for_its_own_round_only() -> None:
+    """A round that looked up and ran in another way than as one must not bring back what was known then."""
+    models = [TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2)]
+    pool = make_parts(*models, drafter="pool('ngram(min_ngram=3)', 'model')", tree="chain(2)").drafter
+    assert isinstance(pool, PoolDrafter)
+    context = Context(request_id=0, token_ids=(0, 1, 2, 3), num_prompt_tokens=4, rules=SamplingRules())
+    (state,) = pool.open([context])
+    longer, asked, network = context.append((4,)), DraftPlan(max_depth=2), Draft(lone_root(4), None)
+    assert not pool.proposes(longer, state, asked, 1)
+    kept = pool.chained(longer, state, asked, 1, network).state
+    assert array("q", kept.states[0]).tolist() == [0, 1, 2, 3, 4], "the text has been read to its end"
+    assert not pool.proposes(longer, state, asked, 1)
+    blind = DraftPlan(max_depth=2, lookup_depth=0)
+    assert pool.chained(longer.append((0,)), kept, blind, 1, network).state.states is kept.states

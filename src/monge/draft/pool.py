@@ -51,7 +51,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     _opened: dict[int, set[int]] = field(init=False, repr=False, compare=False)
     _places: tuple[Place, ...] = field(init=False, repr=False, compare=False)
     _found: dict[int, tuple[int, int, DraftPlan, Draft[Any]]] = field(init=False, repr=False, compare=False)
-    _looked: dict[int, tuple[Any, ...]] = field(init=False, repr=False, compare=False)
+    _looked: dict[int, tuple[int, tuple[Any, ...]]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_drafters(self.drafters)
@@ -198,7 +198,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             return None
         if not self.is_idle(state) or self.proposes(context, state, plan, len(self._places)):
             return None
-        return PoolState(self._looked.pop(context.request_id))
+        return PoolState(self._having_looked(context, state))
 
     def proposes(self, context: Context, state: PoolState, plan: DraftPlan, before: int) -> bool:
         """Whether one of the drafters in front of a place that run no network proposes something, or was never asked to."""
@@ -216,8 +216,13 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                 return True
             if not place.is_told:
                 states[number] = draft.state
-        self._looked[context.request_id] = tuple(states)
+        self._looked[context.request_id] = len(context.token_ids), tuple(states)
         return False
+
+    def _having_looked(self, context: Context, state: PoolState) -> tuple[Any, ...]:
+        """States of the drafters after `proposes` found nothing, if it was asked in this round."""
+        length, states = self._looked.pop(context.request_id, (0, ()))
+        return states if length == len(context.token_ids) else state.states
 
     def _found_before(self, number: int, contexts: Sequence[Context], plans: Sequence[DraftPlan]) -> list[Draft[Any]]:
         """What the drafter at a place said in `proposes` in the same round of a request alone; empty where it was not asked."""
@@ -233,7 +238,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     def chained(self, context: Context, state: PoolState, plan: DraftPlan, number: int, draft: Draft[Any]) -> Draft[PoolState]:
         """A draft that the network of the drafter at a place made elsewhere, for the only request of a round."""
-        own, watched = self._looked.pop(context.request_id, state.states), state.watched
+        own, watched = self._having_looked(context, state), state.watched
         if plan.asks_lookups:
             known = {context.request_id: list(own)}
             self._open_lookups([context], known)
