@@ -1,6 +1,7 @@
 """Plans of `price` that stand for some rounds: what is learnt from these is what would be learnt from one after another."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -8,6 +9,7 @@ from monge.control.base import Memory
 from monge.control.cost_model import CostModel
 from monge.control.price import Price
 from monge.control.price_batch import Crowd
+from monge.control.price_follows import PATIENCE, SOONEST
 from monge.control.price_memory import pooled_of
 from monge.control.price_request import Request
 from monge.control.price_resting import STRIDE
@@ -98,13 +100,13 @@ def test_rounds_after_those_that_used_the_patience_up_are_learnt_from_with_them(
 def test_rests_stand_to_their_end_and_no_further(resting_depth: int | None) -> None:
     controller, memory = Price(), memory_of()
     state = Request(memory, context_length=40, off_left=35, off_tokens=35, resting_depth=resting_depth)
-    length, done = 40, 0
+    length, done, followed = 40, 0, list[int]()
     while state.off_left:
         plan = controller.plan(state, draws())
         num_rounds = controller.stands([state], [plan], [length])
         assert 1 <= num_rounds <= STRIDE
-        is_follower = resting_depth == 0 and done % STRIDE == 0
-        assert (plan.lookup_depth, plan.follows) == ((resting_depth, True) if is_follower or resting_depth else (None, False))
+        assert (plan.lookup_depth, plan.follows) in [(None, False), (resting_depth, True)]
+        followed += range(done, done + num_rounds * plan.follows)
         records = [round_of(plan, 0, length + place) for place in range(num_rounds)]
         state = controller.update_many(state, records)
         length, done = length + num_rounds, done + num_rounds
@@ -112,6 +114,48 @@ def test_rests_stand_to_their_end_and_no_further(resting_depth: int | None) -> N
     assert done == 35
     assert state.trial_left == controller.trial
     assert pooled_of(memory).rested == 35
+    # Nothing was found: who asks in every round does so no longer after a while.
+    assert followed == {None: [], 0: [SOONEST], 3: [*range(PATIENCE), PATIENCE - 1 + SOONEST]}[resting_depth]
+
+
+@pytest.mark.parametrize("found", [0, 1, 2])
+def test_the_longer_little_is_found_the_more_rarely_a_rest_follows(found: int) -> None:
+    """One in 16 rounds at first, then one in 32, ... 256; where text repeats itself, and when another begins, in 16 again."""
+    controller, memory = Price(), memory_of(members=MEMBERS)
+    state = Request(memory, context_length=40, off_left=4000, off_tokens=4000, resting_depth=0)
+
+    def followed(state: Request, found: int, num_rounds: int) -> tuple[list[int], Request]:
+        places, since = list[int](), 0
+        for place in range(num_rounds):
+            plan = controller.plan(replace(state, resting_depth=0), draws())
+            looked = (Hindsight(drafter="ngram", position=1, num_nodes=4, factors=(1.0,) * found + (0.0,)),)
+            record = replace(round_of(plan, 0, 40 + place), hindsight=looked if since == 1 else ())
+            state, since = controller.update(state, record), since + 1
+            if plan.follows:
+                places, since = [*places, place], 1
+        return places, state
+
+    places, state = followed(state, found, 1000)
+    gaps = [after - before for before, after in pairwise([0, *places])]
+    assert gaps == ([SOONEST, *[SOONEST] * (len(gaps) - 1)] if found > 1 else [16, 32, 64, 128, 256, 256])
+    begun = replace(state, context_length=None)
+    (first, *_), _ = followed(begun, found, 100)
+    assert first == SOONEST
+
+
+def test_lookups_that_find_something_are_asked_in_every_round_again() -> None:
+    controller, memory = Price(), memory_of(members=MEMBERS)
+    state, asked = Request(memory, context_length=40, off_left=4000, off_tokens=4000, resting_depth=2), list[int]()
+    for place in range(800):
+        plan = controller.plan(replace(state, resting_depth=2), draws())
+        found = plan.follows and place >= 100
+        record = round_of(plan, 0, 40 + place)
+        state = controller.update(state, replace(record, num_nodes=2, depth=2, drafter="ngram") if found else record)
+        asked += [place] * plan.follows
+    assert asked[:PATIENCE] == list(range(PATIENCE))
+    late = asked[PATIENCE : next(place for place, one in enumerate(asked) if one >= 100)]
+    assert late == [PATIENCE - 1 + SOONEST, PATIENCE - 1 + 3 * SOONEST]
+    assert asked[PATIENCE + len(late) :] == list(range(PATIENCE - 1 + 7 * SOONEST, 800))
 
 
 def test_followers_of_lookups_stand_for_themselves() -> None:

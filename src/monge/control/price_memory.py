@@ -7,6 +7,7 @@ from typing import Any
 from monge.control.calibration import Calibration
 from monge.control.memory import Memory
 from monge.control.price_batch import Crowd
+from monge.control.price_follows import Follows
 from monge.control.price_stretch import Stretch
 from monge.control.spread import Spread
 from monge.control.survival import POOLED_KEEP, DepthCounts
@@ -73,6 +74,7 @@ class Pooled:
         begun: The state that the next request begins with, known since somebody asked whether its prompt is read.
         looked: Acceptance by depth of candidates that drafters without a network proposed beside others, or would have.
         spread: How far requests differ in `counts`.
+        follows: How often rounds of a request that rests alone ask lookups, or follow what these would have found.
     """
 
     counts: DepthCounts = DepthCounts()
@@ -90,6 +92,7 @@ class Pooled:
     begun: tuple[object, Any] | None = None
     looked: DepthCounts = DepthCounts()
     spread: Spread = Spread()
+    follows: Follows = field(default_factory=Follows)
 
     @property
     def seen(self) -> float:
@@ -131,6 +134,7 @@ class Pooled:
     def switch_off(self, off_tokens: int) -> None:
         """Note that a request has switched drafting off for so many tokens, or found that it pays (0)."""
         self.off_tokens, self.rested, self.opening = off_tokens, 0, None
+        self.follows.begin()
 
     def rest_together(self, num_rounds: int = 1) -> None:
         """Note that requests that rest share rounds."""
@@ -147,6 +151,9 @@ class Pooled:
     def rest(self, record: StepRecord, *, begins: bool) -> None:
         """Note a plain round of a request alone, with which a spell may begin."""
         self.rested += len(record.token_ids)
+        if begins:
+            self.follows.begin()
+        self.follows.note(record)
         self.spells.add(record, begins=begins)
 
     def learn(

@@ -15,21 +15,20 @@ from monge.core.verdict import StepRecord
 
 STRIDE: Final = 16
 """Tokens by which a request's text may have grown unnoted while it rests."""
-_FOLLOW_EVERY: Final = 16  # tokens of a rest of which one's round follows what would have been looked up
 
 
 def resting_plan(state: Request) -> DraftPlan:
     """What is planned while the network rests."""
-    if state.resting_depth is None or (state.resting_depth == 0 and pooled_of(state.memory).rested % _FOLLOW_EVERY):
+    if state.resting_depth is None or pooled_of(state.memory).follows.left(state.resting_depth):
         return PLAIN
     return DraftPlan(max_depth=0, lookup_depth=state.resting_depth, follows=True)
 
 
 def resting_stands(state: Request, plan: DraftPlan, num_tokens: int) -> int:
     """For how many rounds that holds, where the text has so many tokens."""
-    most = STRIDE
-    if state.resting_depth == 0:
-        most = 1 if plan.follows else _FOLLOW_EVERY - pooled_of(state.memory).rested % _FOLLOW_EVERY
+    most, depth, follows = STRIDE, state.resting_depth, pooled_of(state.memory).follows
+    if depth is not None:
+        most = follows.stand(depth) if plan.follows else min(STRIDE, follows.left(depth))
     return min(state.left(num_tokens), most)
 
 
@@ -49,5 +48,8 @@ def looked(state: Request, records: Sequence[StepRecord], max_window: int) -> Re
     lookups = state.memory.lookups
     if not lookups or not any(record.depth or record.hindsight for record in records):
         return state
-    state = replace(state, looked=noted(pooled_of(state.memory), state.looked, records, lookups))
+    pooled = pooled_of(state.memory)
+    if any(taken > 1 for record in records for _, taken in drafts_of(record, lookups)):
+        pooled.follows.found()
+    state = replace(state, looked=noted(pooled, state.looked, records, lookups))
     return replace(state, resting_depth=outlook_of(state, max_window).resting_depth)

@@ -31,10 +31,9 @@ from monge.draft.pool_state import (
 class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     """Several drafters; each round uses the one that its plan names, else the first that proposes anything.
 
-    Which drafter a round uses depends on its plan, or on which drafters find something in the committed text: on nothing that
-    the round draws. The others follow the text: those without a network are told every commit, a draft model that is not used
-    runs no forward, and reads what it has missed when it is used again. The first of those that run a network reads the prompt
-    when a request begins, unless the controller says that it may wait.
+    Which drafter a round uses depends on its plan, or on what is found in the committed text: on nothing that the round draws.
+    The others follow the text: those without a network are told every commit, a draft model that is not used reads what it has
+    missed when it is used again. The first that runs a network reads prompts at once, unless the controller lets it wait.
 
     Where a plan names a drafter, or keeps those from drafting that run no network and asks what they would have proposed, all
     of these say so. As soon as the text has decided about all of their trees, at most their depth in tokens later, the round's
@@ -55,9 +54,8 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     def __post_init__(self) -> None:
         check_drafters(self.drafters)
-        object.__setattr__(self, "_opened", {})
-        object.__setattr__(self, "_found", {})
-        object.__setattr__(self, "_looked", {})
+        for name in ("_opened", "_found", "_looked"):
+            object.__setattr__(self, name, {})
         object.__setattr__(self, "_places", places_of(self.drafters))
 
     @property
@@ -194,11 +192,16 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                 place.drafter.close(context)
 
     def looked_up(self, context: Context, state: PoolState, plan: DraftPlan) -> PoolState | None:
-        if plan.max_depth != 0 or plan.stop is not None or plan.drafter is not None or not plan.may_look_up:
+        if plan.max_depth != 0 or plan.stop is not None or plan.drafter is not None or state.hindsight:
             return None
-        if not self.is_idle(state) or self.proposes(context, state, plan, len(self._places)):
+        if plan.may_look_up:
+            finds = state.watched or self.proposes(context, state, plan, len(self._places))
+            return None if finds else PoolState(self._having_looked(context, state))
+        if not plan.follows or not all(self.is_open(n, context) for n, place in enumerate(self._places) if place.looks_up):
             return None
-        return PoolState(self._having_looked(context, state))
+        own = list(state.states)
+        watched = (*state.watched, *would_be(self._places, context, own, plan))
+        return PoolState(tuple(own), watched=watched)
 
     def proposes(self, context: Context, state: PoolState, plan: DraftPlan, before: int) -> bool:
         """Whether one of the drafters in front of a place that run no network proposes something, or was never asked to."""
@@ -240,10 +243,9 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         """A draft that the network of the drafter at a place made elsewhere, for the only request of a round."""
         own, watched = self._having_looked(context, state), state.watched
         if plan.asks_lookups:
-            known = {context.request_id: list(own)}
-            self._open_lookups([context], known)
-            watched = (*watched, *would_be(self._places, context, known[context.request_id], plan))
-            own = tuple(known[context.request_id])
+            self._open_lookups([context], {context.request_id: (told := list(own))})
+            watched = (*watched, *would_be(self._places, context, told, plan))
+            own = tuple(told)
         return Draft(draft.tree, PoolState(own, number, draft, watched), draft.evidence, self._places[number].name)
 
     @property

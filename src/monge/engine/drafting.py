@@ -49,8 +49,8 @@ def is_told(session: Session, draft: Draft[Any], plan: DraftPlan, parts: Parts) 
     if session.drafting == "off":
         return False
     # Of a draft that is nothing it knows already what there is to know, if nothing but lookups was asked.
-    only_looked = plan.max_depth == 0 and plan.stop is None and draft.state is session.drafter_state
-    if not parts.reads_text or (_is_asked(plan, parts) and not only_looked):
+    only_looked = draft.state is session.drafter_state and plan.max_depth == 0 and plan.stop is None
+    if not parts.reads_text or (not only_looked and _is_asked(plan, parts)):
         return True
     return isinstance(parts.drafter, DrafterPool) and not parts.drafter.is_idle(session.drafter_state)
 
