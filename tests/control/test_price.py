@@ -28,9 +28,10 @@ def test_price_rests_doubles_and_returns() -> None:
         if run:
             plain_runs[-1] = run
         state = controller.update(state, chain_round(min(plan.max_depth or 0, 2), 0, plan=plan))
+    # The second rest is 2 / 0.92 times as long, since drafting is thought to have 0.92 of the speed of plain decoding.
     # A trial costs a good 0.32 plain forwards, less what its token is thought to be worth, which is less and less: so many
     # tokens later that is half a percent of the time.
-    assert plain_runs[:6] == [8, 16, 25, 29, 33, 35]
+    assert plain_runs[:6] == [8, 18, 25, 29, 33, 35]
     assert controller.init(memory).off_left > 0  # a new request begins where others gave up
     good = replace(state, off_left=1)
     for _ in range(30):

@@ -25,9 +25,10 @@ def tried(acceptance: float, *, coming_s: float, trial: int = 1, last_off: int =
     return controller._rests.trial_rounds(state, outlook)
 
 
-def test_a_trial_loses_about_what_coming_back_costs() -> None:
-    assert tried(0.02, coming_s=1.5) == 5
-    assert tried(0.17, coming_s=1.5) == 10
+def test_a_trial_loses_what_coming_back_costs_where_it_is_a_near_thing_and_less_elsewhere() -> None:
+    # 0.77 and 0.89 of the speed of plain decoding: 0.60 and 0.79 of what coming back costs.
+    assert tried(0.02, coming_s=1.5) == 3
+    assert tried(0.17, coming_s=1.5) == 7
     assert tried(0.30, coming_s=1.5) == 16, "no more than so many"
     assert tried(0.50, coming_s=1.5) == 16
     assert tried(0.02, coming_s=0.0) == 1

@@ -137,6 +137,11 @@ class Outlook:
         """Tokens per second of plain decoding."""
         return 1.0 / self.seconds[0]
 
+    @property
+    def closeness(self) -> float:
+        """Speed of drafting over that of plain decoding, 1 where it pays: how near a thing that is."""
+        return min(1.0, self.speed / self.plain_speed)
+
     def pays(self, margin: float) -> bool:
         """Whether drafting is expected to beat plain decoding by this share of its speed."""
         return self.speed >= self.plain_speed * (1.0 + margin)
