@@ -26,9 +26,9 @@ def about(counts: DepthCounts) -> list[float]:
     return [round(count, 9) for count in (*counts.reached, *counts.accepted)]
 
 
-@pytest.mark.parametrize(("plain", "looks"), [(1.0, 12), (0.018, 3)])
+@pytest.mark.parametrize(("plain", "looks"), [(1.0, 12), (0.018, 2)])
 def test_short_rounds_share_a_look_at_what_they_bring(plain: float, looks: int) -> None:
-    """Alike rounds look ahead once in sixty milliseconds; all that is drafted between is drafted by the last look."""
+    """Alike rounds look ahead once in sixty milliseconds, later in more; all between are drafted by the last look."""
     controller, memory = Price(), memory_of(plain=plain, node=0.0, draft=0.0)
     state, seen = controller.init(memory), list[object]()
     for number in range(20):

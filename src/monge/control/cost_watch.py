@@ -20,6 +20,8 @@ _BEGINNING: Final = 3
 """First rounds of a request, which take up to twice as long, whoever drafts: its prompt was read before them."""
 _SPACING_S: Final = 0.06
 """Seconds that go by between two rounds of a kind that are learnt from: learning is not to cost a percent."""
+_COLD_SPACING_S: Final = 0.24
+"""The same of cold rounds, which are believed only where they are shorter than expected."""
 _FIRST: Final = 64
 """Rounds that are all learnt from."""
 _MOVED: Final = 0.05
@@ -92,11 +94,12 @@ class RoundWatch:
         self._clock_s += seconds
         if num_before < _BEGINNING or (not drafters and self._num_plain <= WARM):
             return False
-        alike = drafters, as_one, self.has_switched or (runs_network and self.has_rested)
+        is_cold = self.has_switched or (runs_network and self.has_rested)
+        alike = drafters, as_one, is_cold
         is_news = self._num_learnt < _FIRST or (self._moved != 0.0 and not drafters) or (as_one and self.is_back)
         if not is_news and self._clock_s < self._due_s.get(alike, 0.0):
             return False
-        self._due_s[alike] = self._clock_s + _SPACING_S
+        self._due_s[alike] = self._clock_s + (_COLD_SPACING_S if is_cold else _SPACING_S)
         self._num_learnt += 1
         return True
 

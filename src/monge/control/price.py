@@ -1,19 +1,18 @@
 """Draft while a token's chance of being accepted is worth the price of its time."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
 from monge.control.price_forecast import outlook_of
 from monge.control.price_learning import learnt, teach_left
+from monge.control.price_looks import next_stretch
 from monge.control.price_memory import pooled_of
 from monge.control.price_outlook import Outlook, stop_rule, unstopped, usual_plan
 from monge.control.price_reading import beginning_s, coming_back_s, reading_s, repays_reading
 from monge.control.price_request import Request
 from monge.control.price_resting import STRIDE, is_resting_news, looked, resting_plan, resting_stands
 from monge.control.price_rests import Rests
-from monge.control.price_stretch import Stretch
 from monge.control.price_together import GAIN, SETTLED, plan_together
 from monge.control.survival import PRIOR_WEIGHT
 from monge.core.context import DraftPlan
@@ -25,9 +24,7 @@ _EXPLORE = 32  # rounds between two that draft without looking at the price, so 
 _WHOLE = (14, 15)  # of so many rounds, those that run as one, if any can: what is not run is not measured
 _EXPLORE_AS_ONE = 128  # the same where rounds run as one, which ask for no confidence
 _ALONE_FOR = 4  # tokens that a request waits where others shared rounds and rested: more of these may be on their way
-_LOOK_S = 0.06  # seconds of alike rounds that share one look at what they bring: a look is not to cost a percent
 _OPENING = 2  # how many times as many share a look at how requests begin
-_PATIENCE = 4.0  # plain rounds by which they may be behind plain decoding before one looks earlier
 _APART = (*_WHOLE, _EXPLORE - 1)  # of so many rounds, those that are planned apart, to stay informed
 
 
@@ -196,37 +193,13 @@ class Price(Controller[Request]):
             return unstopped(replace(usual, max_depth=outlook.window, stop=stop))
         return usual
 
-    def _stretch(self, state: Request, outlook: Outlook) -> Stretch | None:
-        """The coming rounds that are planned alike; a trial has none."""
-        if state.trial_left:
-            return None
-        pooled, in_one = pooled_of(state.memory), outlook.whole if outlook.as_one else None
-        num_rounds = math.ceil(_LOOK_S / (outlook.seconds[outlook.window] if in_one is None else in_one[1]))
-        if state.off_tokens and state.rounds_on < SETTLED:
-            num_rounds = min(num_rounds, SETTLED - state.rounds_on)
-        limit_s = max(coming_back_s(state.memory), _PATIENCE * outlook.seconds[0])
-        patience_s = limit_s if state.debt_s < limit_s else state.debt_s + _PATIENCE / 2.0 * outlook.seconds[0]
-        plan = usual_plan(outlook, pooled.calibration, self.max_window)
-        stretch = Stretch(
-            plan,
-            outlook,
-            num_rounds,
-            patience_s,
-            state.debt_s,
-            state.memory.lookups,
-            state.looked,
-            begins=state.context_length is None,
-        )
-        pooled.note_stretch(stretch)
-        return stretch
-
     def _begun(self, state: Request, outlook: Outlook) -> Request:
         """The state of a request that drafts from its beginning: by what others taught, as its first round says little."""
         pooled = pooled_of(state.memory)
         if not pooled.counts.reached or costs_of(state.memory, "price").batch_size > 1:
             return state
         state = replace(state, outlook=outlook)
-        stretch = self._stretch(state, outlook)
+        stretch = next_stretch(state, outlook, self.max_window)
         num_rounds = 0 if stretch is None else min(_OPENING * stretch.num_rounds, int(pooled.counts.reached[0]))
         pooled.opening = state, pooled.num_rounds + num_rounds
         return replace(state, stretch=stretch)
@@ -237,7 +210,7 @@ class Price(Controller[Request]):
         if (opening := pooled.opened) is None or not repays_reading(memory, opening.outlook, needed_s):
             return None
         state = replace(opening, debt_s=pooled.stretches[-1].debt_s if pooled.stretches else pooled.debt_s)
-        return replace(state, stretch=self._stretch(state, opening.outlook))
+        return replace(state, stretch=next_stretch(state, opening.outlook, self.max_window, again=True))
 
     def _pays(self, state: Request, outlook: Outlook) -> bool:
         """Whether drafting is expected to beat plain decoding."""
@@ -280,7 +253,7 @@ class Price(Controller[Request]):
         is_tried = state.trial_left > 0 and (state.rounds_on < self.trial or not has_lost)
         if not pays and not is_tried and (state.off_tokens or has_lost):
             return self._off(state)
-        following = replace(state, outlook=outlook, stretch=self._stretch(state, outlook))
+        following = replace(state, outlook=outlook, stretch=next_stretch(state, outlook, self.max_window))
         is_settled = state.rounds_on >= SETTLED
         if not pays or not state.off_tokens or not (is_settled or ends_trial):
             return following

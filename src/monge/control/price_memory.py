@@ -15,6 +15,7 @@ from monge.core.verdict import StepRecord
 
 _RATE_KEEP = 0.98  # the same in the running speed, whose inverse is the price of a token
 _SPELL_KEEP = 0.9  # weight that a request keeps with every later one, in how long they are
+_DOUBLINGS = 2  # of the time between two looks, where these say the same again and again
 _USUAL_LENGTH = 128.0  # tokens that one request is taken to have had before the first: that may be a trial call of a few tokens
 
 
@@ -54,6 +55,24 @@ class Spells:
         return self.texts / self.count if self.count else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """How often in a row a look at what rounds bring has said the same.
+
+    Args:
+        said: Window of rounds that run as one, if these are worth most, and of others.
+        doublings: How often it said so again, up to what the time between two looks may be doubled.
+    """
+
+    said: tuple[int | None, int] | None = None
+    doublings: int = 0
+
+    def after(self, whole: int | None, window: int) -> "Calm":
+        """After another look."""
+        said = whole, window
+        return Calm(said, min(self.doublings + 1, _DOUBLINGS) if said == self.said else 0)
+
+
 @dataclass(slots=True)
 class Pooled:
     """What requests taught, and how the last ones rested: one object for all of a decoder, changed in place.
@@ -74,6 +93,7 @@ class Pooled:
         begun: The state that the next request begins with, known since somebody asked whether its prompt is read.
         looked: Acceptance by depth of candidates that drafters without a network proposed beside others, or would have.
         spread: How far requests differ in `counts`.
+        calm: How long looks have said the same.
         follows: How often rounds of a request that rests alone ask lookups, or follow what these would have found.
     """
 
@@ -92,6 +112,7 @@ class Pooled:
     begun: tuple[object, Any] | None = None
     looked: DepthCounts = DepthCounts()
     spread: Spread = Spread()
+    calm: Calm = Calm()
     follows: Follows = field(default_factory=Follows)
 
     @property
@@ -133,7 +154,7 @@ class Pooled:
 
     def switch_off(self, off_tokens: int) -> None:
         """Note that a request has switched drafting off for so many tokens, or found that it pays (0)."""
-        self.off_tokens, self.rested, self.opening = off_tokens, 0, None
+        self.off_tokens, self.rested, self.opening, self.calm = off_tokens, 0, None, Calm()
         self.follows.begin()
 
     def rest_together(self, num_rounds: int = 1) -> None:

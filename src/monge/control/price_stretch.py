@@ -10,6 +10,7 @@ from monge.core.context import DraftPlan
 from monge.core.verdict import StepRecord
 
 _FOLLOW_EVERY = 8  # rounds of which one follows what would have been looked up, where most of it would be refused
+_MOST_VAIN = 3  # looks at what was looked up that changed nothing, after which eight rounds share one
 _TOGETHER = 4  # rounds that are told of together: the last of them may come after those that used its patience up
 
 
@@ -46,6 +47,8 @@ class Stretch:
     blind: DraftPlan | None = field(init=False)
     _seen: DepthCounts = field(init=False)  # `looked` after the first so many of `drafts`
     _num_seen: int = field(init=False, default=0)
+    _vain_looks: int = field(init=False, default=0)  # at what was looked up, in a row, after which nothing else was planned
+    _num_told: int = field(init=False, default=0)  # drafts that said more since the last look
     _follows_at: int = field(init=False, default=0)  # rounds before the next one that follows: sooner where one found a lot
 
     def __post_init__(self) -> None:
@@ -65,7 +68,12 @@ class Stretch:
 
     def is_news(self, record: StepRecord) -> bool:
         """Whether looked-up candidates did so well or badly in a round that others may be planned."""
-        return self._says_more(drafts_of(record, self.lookups))
+        return self._num_told >= self._waits and self._says_more(drafts_of(record, self.lookups))
+
+    @property
+    def _waits(self) -> int:
+        """Rounds that say more and are waited for before the next look: the more, the more looks changed nothing."""
+        return 2**self._vain_looks - 1
 
     def taken(self, records: Sequence[StepRecord]) -> int:
         """How many of these rounds it takes, in order, until it ends."""
@@ -100,12 +108,17 @@ class Stretch:
         if any(taken > 1 for _, taken in drafts):
             self._follows_at = len(self.records)
         if self._says_more(drafts):
+            self._num_told += 1
+            if self._num_told <= self._waits:
+                return
             self._seen = self._seen.seen(self.drafts[self._num_seen :], REQUEST_KEEP)
             self._num_seen = len(self.drafts)
             self.outlook = self.outlook.with_looked(self._seen)
             if (changed := self.outlook.lookup_depth) != self.plan.lookup_depth:
-                self.plan = replace(self.plan, lookup_depth=changed)
-            self.blind = self._blind()
+                self.plan, self._vain_looks = replace(self.plan, lookup_depth=changed), 0
+            else:
+                self._vain_looks = min(self._vain_looks + 1, _MOST_VAIN)
+            self.blind, self._num_told = self._blind(), 0
 
     def _says_more(self, drafts: Sequence[tuple[int, int]]) -> bool:
         depth, known = self.plan.lookup_depth, self.outlook.lookups

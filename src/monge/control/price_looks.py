@@ -1,0 +1,51 @@
+"""How long `price` goes on by one look at what rounds bring: the longer, the more looks have said the same."""
+
+import math
+from typing import Final
+
+from monge.control.price_memory import pooled_of
+from monge.control.price_outlook import Outlook, usual_plan
+from monge.control.price_reading import coming_back_s
+from monge.control.price_request import Request
+from monge.control.price_stretch import Stretch
+from monge.control.price_together import SETTLED
+
+_LOOK_S: Final = 0.06
+"""Seconds of alike rounds that share one look at what they bring: a look is not to cost a percent."""
+_PATIENCE: Final = 4.0
+"""Plain rounds by which they may be behind plain decoding before one looks earlier."""
+
+
+def next_stretch(state: Request, outlook: Outlook, max_window: int, *, again: bool = False) -> Stretch | None:
+    """The coming rounds that are planned alike; a trial has none.
+
+    Args:
+        state: The request.
+        outlook: What they are expected to bring.
+        max_window: Largest window.
+        again: Whether the outlook is one that another request began with, so that nobody has looked.
+    """
+    if state.trial_left:
+        return None
+    pooled, in_one = pooled_of(state.memory), outlook.whole if outlook.as_one else None
+    if not again:
+        pooled.calm = pooled.calm.after(None if in_one is None else in_one[0], outlook.window)
+    look_s = _LOOK_S * 2**pooled.calm.doublings
+    num_rounds = math.ceil(look_s / (outlook.seconds[outlook.window] if in_one is None else in_one[1]))
+    if state.off_tokens and state.rounds_on < SETTLED:
+        num_rounds = min(num_rounds, SETTLED - state.rounds_on)
+    limit_s = max(coming_back_s(state.memory), _PATIENCE * outlook.seconds[0])
+    patience_s = limit_s if state.debt_s < limit_s else state.debt_s + _PATIENCE / 2.0 * outlook.seconds[0]
+    plan = usual_plan(outlook, pooled.calibration, max_window)
+    stretch = Stretch(
+        plan,
+        outlook,
+        num_rounds,
+        patience_s,
+        state.debt_s,
+        state.memory.lookups,
+        state.looked,
+        begins=state.context_length is None,
+    )
+    pooled.note_stretch(stretch)
+    return stretch
