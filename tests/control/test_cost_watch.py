@@ -166,3 +166,15 @@ def test_a_cold_round_takes_no_warm_ones_turn() -> None:
     assert [costs.is_due(kind(None), 0.001) for _ in range(3)] == [True, True, False], "the first reads what was missed"
     as_one = [kind(None, as_one=True)] * 4
     assert [costs.is_due(one, 0.001) for one in as_one] == [True, True, False, False], "its code is not at hand at first"
+
+
+def test_cold_rounds_are_learnt_from_four_times_as_rarely() -> None:
+    """They are believed only where they are shorter than expected."""
+    costs, whole, cold, warm = going_on(), kind(None, as_one=True), list[bool](), list[bool]()
+    for _ in range(12):
+        cold.append(costs.is_due(whole, 0.03))
+        warm.append(costs.is_due(whole, 0.03))
+        for _ in range(2):
+            costs.is_due(kind(None), 0.0)
+    assert all(warm)
+    assert cold == [True, False, False, False] * 3

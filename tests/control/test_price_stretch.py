@@ -6,8 +6,10 @@ import pytest
 
 from monge.control.base import Memory
 from monge.control.price import Price
-from monge.control.price_memory import pooled_of
+from monge.control.price_memory import Calm, pooled_of
+from monge.control.price_outlook import Lookups, Outlook
 from monge.control.price_request import Request
+from monge.control.price_stretch import Stretch
 from monge.control.survival import DepthCounts
 from monge.core.context import DraftPlan
 from tests.control.scripts import chain_round, draws, memory_of
@@ -133,3 +135,55 @@ def test_the_first_rounds_of_a_trial_never_wait() -> None:
         state = controller.update(state, chain_round(4, 0, plan=controller.plan(state, draws())))
         assert state.stretch is None
     assert state.off_left > 0, "a trial that fails ends at once"
+
+
+def test_looks_that_say_the_same_are_further_apart_until_one_says_something_else() -> None:
+    controller, memory = Price(), memory_of(plain=0.01, node=0.0, draft=0.0)
+    state, lengths, last = going_well(controller, memory, 30), list[int](), None
+    for _ in range(90):
+        state = controller.update(state, chain_round(4, 4, plan=controller.plan(state, draws())))
+        assert state.stretch is not None
+        if state.stretch is not last:
+            last = state.stretch
+            lengths.append(last.num_rounds)
+    assert lengths[-3:] == [24, 24, 24], "a quarter of a second"
+    pooled_of(memory).calm = pooled_of(memory).calm.after(None, 1)
+    while state.stretch is last:
+        state = controller.update(state, chain_round(4, 4, plan=controller.plan(state, draws())))
+    assert state.stretch is not None
+    assert state.stretch.num_rounds == 6
+    # A rest begins anew, and so does what others begin with.
+    pooled_of(memory).calm = pooled_of(memory).calm.after(None, state.stretch.outlook.window)
+    pooled_of(memory).switch_off(40)
+    assert pooled_of(memory).calm == Calm()
+
+
+def test_requests_that_begin_as_others_did_have_not_looked() -> None:
+    controller, memory = Price(), memory_of(plain=0.01, node=0.0, draft=0.0)
+    going_well(controller, memory, 40)
+    controller.init(memory)
+    before = pooled_of(memory).calm
+    assert before.doublings > 0
+    pooled_of(memory).calm = Calm(before.said, 1)
+    again = controller.init(memory)
+    assert again.stretch is not None
+    assert again.stretch.num_rounds == 12
+    assert pooled_of(memory).calm.doublings == 1
+
+
+def test_what_was_looked_up_is_looked_at_the_more_rarely_the_more_looks_changed_nothing() -> None:
+    lookups, looks = Lookups((1.0, 1.9, 2.7), (1.0, 1.0, 1.0), (0.9, 0.9)), list[int]()
+    outlook = Outlook((0.1,), (1.0, 1.1), (1.0, 3.0), (1.0, 1.0), 1.0, lookups=lookups)
+    plan = DraftPlan(max_depth=1, lookup_depth=2)
+    stretch = Stretch(plan, outlook, 99, 99.0, 0.0, frozenset({"ngram"}), DepthCounts())
+    for number in range(40):
+        record, before = chain_round(2, 0, plan=plan, drafter="ngram"), stretch.outlook
+        is_news = stretch.is_news(record)
+        assert stretch.takes(record)
+        assert stretch.plan is plan
+        assert is_news == (stretch.outlook is not before)
+        looks += [number] * is_news
+    assert looks == [0, 2, 6, 14, 22, 30, 38]
+    assert stretch.outlook.lookups is not None
+    # Each look sees all that was refused: 39 rounds, of which the last ten count, beside two of 0.9.
+    assert stretch.outlook.lookups.tokens[1] == pytest.approx(1.0 + 1.8 / (2.0 + (1.0 - 0.9**39) / 0.1))
