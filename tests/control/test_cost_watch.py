@@ -178,3 +178,34 @@ def test_cold_rounds_are_learnt_from_four_times_as_rarely() -> None:
             costs.is_due(kind(None), 0.0)
     assert all(warm)
     assert cold == [True, False, False, False] * 3
+
+
+@pytest.mark.parametrize("num_rounds", [1, 5, 15])
+def test_rounds_in_the_middle_of_a_rest_may_be_noted_at_once(num_rounds: int) -> None:
+    one_by_one, at_once = settled(), settled()
+    for costs in (one_by_one, at_once):
+        meet(costs, DRAFT, *[PLAIN] * (64 + WARM))
+    for _ in range(num_rounds):
+        one_by_one.is_due(kind(), 0.003)
+    assert at_once.pass_over(num_rounds, 0.003 * num_rounds)
+    assert at_once.num_rounds == one_by_one.num_rounds
+    assert at_once.wants_plain == one_by_one.wants_plain
+    for another in (kind(), kind(None), kind(None, as_one=True), kind(None), kind()):
+        for seconds in (0.0, 0.03, 0.02):
+            assert at_once.is_due(another, seconds) == one_by_one.is_due(another, seconds)
+    assert at_once._watch.has_rested == one_by_one._watch.has_rested
+
+
+def test_rounds_that_may_be_news_are_noted_one_by_one() -> None:
+    first = table()
+    meet(first, *[PLAIN] * 40)
+    assert not first.pass_over(3, 0.1), "the first ones of a table"
+    behind = settled()
+    meet(behind, DRAFT, *[PLAIN] * (3 * WARM))
+    assert not behind.pass_over(3, 0.1), "those soon after a draft"
+    moved = settled()
+    before = moved.num_rounds
+    moved._watch.learnt(0.1, is_plain=False)
+    assert not moved.pass_over(3, 0.1), "where drafts have moved what plain rounds are taken to cost"
+    assert moved.num_rounds == before
+    assert settled().pass_over(3, 0.1)

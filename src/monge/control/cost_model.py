@@ -194,6 +194,10 @@ class CostModel:
         """Note a finished round; whether it is to be observed, since it shows what going on costs and is none of too many."""
         return self._watch.is_due(kind, seconds)
 
+    def pass_over(self, num_rounds: int, seconds: float) -> bool:
+        """Note plain rounds in the middle of a rest without observing them, if that loses nothing; see `RoundWatch`."""
+        return self._watch.pass_over(num_rounds, seconds)
+
     def observe(self, timing: RoundTiming) -> None:
         """Correct the table by one measured round; times that are no positive numbers are ignored."""
         self.batch_size, self.context_length = timing.batch_size, timing.context_length

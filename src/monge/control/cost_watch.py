@@ -34,6 +34,8 @@ _LATE: Final = 1024
 _IN_VAIN: Final = 4 * WARM
 """Plain rounds in a row after which they are no longer asked for: where requests end within three rounds, none teaches."""
 
+_PLAIN: Final = RoundKind(frozenset(), False, False, _BEGINNING)
+
 
 class RoundWatch:
     """What is to be known of a round beside its time, to learn from it.
@@ -101,6 +103,25 @@ class RoundWatch:
             return False
         self._due_s[alike] = self._clock_s + (_COLD_SPACING_S if is_cold else _SPACING_S)
         self._num_learnt += 1
+        return True
+
+    def pass_over(self, num_rounds: int, seconds: float) -> bool:
+        """Note plain rounds in the middle of a rest that are not learnt from, since one behind them will say the same.
+
+        Args:
+            num_rounds: How many.
+            seconds: What they took together.
+
+        Returns:
+            Whether they were noted; not where each may be news.
+        """
+        if self._num_plain <= _IN_VAIN or self._num_learnt < _FIRST or self._moved != 0.0:
+            return False
+        self._before = self._last = _PLAIN
+        self.num_rounds += num_rounds
+        self._num_plain += num_rounds
+        self._age += num_rounds
+        self._clock_s += seconds
         return True
 
     def went_on(self, drafter: str | None) -> bool:

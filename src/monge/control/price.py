@@ -150,8 +150,7 @@ class Price(Controller[Request]):
 
     def _after_rest(self, state: Request, records: Sequence[StepRecord]) -> Request:
         """The state after rounds of a rest alone."""
-        for record in records:
-            pooled_of(state.memory).rest(record, begins=False)
+        pooled_of(state.memory).rest(records)
         following = looked(state, records, self.max_window)
         goes_on = following is state and 0 < state.grown(records[-1]) < min(STRIDE, state.off_left)
         return state if goes_on else self._rested(following, records[-1])
@@ -162,7 +161,7 @@ class Price(Controller[Request]):
             return state
         begins, known = state.is_new or state.was_shared, learnt(state)
         if record.batch_size == 1:
-            pooled_of(state.memory).rest(record, begins=begins)
+            pooled_of(state.memory).rest([record], begins=begins)
         return self._rested(looked(known, [record], self.max_window), record)
 
     @property

@@ -1,5 +1,6 @@
 """When a rest asks drafters without a network, or follows what they would have proposed: the more rarely, the less is found."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,8 +41,15 @@ class Follows:
         """Note that a request or a rest begins."""
         self.gap, self.since, self.vain = SOONEST, 0, 0
 
-    def note(self, record: StepRecord) -> None:
-        """Note a round of a rest."""
+    def note(self, records: Sequence[StepRecord], num_tokens: int) -> None:
+        """Note rounds of a rest, which wrote so many tokens."""
+        if not any(one.plan.follows for one in records):
+            self.since += num_tokens
+            return
+        for record in records:
+            self._note(record)
+
+    def _note(self, record: StepRecord) -> None:
         if not record.plan.follows:
             self.since += len(record.token_ids)
             return

@@ -35,14 +35,14 @@ class Spells:
     texts: float = 0.0
     guessed: float = 1.0
 
-    def add(self, record: StepRecord, *, begins: bool) -> None:
-        """Note a round of a request alone, with which a spell may begin."""
-        if begins:
+    def add(self, num_tokens: int, *, begins_at: int | None = None) -> None:
+        """Note tokens of a request alone, with which a spell may begin, behind a text of so many."""
+        if begins_at is not None:
             self.count = _SPELL_KEEP * self.count + 1.0
             self.tokens *= _SPELL_KEEP
-            self.texts = _SPELL_KEEP * self.texts + record.context_length
+            self.texts = _SPELL_KEEP * self.texts + begins_at
             self.guessed *= 0.5
-        self.tokens += len(record.token_ids)
+        self.tokens += num_tokens
 
     @property
     def length(self) -> float:
@@ -169,13 +169,14 @@ class Pooled:
             self.rest_together(further)
         return 1 + further
 
-    def rest(self, record: StepRecord, *, begins: bool) -> None:
-        """Note a plain round of a request alone, with which a spell may begin."""
-        self.rested += len(record.token_ids)
+    def rest(self, records: Sequence[StepRecord], *, begins: bool = False) -> None:
+        """Note plain rounds of a request alone, with the first of which a spell may begin."""
+        num_tokens = sum(len(one.token_ids) for one in records)
+        self.rested += num_tokens
         if begins:
             self.follows.begin()
-        self.follows.note(record)
-        self.spells.add(record, begins=begins)
+        self.follows.note(records, num_tokens)
+        self.spells.add(num_tokens, begins_at=records[0].context_length if begins else None)
 
     def learn(
         self, records: Sequence[StepRecord], seconds: Sequence[float], *, begins: bool, lookups: Container[str | None]
@@ -200,7 +201,7 @@ class Pooled:
             self.tokens = _RATE_KEEP * self.tokens + record.num_accepted + 1
             self.seconds = _RATE_KEEP * self.seconds + its_seconds
             if record.batch_size == 1:
-                self.spells.add(record, begins=begins)
+                self.spells.add(len(record.token_ids), begins_at=record.context_length if begins else None)
             begins, self.rested = False, 0
 
 

@@ -10,6 +10,25 @@ from monge.engine.parts import Parts
 _NOBODY: Final = frozenset[str | None]()
 
 
+def learn_all_costs(untold: Sequence[Sequence[StepRecord]], num_before: int, parts: Parts) -> None:
+    """Correct the decoder's costs by what rounds took.
+
+    Args:
+        untold: By request that shared them, their records.
+        num_before: Rounds that the oldest of the requests had before the first of them.
+        parts: The parts.
+    """
+    costs, (first, *others) = parts.memory.costs, untold
+    if costs is None:
+        return
+    last, begin = len(first) - 1, 0
+    is_rest = last > 0 and not others and not any(one.depth for one in first)
+    if is_rest and costs.pass_over(last, sum(one.times.total_s for one in first[:last])):
+        begin = last
+    for place in range(begin, last + 1):
+        learn_costs([records[place] for records in untold], num_before + place, parts)
+
+
 def learn_costs(records: Sequence[StepRecord], num_before: int, parts: Parts) -> None:
     """Correct the decoder's costs by what a round took.
 

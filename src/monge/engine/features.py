@@ -60,7 +60,8 @@ class FeatureLog:
         """Keep the nodes of a path, drop the rest."""
         nodes = self._nodes.pop(sequence, [])
         if path and nodes and self._only_last:
-            self._fresh[sequence] = [_joined(nodes)[path[-1] :][:1]]
+            known, last = _joined(nodes), path[-1]
+            self._fresh[sequence] = [known if len(known) == 1 else known[last : last + 1]]
         elif path and nodes:
             first, last = path[0], path[-1]
             is_run = list(path) == list(range(first, last + 1))  # a slice takes a tenth of what picking rows takes

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from monge.engine.cost_learning import learn_costs
+from monge.engine.cost_learning import learn_all_costs
 from monge.engine.parts import Parts
 from monge.engine.row import Row, every
 from monge.engine.session import Session
@@ -30,8 +30,7 @@ def tell(rows: list[Row], parts: Parts, *, isolated: bool) -> int:
     """
     untold = [row.session.untold for row in rows]
     num_told, num_rounds = len(untold[0]), max(row.session.num_rounds for row in rows)
-    for place, records in enumerate(zip(*untold, strict=True)):
-        learn_costs(records, num_rounds - num_told + place, parts)
+    learn_all_costs(untold, num_rounds - num_told, parts)
     every(rows, partial(_update, parts=parts), isolated=isolated)
     return num_told
 
