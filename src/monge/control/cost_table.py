@@ -139,7 +139,7 @@ def correct(table: dict[int, dict[int, float]], batch: int, size: int, measured:
     for other, entries in table.items():
         for entry in entries:
             is_near = other == batch
-            entries[entry] *= own if is_near and entry == size else kin if is_near and min(entry, size) > 0 else drift
+            entries[entry] *= own if is_near and size in (0, entry) else kin if is_near and entry > 0 else drift
 
 
 def _sort(table: dict[int, Any]) -> None:
