@@ -225,3 +225,18 @@ def test_reading_is_learnt_by_the_token() -> None:
     fixed = table(learns=False)
     fixed.note_reading(10, 1.0)
     assert fixed.read_s == 0.0
+
+
+@pytest.mark.parametrize("num_drafts", [0, 30])
+@pytest.mark.parametrize("plain_s", [0.7, 1.5])
+def test_what_plain_rounds_take_moves_all_of_their_batch_alike(num_drafts: int, plain_s: float) -> None:
+    """Drafts must look neither cheap nor dear because plain rounds were cold, or the machine has become slower or faster."""
+    costs = table()
+    meet(costs, *[timing(4, 1.4, depth=4, draft_s=0.4)] * num_drafts)
+    before = [costs.verify_s(nodes, 1, 0) / costs.verify_s(0, 1, 0) for nodes in (4, 8)]
+    drafting = costs.draft_s(4) / costs.verify_s(0, 1, 0)
+    for _ in range(30):
+        costs.observe(timing(0, plain_s))
+        assert [costs.verify_s(nodes, 1, 0) / costs.verify_s(0, 1, 0) for nodes in (4, 8)] == pytest.approx(before)
+    assert costs.verify_s(0, 1, 0) == pytest.approx(plain_s, rel=0.01)
+    assert costs.draft_s(4) / costs.verify_s(0, 1, 0) == pytest.approx(drafting, rel=0.1)

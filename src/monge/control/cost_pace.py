@@ -1,7 +1,7 @@
 """How measured rounds compare with the cost table: by whether they verify a draft, by batch, and by length of the texts."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from monge.control.cost_table import OWN_RATE, log_ratio
@@ -38,9 +38,10 @@ _NOTHING: Final = _Known()
 class Pace:
     """What is known of rounds, by their kind.
 
-    A kind that is not met for long goes with its other kind, plain rounds with those that verify a draft and the other way
-    round: where plain rounds take a third of what was measured while the machine was busy, drafting does too, and it would
-    hardly be tried to find that out.
+    What plain rounds take is taken for the machine's doing, so that those that verify a draft go along: only drafts say what
+    drafts cost in plain rounds. Beyond that a kind that is not met for long goes with its other kind, plain rounds with those
+    that verify a draft and the other way round: where plain rounds take a third of what was measured while the machine was
+    busy, drafting does too, and it would hardly be tried to find that out.
     """
 
     def __init__(self) -> None:
@@ -69,8 +70,10 @@ class Pace:
         self._num_rounds += 1
         met, unmet = _kind(drafts, batch_size, context_length), _kind(not drafts, batch_size, context_length)
         news = log_ratio(seconds, predicted, _LARGEST_NEWS)
-        known = self._known[met] = self._known.get(met, _NOTHING).learnt(news, self._num_rounds)
-        before = self._known.get(unmet, _NOTHING)
+        stood_met, before = self._known.get(met, _NOTHING), self._known.get(unmet, _NOTHING)
+        known = self._known[met] = stood_met.learnt(news, self._num_rounds)
+        if not drafts:
+            before = replace(before, ratio=before.ratio + known.ratio - stood_met.ratio)
         after = self._known[unmet] = before.towards(known.ratio, self._num_rounds)
         if drafts:
             self._drafting, self._has_drafted = known.ratio, True
