@@ -267,5 +267,3 @@ def test_a_lookup_that_would_have_found_a_lot_is_followed_on_at_once() -> None:
     state = controller.init(memory)
     plans, _ = follow(controller, state, 4, found=True, looked=2, modelled=3)
     assert [plan.follows for plan in plans] == [True] * 4
-    assert state.stretch is not None
-    assert state.stretch.is_news(looked_up(90, 8, 0)) is bool(state.stretch.plan.lookup_depth)

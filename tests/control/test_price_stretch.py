@@ -28,7 +28,7 @@ def about(counts: DepthCounts) -> list[float]:
     return [round(count, 9) for count in (*counts.reached, *counts.accepted)]
 
 
-@pytest.mark.parametrize(("plain", "looks"), [(1.0, 12), (0.018, 2)])
+@pytest.mark.parametrize(("plain", "looks"), [(1.0, 12), (0.018, 3)])
 def test_short_rounds_share_a_look_at_what_they_bring(plain: float, looks: int) -> None:
     """Alike rounds look ahead once in sixty milliseconds, later in more; all between are drafted by the last look."""
     controller, memory = Price(), memory_of(plain=plain, node=0.0, draft=0.0)
@@ -146,16 +146,24 @@ def test_looks_that_say_the_same_are_further_apart_until_one_says_something_else
         if state.stretch is not last:
             last = state.stretch
             lengths.append(last.num_rounds)
-    assert lengths[-3:] == [24, 24, 24], "a quarter of a second"
-    pooled_of(memory).calm = pooled_of(memory).calm.after(None, 1)
+    assert lengths[-3:] == [12, 12, 12], "an eighth of a second"
+    pooled_of(memory).calm = pooled_of(memory).calm.after(None, 1, 2.0)
     while state.stretch is last:
         state = controller.update(state, chain_round(4, 4, plan=controller.plan(state, draws())))
     assert state.stretch is not None
     assert state.stretch.num_rounds == 6
     # A rest begins anew, and so does what others begin with.
-    pooled_of(memory).calm = pooled_of(memory).calm.after(None, state.stretch.outlook.window)
+    pooled_of(memory).calm = pooled_of(memory).calm.after(None, state.stretch.outlook.window, 2.0)
     pooled_of(memory).switch_off(40)
     assert pooled_of(memory).calm == Calm()
+
+
+@pytest.mark.parametrize(("gain", "doublings"), [(1.2, 0), (1.4, 1)])
+def test_looks_are_further_apart_only_where_drafting_clearly_pays(gain: float, doublings: int) -> None:
+    calm = Calm()
+    for _ in range(5):
+        calm = calm.after(3, 2, gain)
+    assert calm == Calm((3, 2), doublings)
 
 
 def test_requests_that_begin_as_others_did_have_not_looked() -> None:

@@ -29,7 +29,8 @@ def next_stretch(state: Request, outlook: Outlook, max_window: int, *, again: bo
         return None
     pooled, in_one = pooled_of(state.memory), outlook.whole if outlook.as_one else None
     if not again:
-        pooled.calm = pooled.calm.after(None if in_one is None else in_one[0], outlook.window)
+        gain = outlook.speed / outlook.plain_speed
+        pooled.calm = pooled.calm.after(None if in_one is None else in_one[0], outlook.window, gain)
     look_s = _LOOK_S * 2**pooled.calm.doublings
     num_rounds = math.ceil(look_s / (outlook.seconds[outlook.window] if in_one is None else in_one[1]))
     if state.off_tokens and state.rounds_on < SETTLED:

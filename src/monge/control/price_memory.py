@@ -15,7 +15,8 @@ from monge.core.verdict import StepRecord
 
 _RATE_KEEP = 0.98  # the same in the running speed, whose inverse is the price of a token
 _SPELL_KEEP = 0.9  # weight that a request keeps with every later one, in how long they are
-_DOUBLINGS = 2  # of the time between two looks, where these say the same again and again
+_DOUBLINGS = 1  # of the time between two looks, where these say the same again and again
+_CLEAR = 1.3  # times the speed of plain decoding: where drafting brings less, each request is to be looked at often
 _USUAL_LENGTH = 128.0  # tokens that one request is taken to have had before the first: that may be a trial call of a few tokens
 
 
@@ -57,7 +58,7 @@ class Spells:
 
 @dataclass(frozen=True, slots=True)
 class Calm:
-    """How often in a row a look at what rounds bring has said the same.
+    """How often in a row a look at what rounds bring has said the same, and clearly that drafting pays.
 
     Args:
         said: Window of rounds that run as one, if these are worth most, and of others.
@@ -67,10 +68,10 @@ class Calm:
     said: tuple[int | None, int] | None = None
     doublings: int = 0
 
-    def after(self, whole: int | None, window: int) -> "Calm":
-        """After another look."""
+    def after(self, whole: int | None, window: int, gain: float) -> "Calm":
+        """After another look, which expects so many times the speed of plain decoding."""
         said = whole, window
-        return Calm(said, min(self.doublings + 1, _DOUBLINGS) if said == self.said else 0)
+        return Calm(said, min(self.doublings + 1, _DOUBLINGS) if said == self.said and gain > _CLEAR else 0)
 
 
 @dataclass(slots=True)
