@@ -13,7 +13,7 @@ _KIN_RATE: Final = 0.11
 """Share that entries of the same batch size and other sizes above 0 take over: a round says more about the moment, which all of
 them share, than about the difference of two sizes, which decides how deep to draft."""
 _DRIFT_RATE: Final = 0.04
-"""Share that all other entries take over: a machine that slows down does so for every size."""
+"""Share that all other entries take over, plain rounds' among them where a draft was met."""
 _LARGEST_RATIO: Final = 0.4
 """Largest log-ratio that one round may show: a round during which the machine was busy elsewhere is no news about its cost."""
 
@@ -118,6 +118,8 @@ def scale(table: dict[int, dict[int, float]], factor: float) -> None:
 
 def correct(table: dict[int, dict[int, float]], batch: int, size: int, measured: float, predicted: float) -> None:
     """Let a table follow a measured time: the entry that was met by part of what it was wrong, all others a little.
+
+    A plain round takes all of its batch along: what it took beyond the expected is the machine's doing, not its size's.
 
     Args:
         table: The table, changed in place.

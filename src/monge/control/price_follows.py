@@ -1,4 +1,4 @@
-"""When a rest asks drafters without a network, or follows what they would have proposed: the more rarely, the less is found."""
+"""When a rest asks drafters without a network, or follows their would-be drafts: the more rarely, the less is found."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
