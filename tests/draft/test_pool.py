@@ -1,7 +1,7 @@
 """Pools of drafters: routing, caches that follow, would-be trees, exact text, refusals."""
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from monge.draft.by_name import drafters_in
 from monge.draft.ngram import NgramDrafter
 from monge.draft.none import NoDrafter
 from monge.draft.pool import PoolDrafter
+from monge.draft.pool_state import NO_DRAWS, PoolState
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
 from monge.testing.decoding import Case, output_law, target_law
@@ -332,3 +333,20 @@ def test_what_was_looked_up_in_vain_is_kept_for_its_own_round_only() -> None:
     assert not pool.proposes(longer, state, asked, 1)
     blind = DraftPlan(max_depth=2, lookup_depth=0)
     assert pool.chained(longer.append((0,)), kept, blind, 1, network).state.states is kept.states
+
+
+def test_lookups_that_have_not_read_the_prompt_are_asked_by_the_pool_itself() -> None:
+    """A prompt that was not read when the request began is shown to them with the first draft that asks for it."""
+    models = [TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2)]
+    pool = make_parts(*models, drafter="pool('ngram', 'model')").drafter
+    assert isinstance(pool, PoolDrafter)
+    context = Context(request_id=0, token_ids=(0, 1, 0, 1, 0), num_prompt_tokens=5, rules=SamplingRules())
+    (state,) = pool.open([replace(context, token_ids=(0,))])
+    follows = DraftPlan(max_depth=0, lookup_depth=0, follows=True)
+    assert pool.looked_up(context, state, follows) is None
+    (draft,) = pool.draft([context], [state], [follows], [NO_DRAWS])
+    assert draft.state.watched
+    read = PoolState(draft.state.states)
+    known = pool.looked_up(context, read, follows)
+    assert known is not None
+    assert known.watched == draft.state.watched

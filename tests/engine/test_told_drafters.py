@@ -125,8 +125,9 @@ def test_what_has_been_read_of_the_text_is_kept_where_nothing_is_found(monkeypat
     assert max(behind) <= 4, "the tokens of one round"
 
 
-def test_a_lookup_that_fails_costs_its_request_the_speculation(monkeypatch):
-    decoder = decoder_of("pool('ngram', 'model')", (RESTS,))
+@pytest.mark.parametrize("plan", [RESTS, FOLLOWS], ids=["asked", "followed"])
+def test_a_lookup_that_fails_costs_its_request_the_speculation(plan, monkeypatch):
+    decoder = decoder_of("pool('ngram', 'model')", (plan,))
 
     def fail(*_):
         raise KeyError("its own fault")

@@ -117,7 +117,7 @@ class RoundWatch:
         """
         if self._num_plain <= _IN_VAIN or self._num_learnt < _FIRST or self._moved != 0.0:
             return False
-        self._before = self._last = _PLAIN
+        self._before, self._last = self._last if num_rounds == 1 else _PLAIN, _PLAIN
         self.num_rounds += num_rounds
         self._num_plain += num_rounds
         self._age += num_rounds

@@ -1,4 +1,4 @@
-"""How long `price` goes on by one look at what rounds bring: the longer, the more looks have said the same."""
+"""How long `price` goes on by one look at what rounds bring: longer where looks say the same."""
 
 import math
 from typing import Final
@@ -11,7 +11,8 @@ from monge.control.price_stretch import Stretch
 from monge.control.price_together import SETTLED
 
 _LOOK_S: Final = 0.06
-"""Seconds of alike rounds that share one look at what they bring: a look is not to cost a percent."""
+"""Seconds of alike rounds that share one look at what they bring: a look is not to cost a percent. Twice as many where looks
+say the same."""
 _PATIENCE: Final = 4.0
 """Plain rounds by which they may be behind plain decoding before one looks earlier."""
 
@@ -31,7 +32,7 @@ def next_stretch(state: Request, outlook: Outlook, max_window: int, *, again: bo
     if not again:
         gain = outlook.speed / outlook.plain_speed
         pooled.calm = pooled.calm.after(None if in_one is None else in_one[0], outlook.window, gain)
-    look_s = _LOOK_S * 2**pooled.calm.doublings
+    look_s = 2.0 * _LOOK_S if pooled.calm.is_calm else _LOOK_S
     num_rounds = math.ceil(look_s / (outlook.seconds[outlook.window] if in_one is None else in_one[1]))
     if state.off_tokens and state.rounds_on < SETTLED:
         num_rounds = min(num_rounds, SETTLED - state.rounds_on)

@@ -15,7 +15,6 @@ from monge.core.verdict import StepRecord
 
 _RATE_KEEP = 0.98  # the same in the running speed, whose inverse is the price of a token
 _SPELL_KEEP = 0.9  # weight that a request keeps with every later one, in how long they are
-_DOUBLINGS = 1  # of the time between two looks, where these say the same again and again
 _CLEAR = 1.3  # times the speed of plain decoding: where drafting brings less, each request is to be looked at often
 _USUAL_LENGTH = 128.0  # tokens that one request is taken to have had before the first: that may be a trial call of a few tokens
 
@@ -58,20 +57,20 @@ class Spells:
 
 @dataclass(frozen=True, slots=True)
 class Calm:
-    """How often in a row a look at what rounds bring has said the same, and clearly that drafting pays.
+    """Whether the last look at what rounds bring said what the one before it did, and clearly that drafting pays.
 
     Args:
         said: Window of rounds that run as one, if these are worth most, and of others.
-        doublings: How often it said so again, up to what the time between two looks may be doubled.
+        is_calm: Whether it did.
     """
 
     said: tuple[int | None, int] | None = None
-    doublings: int = 0
+    is_calm: bool = False
 
     def after(self, whole: int | None, window: int, gain: float) -> "Calm":
         """After another look, which expects so many times the speed of plain decoding."""
         said = whole, window
-        return Calm(said, min(self.doublings + 1, _DOUBLINGS) if said == self.said and gain > _CLEAR else 0)
+        return Calm(said, is_calm=said == self.said and gain > _CLEAR)
 
 
 @dataclass(slots=True)
@@ -94,7 +93,7 @@ class Pooled:
         begun: The state that the next request begins with, known since somebody asked whether its prompt is read.
         looked: Acceptance by depth of candidates that drafters without a network proposed beside others, or would have.
         spread: How far requests differ in `counts`.
-        calm: How long looks have said the same.
+        calm: Whether looks say the same.
         follows: How often rounds of a request that rests alone ask lookups, or follow what these would have found.
     """
 

@@ -25,8 +25,9 @@ def learn_all_costs(untold: Sequence[Sequence[StepRecord]], num_before: int, par
     is_rest = last > 0 and not others and not any(one.depth for one in first)
     if is_rest and costs.pass_over(last, sum(one.times.total_s for one in first[:last])):
         begin = last
-    for place in range(begin, last + 1):
-        learn_costs([records[place] for records in untold], num_before + place, parts)
+    for place, records in enumerate(zip(*untold, strict=True)):
+        if place >= begin:
+            learn_costs(records, num_before + place, parts)
 
 
 def learn_costs(records: Sequence[StepRecord], num_before: int, parts: Parts) -> None:
