@@ -144,6 +144,52 @@ def test_sequential_temperatures_make_survival_honest() -> None:
     assert error(temperatures) < 0.6 * error((1.0, 1.0, 1.0))
 
 
+def test_honest_scores_of_few_rounds_keep_their_temperature() -> None:
+    """The error alone would change four depths of ten, by chance."""
+    source, chosen = draws(), []
+    for _ in range(25):
+        rounds = []
+        for _ in range(96):
+            chances = [0.2 + 0.7 * source.uniform() for _ in range(3)]
+            accepted = next((depth for depth in range(3) if not source.bernoulli(chances[depth])), 3)
+            rounds.append((tuple(map(logit, chances)), accepted))
+        chosen += sequential_temperatures(rounds)
+    assert sum(temperature != 1.0 for temperature in chosen) <= 0.1 * len(chosen)
+
+
+def test_impossible_survivals_are_no_evidence() -> None:
+    """So deep that a product of what is all but refused is nothing, and yet all was accepted."""
+    assert sequential_temperatures([((-40.0,) * 30, 30)])[-5:] == (1.0,) * 5
+
+
+def test_the_next_chance_follows_the_last_one() -> None:
+    """Each level's chance is that of the level above, and deeper ones are reached the more often the higher that is: means by
+    depth rise, what follows a chance does not."""
+    source, calibration = draws(), Calibration()
+    assert calibration.following is None
+    for _ in range(3000):
+        chance = (0.2, 0.5, 0.9)[int(3 * source.uniform())]
+        accepted = next((depth for depth in range(3) if not source.bernoulli(chance)), 3)
+        calibration = calibration.update((chance,) * 3, accepted, min(accepted + 1, 3))
+    rule = StopRule(following=calibration.following, expected=(0.53, 0.69, 0.8))
+    for chance in (0.2, 0.5, 0.9):
+        assert rule.next_acceptance(2, chance) == pytest.approx(chance, abs=0.02)
+
+
+def test_the_next_chance_is_that_of_levels_that_are_reached() -> None:
+    """Where a candidate was refused, the one below it was never in question."""
+    calibration = Calibration()
+    for number in range(600):
+        accepted = number % 2
+        confidences = ((0.4, 0.8) if number % 4 < 2 else (0.6, 0.9)) if accepted else (0.5, 0.1)
+        calibration = calibration.update(confidences, accepted, 1 + accepted)
+    told = calibration.following
+    assert told is not None
+    law = StopRule(bias=calibration.bias, slope=calibration.slope, following=told)
+    for above, below in ((0.4, 0.8), (0.6, 0.9)):
+        assert law.next_acceptance(2, law.acceptance(1, above)) == pytest.approx(law.acceptance(2, below), abs=0.05)
+
+
 def test_a_shared_budget_may_not_look_ahead() -> None:
     """DSpark, appendix A: whether the first token is verified must not depend on the confidence behind it.
 

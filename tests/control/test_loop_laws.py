@@ -56,7 +56,7 @@ class Adaptive(Controller[tuple[int, float]]):
 
 STOPS = {
     "before a draw": StopRule(draw_prices=(0.42, 0.35)),
-    "before reading on": StopRule(read_prices=(0.0, 0.29), expected=(0.6, 0.5), persistence=1.0),
+    "before reading on": StopRule(read_prices=(0.0, 0.29), expected=(0.6, 0.5), following=(-0.1, 1.0)),
     "after an improbable token": StopRule(min_token_prob=0.35),
 }
 

@@ -14,6 +14,7 @@ Round = tuple[tuple[float, ...], int]
 _KEEP: Final = 0.998  # weight that a round's evidence keeps with every later round
 _NUM_ROUNDS: Final = 96  # rounds that the temperatures are fitted to
 _REFIT: Final = 128  # rounds between two fits
+_CLEAR: Final = 2.0  # gain of log-likelihood that a needless temperature reaches in one of twenty cases
 _TEMPERATURES: Final = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
 
 
@@ -43,11 +44,18 @@ class Calibration:
     num_rounds: int = 0
 
     @property
-    def persistence(self) -> float:
-        """Slope of the regression of a depth's acceptance on the one above it, in [0, 1]."""
+    def following(self) -> tuple[float, float] | None:
+        """Intercept and slope, within [0, 1], of the regression of a depth's acceptance on the one above it.
+
+        Means by depth would not do for an intercept: deeper levels are read where those above them looked good, so a good draft
+        would be expected to become better still.
+        """
         weight, x, y, xx, xy = self.pairs
         spread = weight * xx - x * x
-        return min(1.0, max(0.0, (weight * xy - x * y) / spread)) if weight > 0.0 and spread > 1e-9 * weight * xx else 0.0
+        if weight <= 0.0 or spread <= 1e-9 * weight * xx:
+            return None
+        slope = min(1.0, max(0.0, (weight * xy - x * y) / spread))
+        return (y - slope * x) / weight, slope
 
     def update(self, confidences: Sequence[float], num_accepted: int, num_decided: int) -> "Calibration":
         """The calibration after a round.
@@ -74,7 +82,7 @@ class Calibration:
         count = self.num_rounds + 1
         refit = count % _REFIT == 0
         temperatures = sequential_temperatures(recent) if refit else self.temperatures
-        return Calibration(bias, slope, (a, b, c), temperatures, self._paired(scores), recent, count)
+        return Calibration(bias, slope, (a, b, c), temperatures, self._paired(scores[: num_accepted + 1]), recent, count)
 
     def _paired(self, scores: Sequence[float]) -> tuple[float, float, float, float, float]:
         weight, sx, sy, sxx, sxy = (_KEEP * value for value in self.pairs)
@@ -88,8 +96,9 @@ def sequential_temperatures(rounds: Sequence[Round], grid: Sequence[float] = _TE
     """A temperature per depth, chosen from the first depth on, that makes the *survival* honest.
 
     With the depths above it fixed, each takes the temperature for which the cumulative product has the smallest expected
-    calibration error among the rounds that drafted so deep. Dividing log odds by one positive number per depth keeps the order
-    of a depth's scores, and survivals still fall along a round.
+    calibration error among the rounds that drafted so deep, if it makes what happened clearly likelier: of few rounds, chance
+    alone makes that error small at one temperature or another. Dividing log odds by one positive number per depth keeps the
+    order of a depth's scores, and survivals still fall along a round.
 
     Args:
         rounds: Scores and accepted tokens.
@@ -107,12 +116,20 @@ def sequential_temperatures(rounds: Sequence[Round], grid: Sequence[float] = _TE
         def survival(temperature: float, rows: Sequence[int] = rows, depth: int = depth) -> list[float]:
             return [reach[index] * sigmoid(rounds[index][0][depth] / temperature) for index in rows]
 
-        survivals = {temperature: survival(temperature) for temperature in grid}
+        survivals = {temperature: survival(temperature) for temperature in (1.0, *grid)}
         best = min(grid, key=lambda one: (calibration_error(survivals[one], labels), abs(math.log(one))))
+        if log_likelihood(survivals[best], labels) < log_likelihood(survivals[1.0], labels) + _CLEAR:
+            best = 1.0
         chosen.append(best)
         for index, value in zip(rows, survivals[best], strict=True):
             reach[index] = value
     return tuple(chosen)
+
+
+def log_likelihood(probs: Sequence[float], labels: Sequence[bool]) -> float:
+    """Of events that were given these probabilities."""
+    given = (prob if label else 1.0 - prob for prob, label in zip(probs, labels, strict=True))
+    return sum(math.log(prob) if prob > 0.0 else -math.inf for prob in given)
 
 
 def sigmoid(score: float) -> float:

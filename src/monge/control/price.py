@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_of
+from monge.control.price_apart import Apart
 from monge.control.price_forecast import outlook_of
 from monge.control.price_learning import learnt, teach_left
 from monge.control.price_looks import next_stretch
@@ -20,12 +21,8 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.verdict import StepRecord
 
-_EXPLORE = 32  # rounds between two that draft without looking at the price, so that low confidences are tried too
-_WHOLE = (14, 15)  # of so many rounds, those that run as one, if any can: what is not run is not measured
-_EXPLORE_AS_ONE = 128  # the same where rounds run as one, which ask for no confidence
 _ALONE_FOR = 4  # tokens that a request waits where others shared rounds and rested: more of these may be on their way
 _OPENING = 2  # how many times as many share a look at how requests begin
-_APART = (*_WHOLE, _EXPLORE - 1)  # of so many rounds, those that are planned apart, to stay informed
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,7 @@ class Price(Controller[Request]):
 
     def plan_many(self, states: Sequence[Request], draws: Sequence[Draws]) -> list[DraftPlan]:
         if len(states) == 1 and (stretch := states[0].stretch) is not None:
-            is_apart = (states[0].rounds_on + len(stretch.records)) % _EXPLORE in _APART
+            is_apart = stretch.apart.before(states[0].rounds_on + len(stretch.records)) == 0
             is_apart |= costs_of(states[0].memory, "price").wants_plain
             return [self._alone(states[0]) if is_apart else stretch.next_plan]
         num_rows = max(len(states), costs_of(states[0].memory, "price").batch_size)
@@ -113,8 +110,7 @@ class Price(Controller[Request]):
             return pooled_of(states[0].memory).rest_on(STRIDE)
         state, plan = states[0], plans[0]
         if (stretch := state.stretch) is not None:
-            place = (state.rounds_on + len(stretch.records)) % _EXPLORE
-            return max(1, min(stretch.stands(plan), next(apart for apart in _APART if apart >= place) - place))
+            return max(1, min(stretch.stands(plan), stretch.apart.before(state.rounds_on + len(stretch.records))))
         return resting_stands(state, plan, num_tokens[0])
 
     def is_news(self, state: Request, record: StepRecord) -> bool:
@@ -179,15 +175,14 @@ class Price(Controller[Request]):
             state.was_shared and not (pooled.crowd.is_on and self._pays(state, outlook))
         ):
             return PLAIN
-        usual, place = usual_plan(outlook, pooled.calibration, self.max_window), rounds_on % _EXPLORE
+        usual, apart = usual_plan(outlook, pooled.calibration, self.max_window), Apart.of(outlook)
         if state.trial_left > 0 and outlook.lookups is not None:
             usual = replace(usual, lookup_depth=0)  # it is about the others
         if pooled.calibration.num_rounds == 0:
             return usual
-        explores = place == _EXPLORE - 1 and (not outlook.as_one or rounds_on % _EXPLORE_AS_ONE == _EXPLORE - 1)
-        if outlook.whole is not None and place in _WHOLE:
+        if outlook.whole is not None and apart.is_whole(rounds_on):
             return replace(usual, max_depth=outlook.whole[0], stop=None)
-        if explores or (state.trial_left > 0 and not outlook.as_one):
+        if apart.explores(rounds_on) or (state.trial_left > 0 and not outlook.as_one):
             stop = stop_rule(outlook, pooled.calibration)
             return unstopped(replace(usual, max_depth=outlook.window, stop=stop))
         return usual

@@ -3,6 +3,7 @@
 import math
 from typing import Final
 
+from monge.control.price_apart import Apart
 from monge.control.price_memory import pooled_of
 from monge.control.price_outlook import Outlook, usual_plan
 from monge.control.price_reading import coming_back_s
@@ -47,6 +48,7 @@ def next_stretch(state: Request, outlook: Outlook, max_window: int, *, again: bo
         state.debt_s,
         state.memory.lookups,
         state.looked,
+        Apart.of(outlook),
         begins=state.context_length is None,
     )
     pooled.note_stretch(stretch)

@@ -176,7 +176,7 @@ def stop_rule(outlook: Outlook, calibration: Calibration) -> StopRule:
         draw_prices=prices(outlook.price, outlook.verifying),
         read_prices=prices(outlook.price, outlook.seconds),
         expected=outlook.acceptance,
-        persistence=calibration.persistence,
+        following=calibration.following,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from monge.control.price_apart import Apart
 from monge.control.price_looked_up import drafts_of
 from monge.control.price_outlook import Outlook
 from monge.control.survival import REQUEST_KEEP, DepthCounts
@@ -26,6 +27,7 @@ class Stretch:
         debt_s: See `Request`.
         lookups: Drafters without a network beside others, whose rounds say nothing about what those cost or gain.
         looked: See `Request`.
+        apart: Which rounds are planned apart and not by it.
         begins: Whether a spell begins with its first round, see `Spells`.
         records: Its rounds so far.
         drafts: Looked-up drafts that they decided about, see `drafts_of`.
@@ -40,6 +42,7 @@ class Stretch:
     debt_s: float
     lookups: frozenset[str | None]
     looked: DepthCounts
+    apart: Apart = Apart()
     begins: bool = False
     records: list[StepRecord] = field(default_factory=list[StepRecord])
     drafts: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])

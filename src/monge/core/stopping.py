@@ -31,8 +31,9 @@ class StopRule:
         temperatures: See above.
         draw_prices: Expected accepted tokens that a level must promise, once its confidence is known, to be drawn.
         read_prices: The same before it is known, for the network to read one more level.
-        expected: Acceptance of a level on average, used before its confidence is known; how far ahead is looked.
-        persistence: How much of the last level's deviation from that average is expected to last.
+        expected: Acceptance of a level on average, given that it is reached; how far ahead is looked.
+        following: Intercept and slope of a level's chance, before its confidence is known, against that of the level above it;
+            `None` where only averages are known.
         min_token_prob: A candidate to which the network gave less is offered, but nothing is drafted below it.
 
     Raises:
@@ -45,15 +46,15 @@ class StopRule:
     draw_prices: tuple[float, ...] = ()
     read_prices: tuple[float, ...] = ()
     expected: tuple[float, ...] = ()
-    persistence: float = 0.0
+    following: tuple[float, float] | None = None
     min_token_prob: float | None = None
 
     def __post_init__(self) -> None:
         lowest = 0.0 if self.min_token_prob is None else self.min_token_prob
-        positive = (*self.draw_prices, *self.read_prices, *self.expected, self.persistence, lowest)
+        positive = (*self.draw_prices, *self.read_prices, *self.expected, lowest)
         good = min(positive) >= 0.0 and min(self.temperatures, default=1.0) > 0.0
         # `min` may overlook NaN.
-        if not good or any(map(math.isnan, (*positive, *self.temperatures, self.bias, self.slope))):
+        if not good or any(map(math.isnan, (*positive, *self.temperatures, *(self.following or ()), self.bias, self.slope))):
             raise OptionError(f"StopRule: numbers must not be NaN, prices not negative, temperatures positive; got {self}")
 
     @property
@@ -69,9 +70,10 @@ class StopRule:
 
     def next_acceptance(self, depth: int, last: float) -> float:
         """The same before the confidence there is known, given the acceptance `last` of the level above."""
-        average = _at(self.expected, depth, last)
-        above = _at(self.expected, depth - 1, last) if depth > 1 else average
-        return min(1.0, max(0.0, average + self.persistence * (last - above)))
+        if self.following is None:
+            return _at(self.expected, depth, last)
+        intercept, slope = self.following
+        return min(1.0, max(0.0, intercept + slope * last))
 
     def draws(self, depth: int, gain: float) -> bool:
         """Whether candidates at `depth` are drawn, `gain` accepted tokens being expected of them."""
