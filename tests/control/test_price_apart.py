@@ -11,7 +11,7 @@ from monge.control.price_outlook import Outlook
 def outlook(whole_s: float | None) -> Outlook:
     """Rounds of two windows, the larger of which may run as one in so many seconds."""
     whole = None if whole_s is None else (2, whole_s)
-    return Outlook((0.5, 0.5), [1.0, 1.5, 1.75], [1.0, 1.2, 1.4], [1.0, 1.1, 1.2], 1.0, whole)
+    return Outlook.of((0.5, 0.5), [1.0, 1.5, 1.75], seconds=[1.0, 1.2, 1.4], verifying=[1.0, 1.1, 1.2], price=1.0, whole=whole)
 
 
 @pytest.mark.parametrize(

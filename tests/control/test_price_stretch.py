@@ -169,19 +169,37 @@ def test_looks_are_further_apart_only_where_drafting_clearly_pays(gain: float, i
 def test_requests_that_begin_as_others_did_have_not_looked() -> None:
     controller, memory = Price(), memory_of(plain=0.01, node=0.0, draft=0.0)
     going_well(controller, memory, 40)
-    controller.init(memory)
-    before = pooled_of(memory).calm
-    assert before.is_calm
-    pooled_of(memory).calm = Calm(before.said)
+    first = controller.init(memory)
+    assert first.stretch is not None
+    pooled_of(memory).calm = calm = Calm((None, 1))
     again = controller.init(memory)
     assert again.stretch is not None
-    assert again.stretch.num_rounds == 6
-    assert pooled_of(memory).calm == Calm(before.said)
+    assert again.stretch == first.stretch
+    assert again.stretch is not first.stretch
+    assert pooled_of(memory).calm == calm
+
+
+def test_what_one_request_notes_of_its_rounds_is_not_in_the_beginning_of_the_next() -> None:
+    controller, memory = Price(), memory_of(plain=0.01, node=0.0, draft=0.001)
+    going_well(controller, memory, 40)
+    first = controller.init(memory)
+    assert first.stretch is not None
+    plan, patience_s = first.stretch.plan, first.stretch.patience_s
+    first.stretch.plan = replace(plan, lookup_depth=7)
+    state = controller.update(first, chain_round(8, 0, plan=plan))
+    assert state is first
+    assert first.stretch.records
+    again = controller.init(memory)
+    assert again.stretch is not None
+    assert again.stretch.plan == plan
+    assert not again.stretch.records
+    assert again.stretch.debt_s == first.stretch.debt_s == again.debt_s > 0.0, "what one may lose is not lost by each"
+    assert again.stretch.patience_s == patience_s
 
 
 def test_what_was_looked_up_is_looked_at_the_more_rarely_the_more_looks_changed_nothing() -> None:
     lookups, looks = Lookups((1.0, 1.9, 2.7), (1.0, 1.0, 1.0), (0.9, 0.9)), list[int]()
-    outlook = Outlook((0.1,), (1.0, 1.1), (1.0, 3.0), (1.0, 1.0), 1.0, lookups=lookups)
+    outlook = Outlook.of((0.1,), (1.0, 1.1), seconds=(1.0, 3.0), verifying=(1.0, 1.0), price=1.0, lookups=lookups)
     plan = DraftPlan(max_depth=1, lookup_depth=2)
     stretch = Stretch(plan, outlook, 99, 99.0, 0.0, frozenset({"ngram"}), DepthCounts())
     for number in range(40):

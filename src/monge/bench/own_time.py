@@ -8,7 +8,7 @@ from monge.control.base import AnyController, CostModel, Memory
 from monge.engine.clock import now
 from monge.engine.parts import Parts
 
-_PLANNING: Final = ("init", "rests", "read", "plan_many", "stands", "update", "update_many")
+_PLANNING: Final = ("init", "rests", "read", "plan_many", "stands", "is_news", "update", "update_many")
 _TABLE: Final = ("is_due", "observe", "observe_whole", "note_tail", "note_reading")
 _EMPTY_CALLS: Final = 101
 

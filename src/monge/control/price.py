@@ -7,7 +7,7 @@ from monge.control.base import PLAIN, Controller, Memory, check_windows, costs_o
 from monge.control.price_apart import Apart
 from monge.control.price_forecast import outlook_of
 from monge.control.price_learning import learnt, teach_left
-from monge.control.price_looks import next_stretch
+from monge.control.price_looks import next_stretch, patience_s
 from monge.control.price_memory import pooled_of
 from monge.control.price_outlook import Outlook, stop_rule, unstopped, usual_plan
 from monge.control.price_reading import beginning_s, coming_back_s, reading_s, repays_reading
@@ -192,19 +192,23 @@ class Price(Controller[Request]):
         pooled = pooled_of(state.memory)
         if not pooled.counts.reached or costs_of(state.memory, "price").batch_size > 1:
             return state
-        state = replace(state, outlook=outlook)
-        stretch = next_stretch(state, outlook, self.max_window)
-        num_rounds = 0 if stretch is None else min(_OPENING * stretch.num_rounds, int(pooled.counts.reached[0]))
-        pooled.opening = state, pooled.num_rounds + num_rounds
-        return replace(state, stretch=stretch)
+        state = replace(state, outlook=outlook, stretch=(first := next_stretch(state, outlook, self.max_window)))
+        num_rounds = 0 if first is None else min(_OPENING * first.num_rounds, int(pooled.counts.reached[0]))
+        # What the request notes in its stretch is not to show in that of the next one.
+        kept = state if first is None else replace(state, stretch=first.again(first.debt_s, first.patience_s))
+        pooled.opening = kept, pooled.num_rounds + num_rounds
+        return state
 
     def _begun_again(self, memory: Memory) -> Request | None:
         """The same as the last time, if little happened since: a look is not to cost a percent of short requests either."""
         pooled, needed_s = pooled_of(memory), beginning_s(memory)
         if (opening := pooled.opened) is None or not repays_reading(memory, opening.outlook, needed_s):
             return None
-        state = replace(opening, debt_s=pooled.stretches[-1].debt_s if pooled.stretches else pooled.debt_s)
-        return replace(state, stretch=next_stretch(state, opening.outlook, self.max_window, again=True))
+        debt_s, stretch = pooled.stretches[-1].debt_s if pooled.stretches else pooled.debt_s, None
+        if opening.stretch is not None:
+            stretch = opening.stretch.again(debt_s, patience_s(memory, debt_s, opening.outlook))
+            pooled.note_stretch(stretch)
+        return replace(opening, debt_s=debt_s, stretch=stretch)
 
     def _pays(self, state: Request, outlook: Outlook) -> bool:
         """Whether drafting is expected to beat plain decoding."""

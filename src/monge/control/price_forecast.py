@@ -23,5 +23,12 @@ def outlook_of(state: Request, max_window: int) -> Outlook:
     whole, price = costs.whole, max(pooled.speed, 1.0 / seconds[0])
     fits = whole is not None and costs.batch_size == 1 and whole.depth <= deepest
     as_one = (whole.depth, whole.plain_rounds * seconds[0]) if whole is not None and fits else None
-    lookups = lookups_of(state, max_window, context, verifying)
-    return Outlook(acceptance, expected_tokens(acceptance), seconds, verifying, price, as_one, lookups)
+    return Outlook.of(
+        acceptance,
+        expected_tokens(acceptance),
+        seconds=seconds,
+        verifying=verifying,
+        price=price,
+        whole=as_one,
+        lookups=lookups_of(state, max_window, context, verifying),
+    )

@@ -3,6 +3,7 @@
 import math
 from typing import Final
 
+from monge.control.memory import Memory
 from monge.control.price_apart import Apart
 from monge.control.price_memory import pooled_of
 from monge.control.price_outlook import Outlook, usual_plan
@@ -18,33 +19,27 @@ _PATIENCE: Final = 4.0
 """Plain rounds by which they may be behind plain decoding before one looks earlier."""
 
 
-def next_stretch(state: Request, outlook: Outlook, max_window: int, *, again: bool = False) -> Stretch | None:
-    """The coming rounds that are planned alike; a trial has none.
+def next_stretch(state: Request, outlook: Outlook, max_window: int) -> Stretch | None:
+    """The coming rounds that are planned alike, by a look at what they are expected to bring; a trial has none.
 
     Args:
         state: The request.
-        outlook: What they are expected to bring.
+        outlook: What is expected.
         max_window: Largest window.
-        again: Whether the outlook is one that another request began with, so that nobody has looked.
     """
     if state.trial_left:
         return None
     pooled, in_one = pooled_of(state.memory), outlook.whole if outlook.as_one else None
-    if not again:
-        gain = outlook.speed / outlook.plain_speed
-        pooled.calm = pooled.calm.after(None if in_one is None else in_one[0], outlook.window, gain)
+    pooled.calm = pooled.calm.after(None if in_one is None else in_one[0], outlook.window, outlook.speed / outlook.plain_speed)
     look_s = 2.0 * _LOOK_S if pooled.calm.is_calm else _LOOK_S
     num_rounds = math.ceil(look_s / (outlook.seconds[outlook.window] if in_one is None else in_one[1]))
     if state.off_tokens and state.rounds_on < SETTLED:
         num_rounds = min(num_rounds, SETTLED - state.rounds_on)
-    limit_s = max(coming_back_s(state.memory), _PATIENCE * outlook.seconds[0])
-    patience_s = limit_s if state.debt_s < limit_s else state.debt_s + _PATIENCE / 2.0 * outlook.seconds[0]
-    plan = usual_plan(outlook, pooled.calibration, max_window)
     stretch = Stretch(
-        plan,
+        usual_plan(outlook, pooled.calibration, max_window),
         outlook,
         num_rounds,
-        patience_s,
+        patience_s(state.memory, state.debt_s, outlook),
         state.debt_s,
         state.memory.lookups,
         state.looked,
@@ -53,3 +48,9 @@ def next_stretch(state: Request, outlook: Outlook, max_window: int, *, again: bo
     )
     pooled.note_stretch(stretch)
     return stretch
+
+
+def patience_s(memory: Memory, debt_s: float, outlook: Outlook) -> float:
+    """Seconds by which rounds may fall behind plain decoding until one looks again, where they are behind by `debt_s`."""
+    limit_s = max(coming_back_s(memory), _PATIENCE * outlook.seconds[0])
+    return limit_s if debt_s < limit_s else debt_s + _PATIENCE / 2.0 * outlook.seconds[0]

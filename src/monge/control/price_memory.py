@@ -196,13 +196,17 @@ class Pooled:
             self.spread = self.spread.seen(drafts, self.counts.accepted[0] / self.counts.reached[0])
         self.counts = self.counts.seen(drafts, POOLED_KEEP)
         for record in networks:
-            self.calibration = self.calibration.update(record.confidences, record.num_accepted, len(record.examined))
+            if record.confidences:
+                self.calibration = self.calibration.update(record.confidences, record.num_accepted, len(record.examined))
+        tokens, spent_s, num_alone = self.tokens, self.seconds, 0
         for record, its_seconds in zip(records, seconds, strict=True):
-            self.tokens = _RATE_KEEP * self.tokens + record.num_accepted + 1
-            self.seconds = _RATE_KEEP * self.seconds + its_seconds
-            if record.batch_size == 1:
-                self.spells.add(len(record.token_ids), begins_at=record.context_length if begins else None)
-            begins, self.rested = False, 0
+            tokens = _RATE_KEEP * tokens + record.num_accepted + 1
+            spent_s = _RATE_KEEP * spent_s + its_seconds
+            num_alone += len(record.token_ids) if record.batch_size == 1 else 0
+        self.tokens, self.seconds = tokens, spent_s
+        if records:
+            self.rested, first = 0, records[0]
+            self.spells.add(num_alone, begins_at=first.context_length if begins and first.batch_size == 1 else None)
 
 
 def pooled_of(memory: Memory) -> Pooled:

@@ -72,6 +72,9 @@ class Outlook:
         price: Tokens that a second is worth.
         whole: Window at which rounds may run as one, and their seconds; `None` where none does.
         lookups: What is expected of a pool's drafters without a network; `None` where there are no others, or none.
+        window: The window of largest worth of rounds in stages: tokens less the price of their time.
+        as_one: Whether a round that runs as one is worth more.
+        worth: That of the better one.
     """
 
     acceptance: tuple[float, ...]
@@ -79,28 +82,61 @@ class Outlook:
     seconds: Sequence[float]
     verifying: Sequence[float]
     price: float
-    whole: tuple[int, float] | None = None
-    lookups: Lookups | None = None
+    whole: tuple[int, float] | None
+    lookups: Lookups | None
+    window: int
+    as_one: bool
+    worth: float
+
+    @classmethod
+    def of(
+        cls,
+        acceptance: tuple[float, ...],
+        tokens: Sequence[float],
+        *,
+        seconds: Sequence[float],
+        verifying: Sequence[float],
+        price: float,
+        whole: tuple[int, float] | None = None,
+        lookups: Lookups | None = None,
+    ) -> "Outlook":
+        """With the window that follows from the rest, for which it is asked again and again."""
+        staged = [one - price * its_seconds for one, its_seconds in zip(tokens, seconds, strict=True)]
+        worth = max(staged[1:])
+        window, as_one = staged.index(worth, 1), False
+        if whole is not None and (own := tokens[whole[0]] - price * whole[1]) >= worth:
+            as_one, worth = True, own
+        return cls(acceptance, tokens, seconds, verifying, price, whole, lookups, window, as_one, worth)
 
     @property
     def lookup_depth(self) -> int | None:
         """How deep drafters without a network draft where they find something; see `DraftPlan`."""
         if self.lookups is None:
             return None
-        staged = self.window
-        worth = self.tokens[staged] - self.price * self.seconds[staged]
         after_s = 0.0
-        if self.whole is not None and self.as_one:
+        if self.whole is not None and self.as_one and self.lookups.keep_from_one:
             window, seconds = self.whole
-            worth = self.tokens[window] - self.price * seconds
-            after_s = max(0.0, self.seconds[window] - seconds) if self.lookups.keep_from_one else 0.0
-        return self.lookups.window(self.price, worth, after_s)
+            after_s = max(0.0, self.seconds[window] - seconds)
+        return self.lookups.window(self.price, self.worth, after_s)
 
     def with_looked(self, looked: DepthCounts) -> "Outlook":
         """The same where this is the request's acceptance of looked-up candidates."""
         if (known := self.lookups) is None:
             return self
-        return replace(self, lookups=Lookups.of(looked, known.usual, known.seconds, keep_from_one=known.keep_from_one))
+        lookups = Lookups.of(looked, known.usual, known.seconds, keep_from_one=known.keep_from_one)
+        # Spelled out, since it happens every few rounds, and `replace` is slow.
+        return Outlook(
+            self.acceptance,
+            self.tokens,
+            self.seconds,
+            self.verifying,
+            self.price,
+            self.whole,
+            lookups,
+            self.window,
+            self.as_one,
+            self.worth,
+        )
 
     def shared_lookup_depth(self, depth: int) -> int | None:
         """The same where all drafts of a batch have this depth at most."""
@@ -124,15 +160,6 @@ class Outlook:
         return max(staged, self.tokens[window] / seconds)
 
     @property
-    def as_one(self) -> bool:
-        """Whether a round that runs as one is worth more than any in stages."""
-        if self.whole is None:
-            return False
-        window, seconds = self.whole
-        staged = self.window
-        return self.tokens[window] - self.price * seconds >= self.tokens[staged] - self.price * self.seconds[staged]
-
-    @property
     def plain_speed(self) -> float:
         """Tokens per second of plain decoding."""
         return 1.0 / self.seconds[0]
@@ -145,12 +172,6 @@ class Outlook:
     def pays(self, margin: float) -> bool:
         """Whether drafting is expected to beat plain decoding by this share of its speed."""
         return self.speed >= self.plain_speed * (1.0 + margin)
-
-    @property
-    def window(self) -> int:
-        """The drafting window of largest worth: tokens less the price of their time."""
-        worth = [tokens - self.price * seconds for tokens, seconds in zip(self.tokens, self.seconds, strict=True)]
-        return worth.index(max(worth[1:]), 1)
 
     @property
     def loss_s(self) -> float:

@@ -54,6 +54,10 @@ class Stretch:
     _num_told: int = field(init=False, default=0)  # drafts that said more since the last look
     _follows_at: int = field(init=False, default=0)  # rounds before the next one that follows: sooner where one found a lot
 
+    def again(self, debt_s: float, patience_s: float) -> "Stretch":
+        """The same as it began, for another request, which has this debt and patience."""
+        return replace(self, debt_s=debt_s, patience_s=patience_s, records=[], drafts=[])
+
     def __post_init__(self) -> None:
         self.blind, self._seen = self._blind(), self.looked
 

@@ -61,13 +61,16 @@ class DraftPlan:
     follows: bool = False
 
     def __post_init__(self) -> None:
-        if any(not 0 <= count <= place for place, count in enumerate(self.num_fixed)):
+        if self.num_fixed and any(not 0 <= count <= place for place, count in enumerate(self.num_fixed)):
             raise OptionError(
                 f"DraftPlan: of 1, 2, ... candidates at most 0, 1, ... can be fixed, since one is drawn; got {self.num_fixed}"
             )
-        for name, value in (("max_depth", self.max_depth), ("max_nodes", self.max_nodes), ("lookup_depth", self.lookup_depth)):
-            if value is not None and value < 0:
-                raise OptionError(f"DraftPlan: {name} must be >= 0, or None for the builder's own; got {value}")
+        if min(self.max_depth or 0, self.max_nodes or 0, self.lookup_depth or 0) < 0:
+            for name in ("max_depth", "max_nodes", "lookup_depth"):
+                if (getattr(self, name) or 0) < 0:
+                    raise OptionError(
+                        f"DraftPlan: {name} must be >= 0, or None for the builder's own; got {getattr(self, name)}"
+                    )
 
     def depth(self, own: int) -> int:
         """The builder's own depth under this plan."""
