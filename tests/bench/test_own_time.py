@@ -32,9 +32,11 @@ def written(parts):
 
 @pytest.mark.parametrize("controller", ["price", "on_the_fly", "fsm", "fixed", "linear_selection", ("price", "fixed")])
 def test_what_is_timed_decides_the_same(controller):
-    own = OwnTime()
-    timed = own.controllers_of(parts_with(controller))
-    assert written(timed) == written(parts_with(controller))
+    own, ticks = OwnTime(), itertools.count(0.0)
+    with measured_by(lambda: 0.0):  # on which what the clock itself takes is nothing
+        timed = own.controllers_of(parts_with(controller))
+    with measured_by(lambda: next(ticks)):
+        assert written(timed) == written(parts_with(controller))
     assert own.planning_s > 0.0
     assert own.table_s == 0.0
 
@@ -64,6 +66,17 @@ def test_what_the_clock_shows_of_an_empty_call_is_not_counted():
         own.run("planning_s", lambda: None)
         own.run("table_s", lambda: next(ticks))
     assert (own.planning_s, own.table_s) == (0.0, 1.0)
+
+
+def test_no_work_takes_less_than_nothing():
+    """Where the machine was busy while it was found what the clock itself takes, that is more than a short call."""
+    own, slow, fast = OwnTime(), itertools.count(0.0, 4.0), itertools.count(0.0)
+    with measured_by(lambda: next(slow)):
+        own.controllers_of(parts_with("fixed"))
+    with measured_by(lambda: next(fast)):
+        own.run("planning_s", lambda: None)
+        own.run("planning_s", lambda: [next(fast) for _ in range(5)])
+    assert own.planning_s == 2.0
 
 
 def test_time_is_counted_where_the_work_fails():

@@ -35,7 +35,7 @@ class OwnTime:
         try:
             return work(*given, **named)
         finally:
-            setattr(self, name, getattr(self, name) + now() - start - self._empty_s)
+            setattr(self, name, getattr(self, name) + max(0.0, now() - start - self._empty_s))
             self._is_running = False
 
     def controllers_of(self, parts: Parts) -> Parts:
