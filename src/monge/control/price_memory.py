@@ -196,8 +196,7 @@ class Pooled:
             self.spread = self.spread.seen(drafts, self.counts.accepted[0] / self.counts.reached[0])
         self.counts = self.counts.seen(drafts, POOLED_KEEP)
         for record in networks:
-            if record.confidences:
-                self.calibration = self.calibration.update(record.confidences, record.num_accepted, len(record.examined))
+            self.calibration = self.calibration.update(record.confidences, record.num_accepted, len(record.examined))
         tokens, spent_s, num_alone = self.tokens, self.seconds, 0
         for record, its_seconds in zip(records, seconds, strict=True):
             tokens = _RATE_KEEP * tokens + record.num_accepted + 1
