@@ -26,15 +26,11 @@ from tests.verify.whole_trees import Path, Tables, continued, grown, random_tabl
 
 def paths(tables: Tables, num_paths: int, depth: int, draws: Draws) -> TokenTree:
     """K independent paths: a node draws once for each path that passes it."""
-    tree = GrowingTree(0)
-    frontier: list[tuple[int, Path, int]] = [(0, (), num_paths)]
-    while frontier:
-        node, path, count = frontier.pop(0)
-        if len(path) == depth:
-            continue
-        children = tree.grow(node, PathDraws(tables.draft(path), count), draws)
-        offers = tree.finish().offers[node]
-        frontier += [(child, (*path, tree.token_ids[child]), offers.count(child)) for child in children]
+    tree, level = GrowingTree(0), {0: ()}
+    for _ in range(depth):
+        counts = {node: tree.multiplicity(node) if node else num_paths for node in level}
+        grown = tree.grow_level({node: PathDraws(tables.draft(path), counts[node]) for node, path in level.items()}, draws)
+        level = {child: (*level[node], tree.token_ids[child]) for node, children in grown.items() for child in children}
     return tree.finish()
 
 

@@ -58,14 +58,10 @@ def grown(children: Children, draws: Draws) -> TokenTree:
     paths: dict[int, Path] = {0: ()}
     frontier = [0]
     while frontier:
-        grown_nodes: list[int] = []
-        for node in frontier:
-            proposal = children(paths[node])
-            if proposal is not None:
-                for child in tree.grow(node, proposal, draws):
-                    paths[child] = (*paths[node], tree.token_ids[child])
-                    grown_nodes.append(child)
-        frontier = grown_nodes
+        proposals = {node: proposal for node in frontier if (proposal := children(paths[node])) is not None}
+        level = tree.grow_level(proposals, draws)
+        paths |= {child: (*paths[node], tree.token_ids[child]) for node, grown in level.items() for child in grown}
+        frontier = [child for grown in level.values() for child in grown]
     return tree.finish()
 
 

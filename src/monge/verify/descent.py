@@ -32,7 +32,7 @@ class Descent:
     @property
     def is_walked(self) -> bool:
         """Whether the candidates here are of `Arbitrary` origin, which only the target walk decides exactly."""
-        return type(self._scored.tree.proposals[self._node]) is Arbitrary
+        return isinstance(self._scored.tree.proposals[self._node], Arbitrary)
 
     @property
     def node(self) -> int:

@@ -9,8 +9,7 @@ from monge.core.errors import NonFiniteLogitsError
 from monge.core.hub_pairs import HubPairs
 from monge.core.independent import Independent
 from monge.core.law import LawSequence
-from monge.core.path_draws import PathDraws
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement, entry_for
 from monge.core.systematic import Systematic
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
@@ -31,14 +30,13 @@ from monge.verify.whole_tree import is_target_walked
 RULE_OF: Final[Mapping[type[Proposal], FlowRule]] = {
     Deterministic: TargetWalk(),
     Iid: Optimal(),
-    PathDraws: Optimal(),
     Mixed: Optimal(),
     WithoutReplacement: RrsWithoutReplacement(),
     HubPairs: SpecHub(),
     Systematic: EarliestDeadline(),
     Independent: Canonical(),
 }
-"""The rule for every way of drawing where the user names none: the optimal one where there is one."""
+"""The rule for every way of drawing, and for its subclasses, where the user names none: the optimal one where there is one."""
 
 ONE_DRAW: Final = SingleDraft()
 """Optimal for a single draw, with nothing to sort and no positions to draw."""
@@ -146,4 +144,4 @@ class Layer(Verifier):
 
 def _best_rule(problem: NodeProblem) -> FlowRule:
     is_one_draw = isinstance(problem.proposal, Iid) and len(problem.offers) == 1
-    return ONE_DRAW if is_one_draw else RULE_OF[type(problem.proposal)]
+    return ONE_DRAW if is_one_draw else entry_for(type(problem.proposal), RULE_OF)

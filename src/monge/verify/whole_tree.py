@@ -92,7 +92,7 @@ def is_target_walked(rule: Rule, tree: TokenTree, target_laws: LawSequence) -> b
             reason = unsupported_reason(rule, (kind,), len(offers))
             if reason is not None:
                 raise ProposalMismatchError(f"node {node}: {reason}")
-            is_arbitrary = is_arbitrary or kind is Arbitrary
+            is_arbitrary = is_arbitrary or issubclass(kind, Arbitrary)
     return is_arbitrary
 
 
