@@ -48,6 +48,30 @@ def tree_of(draws):
     return tree
 
 
+@pytest.mark.parametrize("later", [Deterministic((1,)), Iid(dense_law([1, 1]), 1)])
+def test_a_level_from_which_children_were_sampled_is_closed(later):
+    """Whether a node has children must not depend on what its own level drew: `layer` would be biased."""
+    tree, q = GrowingTree(9), dense_law([2, 3, 1])
+    first, second = tree.grow(0, WithoutReplacement(q, 2), TapeDraws([0.1, 0.9]))
+    tree.grow(first, Iid(q, 1), TapeDraws([0.5]))
+    with pytest.raises(MongeError, match=r"children of depth 2 were sampled already, so nodes \[2\] of depth 1 get none"):
+        tree.grow(second, later, TapeDraws([0.5]))
+
+
+def test_a_level_is_drawn_node_by_node_in_the_order_given():
+    tree, q = GrowingTree(9), dense_law([2, 3, 1])
+    first, second = tree.grow(0, WithoutReplacement(q, 2), TapeDraws([0.1, 0.9]))
+    grown = tree.grow_level({second: Iid(q, 2), first: Iid(q, 1)}, TapeDraws([0.1, 0.1, 0.9]))
+    assert {node: [tree.token_ids[child] for child in children] for node, children in grown.items()} == {
+        second: [0],
+        first: [2],
+    }
+    assert tree.grow_level({}, TapeDraws([])) == {}
+    (below,) = tree.grow(grown[first][0], Deterministic((1,)), TapeDraws([]))
+    with pytest.raises(MongeError, match=r"all nodes have one depth; got nodes of depths \[2, 3\]"):
+        tree.grow_level({grown[second][0]: Iid(q, 1), below: Iid(q, 1)}, TapeDraws([]))
+
+
 def test_a_lone_root_is_what_grows_from_nothing():
     assert lone_root(9) == GrowingTree(9).finish()
 

@@ -13,7 +13,6 @@ from monge.core.draws import Draws
 from monge.core.errors import LawError, OptionError
 from monge.core.law import Law
 
-
 Entry = TypeVar("Entry")
 
 

@@ -190,8 +190,8 @@ class GrowingTree:
         (depth,) = depths
         if depth <= self._deepest_sampled:
             raise MongeError(
-                f"grow: children of depth {self._deepest_sampled + 1} were sampled already, so nodes {list(proposals)} of depth "
-                f"{depth} get none; give all nodes of a level to one call of grow_level, before any of their children is drawn"
+                f"grow: children of depth {self._deepest_sampled + 1} were sampled already, so nodes {list(proposals)} of "
+                f"depth {depth} get none; give all nodes of a level to one call of grow_level, before any child is drawn"
             )
         grown = {node: self._attach(node, proposal.at_depth(depth), draws) for node, proposal in proposals.items()}
         if any(not isinstance(proposal, Deterministic) for proposal in proposals.values()):

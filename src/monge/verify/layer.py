@@ -1,7 +1,7 @@
 """Layer Verification: any coupling of one node, lifted to whole trees layer by layer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from monge.core.draws import Draws
@@ -13,7 +13,7 @@ from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutRepl
 from monge.core.systematic import Systematic
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.base import Verifier, Walk
+from monge.verify.base import Verifier
 from monge.verify.canonical import Canonical
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.flow_rules import FLOW_RULES
@@ -25,7 +25,7 @@ from monge.verify.single_draft import SingleDraft
 from monge.verify.spechub import SpecHub
 from monge.verify.systematic import EarliestDeadline
 from monge.verify.target_walk import TargetWalk
-from monge.verify.whole_tree import is_target_walked
+from monge.verify.whole_tree import decided_part, walk_on
 
 RULE_OF: Final[Mapping[type[Proposal], FlowRule]] = {
     Deterministic: TargetWalk(),
@@ -48,7 +48,9 @@ class Layer(Verifier):
 
     Law:
         The accepted path, the token after it, and the target's own continuation together follow the target's law, for every
-        way of drawing that the inner rule accepts. A tree with candidates of `Arbitrary` origin is left to the target walk.
+        way of drawing that the inner rule accepts. Which nodes of a level have candidates, and how these are drawn, may depend
+        on earlier levels only, as `GrowingTree` makes sure; the scale s is then known before they are drawn. Below a
+        node with candidates of `Arbitrary` origin the target walk decides.
 
     Rule:
         Down: the root has w = 1. In each layer let s be the sum of w over the nodes with candidates. At such a node v the inner
@@ -108,10 +110,7 @@ class Layer(Verifier):
         passes: dict[int, LayerPass] = {}
         outcomes: dict[int, Verdict | NonFiniteLogitsError] = {}
         for row, one in enumerate(scored):
-            if is_target_walked(self, one.tree, one.target_laws):
-                outcomes[row] = Walk(TargetWalk()).verify_one(one)
-            else:
-                passes[row] = LayerPass(one)
+            passes[row] = LayerPass(replace(one, tree=decided_part(self, one.tree, one.target_laws)))
         while open_rows := [row for row in passes if row not in outcomes and passes[row].is_open]:
             problems: dict[int, Sequence[NodeProblem]] = {}
             for row in open_rows:
@@ -125,7 +124,7 @@ class Layer(Verifier):
         for row, layers in passes.items():
             if row not in outcomes:
                 try:
-                    outcomes[row] = layers.ascend()
+                    outcomes[row] = walk_on(scored[row], layers.ascend())
                 except NonFiniteLogitsError as error:
                     outcomes[row] = error
         return [outcomes[row] for row in range(len(scored))]

@@ -7,13 +7,13 @@ import torch
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence, SparseLaw
 from monge.core.path_draws import PathDraws
-from monge.core.proposal import Deterministic, Iid, Proposal
+from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.base import Verifier, Walk
+from monge.verify.base import Verifier
 from monge.verify.block import Block
-from monge.verify.target_walk import TargetWalk
-from monge.verify.whole_tree import is_target_walked
+from monge.verify.problem import ScoredTree
+from monge.verify.whole_tree import decided_part, walk_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class MultipathBlock(Verifier):
 
     Law:
         The accepted prefix, the token after it, and the target's own continuation together follow the target's law, for K
-        independent paths (`PathDraws`) and for trees whose nodes draw independently (`Iid`). Trees with other candidates are
-        left to the target walk.
+        independent paths (`PathDraws`) and for trees whose nodes draw independently (`Iid`). Below a node with other candidates
+        the target walk decides.
 
     Rule:
         At every node order tokens by increasing (p / q, id) and follow the largest offer. With C_x the mass of q up to and
@@ -44,10 +44,8 @@ class MultipathBlock(Verifier):
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-        sampled = all(isinstance(proposal, Iid) for proposal, offers in zip(tree.proposals, tree.offers, strict=True) if offers)
-        if is_target_walked(self, tree, target_laws) or not sampled:
-            return Walk(TargetWalk()).verify(tree, target_laws, draws)
-        path, laws = _select(tree, target_laws)
+        part = decided_part(self, tree, target_laws, walked=(Arbitrary, Deterministic))
+        path, laws = _select(part, target_laws)
         chain = TokenTree(
             token_ids=tuple(tree.token_ids[node] for node in path),
             parents=tuple(range(-1, len(path) - 1)),
@@ -55,11 +53,12 @@ class MultipathBlock(Verifier):
             offers=(*((node,) for node in range(1, len(path))), ()),
         )
         verdict = Block().verify(chain, [target_laws[node] for node in path], draws)
-        return replace(
+        decided = replace(
             verdict,
             path=tuple(path[node] for node in verdict.path),
             examined=tuple(len(set(tree.offers[node])) for node in path[: len(verdict.examined)]),
         )
+        return walk_on(ScoredTree(tree=tree, target_laws=target_laws, draws=draws), decided)
 
 
 def _select(tree: TokenTree, target_laws: LawSequence) -> tuple[list[int], list[SparseLaw]]:

@@ -4,16 +4,18 @@ p = target law, q = draft law.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from monge.core.errors import ProposalMismatchError
 from monge.core.law import Law, LawSequence, SparseLaw, one_hot
-from monge.core.proposal import Arbitrary, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Rule, unsupported_reason
+from monge.verify.descent import Descent
+from monge.verify.problem import ScoredTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +79,60 @@ def drawn_from(proposal: Proposal, tokens: tuple[int, ...], device: torch.device
             q = rest
 
 
-def is_target_walked(rule: Rule, tree: TokenTree, target_laws: LawSequence) -> bool:
-    """Whether some candidates are of `Arbitrary` origin, for which only the target walk is exact.
+def decided_part(
+    rule: Rule, tree: TokenTree, target_laws: LawSequence, walked: tuple[type[Proposal], ...] = (Arbitrary,)
+) -> TokenTree:
+    """The part of a tree that a rule decides: nodes whose candidates are left to the target walk become leaves.
+
+    Nodes keep their numbers; nodes below such a leaf stay, and no node offers them. The rule is asked about the same part
+    whatever is below it, since choosing between a rule and the target walk by a drawn token would bias the text.
+
+    Args:
+        rule: The rule.
+        tree: The tree.
+        target_laws: One law a node.
+        walked: Kinds of proposals that are left to the target walk; see `walk_on`.
 
     Raises:
         ProposalMismatchError: If there is not one law a node, or the rule is not exact for this tree.
     """
     if len(target_laws) != tree.num_nodes:
         raise ProposalMismatchError(f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came")
-    is_arbitrary = False
+    cut: set[int] = set()
     for node, offers in enumerate(tree.offers):
         if offers:
-            kind = type(tree.proposals[node])
-            reason = unsupported_reason(rule, (kind,), len(offers))
+            proposal = tree.proposals[node]
+            reason = unsupported_reason(rule, (type(proposal),), len(offers))
             if reason is not None:
                 raise ProposalMismatchError(f"node {node}: {reason}")
-            is_arbitrary = is_arbitrary or issubclass(kind, Arbitrary)
-    return is_arbitrary
+            if isinstance(proposal, walked):
+                cut.add(node)
+    if not cut:
+        return tree
+    return replace(
+        tree,
+        proposals=tuple(Deterministic() if node in cut else one for node, one in enumerate(tree.proposals)),
+        offers=tuple(() if node in cut else one for node, one in enumerate(tree.offers)),
+    )
+
+
+def walk_on(scored: ScoredTree, verdict: Verdict) -> Verdict:
+    """The target walk from where a rule has come to, if it ended at a leaf of its part that has candidates in the whole tree.
+
+    The token after a leaf is a draw from the target's law; where it is a candidate, the next one is, and so on.
+
+    Args:
+        scored: The whole tree.
+        verdict: What the rule decided about its part.
+    """
+    end = verdict.path[-1] if verdict.path else 0
+    if verdict.next_kind == "correction" or not scored.tree.offers[end]:
+        return verdict
+    descent = Descent(scored, path=verdict.path, examined=verdict.examined)
+    descent.follow(verdict.next_token)
+    while descent.is_open:
+        descent.follow(scored.draws.categorical(descent.problem().target_law))
+    return descent.verdict()
 
 
 def verdict_at(tree: TokenTree, node: int, token: int) -> Verdict:
