@@ -1,13 +1,13 @@
 """The law tests themselves are tested: every wrong rule and every wrong drafter must be seen."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from monge.api import make_parts
 from monge.core.proposal import WithoutReplacement
 from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.known_bad import KNOWN_BAD_RULES, KNOWN_BAD_TREES
+from monge.testing.known_bad import KNOWN_BAD_LEVELS, KNOWN_BAD_RULES, KNOWN_BAD_TREES
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.base import Verifier
@@ -24,8 +24,8 @@ def models(seed: int) -> tuple[TabularModel, TabularModel]:
     )
 
 
-def errors(case: Case, **parts: object) -> Iterator[float]:
-    for seed in BANK:
+def errors(case: Case, seeds: Sequence[int] = BANK, **parts: object) -> Iterator[float]:
+    for seed in seeds:
         output = output_law(lambda seed=seed: make_parts(*models(seed), **parts), case)  # type: ignore[arg-type]
         yield law_error(output, target_law(models(seed)[0], case))
 
@@ -49,6 +49,14 @@ def test_wrong_drafters_are_seen(name: str) -> None:
     tree = KNOWN_BAD_TREES[name]
     verifier = "rrs_without_replacement" if tree.kind is WithoutReplacement else "rrs"
     assert any(error > 1e-3 for error in errors(ONE_NODE, tree=tree, verifier=verifier))
+
+
+@pytest.mark.parametrize("name", KNOWN_BAD_LEVELS)
+def test_wrong_levels_are_seen_by_rules_for_whole_trees(name: str) -> None:
+    """Node by node the same trees are exact: what decides about a draw is known before it."""
+    case, tree = Case(horizon=1, max_new_tokens=3), KNOWN_BAD_LEVELS[name]
+    assert any(error > 1e-3 for error in errors(case, range(1), tree=tree, verifier="layer('rrs')"))
+    assert max(errors(case, range(1), tree=tree, verifier="rrs")) < 1e-12
 
 
 @pytest.mark.parametrize("name", KNOWN_BAD_TREES)
