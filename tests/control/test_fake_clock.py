@@ -57,7 +57,9 @@ class Timed(TabularModel):
     ("tree", "verifier", "controller", "horizon"),
     [
         ("fixed_width((2,), 'mixed(1)')", "layer('rrs')", "price(first_off=1, trial=1)", 3),
-        ("fixed_width((2, 1), 'mixed(1)')", "layer('greedy')", "price(first_off=1, trial=1)", 2),
+        pytest.param(
+            *("fixed_width((2, 1), 'mixed(1)')", "layer('greedy')", "price(first_off=1, trial=1)", 2), marks=pytest.mark.slow
+        ),
         pytest.param(
             *("fixed_width((2, 1), 'mixed(1)')", "layer(\"optimal('candidates')\")", "price(first_off=1, trial=1)", 3),
             marks=pytest.mark.slow,
@@ -86,4 +88,5 @@ def test_plans_that_follow_the_clock_leave_the_law_alone(
     with measured_by(clock):
         output = output_law(parts, case, max_runs=1_000_000)
     assert law_error(output, target_law(TabularModel(RandomTable(VOCAB, 5), VOCAB), case)) < 1e-12
-    assert len(sizes) > 1, "the plans differ"
+    assert max(sizes) > 1, "something is drafted"
+    assert len(sizes) > 1 or costs == "drafting is cheap", "where it is dear, some rounds draft and others do not"

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -86,7 +87,13 @@ def expected_accepted(rule: Verifier, tables: Tables, children: Children) -> flo
     return sum(count * prob for count, prob in exact_law(run).items())
 
 
-def continued(law: Mapping[Path, float], tables: Tables, length: int) -> dict[Path, float]:
+class HasTarget(Protocol):
+    """The target's laws by path."""
+
+    def target_masses(self, path: Path) -> np.ndarray: ...
+
+
+def continued(law: Mapping[Path, float], tables: HasTarget, length: int) -> dict[Path, float]:
     """The law of texts of one length: shorter ones are continued by the target."""
     full: defaultdict[Path, float] = defaultdict(float)
     open_texts = list(law.items())
