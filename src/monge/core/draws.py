@@ -41,6 +41,11 @@ class RewindableDraws(Draws, Protocol):
         """Go back to the mark, to make the same draws again; without one, nothing happens."""
         ...
 
+    @property
+    def has_drawn(self) -> bool:
+        """Whether anything was drawn since the mark."""
+        ...
+
 
 @runtime_checkable
 class PeekableDraws(Draws, Protocol):
@@ -91,6 +96,10 @@ class _Stream:
         if self._is_marked:
             self._place = 0
 
+    @property
+    def has_drawn(self) -> bool:
+        return self._is_marked and self._place > 0
+
 
 class _UniformDraws:
     """Turns a stream of uniforms into draws, one uniform per draw, in call order."""
@@ -127,6 +136,10 @@ class TorchDraws(_UniformDraws):
 
     def rewind(self) -> None:
         self._stream.rewind()
+
+    @property
+    def has_drawn(self) -> bool:
+        return self._stream.has_drawn
 
 
 class TapeDraws(_UniformDraws):

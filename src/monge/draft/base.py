@@ -19,12 +19,22 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class Draft(Generic[State]):
-    """One request's tree, the drafter's state after drawing it, what the plan asked it to note, and who of a pool drew it."""
+    """One request's tree, and what goes with it.
+
+    Args:
+        tree: The tree.
+        state: The drafter's state after drawing it.
+        evidence: What the plan asked the drafter to note.
+        drafter: Which drafter of a pool drew it.
+        error: What kept the drafter from drawing all of it. The tree then holds what was drawn, as it was drawn: it is offered
+            all the same, and the request goes on without the drafter.
+    """
 
     tree: TokenTree
     state: State
     evidence: Evidence | None = None
     drafter: str | None = None
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +120,10 @@ class Drafter(ABC, Generic[State]):
 
         Requests whose plan is plain decoding (depth 0, no stop rule) may be left out: their draft is a lone root with the state
         that they had.
+
+        What was drawn must be offered: to draw again, or not to offer a token once it is drawn, biases the text. A drafter that
+        cannot go on after its first draw gives the tree so far with `Draft.error`. If it raises instead, its request ends in
+        an error; if it raises before its first draw, the request is decoded without it.
         """
 
     @abstractmethod

@@ -15,7 +15,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import chain_of, lone_root
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, OwnChain, PieceReader
-from monge.draft.growth import Growth
+from monge.draft.growth import Growth, LevelReader, grow_together
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.chain import Chain
 
@@ -109,14 +109,8 @@ class ModelDrafter(PieceReader[ReadPaths]):
         rows = [self._row(context, plan, row_draws) for context, plan, row_draws in zip(contexts, plans, draws, strict=True)]
         active = [row for row in rows if row.may_draft]
         if active:
-            logits = self._read_text(active)
-            while active:
-                for row in active:
-                    row.grow(logits[row.request_id])
-                active = [row for row in active if row.frontier]
-                if active:
-                    logits = self.model.extend({row.request_id: row.next_block() for row in active})
-        return [Draft(row.finish(), tuple(row.paths), row.evidence) for row in rows]
+            grow_together(active, self._read_text(active), LevelReader(read=self._read_level, restore=self._restore))
+        return [Draft(row.finish(), tuple(row.paths), row.evidence, error=row.error) for row in rows]
 
     def observe(
         self, contexts: Sequence[Context], drafts: Sequence[Draft[ReadPaths]], verdicts: Sequence[Verdict]
@@ -140,6 +134,14 @@ class ModelDrafter(PieceReader[ReadPaths]):
         rules = self.rules or (SamplingRules() if only_ranks else context.rules)
         rules = rules if self.top_k is None else rules.within_top(self.top_k)
         return Growth(context=context, plan=plan, draws=draws, builder=self.tree, rules=rules, network="draft model")
+
+    def _read_level(self, rows: Sequence[Growth]) -> Mapping[int, Tensor]:
+        return self.model.extend({row.request_id: row.block() for row in rows})
+
+    def _restore(self, row: Growth) -> None:
+        self.model.commit({row.request_id: ()})
+        for block in row.blocks:
+            self.model.extend({row.request_id: block})
 
     def _read_text(self, rows: Sequence[Growth]) -> Mapping[int, Tensor]:
         texts = {row.request_id: row.context.token_ids for row in rows}

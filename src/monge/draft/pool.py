@@ -115,6 +115,11 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         named = [None if plan.drafter is None else self._place(plan.drafter) for plan in plans]
         made: dict[int, tuple[int, Draft[Any]]] = {}
         self._open_lookups([one for one, plan in zip(contexts, plans, strict=True) if plan.asks_lookups], known)
+        # First: what a lookup raises must not cost a tree that is drawn already.
+        watched = [
+            (*state.watched, *would_be(self._places, context, known[context.request_id], plan))
+            for context, state, plan in zip(contexts, states, plans, strict=True)
+        ]
         for number, place in enumerate(self._places):
             own_plans = [own_plan(place, plan) for plan in plans]
             rows = [
@@ -131,21 +136,21 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                 group, own, [own_plans[row] for row in rows], [draws[row] for row in rows]
             )
             for row, draft in zip(rows, proposed, strict=True):
-                if draft.tree.num_nodes > 1 or named[row] is not None:
+                if draft.tree.num_nodes > 1 or draft.error is not None or named[row] is not None:
                     made[row] = (number, draft)
                 elif place.looks_up and not place.is_told:
                     known[contexts[row].request_id][number] = draft.state
         drafts: list[Draft[PoolState]] = []
-        for row, (context, state) in enumerate(zip(contexts, states, strict=True)):
-            watched = (*state.watched, *would_be(self._places, context, known[context.request_id], plans[row]))
+        for row, context in enumerate(contexts):
             own = tuple(known[context.request_id])
             chosen, draft = made.get(row, (named[row], None))
             drafts.append(
                 Draft(
                     tree=lone_root(context.token_ids[-1]) if draft is None else draft.tree,
-                    state=PoolState(own, None if draft is None else chosen, draft, watched),
+                    state=PoolState(own, None if draft is None else chosen, draft, watched[row]),
                     evidence=None if draft is None else draft.evidence,
                     drafter=None if chosen is None else self._places[chosen].name,
+                    error=None if draft is None else draft.error,
                 )
             )
         return drafts

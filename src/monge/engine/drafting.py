@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
+from monge.core.errors import DrafterError
 from monge.core.tree import lone_root
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft, DrafterPool
@@ -21,9 +22,10 @@ def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Part
     """One draft per session. A drafter that raises costs its request the speculation, never its text.
 
     Whose plan is plain decoding is not drafted for; only a pool is asked all the same where the plan asks its lookups.
-    All sessions draft in one call. If it raises, each drafts alone, from the same draws, so that only those for which it raises
-    again are decoded plainly to their end, from the draws that follow; a warning says so, once per request. Sessions whose
-    draws cannot come again draft alone in the next round.
+    All sessions draft in one call. If it raises, each drafts alone, from the same draws. A session for which the drafter then
+    raises before its first draw, or gives only a part of a tree, goes on without the drafter; a warning says so, once per
+    request. One for which it has drawn and gives nothing has failed: what was drawn cannot be offered, and to decode on as if
+    nothing had been drawn would bias the text.
     """
     if len(sessions) == 1 and _finds_nothing(sessions[0], plans[0], parts):
         return [nothing(sessions[0])]
@@ -40,7 +42,7 @@ def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Part
         if made is not None:
             drafts |= dict(zip(group, made, strict=True))
         elif len(group) > 1:
-            groups.extend([row] for row in group if sessions[row].can_rewind and sessions[row].drafting == "alone")
+            groups.extend([row] for row in group if sessions[row].drafting == "alone" and sessions[row].error is None)
     return [drafts.get(row) or nothing(session) for row, session in enumerate(sessions)]
 
 
@@ -66,24 +68,29 @@ def observe(
             its capabilities ask for.
         parts: The parts.
     """
-    told = [row for row in rows if row[0].drafting != "off"]
-    if told:
-        sessions, drafts, verdicts = zip(*told, strict=True)
-        count = parts.num_successors
-        if count:
-            verdicts = [
-                replace(verdict, successors=_successors(logits[session.context.request_id], count))
-                for session, verdict in zip(sessions, verdicts, strict=True)
-            ]
-        states: list[Any] = []
-        contexts = [session.context for session in sessions]
-        error = attempt(lambda: states.extend(parts.drafter.observe(contexts, drafts, verdicts)))
-        if error is not None:
-            for session in sessions:
-                _recover(session, parts, None if len(sessions) > 1 else error)
-            return
-        for session, state in zip(sessions, states, strict=True):
-            session.drafter_state = state
+    together = [row for row in rows if row[0].drafting == "together"]
+    for group in ([together] if together else []) + [[row] for row in rows if row[0].drafting == "alone"]:
+        _observe(group, logits, parts)
+
+
+def _observe(
+    rows: Sequence[tuple[Session, Draft[Any], Verdict]], logits: Mapping[int, Float[Tensor, "nodes vocab"]], parts: Parts
+) -> None:
+    sessions, drafts, verdicts = zip(*rows, strict=True)
+    count = parts.num_successors
+    if count:
+        verdicts = [
+            replace(verdict, successors=_successors(logits[session.context.request_id], count))
+            for session, verdict in zip(sessions, verdicts, strict=True)
+        ]
+    contexts, states = [session.context for session in sessions], list[tuple[Session, Any]]()
+    error = attempt(lambda: states.extend(zip(sessions, parts.drafter.observe(contexts, drafts, verdicts), strict=True)))
+    if error is not None:
+        for session in sessions:
+            _recover(session, parts, None if len(sessions) > 1 else error)
+        return
+    for session, state in states:
+        session.drafter_state, session.drafting = state, "together"
 
 
 def _is_asked(plan: DraftPlan, parts: Parts) -> bool:
@@ -122,26 +129,51 @@ def give_up(session: Session, parts: Parts, error: Exception) -> None:
     _recover(session, parts, error)
 
 
+def close_drafter(session: Session, parts: Parts) -> None:
+    """Tell the drafter that a request has ended. Its text is written, so what the drafter raises is a warning."""
+    error = attempt(lambda: parts.drafter.close(session.context))
+    if error is not None:
+        warnings.warn(
+            f"request {session.context.request_id}: the drafter failed to forget it ({type(error).__name__}: {error})",
+            stacklevel=2,
+        )
+
+
 def nothing(session: Session) -> Draft[Any]:
     """A draft without candidates, whose state is the one before it."""
     return Draft(lone_root(session.context.token_ids[-1]), session.drafter_state)
 
 
 def _attempt(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Parts) -> Sequence[Draft[Any]] | None:
+    """The drafts of one call, or `None` where it raised: each session then drafts alone, goes without, or has failed."""
     for session in sessions:
         if session.can_rewind:
             session.mark()
     contexts, draws = [session.context for session in sessions], [session.draws for session in sessions]
-    states, made = [session.drafter_state for session in sessions], list[Draft[Any]]()
-    error = attempt(lambda: made.extend(parts.drafter.draft(contexts, states, plans, draws)))
-    if error is not None:
-        for session in sessions:
-            if session.can_rewind and len(sessions) > 1:
-                session.rewind()
-            _recover(session, parts, None if len(sessions) > 1 else error)
-        return None
+    states, made = [session.drafter_state for session in sessions], list[tuple[Session, Draft[Any]]]()
+    error = attempt(lambda: made.extend(zip(sessions, parts.drafter.draft(contexts, states, plans, draws), strict=True)))
+    if error is None:
+        for session, draft in made:
+            if draft.error is not None:
+                give_up(session, parts, draft.error)
+        return [draft for _, draft in made]
     for session in sessions:
-        session.drafting = "together"
+        if len(sessions) > 1 and session.can_rewind:
+            session.rewind()
+        if session.has_drawn:
+            session.fail(_drawn_in_vain(session, error))
+        else:
+            _recover(session, parts, None if len(sessions) > 1 else error)
+    return None
+
+
+def _drawn_in_vain(session: Session, error: Exception) -> DrafterError:
+    made = DrafterError(
+        f"request {session.context.request_id}: the drafter failed ({type(error).__name__}: {error}) after it had drawn, and "
+        "did not say what; to go on without what was drawn would bias the text, so the request ends here. A drafter may raise "
+        "before its first draw, or give the tree so far with `Draft.error`"
+    )
+    made.__cause__ = error
     return made
 
 

@@ -15,7 +15,7 @@ from monge.core.verdict import StageTimes, StepRecord
 from monge.draft.base import piece_reader
 from monge.engine.attempt import attempt
 from monge.engine.clock import now
-from monge.engine.drafting import is_told, observe, propose
+from monge.engine.drafting import close_drafter, is_told, observe, propose
 from monge.engine.logprobs import along
 from monge.engine.parts import Parts
 from monge.engine.planning import make_plans, plans_stand
@@ -93,6 +93,9 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, isolated: bool = Fal
         for row, draft in zip(rows, drafts, strict=True):
             row.draft = draft
         timer.lap("draft_s")
+        rows = [row for row in rows if row.session.error is None]
+        if not rows:
+            return
         rows = _stage(rows, partial(_decide, parts=parts, timer=timer), parts, isolated=isolated)
     rows = _accepted(rows)
     parts.target.commit({row.context.request_id: (0, *row.verdict.path) for row in rows})
@@ -115,7 +118,7 @@ def close_session(session: Session, parts: Parts) -> None:
     """Give back the room that a request had."""
     parts.target.close(session.context.request_id)
     if session.drafting != "off":
-        parts.drafter.close(session.context)
+        close_drafter(session, parts)
 
 
 def abandon_session(session: Session, parts: Parts) -> None:

@@ -24,8 +24,8 @@ StopCheck = Callable[[tuple[int, ...]], bool]
 """`token_ids` (prompt and completion) -> whether decoding stops after the last of them."""
 
 Drafting = Literal["together", "alone", "off"]
-"""Drafted for in one call with the others; alone, after that call has failed; not at all, after this one has failed too, or
-because nobody wants it."""
+"""Drafted for, and told of verdicts, in one call with the others; alone, after that call has failed; not at all, after this one
+has failed too, or because nobody wants it."""
 
 _UNBOUNDED: Final = 1 << 62
 
@@ -179,6 +179,11 @@ class Session:
         """Go back to the marked place."""
         assert self._rewindable is not None, "a place was marked before"
         self._rewindable.rewind()
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether anything was drawn since the marked place; true where nobody knows, since its draws cannot come again."""
+        return self._rewindable is None or self._rewindable.has_drawn
 
     def note(self, record: StepRecord) -> None:
         """Keep the record of a round."""

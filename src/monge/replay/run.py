@@ -64,7 +64,7 @@ def play_round(session: Session, guide: TextDraws, parts: Parts) -> None:
         run_round([session], parts)
     if guide.error is not None:
         raise guide.error
-    if session.drafting != "together":
+    if session.drafting != "together" or session.error is not None:
         raise UnavailableError(f"replay: the drafter failed after {guide.start} tokens of a text; decode it once to see how")
 
 

@@ -53,6 +53,10 @@ class ExactDraws:
     def rewind(self) -> None:
         self._place = self._marked
 
+    @property
+    def has_drawn(self) -> bool:
+        return self._place > self._marked
+
     def _choose(self, probs: list[float]) -> int:
         options = [(index, weight) for index, weight in enumerate(probs) if weight > 0]  # mass zero: no branch
         step, self._place = self._place, self._place + 1
