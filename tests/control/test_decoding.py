@@ -3,7 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,46 @@ def test_a_failing_drafter_costs_its_request_the_speculation_only() -> None:
     drafted = [[record.num_nodes > 0 for record in result.records[-6:-1]] for result in results]
     assert not any(drafted[0])
     assert all(any(row) for row in drafted[1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgetful(NgramDrafter):
+    """Raises where it is told of a request, or where it is to forget it; notes whose texts it was shown."""
+
+    raises_in: str = "observe"
+    opened: list[int] = field(default_factory=list)
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[bytes]:
+        self.opened.extend(context.request_id for context in contexts)
+        return NgramDrafter.open(self, contexts)
+
+    def observe(self, contexts: Sequence[Context], drafts: Sequence[Draft[bytes]], verdicts: Any) -> Sequence[bytes]:
+        if self.raises_in == "observe" and any(context.token_ids[0] == 0 for context in contexts):
+            raise RuntimeError("it does not listen")
+        return NgramDrafter.observe(self, contexts, drafts, verdicts)
+
+    def close(self, context: Context) -> None:
+        if self.raises_in == "close" and context.token_ids[0] == 0:
+            raise RuntimeError("it does not forget")
+
+
+def test_a_drafter_that_cannot_be_told_of_one_request_goes_on_with_the_others() -> None:
+    drafter, prompts = Forgetful(), [(0, 2, 1, 2, 1), (1, 2, 1, 2, 1), (2, 1, 2, 1, 2)]
+    parts = make_parts(target(), drafter=drafter)
+    with pytest.warns(UserWarning, match="request 0: the drafter failed .RuntimeError: it does not listen"):
+        results = Decoder(parts, max_batch_size=4).generate(prompts, max_new_tokens=40, temperature=0.0, seed=0)
+    assert [result.token_ids for result in results] == greedy(make_parts(target(), drafter="none"), prompts, 40)
+    drafted = [[record.num_nodes > 0 for record in result.records[-6:-1]] for result in results]
+    assert not any(drafted[0])
+    assert all(any(row) for row in drafted[1:])
+    assert len(drafter.opened) <= 6, "shown their texts again once, to find out whose fault it was"
+
+
+def test_a_drafter_that_cannot_forget_a_request_costs_nobody_anything() -> None:
+    prompts = [(0, 2, 1, 2, 1), (1, 2, 1, 2, 1)]
+    parts = make_parts(target(), drafter=Forgetful(raises_in="close"))
+    with pytest.warns(UserWarning, match="request 0: the drafter failed to forget it .RuntimeError: it does not forget"):
+        assert greedy(parts, prompts, 40) == greedy(make_parts(target(), drafter="none"), prompts, 40)
 
 
 def test_costs_are_measured_kept_and_read_again(tmp_path: Path) -> None:

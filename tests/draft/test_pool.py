@@ -1,7 +1,7 @@
 """Pools of drafters: routing, caches that follow, would-be trees, exact text, refusals."""
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -253,3 +253,17 @@ def test_an_unknown_drafter_in_a_plan_costs_the_speculation_and_says_so() -> Non
     with pytest.warns(UserWarning, match="did you mean 'ngram'"):
         (result,) = Decoder(parts).generate([(0, 1)], max_new_tokens=4, temperature=1.0, seed=0)
     assert len(result.token_ids) == 4
+
+
+def test_a_member_that_says_that_it_failed_is_believed() -> None:
+    """Though it proposes nothing, nobody drafts in its place: the request goes on without the pool."""
+
+    class Failing(NoDrafter):
+        def draft(self, *arguments: Any) -> Any:
+            return [replace(draft, error=RuntimeError("out of order")) for draft in NoDrafter.draft(self, *arguments)]
+
+    parts = make_parts(pair()[0], drafter=PoolDrafter(drafters={"broken": Failing(), "ngram": NgramDrafter()}))
+    with pytest.warns(UserWarning, match="the drafter failed .RuntimeError: out of order"):
+        (result,) = Decoder(parts).generate([(1, 2, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0)
+    assert len(result.token_ids) == 20
+    assert not any(record.depth for record in result.records)

@@ -125,7 +125,9 @@ def test_what_has_been_read_of_the_text_is_kept_where_nothing_is_found(monkeypat
     assert max(behind) <= 4, "the tokens of one round"
 
 
-@pytest.mark.parametrize("plan", [RESTS, FOLLOWS], ids=["asked", "followed"])
+@pytest.mark.parametrize(
+    "plan", [RESTS, FOLLOWS, DraftPlan(max_depth=2, drafter="model")], ids=["asked", "followed", "beside a network"]
+)
 def test_a_lookup_that_fails_costs_its_request_the_speculation(plan, monkeypatch):
     decoder = decoder_of("pool('ngram', 'model')", (plan,))
 

@@ -294,6 +294,18 @@ def test_a_token_that_the_draft_model_cannot_read_costs_speculation_and_no_bias(
     assert excess(law, truth) < 1e-12
 
 
+@pytest.mark.parametrize("seeds", [(5, 6), (7, 9)])
+def test_only_the_nodes_that_cannot_be_read_end(seeds: tuple[int, int]) -> None:
+    """Of independent paths, the others go on: rules for whole paths rely on it that a path ends for its own sake."""
+
+    def make() -> Parts:
+        draft = CannotRead(RandomTable(2, seeds[1]), 2)
+        return make_parts(TabularModel(RandomTable(2, seeds[0]), 2), draft, tree="paths(2, 3)", verifier="multipath_block")
+
+    case = Case(horizon=2, max_new_tokens=4)
+    assert excess(written(make, case), target_law(make().target, case)) < 1e-12  # type: ignore[arg-type]
+
+
 def networks_that_cannot_read_a_token(kind: str, folder: Path) -> Parts:
     target, draft = TabularModel(RandomTable(3, 11), 3), CannotRead(RandomTable(3, 23), 3)
     tree = "fixed_width((2, 1), 'iid')"
@@ -305,7 +317,7 @@ def networks_that_cannot_read_a_token(kind: str, folder: Path) -> Parts:
         return make_parts(target, drafter=LayerSkipDrafter(target=target, tree=TREES.parse(tree)), verifier="rrs")
     if kind == "shape":
         target = CannotEmbed(RandomTable(3, 11), 3)
-        drafter = ShapeDrafter(target=target, head=random_head(target), tree=TREES.parse(tree))
+        drafter = ShapeDrafter(target=target, head=random_head(target), tree=TREES.parse("chain(2)"))
         target.is_broken = True
         return make_parts(target, drafter=drafter, verifier="rrs")
     target, path, tree = CannotEmbed(RandomTable(3, 11), 3), folder / kind, "chain(2)"
@@ -315,7 +327,7 @@ def networks_that_cannot_read_a_token(kind: str, folder: Path) -> Parts:
     return make_parts(target, drafter=drafter, verifier="rrs")
 
 
-@pytest.mark.parametrize("kind", ["pool", "cascade", "layer_skip", "shape", "hydra", "eagle3"])
+@pytest.mark.parametrize("kind", ["pool", "cascade", "layer_skip", "shape", "hydra", "mtp-qwen"])
 def test_other_networks_that_cannot_read_a_token(kind: str, tmp_path: Path) -> None:
     def make() -> Parts:
         return networks_that_cannot_read_a_token(kind, tmp_path)
@@ -336,10 +348,10 @@ def test_a_drafter_of_others_that_raises_after_drawing_ends_its_request(tree: st
     law, truth = written(make, case), target_law(make().target, case)  # type: ignore[arg-type]
     assert 0.1 < num_errors(law) < 1.0
     assert excess(law, truth) < 1e-12
-    beside = case_of(tree, neighbours=((0,),), slot=1)
-    law = written(make, beside)
-    assert num_errors(law) == 0.0, "the request that fails is the other one"
-    assert excess(law, truth) < 1e-12
+    if tree == "chain(2)":
+        law = written(make, case_of(tree, neighbours=((0,),), slot=1))
+        assert num_errors(law) == 0.0, "the request that fails is the other one"
+        assert excess(law, truth) < 1e-12
 
 
 def test_who_has_drawn_in_vain_is_told_what_to_do() -> None:

@@ -130,7 +130,8 @@ def grow_together(growths: Sequence[Growth], logits: Mapping[int, Float[Tensor, 
 
     A drawn token is never taken back. If the network raises while it reads a level, each request's part is read alone; if that
     raises too, each node alone. A node that cannot be read stays without candidates, as one whose logits are not finite does.
-    So whether a node has candidates depends on the path to it alone, which all rules need, and the tree is a legal proposal.
+    The other nodes go on: where the tokens on its path decide whether a node can be read, whether it has candidates depends on
+    that path alone, which rules for whole paths need.
 
     Args:
         growths: The requests.

@@ -19,7 +19,7 @@ from monge.engine.session import Session
 
 
 def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Parts) -> list[Draft[Any]]:
-    """One draft per session. A drafter that raises costs its request the speculation, never its text.
+    """One draft per session. A drafter that fails costs its request the speculation, and never biases its text.
 
     Whose plan is plain decoding is not drafted for; only a pool is asked all the same where the plan asks its lookups.
     All sessions draft in one call. If it raises, each drafts alone, from the same draws. A session for which the drafter then
