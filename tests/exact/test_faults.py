@@ -360,8 +360,8 @@ def test_who_has_drawn_in_vain_is_told_what_to_do() -> None:
     prompts = [(0,), (0,), (2,)]
     results = Decoder(parts, max_batch_size=3).generate(prompts, max_new_tokens=40, temperature=1.0, seed=0)
     assert [result.finish_reason for result in results] == ["error", "length", "length"]
-    assert "request 0: the drafter failed (Fault: token 1) after it had drawn" in results[0].error
-    assert "may raise before its first draw, or give the tree so far with `Draft.error`" in results[0].error
+    assert "request 0: the drafter failed (Fault: token 1) after it had drawn" in str(results[0].error)
+    assert "may raise before its first draw, or give the tree so far with `Draft.error`" in str(results[0].error)
     plain = make_parts(TabularModel(RandomTable(3, 11), 3), TabularModel(RandomTable(3, 23), 3), tree="chain(2)")
     alone = Decoder(plain, max_batch_size=3).generate(prompts, max_new_tokens=40, temperature=1.0, seed=0)
     assert [result.token_ids for result in results[1:]] == [result.token_ids for result in alone[1:]]
