@@ -259,8 +259,9 @@ def test_a_member_that_says_that_it_failed_is_believed() -> None:
     """Though it proposes nothing, nobody drafts in its place: the request goes on without the pool."""
 
     class Failing(NoDrafter):
-        def draft(self, *arguments: Any) -> Any:
-            return [replace(draft, error=RuntimeError("out of order")) for draft in NoDrafter.draft(self, *arguments)]
+        def draft(self, contexts: Any, states: Any, plans: Any, draws: Any) -> Any:
+            drafts = NoDrafter.draft(self, contexts, states, plans, draws)
+            return [replace(draft, error=RuntimeError("out of order")) for draft in drafts]
 
     parts = make_parts(pair()[0], drafter=PoolDrafter(drafters={"broken": Failing(), "ngram": NgramDrafter()}))
     with pytest.warns(UserWarning, match="the drafter failed .RuntimeError: out of order"):
