@@ -9,7 +9,7 @@ from rich.table import Table
 from monge.bench.acceptance_inputs import check_candidates, check_lengths, read_law
 from monge.bench.acceptance_node import node_report
 from monge.bench.acceptance_table import read_table
-from monge.bench.acceptance_tree import tree_report
+from monge.bench.acceptance_tree import BY_NODES, BY_TREES, tree_report
 from monge.cli import options
 from monge.cli.console import output, reported
 from monge.core.errors import OptionError
@@ -100,9 +100,9 @@ def _show_tree(report: dict[str, Any]) -> None:
     table.add_row("layer bound", _number(report["layer_bound"]), "")
     console = output()
     console.print(table)
-    for name, value in report["rules"].items():
-        if value is None:
-            console.print(f"{name}: {report['how'][name]}", style="dim", markup=False, soft_wrap=True)
+    for name, how in report["how"].items():
+        if how not in {BY_NODES, BY_TREES}:
+            console.print(f"{name}: {how}", style="dim", markup=False, soft_wrap=True)
 
 
 def _table(title: str, first: str, columns: list[str]) -> Table:
