@@ -33,7 +33,7 @@ Source = str | Path | PreTrainedModel
 
 def load(
     target: Source | None = None,
-    draft: Source | AnyHead | None = None,
+    draft: Source | AnyHead | Sequence[Source] | None = None,
     *,
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
@@ -60,11 +60,12 @@ def load(
     Args:
         target: Folder, name or loaded model; `None` for the built-in target.
         draft: Likewise for the draft model, or a head for the target: its folder, whose format is recognised, or loaded; `None`
-            for the built-in draft model beside the built-in target, and otherwise for none.
+            for the built-in draft model beside the built-in target, and otherwise for none. A list of draft models drafts
+            together, by the drafter `ensemble`.
         drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`; `None` chooses `head` or `shape` where
-            there is a head, `ngram` where there is nothing, and with a draft model `model`, or `pool('ngram(min_ngram=2)',
-            'model')` where the controller chooses between drafters, as the default does, and the verifier takes what is looked
-            up.
+            there is a head, `ensemble` where there are several draft models, `ngram` where there is nothing, and with a draft
+            model `model`, or `pool('ngram(min_ngram=2)', 'model')` where the controller chooses between drafters, as the
+            default does, and the verifier takes what is looked up.
         tree: Tree builder of a drafter that has laws; `None` takes a chain, or another tree where the verifier needs one;
             with a SHAPE head a chain for sampled requests and a few top tokens for greedy ones.
         verifier: Acceptance rule; `None` takes the one for the drafter's candidates: `target_walk` for deterministic ones,
@@ -96,7 +97,7 @@ def load(
         MongeError: One of its children, naming what does not fit and what to do.
     """
     loading: dict[str, Any] = {"dtype": dtype, "device": device, "attention": attention, "trust_remote_code": trust_remote_code}
-    draft = default_draft(target, draft, drafter)
+    draft = default_draft(target, one_or_several(draft), drafter)
     target = built_in("target") if target is None else target
     network = load_network(target, **loading)
     if tokenizer is None and not isinstance(target, PreTrainedModel):
@@ -106,9 +107,11 @@ def load(
     if (found := drafter_of(draft, target)) is not None:
         drafter, head, draft = drafter or found, cast(AnyHead | str | Path, draft), None
     check_draft_backend(draft_backend, draft)
-    if draft is not None:
-        options = {"backend": draft_backend or backend, "cross_tokenizer": cross_tokenizer}
-        draft_model = _load_draft(cast(Source, draft), target_model, loading, target_tokenizer=tokenizer, **options)
+    options = {"backend": draft_backend or backend, "cross_tokenizer": cross_tokenizer, "target_tokenizer": tokenizer}
+    if isinstance(draft, tuple):
+        draft_model = tuple(_load_draft(one, target_model, loading, **options) for one in cast(tuple[Source, ...], draft))
+    elif draft is not None:
+        draft_model = _load_draft(cast(Source, draft), target_model, loading, **options)
     parts = make_parts(
         target_model,
         draft_model,
@@ -128,7 +131,7 @@ def load(
 
 def make_parts(
     target: SequenceModel,
-    draft: SequenceModel | None = None,
+    draft: SequenceModel | Sequence[SequenceModel] | None = None,
     *,
     head: str | Path | AnyHead | None = None,
     drafter: str | AnyDrafter | None = None,
@@ -143,11 +146,15 @@ def make_parts(
 ) -> Parts:
     """Parts from names or objects; arguments as for `load`, with models that are loaded already, and a head or its folder.
 
+    `draft` is one draft model, or several.
+
     Who puts parts together gets one plan for all rounds, for which nothing is measured; `controller=None` takes what `load`
     does. `draft_rules` are the sampling rules of the draft law where the request's own do not say them; drafters without a
     law of their own have no use for them.
     """
     rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
+    drafts = (draft,) if isinstance(draft, SequenceModel) else tuple(draft or ())
+    draft = drafts[0] if len(drafts) == 1 else drafts or None
     chosen, is_deep = None if controller is None else controllers_of(controller), False
     drafter, is_usual = (default_drafter(target, draft, chosen, rule), True) if drafter is None else (drafter, False)
     if isinstance(drafter, str):
@@ -157,7 +164,9 @@ def make_parts(
         if draft_temperature is not None:
             rules = replace(draft_rules or SamplingRules(), temperature=draft_temperature)
         given = {"head": head, "top_k": draft_top_k, "target": target if "target" in taken else None, "rules": rules}
-        resources: dict[str, Any] = {"model": draft} | {name: one for name, one in given.items() if one is not None}
+        several = len(drafts) > 1 or ("models" in taken and "model" not in taken)
+        networks = {"model": None, "models": drafts or None} if several else {"model": draft, "models": None}
+        resources: dict[str, Any] = networks | {name: one for name, one in given.items() if one is not None}
         if tree is not None:
             resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
         elif own := [options_of(name)["tree"] for name in names if "tree" in options_of(name)]:
@@ -174,7 +183,7 @@ def make_parts(
         drafter=drafter,
         rule=rule,
         controller=chosen.first,
-        draft_models=() if draft is None else (draft,),
+        draft_models=drafts,
         alternatives=tuple((name, VERIFIERS.make(name)) for name in VERIFIERS),
         memory=Memory(costs if isinstance(costs, CostModel) else None),
         controllers=chosen.named,
@@ -190,12 +199,30 @@ def built_in(which: str) -> Path:
 
 
 def default_draft(
-    target: Source | None, draft: Source | AnyHead | None, drafter: str | AnyDrafter | None
-) -> Source | AnyHead | None:
+    target: Source | None, draft: Source | AnyHead | tuple[Source, ...] | None, drafter: str | AnyDrafter | None
+) -> Source | AnyHead | tuple[Source, ...] | None:
     """The draft model that was given, or the built-in one beside the built-in target where the drafter takes one."""
     if draft is None and target is None and (drafter is None or _needs_model(drafter)):
         return built_in("draft")
     return draft
+
+
+def one_or_several(draft: Source | AnyHead | Sequence[Source] | None) -> Source | AnyHead | tuple[Source, ...] | None:
+    """What drafts, where a list of one is that one.
+
+    Raises:
+        OptionError: If a list is empty, names one model twice, or has a head in it.
+    """
+    if not isinstance(draft, list | tuple):
+        return cast(Source | AnyHead | None, draft)
+    if not draft:
+        raise OptionError("draft: the list is empty; give draft models, or leave it out")
+    for index, one in enumerate(draft):
+        if any(one is other or (isinstance(one, str | Path) and _is_same_place(one, other)) for other in draft[:index]):
+            raise OptionError(f"draft: {_named(one)} is given twice; draft models of an ensemble are different ones")
+        if len(draft) > 1 and drafter_of(one, None) is not None:
+            raise OptionError(f"draft: {_named(one)} is a head; a list takes draft models only, and a head drafts alone")
+    return draft[0] if len(draft) == 1 else tuple(draft)
 
 
 def check_draft_backend(draft_backend: str | Backend | None, draft: object) -> None:
@@ -217,6 +244,16 @@ def eos_ids_of(network: PreTrainedModel) -> frozenset[int]:
     if ids is None:
         return frozenset()
     return frozenset(ids) if isinstance(ids, list | tuple) else frozenset({int(ids)})
+
+
+def _is_same_place(one: str | Path, other: object) -> bool:
+    return isinstance(other, str | Path) and (
+        str(one) == str(other) or Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
+    )
+
+
+def _named(draft: object) -> str:
+    return repr(str(draft)) if isinstance(draft, str | Path) else f"a {type(draft).__name__}"
 
 
 def _load_draft(

@@ -18,6 +18,7 @@ from monge.draft.tree.chain import Chain
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.fixed_width import FixedWidth
 from monge.verify.base import Rule, unsupported_reason
+from monge.verify.canonical import Canonical
 from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
@@ -35,7 +36,7 @@ _TREES: Final = (Chain(), *(FixedWidth(children=kind) for kind in CHILDREN if ki
 it loses least where a forward is bound by arithmetic; wider trees pay where a wider forward is nearly free."""
 _ADAPTIVE_DEPTH: Final = 8
 """Depth of the default chain where a controller shortens it, and of what `SEVERAL` looks up."""
-_RULES: Final = (SingleDraft(), RrsWithoutReplacement(), Rrs(), TargetWalk())
+_RULES: Final = (SingleDraft(), RrsWithoutReplacement(), Rrs(), Canonical(), TargetWalk())
 """Verifiers tried in this order where the user names none."""
 
 
@@ -82,12 +83,14 @@ def default_drafter(target: SequenceModel, draft: object, chosen: Controllers | 
 
     Args:
         target: The target.
-        draft: The draft model, if there is one.
+        draft: The draft model, if there is one, or several.
         chosen: The controllers, if any were named.
         rule: The verifier, if one was named: it may not take what is looked up.
     """
     if draft is None:
         return "ngram"
+    if isinstance(draft, list | tuple):
+        return "ensemble"
     selects = chosen is None or chosen.first.selects
     takes_lookups = rule is None or unsupported_reason(rule, frozenset({Deterministic}), 1) is None
     return SEVERAL if selects and takes_lookups and _has_room(target) else "model"

@@ -105,6 +105,7 @@ def test_every_registered_part_is_enumerated() -> None:
         "layer_skip",
         "retokenize",
         "cascade",
+        "ensemble",
     }  # tests/heads and tests/draft
     assert {"model", "ngram", "suffix", "none"} == set(DRAFTERS) - elsewhere
     assert {verifier for _, verifier in MODEL_COMBINATIONS} == set(ENUMERABLE)

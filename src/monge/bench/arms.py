@@ -218,8 +218,8 @@ class MongeArm(Arm):
     def _parts(self, pair: Pair, *, costs: CostModel | None = None, max_batch_size: int) -> Parts:
         named = self.settings.get("drafter")
         drafter = None if named is None and pair.head is None else pair.drafter(named)
-        drafts = pair.draft is not None if drafter is None else any("model" in options_of(one) for one in drafters_in(drafter))
-        draft = self._draft(pair) if drafts else None
+        taken = {"model", "models"} if drafter is None else {key for one in drafters_in(drafter) for key in options_of(one)}
+        draft = self._draft(pair, several="models" in taken) if pair.draft is not None and taken & {"model", "models"} else None
         settings = {"controller": None, **self.settings, "drafter": drafter, "max_batch_size": max_batch_size}
         if settings.pop("draft_backend", None) is not None and draft is None:
             raise OptionError(f"arm {self.name!r}: draft_backend says how a draft model runs, and {drafter!r} has none")
@@ -231,8 +231,12 @@ class MongeArm(Arm):
         made = self.kept.parts
         return made if costs is None else replace(made, memory=Memory(costs))
 
-    def _draft(self, pair: Pair) -> SequenceModel | None:
+    def _draft(self, pair: Pair, *, several: bool) -> SequenceModel | tuple[SequenceModel, ...] | None:
         backend = self.settings.get("draft_backend")
+        if several and pair.draft_model is not None and pair.further:
+            if backend is not None:
+                raise OptionError(f"arm {self.name!r}: draft_backend is for arms with one draft model; give --draft-backend")
+            return (pair.draft_model, *pair.further)
         if backend is None:
             return pair.draft_model
         if self.kept.draft is None:

@@ -49,7 +49,7 @@ def root() -> None:
 def decode(
     *,
     target: options.Target = None,
-    draft: options.Draft = None,
+    draft: options.Drafts = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
     attention: options.Attention = None,

@@ -29,7 +29,7 @@ def generate(
     *,
     file: options.File = None,
     target: options.Target = None,
-    draft: options.Draft = None,
+    draft: options.Drafts = None,
     cross_tokenizer: options.CrossTokenizer = False,
     dtype: options.Dtype = None,
     device: options.Device = None,

@@ -20,7 +20,7 @@ from monge.engine.decoder import Decoder
 @reported
 def serve(
     target: asked.Target = None,
-    draft: asked.Draft = None,
+    draft: asked.Drafts = None,
     *,
     host: asked.Host = asked.HOST,
     port: asked.Port = asked.PORT,

@@ -159,6 +159,10 @@ class GrowingTree:
         """How often a node was drawn: its repeats among its parent's candidates, 1 for the root."""
         return 1 if node == 0 else self._offers[self.parents[node]].count(node)
 
+    def offers(self, node: int) -> tuple[int, ...]:
+        """Child nodes of a node in drawing order, as in the finished tree."""
+        return self._offers[node]
+
     def grow(self, node: int, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         """Draw the children of `node` and attach every one of them.
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
@@ -12,7 +13,7 @@ from monge.core.errors import OptionError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.sampling_rules import SamplingRules
-from monge.core.tree import chain_of, lone_root
+from monge.core.tree import TokenTree, chain_of, lone_root
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, OwnChain, PieceReader
 from monge.draft.growth import Growth
@@ -125,10 +126,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
             return [()] * len(contexts)  # nothing was read that could be kept or dropped
         paths: dict[int, list[int]] = {}
         for context, draft, verdict in zip(contexts, drafts, verdicts, strict=True):
-            slot_of = {path: slot for slot, path in enumerate(draft.state)}
-            accepted = tuple(draft.tree.token_ids[node] for node in verdict.path)
-            prefixes = (accepted[: depth + 1] for depth in range(len(accepted)))
-            paths[context.request_id] = [slot_of[prefix] for prefix in prefixes if prefix in slot_of]
+            paths[context.request_id] = read_slots(draft.state, draft.tree, verdict)
         self.model.commit(paths)
         return [()] * len(contexts)
 
@@ -143,11 +141,29 @@ class ModelDrafter(PieceReader[ReadPaths]):
 
     def _read_text(self, rows: Sequence[Growth]) -> Mapping[int, Tensor]:
         texts = {row.request_id: row.context.token_ids for row in rows}
-        unread = {request: tokens[self.model.length(request) :] for request, tokens in texts.items()}
-        # After a long time without drafts, or a prompt that nobody wanted drafts for: no logits but the last token's.
-        if behind := {request: tokens[:-1] for request, tokens in unread.items() if len(tokens) > _CATCH_UP}:
-            self.model.append(behind)
-            unread |= {request: texts[request][-1:] for request in behind}
-        logits = self.model.extend({request: NodeBlock.chain(tokens) for request, tokens in unread.items()})
-        self.model.commit({request: range(len(tokens)) for request, tokens in unread.items()})
-        return {request: own[-1:] for request, own in logits.items()}
+        return read_text(self.model, texts)
+
+
+def read_text(model: SequenceModel, texts: Mapping[int, tuple[int, ...]]) -> Mapping[int, Float[Tensor, "one vocab"]]:
+    """Read and commit what a network has not read of committed texts; its logits after the last token, by request.
+
+    Args:
+        model: The network.
+        texts: Committed tokens by request; the last one of each is unread.
+    """
+    unread = {request: tokens[model.length(request) :] for request, tokens in texts.items()}
+    # After a long time without drafts, or a prompt that nobody wanted drafts for: no logits but the last token's.
+    if behind := {request: tokens[:-1] for request, tokens in unread.items() if len(tokens) > _CATCH_UP}:
+        model.append(behind)
+        unread |= {request: texts[request][-1:] for request in behind}
+    logits = model.extend({request: NodeBlock.chain(tokens) for request, tokens in unread.items()})
+    model.commit({request: range(len(tokens)) for request, tokens in unread.items()})
+    return {request: own[-1:] for request, own in logits.items()}
+
+
+def read_slots(read: ReadPaths, tree: TokenTree, verdict: Verdict) -> list[int]:
+    """Places, among the nodes that a network has read, of those on the accepted path."""
+    slot_of = {path: slot for slot, path in enumerate(read)}
+    accepted = tuple(tree.token_ids[node] for node in verdict.path)
+    prefixes = (accepted[: depth + 1] for depth in range(len(accepted)))
+    return [slot_of[prefix] for prefix in prefixes if prefix in slot_of]

@@ -10,6 +10,7 @@ from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
 from monge.core.selection import Hindsight
 from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool
+from monge.draft.ensemble import EnsembleDrafter
 from monge.draft.hindsight import Followed, Watched
 from monge.draft.jacobi import JacobiDrafter
 from monge.draft.layer_skip import LayerSkipDrafter
@@ -23,7 +24,7 @@ from monge.draft.token_recycling import TokenRecyclingDrafter
 
 LOOKUPS: Final = (NgramDrafter, SuffixDrafter, TokenRecyclingDrafter, LookaheadDrafter, JacobiDrafter, NoDrafter)
 """Drafters that run no network: what they would have proposed can be looked up in every round."""
-NETWORKS: Final = (ModelDrafter, LayerSkipDrafter, RetokenizeDrafter)
+NETWORKS: Final = (ModelDrafter, EnsembleDrafter, LayerSkipDrafter, RetokenizeDrafter)
 """Drafters with a cache of their own, which stays where it is while they are not used."""
 
 NO_DRAWS: Final = TapeDraws(())

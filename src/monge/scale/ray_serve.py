@@ -36,7 +36,7 @@ class AppArgs(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     target: str | None = None
-    draft: str | None = None
+    draft: str | tuple[str, ...] | None = None
     drafter: str | None = None
     tree: str | None = None
     verifier: str | None = None
