@@ -31,7 +31,7 @@ def _ray(*names: str, help: str, default: object = None) -> Any:  # noqa: ANN401
 Target = Annotated[str | None, typer.Argument(help="Folder or name of the target; without it, the built-in pair.")]
 Drafts = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[DRAFT]...", help="Draft model with the target's tokenizer; several draft together."),
+    typer.Argument(help="Draft model with the target's tokenizer; several draft together."),
 ]
 Host = Annotated[str, _server("--host", help="Address to listen on; 0.0.0.0 is open to the network.", default=HOST)]
 Port = Annotated[int, _server("--port", help="Port; 0 takes a free one.", default=PORT)]
