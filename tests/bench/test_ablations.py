@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from monge.bench.ablations import ablate, num_replays, studies
 from monge.bench.control_simulation import ABLATIONS, WORLDS, compare_controllers
 from monge.control.base import CostModel
 from monge.control.registry import CONTROLLERS
-from monge.core.draws import TorchDraws
+from monge.core.draws import SeededDraws
 from monge.core.errors import OptionError
 from monge.core.prompt import PromptProfile
 from monge.replay.compare import Settings
@@ -49,8 +48,6 @@ def test_speeds_need_times() -> None:
 
 @pytest.mark.slow
 def test_simulated_ablations() -> None:
-    rows = compare_controllers(
-        60, lambda number: TorchDraws(torch.Generator().manual_seed(number)), ABLATIONS, clock=lambda: 0.0
-    )
+    rows = compare_controllers(60, SeededDraws, ABLATIONS, clock=lambda: 0.0)
     assert len(rows) == len(WORLDS) * (len(ABLATIONS) + 1)
     assert all(row["speed"] > 0.0 for row in rows)

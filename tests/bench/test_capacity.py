@@ -4,7 +4,6 @@ import json
 import math
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from monge.bench import capacity
@@ -12,14 +11,14 @@ from monge.bench.capacity import Machine, Step, Work, arrivals, percentiles, sim
 from monge.bench.capacity_costs import levelled
 from monge.bench.capacity_plan import Effort, Goal, plan, replicas_for
 from monge.control.base import CostModel
-from monge.core.draws import TorchDraws
+from monge.core.draws import SeededDraws
 from monge.core.errors import OptionError
 
 ONE_STEP = [Work(10, (Step(0, 0, 1),))]
 
 
 def draws(seed=0):
-    return TorchDraws(torch.Generator().manual_seed(seed))
+    return SeededDraws(seed)
 
 
 def machine(max_batch_size=1, *, plain=0.01, row=0.0, node=0.0, draft=0.0, prefill=(0.0, 0.0)):

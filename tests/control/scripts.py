@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import torch
-
 from monge.control.base import AnyController, CostModel, Memory
 from monge.core.context import DraftPlan
-from monge.core.draws import TapeDraws, TorchDraws
+from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.verdict import StepRecord
 
 
@@ -40,5 +38,5 @@ def memory_of(*, plain: float = 1.0, node: float = 0.02, draft: float = 0.08) ->
     return Memory(CostModel.linear(plain=plain, node=node, draft=draft))
 
 
-def draws(seed: int = 0) -> TorchDraws:
-    return TorchDraws(torch.Generator().manual_seed(seed))
+def draws(seed: int = 0) -> SeededDraws:
+    return SeededDraws(seed)

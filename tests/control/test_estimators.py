@@ -4,7 +4,6 @@ import itertools
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,17 +12,17 @@ from monge.control.calibration import Calibration, sequential_temperatures, sigm
 from monge.control.on_the_fly import OnTheFly, best_window, censored_acceptance
 from monge.control.q_learning import QLearning
 from monge.control.survival import DepthCounts, expected_tokens
-from monge.core.draws import TorchDraws
+from monge.core.draws import SeededDraws
 from monge.core.reliability import calibration_error
 from monge.core.stopping import StopRule, logit
 from tests.control.scripts import chain_round, memory_of
 
 
-def draws(seed: int = 0) -> TorchDraws:
-    return TorchDraws(torch.Generator().manual_seed(seed))
+def draws(seed: int = 0) -> SeededDraws:
+    return SeededDraws(seed)
 
 
-def accepted_of(window: int, acceptance: float, source: TorchDraws) -> int:
+def accepted_of(window: int, acceptance: float, source: SeededDraws) -> int:
     return next((depth for depth in range(window) if not source.bernoulli(acceptance)), window)
 
 
@@ -125,7 +124,7 @@ def test_calibration_learns_what_confidence_is_worth() -> None:
 def test_sequential_temperatures_make_survival_honest() -> None:
     """Scores twice too sure: the error of the cumulative product falls, and no order within a depth changes."""
     source, rounds = draws(), []
-    for _ in range(600):
+    for _ in range(4000):
         chances = [0.2 + 0.7 * source.uniform() for _ in range(3)]
         accepted = next((depth for depth in range(3) if not source.bernoulli(chances[depth])), 3)
         rounds.append((tuple(2.0 * logit(chance) for chance in chances), accepted))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.core.child_draws import ChildDraws
-from monge.core.draws import TapeDraws, TorchDraws
+from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.errors import LawError, MongeError, OptionError
 from monge.core.model import NodeBlock
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
@@ -102,7 +102,7 @@ def test_pruning_makes_every_sampled_proposal_arbitrary():
 
 def test_draws_without_replacement_are_distinct_and_stop_with_the_support():
     q = dense_law([1, 0, 2, 1])
-    tokens = WithoutReplacement(q, 4).draw(TorchDraws(torch.Generator().manual_seed(1)))
+    tokens = WithoutReplacement(q, 4).draw(SeededDraws(1))
     assert sorted(tokens) == [0, 2, 3]
 
 
@@ -119,7 +119,7 @@ def test_mixed_candidates_do_not_overlap():
 
 def test_equal_seeds_give_equal_draws_and_zero_is_a_seed():
     def draws(seed):
-        source = TorchDraws(torch.Generator().manual_seed(seed))
+        source = SeededDraws(seed)
         return [source.uniform() for _ in range(600)]
 
     assert draws(0) == draws(0)

@@ -107,7 +107,7 @@ BAD = {
     b'{"prompt": "x", "temperature": "hot"}': "'temperature' must be int or float; got str",
     b'{"prompt": "x", "top_k": true}': "'top_k' must be int; got bool",
     b'{"prompt": "x", "temperature": -1}': "temperature must be finite and >= 0",
-    b'{"prompt": "x", "seed": 9223372036854775808}': "'seed' must lie in 0..2^63-1",
+    b'{"prompt": "x", "seed": 18446744073709551616}': "seed must be a whole number of at least -2^63 and less than 2^64",
     b'{"prompt": "x", "stop": [1]}': "'stop' must be a text or a list of texts",
 }
 

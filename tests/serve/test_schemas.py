@@ -76,7 +76,7 @@ WRONG = {
     "presence_penalty": [-2.1, 2.1],
     "frequency_penalty": [3],
     "repetition_penalty": [0, -1],
-    "seed": [1.5, "1", 2**63, -(2**63) - 1, True],
+    "seed": [1.5, "1", 2**64, -(2**63) - 1, True],
     "n": [0, MAX_CHOICES + 1, 1.0],
     "stop": ["", [""], ["x"] * (MAX_STOPS + 1), ["x" * 1001], [1], {"a": 1}, "\ud800"],
     "logit_bias": [{"1": 101}, {"-1": 1}, {"a": 1}, {"1": "1"}, {"": 1}, [1], {"9" * 30: 1}],

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from monge.core.draws import Draws, TapeDraws, TorchDraws
+from monge.core.draws import Draws, SeededDraws, TapeDraws
 from monge.core.errors import NonFiniteLogitsError, OptionError, ProposalMismatchError
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal
 from monge.draft.tree.children import children_of
@@ -269,7 +269,7 @@ def test_every_rule_with_a_flow_can_be_named() -> None:
 
 def test_refusals_and_candidates_of_unknown_origin() -> None:
     tables = random_tables(vocab=3, depth=2, seed=1)
-    draws = TorchDraws(torch.Generator().manual_seed(3))
+    draws = SeededDraws(3)
     pair = grown(fixed_width(tables, (2,), "iid"), draws)
     with pytest.raises(ProposalMismatchError, match=r"node 0: Layer\(SingleDraft\) is exact for at most 1 candidate"):
         Layer("single_draft").verify(pair, tables.laws(pair), draws)

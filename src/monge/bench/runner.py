@@ -8,7 +8,7 @@ from typing import Final
 
 from monge.bench.arms import Arm, Call, Output, TokenIds, synchronize
 from monge.bench.pair import Pair
-from monge.core.clocks import check_seed
+from monge.core.draws import check_seed
 from monge.core.errors import MongeError, OptionError, unknown_name
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord

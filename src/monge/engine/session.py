@@ -1,15 +1,14 @@
 """One request while it is decoded."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import index
 from typing import Any, Final, Literal
 
-from monge.core.clocks import ClockDraws, RequestDraws, check_seed
+from monge.core.clocks import ClockDraws, RequestDraws
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws, RewindableDraws
+from monge.core.draws import Draws, RewindableDraws, check_seed
 from monge.core.errors import ContextLengthError, MongeError, OptionError
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
@@ -38,12 +37,13 @@ class Request:
         prompt_ids: The prompt, at least one token.
         max_new_tokens: Most tokens to generate.
         rules: Sampling rules.
-        seed: Seed of the request's own generator; zero is a seed.
+        seed: Names, with `row`, the request's own stream of random numbers; zero is a seed.
+        row: Number of its stream among those of the seed.
         eos_ids: Tokens that end the text (kept as its last token).
         stop: Stop strings; the text ends before the first of them, the tokens with the one that completes it.
         processors: Prefix-dependent logits processors.
         stop_check: Asked after every token, in order.
-        draws: Source of randomness; made of the seed where absent.
+        draws: Source of randomness; made of seed and row where absent.
         profile: What is known of the prompt already, for controllers that look at it.
         speculative: Whether anything is drafted for it; if not, the drafter is not even shown the prompt.
         adaptive: Whether the controller plans for it; if not, every round has the largest tree within its limits.
@@ -59,6 +59,7 @@ class Request:
     max_new_tokens: int
     rules: SamplingRules
     seed: int
+    row: int = 0
     eos_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
     processors: tuple[Processor, ...] = ()
@@ -85,8 +86,8 @@ class Request:
             raise OptionError(f"max_new_tokens must be a whole number; got {self.max_new_tokens!r}")
         if self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens must be at least 1; got {self.max_new_tokens}")
-        check_seed(self.seed)
-        for name in ("max_new_tokens", "seed"):  # a whole number of numpy's goes into no generator, and no JSON
+        check_seed(self.seed, self.row)
+        for name in ("max_new_tokens", "seed", "row"):  # a whole number of numpy's goes into no generator, and no JSON
             object.__setattr__(self, name, index(getattr(self, name)))
         if any(not text for text in self.stop):
             raise OptionError("a stop string is empty; remove it")
@@ -111,7 +112,7 @@ class Session:
         if request.stop and tokenizer is None:
             raise OptionError("stop strings need a tokenizer; give one, or use eos_ids")
         self.request, self._tokenizer = request, tokenizer
-        self.draws = request.draws or RequestDraws(request.seed)
+        self.draws = request.draws or RequestDraws(request.seed, request.row)
         self._rewindable = self.draws if isinstance(self.draws, RewindableDraws) else None
         self._keeps_records = keeps_records
         self.context = Context(
@@ -263,11 +264,3 @@ def check_length(request: Request, max_length: int | None, whose: str) -> None:
             f"prompt of {len(request.prompt_ids)} tokens + max_new_tokens={request.max_new_tokens} = {total} exceeds the "
             f"{whose}'s context of {max_length} tokens; shorten the prompt or ask for fewer tokens"
         )
-
-
-def row_seed(seed: int, row: int) -> int:
-    """Seed of the row-th request of a call: row 0 has the call's own, the others independent ones."""
-    if row == 0:
-        return seed
-    digest = hashlib.blake2b(f"{seed}:{row}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1

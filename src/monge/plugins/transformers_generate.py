@@ -24,7 +24,7 @@ from monge.draft.tree.base import TreeBuilder
 from monge.engine.batch import decode
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network
 from monge.engine.parts import Parts
-from monge.engine.session import Request, Session, check_length, row_seed
+from monge.engine.session import Request, Session, check_length
 from monge.plugins.transformers_processors import draft_rules, row_processors
 from monge.plugins.transformers_replay import Replay
 from monge.verify.base import Rule
@@ -191,7 +191,8 @@ class _Call:
                 prompt_ids=tuple(prompt_ids.tolist()),
                 max_new_tokens=longest - length,
                 rules=self.rules,
-                seed=row_seed(seed, row),
+                seed=seed,
+                row=row,
                 eos_ids=eos_ids,
                 processors=row_processors(self.processors, row, batch_size, padding),
                 stop_check=_StopCheck(replay, row, len(prompt_ids)),

@@ -5,10 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import torch
-
 from monge.control.base import CostModel, Memory
-from monge.core.draws import TorchDraws
+from monge.core.draws import SeededDraws
 from monge.core.verdict import StepRecord
 from monge.engine.parts import Parts
 from monge.replay.costs import predicted
@@ -57,10 +55,10 @@ class Hindsight:
         return seconds.index(min(seconds))
 
 
-def seeded(*names: object) -> TorchDraws:
+def seeded(*names: object) -> SeededDraws:
     """Draws that are a function of names."""
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
-    return TorchDraws(torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1))
+    return SeededDraws(int.from_bytes(digest, "big"))
 
 
 def look(

@@ -104,7 +104,6 @@ class Entry:
         return Summary(
             num_prompt_tokens=len(self.job.prompt_ids),
             num_generated_tokens=self.num_sent,
-            seed=self.job.seed,
             speculation=self.tally.total(),
             timings=timings,
             error=None if self.session.error is None else f"{type(self.session.error).__name__}: {self.session.error}",
@@ -133,6 +132,7 @@ def request_of(job: Job) -> Request:
         max_new_tokens=job.max_new_tokens,
         rules=job.rules,
         seed=job.seed,
+        row=job.row,
         eos_ids=job.eos_ids,
         stop=job.stop,
         processors=job.processors,

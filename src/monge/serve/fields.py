@@ -10,7 +10,8 @@ MAX_STOP_LENGTH: Final = 1000
 MAX_LOGPROBS: Final = 20
 MAX_BIASES: Final = 1024
 MAX_TOKEN_ID: Final = (1 << 31) - 1
-MAX_SEED: Final = (1 << 63) - 1
+MIN_SEED: Final = -(1 << 63)
+MAX_SEED: Final = (1 << 64) - 1
 
 _ID = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
 _TEXT = {"type": "string"}

@@ -13,7 +13,6 @@ from monge.core.sampling_rules import SamplingRules
 from monge.engine.decoder import Decoder
 from monge.engine.penalties import text_processors
 from monge.engine.sampling import Processor
-from monge.engine.session import row_seed
 from monge.serve.chat import ChatFormat
 from monge.serve.errors import TOO_LONG, refused
 from monge.serve.jobs import Job
@@ -34,7 +33,7 @@ class Order:
         created: Seconds since the epoch.
         jobs: One per choice: all choices of the first prompt, then those of the second, ...
         num_prompts: Prompts.
-        seed: Reproduces the whole request, choice i having `row_seed(seed, i)`; `None` where measured times decide about texts.
+        seed: Reproduces the whole request, choice i having row i of it; `None` where measured times decide about texts.
         echoes: Per choice, the prompt's text, where it is to be repeated before the completion; empty where not.
         is_stream: Whether the answer is a stream.
         has_usage: Whether a stream ends with usage.
@@ -143,7 +142,7 @@ class OrderDesk:
             order_id=("chatcmpl-" if kind == "chat" else "cmpl-") + secrets.token_hex(16),
             created=int(time.time()),
             jobs=tuple(
-                self._job(request, prompt, limit, row_seed(seed, row), logprobs=logprobs, scores_prompt=scores_prompt)
+                self._job(request, prompt, limit, seed, row, logprobs=logprobs, scores_prompt=scores_prompt)
                 for row, (prompt, limit) in enumerate(rows)
             ),
             num_prompts=len(prompts),
@@ -161,6 +160,7 @@ class OrderDesk:
         prompt: tuple[int, ...],
         limit: int,
         seed: int,
+        row: int,
         *,
         logprobs: int | None,
         scores_prompt: bool,
@@ -180,6 +180,7 @@ class OrderDesk:
             max_new_tokens=limit,
             rules=_rules(request),
             seed=seed,
+            row=row,
             stop=request.stop,
             eos_ids=frozenset() if request.ignore_eos else self.decoder.eos_ids,
             processors=self._processors(request, len(prompt)),

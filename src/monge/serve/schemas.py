@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag, field_validator
 
-from monge.serve.fields import MAX_CHOICES, MAX_LOGPROBS, MAX_SEED, MAX_TOKEN_ID, Biases, NumTokens, Prompts, Stops
+from monge.serve.fields import MAX_CHOICES, MAX_LOGPROBS, MAX_SEED, MAX_TOKEN_ID, MIN_SEED, Biases, NumTokens, Prompts, Stops
 
 MAX_DRAFT: Final = 1024
 MAX_LABEL: Final = 512
@@ -105,7 +105,7 @@ class SamplingRequest(_Strict):
     repetition_penalty: float | None = Field(default=None, gt=0, le=10)
     logit_bias: Biases | None = None
     seed: int | None = Field(
-        default=None, ge=-MAX_SEED - 1, le=MAX_SEED, description="Drawn where absent; returned where it gives the text again."
+        default=None, ge=MIN_SEED, le=MAX_SEED, description="Drawn where absent; returned where it gives the text again."
     )
     stop: Stops = Field(default=(), description="Texts before which the completion ends.")
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
