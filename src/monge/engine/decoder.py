@@ -130,7 +130,8 @@ class Decoder:
             min_p: Keep tokens of at least this share of the largest mass.
             seed: Makes the output reproducible, whatever else is in the batch, but for sampled texts of controllers that look
                 at clocks, as `load`'s default does not where a request has a seed. Drawn where absent, and returned in the
-                result where it gives the text again. Whole, from -2^63 to 2^64 - 1; a negative seed is the same as itself plus
+                result where it gives the text again: not where a network computes in bfloat16 or float16, whose sums depend on
+                the other rows of the batch. Whole, from -2^63 to 2^64 - 1; a negative seed is the same as itself plus
                 2^64.
             row: Number of the first prompt's stream of random numbers among those of the seed; the next prompts have the next
                 ones. So `seed=result.seed, row=result.row` gives the text of one row of a batch again.

@@ -87,6 +87,11 @@ class HfTreeModel:
         return self._forward_s + sum(model.forward_s for model in self._shortened)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """See `TypedModel`."""
+        return self._dtype
+
+    @property
     def cache_bytes(self) -> int:
         """Memory held by keys and values."""
         return self._cache.num_bytes

@@ -48,6 +48,7 @@ class HfChainModel:
         self._rows: dict[int, _Row] = {}
         self._forward_s = 0.0
         self._shortened: list[HfChainModel] = []
+        self.dtype: torch.dtype = model.dtype
         self.num_layers = int(config.num_hidden_layers)
         self.vocab_size = int(config.vocab_size)
         self.max_length = context_length(config)

@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+import torch
 
 from monge.control.base import AnyController, Memory, Reads
 from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedModelError, VocabularyMismatchError, unknown_name
-from monge.core.model import SequenceModel
+from monge.core.model import SequenceModel, dtype_of
 from monge.core.proposal import Mixed
 from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import Hindsight
 from monge.draft.base import AnyDrafter, DrafterPool, OwnChain
 from monge.engine.whole_round import WholeRound
 from monge.verify.base import ChainDecision, NodeRule, Rule, Verifier, as_verifier, unsupported_reason
+
+_FLOAT32_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +141,30 @@ class Parts:
         """
         return self.seeded if name is None and is_seeded and rules.temperature > 0 else name
 
-    def repeats(self, name: str | None, rules: SamplingRules) -> bool:
-        """Whether a seed gives a text again that a controller plans for: it looks at no clocks, or plans do not matter.
+    @property
+    def coarse_dtype(self) -> torch.dtype | None:
+        """The type of fewer than 32 bits in which a network computes, if one does.
+
+        Sums of different batch shapes are rounded differently. In float32 that changes next to no text; in bfloat16 and float16
+        a text alone and the same text in a batch soon differ, so that a seed names no text.
+        """
+        dtypes = (dtype_of(model) for model in (self.target, *self.draft_models))
+        return next((dtype for dtype in dtypes if dtype is not None and dtype.itemsize < _FLOAT32_BYTES), None)
+
+    def repeats(self, name: str | None, rules: SamplingRules, *, is_planned: bool = True) -> bool:
+        """Whether a seed gives a text again, alone or in a batch.
+
+        No network may compute in a `coarse_dtype`. The controller must look at no clocks, unless plans do not matter.
 
         Args:
             name: The controller's; `None` for the one that serves requests that name none.
             rules: The request's sampling rules.
+            is_planned: Whether a controller plans for the request at all.
         """
+        if self.coarse_dtype is not None:
+            return False
+        if not is_planned:
+            return True
         is_steady = not self.planner(name).controller.reads & {"costs", "notes"}
         return is_steady or rules.temperature == 0 or self.drafter.capabilities.proposes <= self.rule.invariant_for
 

@@ -93,7 +93,8 @@ class GenerationResult:
         finish_reason: `eos`, `stop`, `length`, or `error` (see `error`; what was decoded before it is kept).
         stats: Figures of the request.
         records: One record a round.
-        seed: Gives the text again, with `row`; `None` where measured times decide about a sampled text, see `Decoder.requests`.
+        seed: Gives the text again, with `row`; `None` where measured times decide about a sampled text, and where a network
+            computes in fewer than 32 bits, see `Decoder.requests`.
         row: Number of the row's stream among those of the seed.
         error: What went wrong, if anything.
     """

@@ -221,7 +221,7 @@ class OrderDesk:
     def _repeats(self, request: SamplingRequest) -> bool:
         asked = self._drafting(request)
         is_planned = asked["speculative"] and asked.get("adaptive", True)
-        return not is_planned or self.decoder.parts.repeats(asked["controller"], _rules(request))
+        return self.decoder.parts.repeats(asked["controller"], _rules(request), is_planned=is_planned)
 
     def _planner(self, request: SamplingRequest, name: str | None) -> str | None:
         return self.decoder.parts.named_for(name, _rules(request), is_seeded=request.seed is not None)
