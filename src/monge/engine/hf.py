@@ -159,6 +159,8 @@ class HfTreeModel:
 
     def close(self, sequence: int) -> None:
         self._rows.close(sequence)
+        if not len(self._rows) and not self._widths:  # steps of a few widths may be recorded for this memory
+            self._cache.give_back()
         if self._features is not None:
             self._features.close(sequence)
 

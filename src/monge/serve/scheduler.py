@@ -11,6 +11,7 @@ from monge.core.errors import ContextLengthError, OptionError, OutOfStepError
 from monge.engine.attempt import attempt
 from monge.engine.batch import Batch
 from monge.engine.decoder import Decoder
+from monge.engine.garbage import trim_heap
 from monge.engine.session import Session
 from monge.serve.entry import Entry, request_of
 from monge.serve.jobs import Job, JobFinish, Measure, QueueFullError, SchedulerClosedError, Sink, Snapshot
@@ -21,6 +22,8 @@ from monge.serve.ticket import Ticket
 
 _UNBOUNDED_CONTEXT: Final = 32768
 """Tokens per row of the default budget, for a target that sets no limit itself."""
+_QUIET_S: Final = 1.0
+"""Seconds without a job after which free memory goes back to the system."""
 
 
 def no_sink(measure: Measure, value: float | int) -> None:
@@ -213,8 +216,15 @@ class Scheduler:
 
     def _has_work(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._running or not self._is_open)
+            is_quiet = not self._changed.wait_for(self._is_called, _QUIET_S)
+        if is_quiet:
+            trim_heap()  # outside of the lock: clients that come now need not wait for it
+        with self._changed:
+            self._changed.wait_for(self._is_called)
             return bool(self._waiting or self._running)
+
+    def _is_called(self) -> bool:
+        return bool(self._waiting or self._running or not self._is_open)
 
     def _sweep(self) -> None:
         """End what was cancelled or is late."""
