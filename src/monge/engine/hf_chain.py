@@ -1,6 +1,5 @@
 """A `transformers` network that can only read chains: positions from token order, or recurrent state."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +13,14 @@ from monge.core.devices import sent
 from monge.core.errors import MongeError
 from monge.core.model import NodeBlock
 from monge.engine.clock import now
-from monge.engine.network_facts import chooses_logits, context_length, is_stateful, tree_obstacle
+from monge.engine.network_facts import (
+    cache_keyword,
+    chooses_logits,
+    context_length,
+    forward_parameters,
+    is_stateful,
+    tree_obstacle,
+)
 from monge.engine.shortened import shortened
 
 _PREFILL: Final = 1024
@@ -41,9 +47,8 @@ class HfChainModel:
         config = model.config.get_text_config()
         self._model = model
         self._device = model.device
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
-        self._takes_position_ids = "position_ids" in parameters
+        self._cache_keyword = cache_keyword(model)
+        self._takes_position_ids = "position_ids" in forward_parameters(model)
         self._chooses_logits = chooses_logits(model)
         self._rows: dict[int, _Row] = {}
         self._forward_s = 0.0
@@ -112,7 +117,7 @@ class HfChainModel:
         first = row.length + row.num_uncommitted
         inputs: dict[str, Any] = {
             "input_ids": sent(torch.tensor([list(token_ids)]), self._device),
-            self._cache_name: row.cache,
+            self._cache_keyword: row.cache,
             "use_cache": True,
         }
         if self._takes_position_ids:

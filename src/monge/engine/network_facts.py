@@ -1,13 +1,16 @@
 """What is known of a `transformers` network without running it."""
 
 import inspect
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import UnsupportedModelError
+
+_CACHE_KEYWORDS: Final = ("cache", "past_key_values", "cache_params")  # since transformers 5.24; before it, and in older code
 
 
 def tree_obstacle(model: PreTrainedModel) -> str | None:
@@ -16,7 +19,7 @@ def tree_obstacle(model: PreTrainedModel) -> str | None:
     name = type(model).__name__
     if is_stateful(model):
         return f"{name} keeps recurrent state, through which a tree cannot be read in one pass"
-    if "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False):
+    if "position_ids" not in forward_parameters(model) or getattr(config, "alibi", False):
         return f"{name} takes positions from the order of the tokens (ALiBi or similar), so siblings cannot share one"
     if str(config._attn_implementation) not in {"eager", "sdpa", "flex_attention"}:
         return f"{name} runs attention {config._attn_implementation!r}, which takes no 4-D mask; load it with eager or sdpa"
@@ -29,7 +32,37 @@ def tree_obstacle(model: PreTrainedModel) -> str | None:
 
 def chooses_logits(network: PreTrainedModel) -> bool:
     """Whether a network can be asked for the logits of some tokens only."""
-    return "logits_to_keep" in inspect.signature(network.forward).parameters
+    return "logits_to_keep" in forward_parameters(network)
+
+
+def forward_parameters(network: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
+    """What a network's forward takes by name; one that hands `**keywords` on also takes what its base class takes."""
+    found: dict[str, inspect.Parameter] = {}
+    for owner in type(network).__mro__:
+        if "forward" in vars(owner):
+            parameters = inspect.signature(vars(owner)["forward"]).parameters
+            found = {**parameters, **found}
+            if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+                break
+    return found
+
+
+def cache_keyword(network: PreTrainedModel) -> str:
+    """The keyword under which a network's forward takes its cache.
+
+    Read off the forward, not off the version of `transformers`: code that comes with a checkpoint keeps the older names.
+
+    Raises:
+        UnsupportedModelError: If it takes none.
+    """
+    parameters = forward_parameters(network)
+    found = next((name for name in _CACHE_KEYWORDS if name in parameters), None)
+    if found is None:
+        raise UnsupportedModelError(
+            f"the forward of {type(network).__name__} takes no cache (none of {', '.join(_CACHE_KEYWORDS)}), so what it has "
+            "read cannot be kept between tokens; use the network without monge"
+        )
+    return found
 
 
 class OutputLayer(torch.nn.Module):
