@@ -17,7 +17,15 @@ from monge.engine.clock import now
 from monge.engine.features import FeatureLog
 from monge.engine.hosted import Hosted, ModuleMaker
 from monge.engine.masks import MaskForm, forward_inputs
-from monge.engine.network_facts import cache_keyword, chooses_logits, context_length, layer_windows, num_weights, tree_obstacle
+from monge.engine.network_facts import (
+    cache_keyword,
+    check_causal,
+    chooses_logits,
+    context_length,
+    layer_windows,
+    num_weights,
+    tree_obstacle,
+)
 from monge.engine.padding import of_similar_size
 from monge.engine.row_table import CacheRow, RowTable
 from monge.engine.shortened import shortened
@@ -55,6 +63,7 @@ class HfTreeModel:
         step_with: StepMaker | None = None,
         module_with: ModuleMaker | None = None,
     ) -> None:
+        check_causal(model)
         reason = tree_obstacle(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
