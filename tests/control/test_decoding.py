@@ -134,12 +134,36 @@ def test_costs_are_measured_kept_and_read_again(tmp_path: Path) -> None:
     assert draft.forwards == 0
     assert again.memory.costs is not None
     (file,) = tmp_path.iterdir()
-    file.write_text("{}")
-    with pytest.raises(OptionError, match="cannot read costs from .*delete the file"):
-        make_parts(parts.target, draft, controller="price", costs=tmp_path, max_batch_size=2)
     assert load_costs(tmp_path, "other") is None
     with pytest.raises(OptionError, match="cannot write costs"):
         save_costs(again.memory.costs, file, costs_key(parts))
+
+
+@pytest.mark.parametrize("left", ["", "{}", "[]", '{"key": "', "cut off"], ids=repr)
+def test_costs_are_measured_again_where_the_file_was_cut_off(tmp_path: Path, left: str) -> None:
+    draft = Counting(RandomTable(VOCAB, 4), VOCAB)
+    parts = make_parts(target(), draft, controller="price", costs=tmp_path, max_batch_size=2)
+    (file,) = tmp_path.iterdir()
+    file.write_text(file.read_text()[:100] if left == "cut off" else left)
+    with pytest.warns(RuntimeWarning, match="holds no costs .* measured again"):
+        make_parts(parts.target, draft, controller="price", costs=tmp_path, max_batch_size=2)
+    assert load_costs(tmp_path, costs_key(parts)) is not None
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_cost_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = make_parts(target(), Counting(RandomTable(VOCAB, 4), VOCAB), controller="price", costs=tmp_path)
+    assert parts.memory.costs is not None
+    (file,) = tmp_path.iterdir()
+    before = file.read_text()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", interrupted)  # the disk has as much of it as it has
+    with pytest.raises(KeyboardInterrupt):
+        save_costs(parts.memory.costs, tmp_path, costs_key(parts))
+    assert file.read_text() == before
 
 
 def test_nothing_is_measured_for_controllers_that_do_not_ask(tmp_path: Path) -> None:

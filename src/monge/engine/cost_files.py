@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import warnings
 from pathlib import Path
 
 from monge.control.base import CostModel
@@ -11,12 +13,14 @@ from monge.core.errors import OptionError
 def load_costs(path: Path, key: str) -> CostModel | None:
     """Costs that were kept for these parts on this device, or `None` where there are none.
 
+    A file that holds no costs, such as one that was cut off, is the same as none: a warning says so.
+
     Args:
         path: Folder.
         key: What they depend on, see `monge.engine.costs.costs_key`.
 
     Raises:
-        OptionError: If the file cannot be read, or holds no costs.
+        OptionError: If the file cannot be read.
     """
     file = _file(path, key)
     if not file.exists():
@@ -24,12 +28,16 @@ def load_costs(path: Path, key: str) -> CostModel | None:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
         return CostModel.from_dict(values["costs"]) if values["key"] == key else None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except OSError as error:
         raise OptionError(f"cannot read costs from {str(file)!r}: {error}; delete the file to measure anew") from error
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        text = f"{str(file)!r} holds no costs ({type(error).__name__}: {error}); they are measured again"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return None
 
 
 def save_costs(costs: CostModel, path: Path, key: str) -> Path:
-    """Keep costs in a folder.
+    """Keep costs in a folder. The file is replaced as a whole, so that whoever reads it meanwhile finds the old or the new one.
 
     Raises:
         OptionError: If it cannot be written to.
@@ -37,7 +45,12 @@ def save_costs(costs: CostModel, path: Path, key: str) -> Path:
     file = _file(path, key)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"key": key, "costs": costs.as_dict()}, indent=1) + "\n", encoding="utf-8")
+        fresh = file.with_name(f"{file.name}.{os.getpid()}")
+        with fresh.open("w", encoding="utf-8") as stream:
+            stream.write(json.dumps({"key": key, "costs": costs.as_dict()}, indent=1) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        fresh.replace(file)
     except OSError as error:
         raise OptionError(f"cannot write costs to {str(path)!r}: {error}") from error
     return file
