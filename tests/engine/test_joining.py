@@ -228,3 +228,45 @@ def test_reading_prompts_for_the_drafter_is_timed(chunk):
     # Seconds by a clock that goes on by half of one whenever it is looked at: once for six tokens, or for each two of them.
     assert costs.read_s == pytest.approx(0.5 / (chunk or 6))
     batch.close()
+
+
+class Timed(TabularModel):
+    """A table that takes a hundredth of a second by its own clock for every token of a prompt, and notes its pieces."""
+
+    def __init__(self, **options):
+        super().__init__(RandomTable(VOCAB, 11), VOCAB, **options)
+        self.pieces, self.seconds = [], 0.0
+
+    def append(self, pieces):
+        sizes = [len(tokens) for tokens in pieces.values() if tokens]
+        self.pieces += sizes
+        self.seconds += 0.01 * sum(sizes)
+        super().append(pieces)
+
+
+def read_beside(neighbours, **options):
+    """Sizes of the pieces of a prompt of 400 tokens, read while others are decoded."""
+    target = Timed()
+    parts = make_parts(target, drafter="none")
+    batch = Batch(parts, prefill_chunk=128, isolated=True, **options)
+    with measured_by(lambda: target.seconds):
+        for number in range(neighbours):
+            batch.join([session(1 + number, (1, 0), max_new_tokens=1000)])
+            batch.step()
+        target.pieces.clear()
+        batch.join([session(0, (1,) * 400)])
+        while batch.num_prefilling:
+            batch.step()
+    batch.close()
+    return target.pieces
+
+
+def test_others_wait_no_longer_for_a_piece_of_a_prompt_than_they_may():
+    pieces = read_beside(1, piece_s=0.25)
+    assert sum(pieces) == 399
+    assert max(pieces) * 0.01 <= 0.25
+    assert set(pieces[:-1]) <= {16}, "pieces have few shapes"
+
+
+def test_a_prompt_that_nobody_waits_for_is_read_in_pieces_that_depend_on_no_clock():
+    assert read_beside(0, piece_s=0.25) == read_beside(0) == read_beside(1) == [128, 128, 128, 15]

@@ -17,16 +17,19 @@ class Batch:
     Args:
         parts: Target, drafter, verifier, controller.
         prefill_chunk: Prompt tokens that are read between two rounds, in equal shares; `None` reads prompts whole.
+        piece_s: Seconds that this may take where others wait, by what it took before; then fewer tokens are read.
         isolated: Whether a request whose part of a round raises ends alone, with the error; else the error is raised. Draws
             must then be such that they can come again, as those made of a seed are.
     """
 
-    def __init__(self, parts: Parts, *, prefill_chunk: int | None = None, isolated: bool = False) -> None:
+    def __init__(
+        self, parts: Parts, *, prefill_chunk: int | None = None, piece_s: float | None = None, isolated: bool = False
+    ) -> None:
         if prefill_chunk is not None and prefill_chunk < 1:
             raise OptionError(f"prefill_chunk must be at least 1, or None to read prompts whole; got {prefill_chunk}")
         self._parts, self._prefill_chunk, self._isolated = parts, prefill_chunk, isolated
         self._active: list[Session] = []
-        self._prefills = Prefills(parts)
+        self._prefills = Prefills(parts, piece_s=piece_s)
         self.num_prompt_tokens = 0
 
     def __len__(self) -> int:

@@ -55,11 +55,17 @@ class Prefills:
     A drafter whose network reads prompts reads the same pieces; others are shown the prompt when the target has read it.
 
     What reading raises fails its own request, or costs it the drafter.
+
+    Args:
+        parts: Target, drafter, verifier, controller.
+        piece_s: Seconds that a piece may take while other requests are being decoded, predicted from the last piece; `None` for
+            no limit. Without such requests the sizes of pieces depend on no clock.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, *, piece_s: float | None = None) -> None:
+        self._parts, self._piece_s = parts, piece_s
         self._prompts: list[_Prompt] = []
+        self._token_s: float | None = None
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -93,13 +99,17 @@ class Prefills:
         Returns:
             How many tokens were read, and the requests that need no more: ready for rounds, or failed and closed.
         """
+        began = now()
         sizes = [prompt.num_left for prompt in self._prompts]
+        most = self._bearable(most) if num_running else most
         if self._parts.target.no_draft_reason is None:
             sizes = equal_shares(sizes, most)
         jobs = [(prompt, size) for prompt, size in zip(self._prompts, sizes, strict=True) if size > 0]
         for group in ([job for job in jobs if not job[0].alone], *([job] for job in jobs if job[0].alone)):
             if group:
                 self._read(group, len(self._prompts) + num_running)
+        if jobs:
+            self._token_s = (now() - began) / sum(size for _, size in jobs)
         done = [prompt for prompt in self._prompts if prompt.num_left == 0 or prompt.session.error is not None]
         self._prompts = [prompt for prompt in self._prompts if prompt not in done]
         for prompt in done:
@@ -108,6 +118,16 @@ class Prefills:
                 prompt.session.fail(error)
                 self._close(prompt.session)
         return sum(size for _, size in jobs) + sum(prompt.ending for prompt in done), [prompt.session for prompt in done]
+
+    def _bearable(self, most: int) -> int:
+        """Tokens of a piece for which others wait. Halving keeps the shapes of forwards few."""
+        if self._piece_s is None:
+            return most
+        if self._token_s is None:  # nothing is known yet
+            return -(-most // 8)
+        while most > 1 and most * self._token_s > self._piece_s:
+            most = -(-most // 2)
+        return most
 
     def _read(self, group: Sequence[tuple[_Prompt, int]], num_requests: int) -> None:
         began = now()
