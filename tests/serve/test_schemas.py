@@ -138,7 +138,7 @@ def test_parts_of_a_message_are_one_text():
 
 def test_many_errors_are_cut_short():
     error = error_of(completion, **{f"field{number}": 1 for number in range(9)})
-    assert error.message.endswith("and 4 more")
+    assert error.message.endswith("; and more")
 
 
 def test_long_names_are_clipped():

@@ -1,7 +1,6 @@
 """`monge serve`."""
 
-import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +24,7 @@ def serve(
     host: asked.Host = asked.HOST,
     port: asked.Port = asked.PORT,
     api_key: asked.ApiKey = None,
+    allowed_host: asked.AllowedHosts = None,
     served_model_name: asked.ServedModelName = None,
     chat_template: asked.ChatTemplate = None,
     logprobs_of: asked.LogprobsOf = None,
@@ -92,7 +92,9 @@ def _serve_here(given: Mapping[str, Any]) -> None:
         raise OptionError(f"--drain must be at least 0 seconds; got {given['drain']}")
     limits = _limits(given.get("request_timeout"), **chosen("max_choices", "max_request_bytes", "logprobs_of"))
     name = given["served_model_name"] if "served_model_name" in given else server.served_name(target)
-    settings = server.ServerSettings(model_name=name, api_keys=tuple(given.get("api_key", ())), **limits)
+    keys = tuple(given.get("api_key", ()))
+    hosts = server.hosts_to_accept(host, keys, given.get("allowed_host", ()))
+    settings = server.ServerSettings(model_name=name, api_keys=keys, allowed_hosts=hosts, **limits)
     _use_threads(given.get("threads"))
     loading = chosen("dtype", "device", "attention", "backend", "draft_backend", "max_batch_size", "tensor_parallel")
     parts = chosen("drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k")
@@ -103,7 +105,7 @@ def _serve_here(given: Mapping[str, Any]) -> None:
         chat = server.chat_format(decoder.tokenizer, given.get("chat_template"), is_built_in=target is None)
         budget = {"kv_budget_tokens": given["kv_budget"]} if "kv_budget" in given else {}
         app = server.create_app(decoder, settings, chat, **chosen("max_waiting", "prefill_chunk"), **budget)
-        is_open = _is_open(host, settings.api_keys)
+        is_open = not (keys or server.is_loopback(host))
         where = f"serving {name} at {server.url_of(listener)}/v1"
         _say(decoder, where, verbose=given["verbose"], is_open=is_open)
         server.serve_until_told(app, listener, drain_s=given["drain"], access_log=given["access_log"])
@@ -129,15 +131,6 @@ def _use_threads(threads: int | None) -> None:
         if threads < 1:
             raise OptionError(f"--threads must be at least 1; got {threads}")
         torch.set_num_threads(threads)
-
-
-def _is_open(host: str, api_keys: Sequence[str]) -> bool:
-    """Whether strangers may reach it."""
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    return not is_loopback and not api_keys
 
 
 def _say(decoder: Decoder, where: str, *, verbose: bool, is_open: bool) -> None:

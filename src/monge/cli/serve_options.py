@@ -42,6 +42,14 @@ ApiKey = Annotated[
         rich_help_panel=SERVER,
     ),
 ]
+AllowedHosts = Annotated[
+    list[str] | None,
+    _server(
+        "--allowed-host",
+        help="Another name or address, without a port, that requests may be sent to; may be repeated.",
+        default="on loopback without a key: its own names; else any",
+    ),
+]
 ServedModelName = Annotated[
     str | None, _server("--served-model-name", help="Name that clients ask for.", default="the target's own")
 ]

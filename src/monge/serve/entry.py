@@ -1,7 +1,7 @@
 """One job while it is in the scheduler's hands."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from monge.core.verdict import StepRecord
 from monge.engine.attempt import attempt
@@ -24,6 +24,7 @@ class Entry:
         tally: What drafting is worth to it.
         planner: Name of the controller that plans for it, or `none`.
         sink: Told what is observed.
+        submitted_at: When its request came.
     """
 
     job: Job
@@ -33,7 +34,7 @@ class Entry:
     tally: SpeculationTally
     planner: str
     sink: Sink
-    submitted_at: float = field(default_factory=time.perf_counter)
+    submitted_at: float
     admitted_at: float | None = None
     first_at: float | None = None
     last_at: float = 0.0

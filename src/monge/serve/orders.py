@@ -2,10 +2,10 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
@@ -61,6 +61,15 @@ class Order:
         return sum(len(job.prompt_ids) for job in self.jobs[::step])
 
 
+@runtime_checkable
+class Vocabulary(Protocol):
+    """A tokenizer that says how its tokens are spelled."""
+
+    def get_vocab(self) -> Mapping[str, int]:
+        """Token ids by spelling."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderDesk:
     """Makes orders of requests.
@@ -76,6 +85,12 @@ class OrderDesk:
     settings: ServerSettings
     chat: ChatFormat
     max_job_tokens: int
+    _longest_token: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        tokenizer = self.decoder.tokenizer
+        longest = max(map(len, tokenizer.get_vocab())) if isinstance(tokenizer, Vocabulary) else None
+        object.__setattr__(self, "_longest_token", longest)
 
     def of_completion(self, request: CompletionRequest) -> Order:
         """Order of a completion.
@@ -83,6 +98,8 @@ class OrderDesk:
         Raises:
             ApiError, MongeError: If it cannot be honoured.
         """
+        for prompt in request.prompt:
+            self._check_size("prompt", [prompt])
         with _at("prompt"):
             prompts = [self.decoder.encode(prompt) for prompt in request.prompt]
         wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
@@ -104,6 +121,7 @@ class OrderDesk:
         Raises:
             ApiError, MongeError: If it cannot be honoured.
         """
+        self._check_size("messages", [message.text for message in request.messages])
         prompt = self.chat.encode(request.messages)
         room = self.max_job_tokens - len(prompt)
         if room < 1:
@@ -115,6 +133,21 @@ class OrderDesk:
         wanted = request.max_completion_tokens or request.max_tokens or room
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         return self._order(request, "chat", [prompt], [wanted], texts=[], logprobs=logprobs, hides_completion=False)
+
+    def _check_size(self, param: str, parts: Iterable[str | tuple[int, ...]]) -> None:
+        """Refuse what is too long whatever its tokens are, before time and memory go into finding them.
+
+        A tokenizer that drops characters, as some do with all but one of several blanks, could make less of a text.
+        """
+        size = sum(map(len, parts))
+        is_text = any(isinstance(part, str) for part in parts)
+        if is_text and self._longest_token is None:
+            return
+        most = self.max_job_tokens * (self._longest_token or 1 if is_text else 1)
+        if size > most:
+            what = "characters" if is_text else "tokens"
+            why = f": {self.max_job_tokens} tokens of up to {self._longest_token} characters" if is_text else ""
+            raise refused(f"{param}: {size} {what}; this server takes at most {most}{why}; shorten it", param, TOO_LONG)
 
     def _order(
         self,
