@@ -18,9 +18,11 @@ from fastapi.responses import Response
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
+from monge.serve.bodies import parsed
 from monge.serve.connections import ConnectionLimits, Seldom, told_of_exhaustion
 from monge.serve.fields import MAX_MESSAGES
 from monge.serve.schemas import ChatRequest, CompletionRequest
+from tests.serve.attack import ATTACKS, table
 from tests.serve.process import served
 from tests.serve.served import ALPHABET, CONTEXT, LONG, Letters, live, slow_decoder, toy_app, toy_decoder, wait_for
 
@@ -95,6 +97,36 @@ def test_absurd_json_is_the_clients_fault(client, content):
     answer = client.post(COMPLETIONS, content=content, headers=JSON)
     assert answer.status_code == 400
     assert len(answer.content) < 1000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"prompt": "a"' + "".join(f', "{number}" : 1' for number in range(200_000)) + "}",
+        '{"prompt": [' + ",".join([r'"\\"'] * 200_000) + "]}",
+    ],
+    ids=["names", "texts"],
+)
+def test_a_body_of_too_many_names_is_not_even_parsed(client, monkeypatch, content):
+    seen, loads = [], json.loads
+    monkeypatch.setattr(json, "loads", lambda content: seen.append(1) or loads(content))
+    answer = client.post(COMPLETIONS, content=content, headers=JSON)
+    assert answer.status_code == 400
+    assert seen == []
+    assert "no request needs as many" in answer.json()["error"]["message"]
+
+
+def test_quotes_inside_of_texts_are_no_names():
+    text = '[{"' * 100_000
+    assert parsed(json.dumps({"prompt": text}).encode(), CompletionRequest).prompt == (text,)
+
+
+def test_the_largest_conversation_passes():
+    texts = ['"', "\\", '\\"', '[{"a": "b"}, ' * 10]
+    parts = [{"type": "text", "text": texts[number % 4]} for number in range(MAX_MESSAGES // 2)]
+    messages = [{"role": "user", "content": [part, part]} for part in parts] + [TURN] * (MAX_MESSAGES // 2)
+    body = parsed(json.dumps({"messages": messages}).encode(), ChatRequest)
+    assert [one.text for one in body.messages[:4]] == [2 * text for text in texts]
 
 
 @pytest.mark.parametrize("value", [5e-324, 1e-300, 1e-38, 1e-3])
@@ -246,6 +278,7 @@ def test_connections_are_bounded_and_the_silent_ones_make_room():
         assert len([next(lines) for _ in range(20)]) == 20, "a request that is served keeps its connection"
 
 
+@pytest.mark.slow
 def test_silent_clients_under_a_low_limit_of_descriptors_neither_stop_the_server_nor_fill_its_log(tmp_path):
     with served(descriptors=256) as (process, url):
         with silent(url, 300):
@@ -373,3 +406,13 @@ def test_the_time_before_the_queue_counts_towards_the_deadline():
         for answer in (first.result(), waiting.result()):
             assert answer.status_code == 504
             assert answer.json()["error"]["code"] == "request_timeout"
+
+
+@pytest.mark.slow
+def test_health_is_quick_whatever_runs():
+    """On a machine that does nothing else; `python -m tests.serve.attack URL` prints the times."""
+    with served(descriptors=256) as (_, url):
+        rows = table(url)
+    late = {name: taken[int(0.95 * len(taken))] for name, taken in rows.items() if taken}
+    assert late.keys() == set(ATTACKS)
+    assert max(late.values()) < 0.1, late

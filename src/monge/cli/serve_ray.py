@@ -14,7 +14,6 @@ _RAY_ONLY: Final = (
 _HERE_ONLY: Final = ("access_log", "verbose")
 _NAMES: Final = {
     "api_key": "api_keys",
-    "allowed_host": "allowed_hosts",
     "kv_budget": "kv_budget_tokens",
     "request_timeout": "request_timeout_s",
     "drain": "drain_s",
@@ -78,7 +77,8 @@ def _serve(given: Mapping[str, Any]) -> None:
     from monge.serve.settings import hosts_to_accept
 
     hosts = hosts_to_accept(given["host"], given.get("api_key", ()), given.get("allowed_host", ()))
-    known = {_NAMES.get(name, name): value for name, value in given.items()} | {"allowed_hosts": hosts}
+    known: dict[str, Any] = {_NAMES.get(name, name): value for name, value in given.items()}
+    known["allowed_hosts"] = hosts
     if "autoscale" in known:
         known["autoscale"] = range_of(known["autoscale"])
     try:

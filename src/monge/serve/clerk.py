@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 
@@ -54,7 +54,7 @@ class Clerk:
         return future
 
 
-def _hand_over(loop: asyncio.AbstractEventLoop, turn: asyncio.Semaphore, _: "Future[object]") -> None:
+def _hand_over(loop: asyncio.AbstractEventLoop, turn: asyncio.Semaphore, _: "Future[Any]") -> None:
     with suppress(RuntimeError):  # the loop has ended, so that nobody waits
         loop.call_soon_threadsafe(turn.release)
 
