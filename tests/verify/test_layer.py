@@ -230,12 +230,12 @@ def test_wrong_flows_are_seen(rule: FlowRule) -> None:
 
 def test_a_wrong_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a node keeps is s p - y; the residual of the whole target is not."""
-    right = layer_pass._left
+    right = layer_pass.below
 
-    def of_the_whole_target(scale, p, flow):  # type: ignore[no-untyped-def]
-        return right(1.0, p, flow)
+    def of_the_whole_target(p, token_ids, masses, scale):  # type: ignore[no-untyped-def]
+        return right(p, token_ids, masses)
 
-    monkeypatch.setattr(layer_pass, "_left", of_the_whole_target)
+    monkeypatch.setattr(layer_pass, "below", of_the_whole_target)
     assert _error(Layer("rrs")) > 1e-5
 
 

@@ -12,7 +12,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import Hindsight
 from monge.draft.base import AnyDrafter, DrafterPool, OwnChain
 from monge.engine.whole_round import WholeRound
-from monge.verify.base import ChainDecision, NodeRule, Rule, Verifier, as_verifier, unsupported_reason
+from monge.verify.base import ChainDecision, Rule, Verifier, as_verifier, unsupported_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Parts:
     @property
     def on_chains(self) -> ChainDecision | None:
         """The rule as operations of tensors, if it has that form."""
-        return self.rule.on_chains if isinstance(self.rule, NodeRule) else None
+        return self.rule.on_chains
 
     @property
     def reads(self) -> frozenset[Reads]:

@@ -77,6 +77,7 @@ class Verifier(ABC):
     is_lossless: bool = True
     is_enumerable: bool = True
     invariant_for: frozenset[type[Proposal]] = frozenset()
+    on_chains: ClassVar[ChainDecision | None] = None
 
     @property
     def title(self) -> str:

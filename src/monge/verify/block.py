@@ -8,6 +8,7 @@ from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier, Walk
+from monge.verify.fast.chain import BLOCK
 from monge.verify.target_walk import TargetWalk
 from monge.verify.whole_tree import Excess, drawn_from, excess, is_target_walked, share
 
@@ -29,7 +30,8 @@ class Block(Verifier):
         where a_i = 1 and p = q: acceptance further down is then certain, and h_i = 0.
 
     Cost:
-        O(support of p) a position, all positions looked at, instead of those up to the first rejection.
+        O(support of p) a position, all positions looked at, instead of those up to the first rejection; a residual is made only
+        where the round ends.
 
     Reference:
         Block Verification (Sun et al., arXiv 2403.10444), Algorithm 2 and Theorem 3: no rule for one path that leaves later
@@ -39,18 +41,17 @@ class Block(Verifier):
 
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
     max_width = 1
+    on_chains = BLOCK
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         if is_target_walked(self, tree, target_laws):
             return Walk(TargetWalk()).verify(tree, target_laws, draws)
         last = tree.num_nodes - 1
         scales, leftovers = _weigh(tree, target_laws)
-        accepted = len(scales) - 1  # a token with a = 0 is not accepted, nor is any after it
-        while accepted > 0:
-            is_end = accepted == last
-            prob = scales[accepted] if is_end else share(leftovers[accepted].mass, scales[accepted])
-            if draws.bernoulli(prob):
-                break
+        probs = [share(leftover.mass, scale) for leftover, scale in zip(leftovers, scales, strict=False)] + scales[last:]
+        probs += [0.0] * (last + 1 - len(probs))  # a token with a = 0 is not accepted, nor is any after it
+        accepted = last
+        while accepted > 0 and not draws.bernoulli(probs[accepted]):
             accepted -= 1
         law: Law = target_laws[last] if accepted == last else leftovers[accepted].law
         return Verdict(

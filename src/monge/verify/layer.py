@@ -18,6 +18,7 @@ from monge.verify.base import Verifier, Walk
 from monge.verify.canonical import Canonical
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.flow_rules import FLOW_RULES
+from monge.verify.greedy import Greedy
 from monge.verify.layer_pass import LayerPass
 from monge.verify.optimal import Optimal
 from monge.verify.problem import NodeProblem, ScoredTree
@@ -42,6 +43,9 @@ RULE_OF: Final[Mapping[type[Proposal], FlowRule]] = {
 
 ONE_DRAW: Final = SingleDraft()
 """Optimal for a single draw, with nothing to sort and no positions to draw."""
+
+ONE_DRAW_BESIDE: Final = Greedy()
+"""The same beside deterministic candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class Layer(Verifier):
 
     def __post_init__(self) -> None:
         rule = FLOW_RULES.parse(self.inner) if isinstance(self.inner, str) else self.inner
-        rules = tuple(dict.fromkeys((ONE_DRAW, *RULE_OF.values()))) if rule is None else (rule,)
+        rules = tuple(dict.fromkeys((ONE_DRAW, ONE_DRAW_BESIDE, *RULE_OF.values()))) if rule is None else (rule,)
         settings = {
             "_rules": rules,
             "accepts": frozenset(RULE_OF) if rule is None else rule.accepts,
@@ -145,5 +149,9 @@ class Layer(Verifier):
 
 
 def _best_rule(problem: NodeProblem) -> FlowRule:
-    is_one_draw = isinstance(problem.proposal, Iid) and len(problem.offers) == 1
-    return ONE_DRAW if is_one_draw else RULE_OF[type(problem.proposal)]
+    proposal = problem.proposal
+    if isinstance(proposal, Iid) and proposal.width == 1:
+        return ONE_DRAW
+    if isinstance(proposal, Mixed) and proposal.width == 1:
+        return ONE_DRAW_BESIDE
+    return next(rule for kind, rule in RULE_OF.items() if isinstance(proposal, kind))

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float64
+from torch import Tensor
 
 from monge.core.errors import ProposalMismatchError
-from monge.core.law import Law, LawSequence, SparseLaw, one_hot
-from monge.core.proposal import Arbitrary, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.law import DenseLaw, Law, LawSequence, one_hot, unchecked_law
+from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Rule, unsupported_reason
+from monge.verify.completion import below
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +25,42 @@ class Excess:
 
     Args:
         mass: `|(scale p - q)_+|`.
-        law: The same, normalised; p where there is no mass.
+        scale: At most one.
+        p: Target law.
+        q: Draft law.
     """
 
     mass: float
-    law: Law
+    scale: float
+    p: Law
+    q: Law
+
+    @property
+    def law(self) -> Law:
+        """The same, normalised; p where there is no mass. Made when it is asked for: few are drawn from."""
+        if isinstance(self.p, DenseLaw) and isinstance(self.q, DenseLaw):
+            left = _difference(self.scale, self.p, self.q)
+            total = left.sum()
+            return unchecked_law(left.div_(total)) if float(total) > 0.0 else self.p
+        part = self.q.sparse()
+        return below(self.p, part.token_ids, part.probs, self.scale)
 
 
 def excess(scale: float, p: Law, q: Law) -> Excess:
-    """`(scale * p - q)_+`, its mass and its law."""
-    part = p.sparse()
-    left = (scale * part.probs - q.at(part.token_ids)).clamp_min(0.0)
-    kept = left > 0.0
-    if not bool(kept.any()):
-        return Excess(0.0, p)
-    mass = left.sum()
-    return Excess(float(mass), SparseLaw(part.token_ids[kept], left[kept] / mass))
+    """`(scale * p - q)_+`: its mass, and its law where somebody asks for it."""
+    if isinstance(p, DenseLaw) and isinstance(q, DenseLaw):
+        mass = float(_difference(scale, p, q).sum())
+    elif isinstance(p, DenseLaw):
+        part = q.sparse()  # of a few tokens: what they take of p is missing from its mass
+        mass = max(0.0, scale - float((scale * p.at(part.token_ids)).minimum(part.probs).sum()))
+    else:
+        part = p.sparse()
+        mass = float((scale * part.probs - q.at(part.token_ids)).clamp_min(0.0).sum())
+    return Excess(mass, scale, p, q)
+
+
+def _difference(scale: float, p: DenseLaw, q: DenseLaw) -> Float64[Tensor, " vocab"]:
+    return (p.probs - q.probs if scale == 1.0 else scale * p.probs - q.probs).clamp_min_(0.0)
 
 
 def share(mass: float, scale: float) -> float:
@@ -78,22 +101,22 @@ def drawn_from(proposal: Proposal, tokens: tuple[int, ...], device: torch.device
 
 
 def is_target_walked(rule: Rule, tree: TokenTree, target_laws: LawSequence) -> bool:
-    """Whether some candidates are of `Arbitrary` origin, for which only the target walk is exact.
+    """Whether the target walk decides: it alone is exact for candidates of `Arbitrary` origin, and optimal where none is drawn.
 
     Raises:
         ProposalMismatchError: If there is not one law a node, or the rule is not exact for this tree.
     """
     if len(target_laws) != tree.num_nodes:
         raise ProposalMismatchError(f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came")
-    is_arbitrary = False
+    is_arbitrary, is_drawn = False, False
     for node, offers in enumerate(tree.offers):
         if offers:
             kind = type(tree.proposals[node])
             reason = unsupported_reason(rule, (kind,), len(offers))
             if reason is not None:
                 raise ProposalMismatchError(f"node {node}: {reason}")
-            is_arbitrary = is_arbitrary or kind is Arbitrary
-    return is_arbitrary
+            is_arbitrary, is_drawn = is_arbitrary or kind is Arbitrary, is_drawn or kind is not Deterministic
+    return is_arbitrary or not is_drawn
 
 
 def verdict_at(tree: TokenTree, node: int, token: int) -> Verdict:

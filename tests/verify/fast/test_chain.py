@@ -12,7 +12,8 @@ from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tensor_laws import drawn, largest, make_laws, tempered_laws
 from monge.core.tree import chain_of
 from monge.verify.base import Walk
-from monge.verify.fast.chain import SINGLE_DRAFT
+from monge.verify.block import Block
+from monge.verify.fast.chain import BLOCK, SINGLE_DRAFT
 from monge.verify.single_draft import SingleDraft
 
 VOCAB = 5
@@ -38,17 +39,22 @@ class Tape(TapeDraws):
         return super().uniform()
 
 
-def by_the_rule(p, q, tokens, uniforms):
+DECISIONS = {"single_draft": (SINGLE_DRAFT, Walk(SingleDraft())), "block": (BLOCK, Block())}
+every_decision = pytest.mark.parametrize(("decision", "rule"), DECISIONS.values(), ids=DECISIONS)
+
+
+def by_the_rule(rule, p, q, tokens, uniforms):
     """What the plain rule makes of the chain: accepted tokens, the next one, and how many uniforms that took."""
     draws = Tape(uniforms)
     tree = chain_of(0, tuple(tokens), tuple(Iid(law) for law in q))
-    verdict = Walk(SingleDraft()).verify(tree, p, draws)
+    verdict = rule.verify(tree, p, draws)
     return verdict.num_accepted, verdict.next_token, draws.used
 
 
+@every_decision
 @settings(deadline=None, max_examples=300)
 @given(seed=st.integers(0, 10**6), depth=st.integers(1, 4), sharpness=st.sampled_from([0.1, 1.0, 5.0]))
-def test_laws(seed, depth, sharpness):
+def test_laws(decision, rule, seed, depth, sharpness):
     generator = torch.Generator().manual_seed(seed)
     p, q = laws(generator, depth + 1, sharpness), laws(generator, depth, sharpness)
     if seed % 3 == 0:
@@ -58,19 +64,22 @@ def test_laws(seed, depth, sharpness):
     assert [int(token) for token in tokens] == [
         DenseLaw(law).quantile(float(position)) for law, position in zip(q, uniforms, strict=False)
     ]
-    plain = by_the_rule([DenseLaw(row) for row in p], [DenseLaw(row) for row in q], tokens.tolist(), uniforms[depth:].tolist())
-    accepted, token = (int(fact) for fact in SINGLE_DRAFT.of_laws(p, q, tokens, uniforms[depth:]))
-    assert (accepted, token, SINGLE_DRAFT.num_uniforms(accepted, depth)) == plain
+    chain = [DenseLaw(row) for row in p], [DenseLaw(row) for row in q], tokens.tolist()
+    plain = by_the_rule(rule, *chain, uniforms[depth:].tolist())
+    accepted, token = (int(fact) for fact in decision.of_laws(p, q, tokens, uniforms[depth:]))
+    assert (accepted, token, decision.num_uniforms(accepted, depth)) == plain
 
 
+@every_decision
 @settings(deadline=None, max_examples=200)
 @given(data=st.data(), depth=st.integers(1, 4))
-def test_points(data, depth):
+def test_points(decision, rule, data, depth):
     tokens = data.draw(st.lists(st.integers(0, 2), min_size=depth, max_size=depth))
     p = data.draw(st.lists(st.integers(0, 2), min_size=depth + 1, max_size=depth + 1))
-    plain = by_the_rule([one_hot(token) for token in p], [one_hot(token) for token in tokens], tokens, [0.4] * (depth + 1))
-    accepted, token = (int(fact) for fact in SINGLE_DRAFT.of_points(torch.tensor(p), torch.tensor(tokens)))
-    assert (accepted, token, SINGLE_DRAFT.num_uniforms(accepted, depth)) == plain
+    chain = [one_hot(token) for token in p], [one_hot(token) for token in tokens], tokens
+    plain = by_the_rule(rule, *chain, [0.4] * (depth + 1))
+    accepted, token = (int(fact) for fact in decision.of_points(torch.tensor(p), torch.tensor(tokens)))
+    assert (accepted, token, decision.num_uniforms(accepted, depth)) == plain
 
 
 def test_every_outcome_comes_as_often_as_the_rule_has_it():
