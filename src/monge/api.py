@@ -67,8 +67,9 @@ def load(
             up.
         tree: Tree builder of a drafter that has laws; `None` takes a chain, or another tree where the verifier needs one;
             with a SHAPE head a chain for sampled requests and a few top tokens for greedy ones.
-        verifier: Acceptance rule; `None` takes the one for the drafter's candidates: `target_walk` for deterministic ones,
-            `single_draft` for one sampled candidate a node, recursive rejection for several.
+        verifier: Acceptance rule; `None` takes the one that accepts most for the way in which candidates are drawn: `block` for
+            a drawn chain, `traversal` for trees without replacement, `layer` for other drawn trees, `gumbel` for shared clocks,
+            `target_walk` where nothing is drawn.
         controller: How much to draft. Of several names a request may name one; the first serves those that name none. `None`
             takes `price`, and `fixed` for sampled requests that bring a seed: plans of `price` look at clocks, so that its
             texts have the target's law, and a seed would not give the same one again.
@@ -166,7 +167,8 @@ def make_parts(
         drafter = make_drafter(drafter, resources)
     elif any(given is not None for given in (tree, draft, head, draft_temperature, draft_top_k)):
         raise OptionError("a drafter object brings its own tree, draft model, temperature and top-k; give none beside it")
-    rule = default_rule(drafter.capabilities) if rule is None else rule
+    can = drafter.capabilities
+    rule = default_rule(can.proposes, can.max_width) if rule is None else rule
     if chosen is None:
         chosen = default_controllers(rule, drafter, is_shortened=is_deep, is_usual=is_usual)
     parts = Parts(

@@ -11,7 +11,7 @@ from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
 from monge.core.splits import splits_along
-from monge.core.verdict import StageTimes, StepRecord
+from monge.core.verdict import StageTimes, StepRecord, Verdict
 from monge.draft.base import piece_reader
 from monge.engine.attempt import attempt
 from monge.engine.clock import now
@@ -210,7 +210,14 @@ def _decide(rows: Sequence[Row], parts: Parts, timer: _Timer) -> None:
         )
         for row, tree in zip(rows, trees, strict=True)
     ]
-    for row, one, outcome in zip(rows, scored, parts.verifier.verify_many(scored), strict=True):
+    outcomes: dict[int, Verdict | NonFiniteLogitsError] = {}
+    is_greedy = [row.context.rules.temperature == 0 for row in rows]
+    for greedy, verifier in ((True, parts.greedy_verifier), (False, parts.verifier)):
+        places = [place for place, own in enumerate(is_greedy) if own == greedy]
+        if places:
+            outcomes |= zip(places, verifier.verify_many([scored[place] for place in places]), strict=True)
+    for place, (row, one) in enumerate(zip(rows, scored, strict=True)):
+        outcome = outcomes[place]
         row.outcome, row.logits = outcome, logits[row.context.request_id]
         wanted = row.session.request.logprobs
         if wanted is not None and not isinstance(outcome, NonFiniteLogitsError):

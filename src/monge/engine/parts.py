@@ -13,6 +13,7 @@ from monge.core.selection import Hindsight
 from monge.draft.base import AnyDrafter, DrafterPool, OwnChain
 from monge.engine.whole_round import WholeRound
 from monge.verify.base import ChainDecision, Rule, Verifier, as_verifier, unsupported_reason
+from monge.verify.target_walk import TargetWalk
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Parts:
     drafts: bool = field(init=False)
     reads_text: bool = field(init=False)
     own_chain: OwnChain[Any] | None = field(init=False, repr=False)
+    greedy_verifier: Verifier = field(init=False, repr=False)
     _usual: Planner = field(init=False, repr=False)
     _networks: frozenset[str] | None = field(init=False, repr=False)  # of a pool; asked about in every round
 
@@ -77,6 +79,9 @@ class Parts:
         object.__setattr__(self, "drafts", can.max_depth > 0)
         object.__setattr__(self, "reads_text", can.reads_text)
         object.__setattr__(self, "own_chain", self.drafter.own_chain)
+        # Where the target's laws are point masses all lossless rules give the same text, and none keeps more than a walk.
+        walks = self.rule.is_lossless and unsupported_reason(TargetWalk(), can.proposes, can.max_width) is None
+        object.__setattr__(self, "greedy_verifier", as_verifier(TargetWalk() if walks else self.rule))
         object.__setattr__(self, "_usual", Planner(self.controller, self.memory))
         if self.whole_round is not None and not self.whole_round.is_of(self.target, self.own_chain, self.on_chains):
             object.__setattr__(self, "whole_round", None)  # it was made for other parts than these
