@@ -49,7 +49,7 @@ class TestCompiled:
         programs()
         assert loaded(backend="compiled(rounds=False)").parts.whole_round is None
 
-    @pytest.mark.parametrize("settings", [{"verifier": "block"}, {"draft_top_k": 4}, {"tree": "chain(9)"}], ids=str)
+    @pytest.mark.parametrize("settings", [{"verifier": "traversal"}, {"draft_top_k": 4}, {"tree": "chain(9)"}], ids=str)
     def test_where_rounds_are_not_such(self, programs, monkeypatch, settings):
         programs()
         monkeypatch.setattr(compiled_round, "compile_rounds", no_compiling)

@@ -19,7 +19,7 @@ from monge.engine.logprobs import LogprobOptions
 from monge.engine.round_module import Round
 from monge.engine.step_check import step_spec
 from monge.engine.step_module import Step
-from monge.verify.block import Block
+from monge.verify.traversal import Traversal
 from tests.engine.rounds import RULES, both, modules, num_whole, uncompiled, with_programs, written
 from tests.engine.tiny import network, perturbed, prompts
 
@@ -58,7 +58,8 @@ def test_the_tree_has_the_laws_that_its_tokens_were_drawn_from():
     trees, observe = [], ModelDrafter.observe
     for decoder in (plain, whole):
         seen = []
-        (session,) = decoder.sessions([prompts((9,), seed=5)[0]], max_new_tokens=24, temperature=0.7, seed=3)
+        options = {"max_new_tokens": 24, "temperature": 0.7, "seed": 3, "ignore_eos": True}
+        (session,) = decoder.sessions([prompts((9,), seed=5)[0]], **options)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ModelDrafter, "observe", lambda self, *told, to=seen: to.extend(told[1]) or observe(self, *told))
             for _ in decode([session], decoder.parts, max_batch_size=1):
@@ -152,7 +153,7 @@ class TestStageByStage:
         _, whole, _ = both()
         parts = whole.parts
         assert replace(parts).whole_round is parts.whole_round
-        assert replace(parts, rule=Block()).whole_round is None
+        assert replace(parts, rule=Traversal()).whole_round is None
         assert replace(parts, drafter=replace(parts.drafter, top_k=3)).whole_round is None
         assert replace(parts, target=parts.drafter.own_chain.model).whole_round is None
 
