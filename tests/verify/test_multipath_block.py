@@ -165,7 +165,7 @@ def test_long_paths_keep_their_digits() -> None:
     p, q = (torch.tensor(weights, dtype=torch.float64) for weights in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
     tables = Tables({(): [5, 3, 2]}, {(): [2, 3, 5]})
     node = _Order.of(tables.target(()), tables.draft(()))
-    assert node.tokens.tolist() == [2, 1, 0]
+    assert node.token_ids[node.order].tolist() == [2, 1, 0]
     for below, within in ((0.0, 1.0), (1.0 - 1e-12, 1e-12), (0.3, 0.7)):
         for count in (1, 2, 8):
             law = node.largest(count, below, within)

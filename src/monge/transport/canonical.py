@@ -115,7 +115,7 @@ def truncated_program(
     if not 1 <= num_leading <= MAX_LEADING:
         raise OptionError(f"truncated program: num_leading must lie in 1..{MAX_LEADING}; got {num_leading}")
     support = np.flatnonzero(q1 + q2)
-    order = support[np.argsort(-(p - q1 * q2)[support], kind="stable")]
+    order = support[np.argsort((q1 * q2 - p)[support])]
     leading = order[:num_leading]
     base = _tail_law(q1, q2, order, num_leading, tail)
     pairs = np.outer(q1[leading], q2[leading])

@@ -6,7 +6,7 @@ from typing import Final
 
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, unknown_name
-from monge.core.law import Law
+from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.verify.completion import below
 from monge.verify.fast.optimal import chances, decide, drawn_offers
@@ -69,6 +69,9 @@ class Optimal(FlowRule):
         if not isinstance(proposal, Iid | Mixed):
             return draws.categorical(p)  # no draw to couple with: the target walk is optimal
         drawn = offers[len(proposal.fixed) :] if isinstance(proposal, Mixed) else offers
+        if len(drawn) == 1:  # the maximal coupling is optimal, with nothing to lay on a line
+            (x,), q = drawn, proposal.law
+            return x if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))) else draws.categorical(residual(p, q))
         if self.given == "positions":
             found = decide(p, proposal.law, drawn, draws, self.bins)
             if found.token is not None:

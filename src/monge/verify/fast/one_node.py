@@ -33,7 +33,7 @@ class NodeLine:
     def build(cls, p: Float64[np.ndarray, " support"], q: Float64[np.ndarray, " support"], width: int) -> "NodeLine":
         """The line of a target, scaled for a sub-target and zero on deterministic candidates, and of a draft law."""
         placed = np.flatnonzero(q > SMALLEST_MASS)
-        ratios = p[placed] / q[placed]
+        ratios = p / q if placed.size == q.size else p[placed] / q[placed]
         order = np.argsort(ratios)  # several times as fast as a stable sort, which only ties need
         if bool((ratios[order[1:]] == ratios[order[:-1]]).any()):
             order = np.argsort(ratios, kind="stable")
