@@ -2,6 +2,7 @@
 # make lint types strict-types imports docs                one part of it
 # make exact                                               the proofs by enumeration only
 # make nightly                                             slow and statistical tests too
+# make test-versions     drop-in and parity tests with the oldest and the newest transformers that the metadata allows
 # make test-scale        Ray on a simulated cluster of two nodes, in an environment of its own
 # make peers PEERS=--quick                                 the same models in other engines, side by side
 # make test-lm-eval                                        our model inside lm-eval, in an environment of its own
@@ -23,7 +24,7 @@ INSTALL := $(PIP) install --no-compile
 # One thread per process: the workers already share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8
 
-.PHONY: help demo test test-scale check lint types strict-types imports docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
+.PHONY: help demo test test-versions test-newest test-scale check lint types strict-types imports docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
 .DELETE_ON_ERROR:
 
 help:
@@ -60,6 +61,7 @@ demo: $(VENV)/.demo
 # pytest is last, so that its closing line is; it fails by itself when it finds no test (exit status 5).
 test: $(VENV)/.test
 	@$(MAKE) --no-print-directory --jobs=2 lint types strict-types imports docs
+	@$(MAKE) --no-print-directory test-newest
 	$(PYTEST)
 
 check: test
@@ -82,6 +84,41 @@ docs: $(VENV)/.test
 
 exact: $(VENV)/.test
 	$(PYTEST) tests/exact
+
+# Users get the newest transformers of the metadata's range, whatever is pinned here. Each version has an environment of its own.
+HOST_RANGE := $(shell sed -n 's/^ *"\(transformers>=.*\)",$$/\1/p' pyproject.toml)
+OLDEST := $(shell sed -n 's/^ *"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
+NEWEST = $$($(PIP) --retries 0 --timeout 10 install --dry-run --ignore-installed --no-deps --report - "$(HOST_RANGE)" 2>/dev/null | \
+	$(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["install"][0]["metadata"]["version"])' 2>/dev/null)
+PINNED = $$($(BIN)/python -c 'from importlib.metadata import version; print(version("transformers"))')
+VERSION_TESTS := tests/plugins/test_custom_generate.py $(wildcard tests/engine/test_speculate*.py) tests/parity
+
+.PRECIOUS: .venv-versions-%/.ready
+.venv-versions-%/.ready: $(VENV)/.torch pyproject.toml
+	@echo "creating .venv-versions-$* with transformers $*"
+	@$(PYTHON) -m venv .venv-versions-$*
+	@.venv-versions-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-compile $(TORCH)
+	@sed '/^transformers==/d; /^huggingface_hub==/d; /^tokenizers==/d' $(VENV)/constraints.txt > .venv-versions-$*/constraints.txt
+	@.venv-versions-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -e . "transformers==$*" \
+		pytest pytest-xdist pytest-timeout hypothesis beartype -c .venv-versions-$*/constraints.txt
+	@touch $@
+
+test-version-%: .venv-versions-%/.ready
+	OMP_NUM_THREADS=1 .venv-versions-$*/bin/python -m pytest -n $(WORKERS) --maxprocesses=8 -p no:cacheprovider -W default \
+		$(VERSION_TESTS)
+
+test-versions: $(VENV)/.test
+	@$(MAKE) --no-print-directory test-version-$(OLDEST)
+	@newest=$(NEWEST); if [ -z "$$newest" ]; then echo "the package index cannot be asked for the newest transformers" >&2; exit 1; fi; \
+		$(MAKE) --no-print-directory test-version-$$newest
+
+# The part of `make test` that needs a network. Without one it says so and passes.
+test-newest: $(VENV)/.test
+	@newest=$(NEWEST); pinned=$(PINNED); \
+	if [ -z "$$newest" ]; then echo "not tested: the newest transformers, as the package index does not answer"; \
+	elif [ "$$newest" = "$$pinned" ]; then echo "the newest transformers is $$pinned, which the suite runs with"; \
+	elif $(MAKE) --no-print-directory .venv-versions-$$newest/.ready; then $(MAKE) --no-print-directory test-version-$$newest; \
+	else echo "not tested: transformers $$newest, which cannot be installed"; fi
 
 # Other engines with the same models: each is installed in an environment of its own, which takes minutes and some GB.
 peers: $(VENV)/.demo

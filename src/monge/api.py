@@ -9,7 +9,9 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from monge.control.base import AnyController, CostModel, Memory
+from monge.control.base import AnyController
+from monge.control.latency import Latency
+from monge.control.shared import SharedState
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
@@ -19,21 +21,21 @@ from monge.draft.by_name import AnyHead, drafter_of, drafters_in, make_drafter, 
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
 from monge.engine.backends import Backend
-from monge.engine.costs import with_costs
 from monge.engine.decoder import Decoder
+from monge.engine.latency_measurement import with_latency
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
 from monge.engine.parts import Parts
-from monge.engine.round_maker import with_whole_rounds
 from monge.engine.text import Tokenizer
 from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS
+from monge.verify.target_walk import TargetWalk
 
 Source = str | Path | PreTrainedModel
 
 
 def load(
     target: Source | None = None,
-    draft: Source | AnyHead | None = None,
+    draft: Source | AnyHead | Sequence[Source] | None = None,
     *,
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
@@ -41,7 +43,7 @@ def load(
     controller: str | AnyController | Sequence[str] | None = None,
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
-    costs: str | Path | CostModel | None = None,
+    costs: str | Path | Latency | None = None,
     tokenizer: Tokenizer | None = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
@@ -60,18 +62,20 @@ def load(
     Args:
         target: Folder, name or loaded model; `None` for the built-in target.
         draft: Likewise for the draft model, or a head for the target: its folder, whose format is recognised, or loaded; `None`
-            for the built-in draft model beside the built-in target, and otherwise for none.
+            for the built-in draft model beside the built-in target, and otherwise for none. A list of draft models drafts
+            together, by the drafter `ensemble`.
         drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`; `None` chooses `head` or `shape` where
-            there is a head, `ngram` where there is nothing, and with a draft model `model`, or `pool('ngram(min_ngram=2)',
-            'model')` where the controller chooses between drafters, as the default does, and the verifier takes what is looked
-            up.
+            there is a head, `ensemble` where there are several draft models, `ngram` where there is nothing, and with a draft
+            model `model`, or `pool('ngram(min_ngram=2)', 'model')` where the controller chooses between drafters, as the
+            default does, and the verifier takes what is looked up.
         tree: Tree builder of a drafter that has laws; `None` takes a chain, or another tree where the verifier needs one;
             with a SHAPE head a chain for sampled requests and a few top tokens for greedy ones.
-        verifier: Acceptance rule; `None` takes the one for the drafter's candidates: `target_walk` for deterministic ones,
-            `single_draft` for one sampled candidate a node, recursive rejection for several.
+        verifier: Acceptance rule; `None` takes the one that accepts most for the way in which candidates are drawn: `block` for
+            a drawn chain, `traversal` for trees without replacement, `layer` for other drawn trees, `gumbel` for shared clocks,
+            `target_walk` where nothing is drawn.
         controller: How much to draft. Of several names a request may name one; the first serves those that name none. `None`
-            takes `price`, and `fixed` for sampled requests that bring a seed: plans of `price` look at clocks, so that its
-            texts have the target's law, and a seed would not give the same one again.
+            takes `goodput`, and `fixed` for sampled requests that bring a seed: `goodput` reads clocks, so a seed would not
+            reproduce its text.
         draft_temperature: Draft at this temperature instead of the request's own.
         draft_top_k: Draft from so many of the draft model's most probable tokens, renormalised: under the request's rules, or
             the draft temperature, with this top-k where theirs is wider. Candidates are verified against that truncated law:
@@ -96,7 +100,7 @@ def load(
         MongeError: One of its children, naming what does not fit and what to do.
     """
     loading: dict[str, Any] = {"dtype": dtype, "device": device, "attention": attention, "trust_remote_code": trust_remote_code}
-    draft = default_draft(target, draft, drafter)
+    draft = default_draft(target, one_or_several(draft), drafter)
     target = built_in("target") if target is None else target
     network = load_network(target, **loading)
     if tokenizer is None and not isinstance(target, PreTrainedModel):
@@ -106,9 +110,11 @@ def load(
     if (found := drafter_of(draft, target)) is not None:
         drafter, head, draft = drafter or found, cast(AnyHead | str | Path, draft), None
     check_draft_backend(draft_backend, draft)
-    if draft is not None:
-        options = {"backend": draft_backend or backend, "cross_tokenizer": cross_tokenizer}
-        draft_model = _load_draft(cast(Source, draft), target_model, loading, target_tokenizer=tokenizer, **options)
+    options = {"backend": draft_backend or backend, "cross_tokenizer": cross_tokenizer, "target_tokenizer": tokenizer}
+    if isinstance(draft, tuple):
+        draft_model = tuple(_load_draft(one, target_model, loading, **options) for one in cast(tuple[Source, ...], draft))
+    elif draft is not None:
+        draft_model = _load_draft(cast(Source, draft), target_model, loading, **options)
     parts = make_parts(
         target_model,
         draft_model,
@@ -122,13 +128,12 @@ def load(
         costs=costs,
         max_batch_size=max_batch_size,
     )
-    parts = with_whole_rounds(parts, backend, draft_backend)
     return Decoder(parts, tokenizer=tokenizer, eos_ids=eos_ids_of(network), max_batch_size=max_batch_size)
 
 
 def make_parts(
     target: SequenceModel,
-    draft: SequenceModel | None = None,
+    draft: SequenceModel | Sequence[SequenceModel] | None = None,
     *,
     head: str | Path | AnyHead | None = None,
     drafter: str | AnyDrafter | None = None,
@@ -138,16 +143,20 @@ def make_parts(
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
     draft_rules: SamplingRules | None = None,
-    costs: str | Path | CostModel | None = None,
+    costs: str | Path | Latency | None = None,
     max_batch_size: int = 1,
 ) -> Parts:
     """Parts from names or objects; arguments as for `load`, with models that are loaded already, and a head or its folder.
+
+    `draft` is one draft model, or several.
 
     Who puts parts together gets one plan for all rounds, for which nothing is measured; `controller=None` takes what `load`
     does. `draft_rules` are the sampling rules of the draft law where the request's own do not say them; drafters without a
     law of their own have no use for them.
     """
     rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
+    drafts = (draft,) if isinstance(draft, SequenceModel) else tuple(draft or ())
+    draft = drafts[0] if len(drafts) == 1 else drafts or None
     chosen, is_deep = None if controller is None else controllers_of(controller), False
     drafter, is_usual = (default_drafter(target, draft, chosen, rule), True) if drafter is None else (drafter, False)
     if isinstance(drafter, str):
@@ -157,7 +166,9 @@ def make_parts(
         if draft_temperature is not None:
             rules = replace(draft_rules or SamplingRules(), temperature=draft_temperature)
         given = {"head": head, "top_k": draft_top_k, "target": target if "target" in taken else None, "rules": rules}
-        resources: dict[str, Any] = {"model": draft} | {name: one for name, one in given.items() if one is not None}
+        several = len(drafts) > 1 or ("models" in taken and "model" not in taken)
+        networks = {"model": None, "models": drafts or None} if several else {"model": draft, "models": None}
+        resources: dict[str, Any] = networks | {name: one for name, one in given.items() if one is not None}
         if tree is not None:
             resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
         elif own := [options_of(name)["tree"] for name in names if "tree" in options_of(name)]:
@@ -166,7 +177,8 @@ def make_parts(
         drafter = make_drafter(drafter, resources)
     elif any(given is not None for given in (tree, draft, head, draft_temperature, draft_top_k)):
         raise OptionError("a drafter object brings its own tree, draft model, temperature and top-k; give none beside it")
-    rule = default_rule(drafter.capabilities) if rule is None else rule
+    can = drafter.capabilities
+    rule = default_rule(can.proposes, can.max_width) if rule is None else rule
     if chosen is None:
         chosen = default_controllers(rule, drafter, is_shortened=is_deep, is_usual=is_usual)
     parts = Parts(
@@ -174,14 +186,15 @@ def make_parts(
         drafter=drafter,
         rule=rule,
         controller=chosen.first,
-        draft_models=() if draft is None else (draft,),
+        greedy_rule=TargetWalk(),
+        draft_models=drafts,
         alternatives=tuple((name, VERIFIERS.make(name)) for name in VERIFIERS),
-        memory=Memory(costs if isinstance(costs, CostModel) else None),
+        shared=SharedState(costs if isinstance(costs, Latency) else None),
         controllers=chosen.named,
         seeded=chosen.seeded,
     )
     folder = Path(costs) if isinstance(costs, str | Path) else None
-    return _able_to_plan(with_costs(parts, batch_sizes=(1, max_batch_size), folder=folder))
+    return _able_to_plan(with_latency(parts, batch_sizes=(1, max_batch_size), folder=folder))
 
 
 def built_in(which: str) -> Path:
@@ -190,12 +203,30 @@ def built_in(which: str) -> Path:
 
 
 def default_draft(
-    target: Source | None, draft: Source | AnyHead | None, drafter: str | AnyDrafter | None
-) -> Source | AnyHead | None:
+    target: Source | None, draft: Source | AnyHead | tuple[Source, ...] | None, drafter: str | AnyDrafter | None
+) -> Source | AnyHead | tuple[Source, ...] | None:
     """The draft model that was given, or the built-in one beside the built-in target where the drafter takes one."""
     if draft is None and target is None and (drafter is None or _needs_model(drafter)):
         return built_in("draft")
     return draft
+
+
+def one_or_several(draft: Source | AnyHead | Sequence[Source] | None) -> Source | AnyHead | tuple[Source, ...] | None:
+    """What drafts, where a list of one is that one.
+
+    Raises:
+        OptionError: If a list is empty, names one model twice, or has a head in it.
+    """
+    if not isinstance(draft, list | tuple):
+        return cast(Source | AnyHead | None, draft)
+    if not draft:
+        raise OptionError("draft: the list is empty; give draft models, or leave it out")
+    for index, one in enumerate(draft):
+        if any(one is other or (isinstance(one, str | Path) and _is_same_place(one, other)) for other in draft[:index]):
+            raise OptionError(f"draft: {_named(one)} is given twice; draft models of an ensemble are different ones")
+        if len(draft) > 1 and drafter_of(one, None) is not None:
+            raise OptionError(f"draft: {_named(one)} is a head; a list takes draft models only, and a head drafts alone")
+    return draft[0] if len(draft) == 1 else tuple(draft)
 
 
 def check_draft_backend(draft_backend: str | Backend | None, draft: object) -> None:
@@ -219,6 +250,16 @@ def eos_ids_of(network: PreTrainedModel) -> frozenset[int]:
     return frozenset(ids) if isinstance(ids, list | tuple) else frozenset({int(ids)})
 
 
+def _is_same_place(one: str | Path, other: object) -> bool:
+    return isinstance(other, str | Path) and (
+        str(one) == str(other) or Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
+    )
+
+
+def _named(draft: object) -> str:
+    return repr(str(draft)) if isinstance(draft, str | Path) else f"a {type(draft).__name__}"
+
+
 def _load_draft(
     draft: Source, target: SequenceModel, loading: dict[str, Any], *, target_tokenizer: Tokenizer | None, **options: Any
 ) -> SequenceModel:
@@ -236,7 +277,7 @@ def _load_draft(
 def _able_to_plan(parts: Parts) -> Parts:
     """The parts, whose controllers are refused now if they cannot plan for them, and not when a request names one."""
     for planner in map(parts.planner, parts.controllers):
-        planner.controller.init(planner.memory)
+        planner.controller.init(planner.shared)
     return parts
 
 

@@ -7,23 +7,24 @@ from typing import Any, Final
 
 from monge.control.base import AnyController, Controller
 from monge.control.fixed import Fixed
-from monge.control.price import Price
+from monge.control.goodput import Goodput
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
-from monge.core.proposal import Arbitrary, Deterministic
-from monge.draft.base import AnyDrafter, Capabilities, DrafterPool
+from monge.core.proposal import Arbitrary, Deterministic, Proposal, WithoutReplacement
+from monge.draft.base import AnyDrafter, DrafterPool
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.chain import Chain
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.fixed_width import FixedWidth
 from monge.verify.base import Rule, unsupported_reason
-from monge.verify.rrs import Rrs
-from monge.verify.rrs_without_replacement import RrsWithoutReplacement
-from monge.verify.single_draft import SingleDraft
+from monge.verify.block import Block
+from monge.verify.gumbel import Gumbel
+from monge.verify.layer import Layer
 from monge.verify.target_walk import TargetWalk
+from monge.verify.traversal import Traversal
 
-ADAPTIVE: Final = "price"
+ADAPTIVE: Final = "goodput"
 """Name of the controller of requests whose text does not depend on how much is drafted, or need not come again."""
 STEADY: Final = "fixed"
 """Name of that of sampled requests that bring a seed, whose text it gives again: measured times decide nothing there."""
@@ -35,8 +36,6 @@ _TREES: Final = (Chain(), *(FixedWidth(children=kind) for kind in CHILDREN if ki
 it loses least where a forward is bound by arithmetic; wider trees pay where a wider forward is nearly free."""
 _ADAPTIVE_DEPTH: Final = 8
 """Depth of the default chain where a controller shortens it, and of what `SEVERAL` looks up."""
-_RULES: Final = (SingleDraft(), RrsWithoutReplacement(), Rrs(), TargetWalk())
-"""Verifiers tried in this order where the user names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +81,21 @@ def default_drafter(target: SequenceModel, draft: object, chosen: Controllers | 
 
     Args:
         target: The target.
-        draft: The draft model, if there is one.
+        draft: The draft model, if there is one, or several.
         chosen: The controllers, if any were named.
         rule: The verifier, if one was named: it may not take what is looked up.
     """
     if draft is None:
         return "ngram"
+    if isinstance(draft, list | tuple):
+        return "ensemble"
     selects = chosen is None or chosen.first.selects
     takes_lookups = rule is None or unsupported_reason(rule, frozenset({Deterministic}), 1) is None
     return SEVERAL if selects and takes_lookups and _has_room(target) else "model"
 
 
 def default_controllers(rule: Rule, drafter: AnyDrafter, *, is_shortened: bool, is_usual: bool) -> Controllers:
-    """Those of a user who named none: `price`, and `fixed` where a seed is to give its text again.
+    """Those of a user who named none: `goodput`, and `fixed` where a seed is to give its text again.
 
     Args:
         rule: Verifier. Where texts do not depend on candidates, they do not on plans either.
@@ -107,7 +108,7 @@ def default_controllers(rule: Rule, drafter: AnyDrafter, *, is_shortened: bool, 
         return controllers_of(STEADY)
     leaves_out = is_usual and isinstance(drafter, DrafterPool)
     steady = Fixed(max_depth=Chain().depth if is_shortened else None, lookup_depth=0 if leaves_out else None)
-    adaptive = Price()
+    adaptive = Goodput()
     seeded = None if can.proposes <= rule.invariant_for else STEADY
     return Controllers(adaptive, {ADAPTIVE: adaptive, STEADY: steady}, seeded)
 
@@ -131,11 +132,23 @@ def default_tree(rule: Rule | None, target: SequenceModel, own: Sequence[Any], *
     return _TREES[0]
 
 
-def default_rule(can: Capabilities) -> Rule:
-    """The verifier for what a drafter proposes."""
-    if can.proposes <= {Deterministic, Arbitrary}:
-        return TargetWalk()
-    return next(rule for rule in _RULES if unsupported_reason(rule, can.proposes, can.max_width) is None)
+def default_rule(proposes: frozenset[type[Proposal]], max_width: int | None) -> Rule:
+    """The verifier for candidates that are drawn in these ways: of those that are exact for them, the one that accepts most.
+
+    Nothing drawn: the target walk, which is optimal there. A drawn chain: the optimal rule of one path. Trees drawn without
+    replacement: `traversal`. Other drawn trees: the best known rule of each way of drawing, lifted to the whole tree. Clocks
+    that the verifier shares: the race of these clocks.
+
+    Args:
+        proposes: Kinds of proposals that may occur.
+        max_width: Most candidates of one node; `None` for unbounded.
+    """
+    walk = TargetWalk()
+    if proposes <= {Deterministic, Arbitrary}:
+        return walk
+    whole_tree = Traversal() if proposes <= {WithoutReplacement, Deterministic, Arbitrary} else Layer()
+    rules = (Block(), whole_tree, Gumbel(num_drafts=max_width or 1))
+    return next((rule for rule in rules if unsupported_reason(rule, proposes, max_width) is None), walk)
 
 
 def _has_room(target: SequenceModel) -> bool:

@@ -53,6 +53,21 @@ def test_the_seed_alone_decides(pair):
     assert reproduced.token_ids == drawn.token_ids
 
 
+def test_seed_and_row_give_every_text_of_a_batch_again_alone(pair):
+    options = {"max_new_tokens": 12, "temperature": 1.0}
+    crowd = pair.generate([PROMPT] * 4, seed=5, **options)
+    assert len({result.token_ids for result in crowd}) == 4
+    for row, result in enumerate(crowd):
+        assert (result.seed, result.row) == (5, row)
+        (alone,) = pair.generate(PROMPT, seed=result.seed, row=result.row, **options)
+        assert alone.token_ids == result.token_ids
+
+
+def test_seeds_that_differ_by_2_to_the_32_have_different_texts(pair):
+    texts = {pair.generate(PROMPT, max_new_tokens=24, temperature=1.0, seed=5 + k * 2**32)[0].token_ids for k in range(3)}
+    assert len(texts) == 3
+
+
 def test_a_stop_string_ends_the_text_before_it(pair):
     (free,) = pair.generate(PROMPT, max_new_tokens=40)
     stop = free.text[8:12]

@@ -5,9 +5,9 @@ from fastapi.testclient import TestClient
 
 import monge
 from monge.api import make_parts
-from monge.control.cost_model import CostModel
 from monge.control.fixed import Fixed
-from monge.control.price import Price
+from monge.control.goodput import Goodput
+from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.draft.ngram import NgramDrafter
 from monge.engine.decoder import Decoder
@@ -23,7 +23,7 @@ SAMPLED = {"max_new_tokens": 60, "temperature": 1.0}
 def decoder(costs=CHEAP, *, max_length=None, **parts):
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB, max_length) for seed in (1, 2))
     resources = {} if parts.get("drafter", "model") != "model" else {"draft": draft}
-    return Decoder(make_parts(target, **resources, costs=CostModel.linear(**costs), **({"controller": None} | parts)))
+    return Decoder(make_parts(target, **resources, costs=Latency.linear(**costs), **({"controller": None} | parts)))
 
 
 def windows(result):
@@ -38,9 +38,9 @@ def write(made, **options):
 
 def test_both_can_be_named():
     parts = decoder().parts
-    assert list(parts.controllers) == ["price", "fixed"]
-    assert (parts.controller_name, parts.seeded) == ("price", "fixed")
-    assert parts.planner("price").memory is parts.memory, "what price learns is its own, named or not"
+    assert list(parts.controllers) == ["goodput", "fixed"]
+    assert (parts.controller_name, parts.seeded) == ("goodput", "fixed")
+    assert parts.planner("goodput").shared is parts.shared, "what price learns is its own, named or not"
 
 
 @pytest.mark.parametrize("costs", [CHEAP, DEAR])
@@ -66,7 +66,7 @@ def test_price_plans_where_there_is_no_text_to_give_again(options):
 
 def test_only_seeds_that_give_the_text_again_are_told():
     assert write(decoder()).seed is None
-    assert write(decoder(controller="price"), seed=3).seed is None
+    assert write(decoder(controller="goodput"), seed=3).seed is None
     assert write(decoder(controller="fixed")).seed is not None
     assert write(decoder(), temperature=0.0).seed is not None
     again = write(decoder(), seed=3)
@@ -102,7 +102,7 @@ def test_a_tree_that_was_asked_for_is_drafted_whole(parts, steady):
 
 def test_who_drafts_nothing_needs_no_costs():
     parts = make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none", controller=None)
-    assert (list(parts.controllers), parts.reads, parts.memory.costs) == (["fixed"], frozenset(), None)
+    assert (list(parts.controllers), parts.reads, parts.shared.latency) == (["fixed"], frozenset(), None)
     with pytest.raises(OptionError, match="fixed reads no measured times"):
         make_parts(parts.target, drafter="none", controller=None, costs="kept")
 
@@ -127,15 +127,15 @@ def test_a_short_context_gets_a_short_chain():
 
 def test_one_can_be_asked_for():
     made = decoder()
-    assert windows(write(made, seed=3, controller="price")) != {3}
+    assert windows(write(made, seed=3, controller="goodput")) != {3}
     assert windows(write(made, controller="fixed")) == {3}
-    with pytest.raises(OptionError, match="Known: fixed, price"):
+    with pytest.raises(OptionError, match="Known: fixed, goodput"):
         write(made, controller="fsm")
 
 
 def test_what_loads_takes_it():
-    parts = monge.load(costs=CostModel.linear(**CHEAP)).parts
-    assert isinstance(parts.controller, Price)
+    parts = monge.load(costs=Latency.linear(**CHEAP)).parts
+    assert isinstance(parts.controller, Goodput)
     assert parts.seeded == "fixed"
 
 
@@ -148,11 +148,11 @@ def test_what_loads_takes_it():
         ({"speculation": False}, True),
         ({"speculation": {"adaptive": False}}, True),
         ({"speculation": {"controller": "fixed"}}, True),
-        ({"seed": 3, "speculation": {"controller": "price"}}, False),
+        ({"seed": 3, "speculation": {"controller": "goodput"}}, False),
     ],
 )
 def test_a_server_plans_likewise(fields, is_told):
-    made = toy_decoder(controller=None, costs=CostModel.linear(**CHEAP))
+    made = toy_decoder(controller=None, costs=Latency.linear(**CHEAP))
     with TestClient(toy_app(made)) as client:
         asked = {"prompt": "once upon", "max_tokens": 20, "ignore_eos": True} | fields
         answer = client.post("/v1/completions", json=asked).json()

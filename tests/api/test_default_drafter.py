@@ -4,7 +4,7 @@ import pytest
 
 import monge
 from monge.api import make_parts
-from monge.control.cost_model import CostModel
+from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.core.proposal import Iid
 from monge.draft.model import ModelDrafter
@@ -26,11 +26,11 @@ class OnlyDraws(SingleDraft):
 def parts(**settings):
     max_length = settings.pop("max_length", None)
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB, max_length) for seed in (1, 2))
-    costs = CostModel.linear(plain=1.0, node=0.01, draft=0.1)
+    costs = Latency.linear(plain=1.0, node=0.01, draft=0.1)
     return make_parts(target, draft, costs=costs, **({"controller": None} | settings))
 
 
-@pytest.mark.parametrize("controller", [None, "price", "hedge", "linear_selection", ("price", "fixed")])
+@pytest.mark.parametrize("controller", [None, "goodput", "hedge", "linear_selection", ("goodput", "fixed")])
 def test_who_chooses_has_a_choice(controller):
     drafter = parts(controller=controller).drafter
     assert isinstance(drafter, PoolDrafter)
@@ -42,7 +42,7 @@ def test_who_chooses_has_a_choice(controller):
     "settings",
     [
         {"controller": "fixed"},
-        {"controller": ("fixed", "price")},
+        {"controller": ("fixed", "goodput")},
         {"controller": "on_the_fly"},
         {"drafter": "model"},
         {"verifier": OnlyDraws()},
@@ -57,7 +57,7 @@ def test_who_does_not_has_the_draft_model(settings):
 
 def test_without_a_draft_model_there_is_the_text():
     target = TabularModel(RandomTable(VOCAB, 1), VOCAB)
-    assert make_parts(target, controller=None, costs=CostModel.linear(plain=1.0, node=0.1, draft=0.1)).drafter == NgramDrafter()
+    assert make_parts(target, controller=None, costs=Latency.linear(plain=1.0, node=0.1, draft=0.1)).drafter == NgramDrafter()
 
 
 def test_what_was_asked_for_goes_to_the_draft_model():
@@ -102,7 +102,7 @@ def test_greedy_texts_are_the_targets():
 
 
 def test_the_built_in_pair_has_both():
-    made = monge.load(costs=CostModel.linear(plain=1.0, node=0.01, draft=0.1)).parts
-    assert [member.name for member in made.memory.members] == ["ngram", "model"]
+    made = monge.load(costs=Latency.linear(plain=1.0, node=0.01, draft=0.1)).parts
+    assert [member.name for member in made.shared.members] == ["ngram", "model"]
     with pytest.raises(OptionError, match="draft model"):
         monge.load(drafter="ngram", draft_backend="eager")

@@ -36,7 +36,7 @@ from monge.verify.registry import VERIFIERS
         (DRAFTERS, "token_recycling(keep=1)", "keep must be bool, such as False; got 1"),
         (DRAFTERS, "head(3)", "drafter 'head': head must be PublishedHead | str | Path | None; got 3"),
         (DRAFTERS, "layer_skip(99)", "drafter 'layer_skip': layers must be tuple[int, ...] | None; got 99"),
-        (CONTROLLERS, "price(max_window='a')", "controller 'price': max_window must be int, such as 8; got 'a'"),
+        (CONTROLLERS, "goodput(max_window='a')", "controller 'goodput': max_window must be int, such as 8; got 'a'"),
         (CONTROLLERS, "on_the_fly(prior=3)", "prior must be tuple[float | int, float | int], such as (1.5, 0.5); got 3"),
         (CONTROLLERS, "fsm(first='x')", "first must be int, such as 4; got 'x'"),
         (CONTROLLERS, "cached_fsm(machine=3)", "such as (4, 1, 1, 1, 8); got 3"),

@@ -3,19 +3,18 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from monge.bench.ablations import ablate, num_replays, studies
 from monge.bench.control_simulation import ABLATIONS, WORLDS, compare_controllers
-from monge.control.base import CostModel
+from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
-from monge.core.draws import TorchDraws
+from monge.core.draws import SeededDraws
 from monge.core.errors import OptionError
 from monge.core.prompt import PromptProfile
 from monge.replay.compare import Settings
 from tests.replay.toys import PROMPT, logged, models
 
-COSTS = CostModel.linear(plain=1.0, node=0.05, draft=0.2).as_dict()
+COSTS = Latency.linear(plain=1.0, node=0.05, draft=0.2).as_dict()
 
 
 def test_arms_differ_from_the_base_in_one_setting() -> None:
@@ -49,8 +48,6 @@ def test_speeds_need_times() -> None:
 
 @pytest.mark.slow
 def test_simulated_ablations() -> None:
-    rows = compare_controllers(
-        60, lambda number: TorchDraws(torch.Generator().manual_seed(number)), ABLATIONS, clock=lambda: 0.0
-    )
+    rows = compare_controllers(60, SeededDraws, ABLATIONS, clock=lambda: 0.0)
     assert len(rows) == len(WORLDS) * (len(ABLATIONS) + 1)
     assert all(row["speed"] > 0.0 for row in rows)

@@ -22,7 +22,7 @@ from monge.bench.statistics import Resamples
 from monge.bench.tasks import Prompt
 from monge.core.context import Context, DraftPlan
 from monge.core.errors import OptionError
-from monge.core.law import DenseLaw
+from monge.core.law import DenseLaw, one_hot
 from monge.core.proposal import WithoutReplacement
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.model import ModelDrafter
@@ -95,6 +95,54 @@ def test_two_paths_node_by_node_and_tree_by_tree():
     trees = random_tree(table)
     best = solve_tree(trees, table.target_probs).expected_accepted
     assert by_nodes < by_trees <= best + 1e-9 <= bound(trees, table) + 2e-9
+
+
+DRAFTINGS = ["paths", "iid", "without_replacement", "greedy_plus_one", "top", "systematic", "hub", "temperatures"]
+
+
+class TreeLaws:
+    """A table's laws as those of a network, after the one token of the prompt."""
+
+    def __init__(self, probs):
+        self._probs = probs
+
+    def __call__(self, token_ids):
+        return self._probs(token_ids[1:]).tolist()
+
+
+def decoded(table, rule):
+    """E[accepted tokens] of a round, by enumeration of the drafter's draws and the verifier's."""
+    shape = f"paths({table.widths[0]}, {table.depth})"
+    tree = TREES.parse(shape if table.drafting == "paths" else f"fixed_width({table.widths}, {table.drafting!r})")
+    context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules())
+
+    def accepted(draws):
+        drafter = ModelDrafter(model=TabularModel(TreeLaws(table.draft_probs), len(table.tokens)), tree=tree)
+        (draft,) = drafter.draft([context], drafter.open([context]), [DraftPlan()], [draws])
+        paths = [draft.tree.path_tokens(node) for node in range(draft.tree.num_nodes)]
+        laws = [table.target_law(path) if len(path) < table.depth else one_hot(0) for path in paths]
+        return as_verifier(rule).verify(draft.tree, laws, draws).num_accepted
+
+    return math.fsum(count * prob for count, prob in exact_law(accepted).items())
+
+
+@pytest.mark.parametrize("drafting", DRAFTINGS)
+def test_a_tree_is_valued_as_the_tree_builder_draws_it_and_the_verifier_decides(drafting):
+    """Every verifier; `optimal` and `layer` decide from the candidates alone, because positions have no branches."""
+    table = small_tree(candidates=2 if drafting == "paths" else [2, 1], drafting=drafting)
+    found = tree_report(table)["rules"]
+    assert found.pop("gumbel") == found["target_walk"]
+    assert {"target_walk", "layer"} | ({"multipath_block"} if drafting == "paths" else set()) <= found.keys()
+    for name, value in found.items():
+        rule = VERIFIERS.make(name)
+        if name in {"optimal", "layer"} and drafting in {"paths", "iid", "greedy_plus_one"}:
+            rule = VERIFIERS.parse({"optimal": "optimal('candidates')", "layer": "layer(\"optimal('candidates')\")"}[name])
+        assert value == pytest.approx(decoded(table, rule), abs=EXACT), name
+
+
+def test_multipath_block_keeps_as_much_as_any_rule_of_two_paths():
+    report = tree_report(small_tree(candidates=2, drafting="paths"))
+    assert report["rules"]["multipath_block"] == pytest.approx(report["optimum"], abs=1e-9)
 
 
 def test_resamples_are_paired_and_cover_the_mean():

@@ -4,28 +4,27 @@ import json
 import math
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from monge.bench import capacity
 from monge.bench.capacity import Machine, Step, Work, arrivals, percentiles, simulate
 from monge.bench.capacity_costs import levelled
 from monge.bench.capacity_plan import Effort, Goal, plan, replicas_for
-from monge.control.base import CostModel
-from monge.core.draws import TorchDraws
+from monge.control.latency import Latency
+from monge.core.draws import SeededDraws
 from monge.core.errors import OptionError
 
 ONE_STEP = [Work(10, (Step(0, 0, 1),))]
 
 
 def draws(seed=0):
-    return TorchDraws(torch.Generator().manual_seed(seed))
+    return SeededDraws(seed)
 
 
 def machine(max_batch_size=1, *, plain=0.01, row=0.0, node=0.0, draft=0.0, prefill=(0.0, 0.0)):
     """`plain + row * rows + node * drafted nodes` seconds a round."""
     batches = {batch: {0: plain + row * batch, 64: plain + row * batch + 64 * node} for batch in (1, max(max_batch_size, 2))}
-    costs = CostModel(verify_s=batches, draft_s={batch: {0: 0.0, 64: 64 * draft} for batch in batches}, learns=False)
+    costs = Latency(verify_s=batches, draft_s={batch: {0: 0.0, 64: 64 * draft} for batch in batches}, learns=False)
     return Machine(costs, prefill, max_batch_size)
 
 
@@ -184,7 +183,7 @@ def test_command(log, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--controller", "price"], "plans by the batch that it meets"),
+        (["--controller", "goodput"], "plans by the batch that it meets"),
         (["--costs", "missing.json"], "cannot read machines"),
         (["--costs", "missing.json", "--backend", "eager"], "--backend says how rounds are timed, and --costs that they were"),
         (["--spare", "1"], "0 <= spare < 1"),

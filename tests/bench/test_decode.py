@@ -99,7 +99,7 @@ def test_full_matrix(tiny_pair):
 
 def test_named_arms_only(tiny_pair):
     settings = Settings(max_new_tokens=4, repeats=2, batch_sizes=(1,), temperatures=(0.0,))
-    choice, counter = Choice(named=("mine: controller=price",), named_only=True), Counter()
+    choice, counter = Choice(named=("mine: controller=goodput",), named_only=True), Counter()
     document = compare(tiny_pair, PROMPTS[:1], settings, choice=choice, watch=counter.watch()).document
     assert [arm["arm"] for arm in document["arms"]] == ["monge none", "mine"]
     assert counter.expected == len(counter.steps) == 2 * 3  # nothing of the host is tuned

@@ -16,11 +16,11 @@ from monge.core.errors import OptionError
 
 
 def test_named_arm():
-    arm = named_arm("price, wide: tree=fixed_width((2, 1)), controller=price(max_window=4), draft_temperature=0.5")
+    arm = named_arm("price, wide: tree=fixed_width((2, 1)), controller=goodput(max_window=4), draft_temperature=0.5")
     assert arm.name == "price, wide"
-    expected = {"tree": "fixed_width((2, 1))", "controller": "price(max_window=4)", "draft_temperature": 0.5}
+    expected = {"tree": "fixed_width((2, 1))", "controller": "goodput(max_window=4)", "draft_temperature": 0.5}
     assert arm.settings == expected
-    assert "costs" in arm.reads
+    assert "latency" in arm.reads
     assert named_arm("mine:").settings == {}
 
 
@@ -34,8 +34,8 @@ def test_named_arm():
         ("a: tree=", "cannot read arm"),
         ("a: chain(8)", "cannot read arm"),
         ("a: tre=chain(8)", "did you mean 'tree'"),
-        ("a: controller=prise", "did you mean 'price'"),
-        ("a: controller=price(max_windw=3)", "did you mean 'max_window'"),
+        ("a: controller=goodpt", "did you mean 'goodput'"),
+        ("a: controller=goodput(max_windw=3)", "did you mean 'max_window'"),
         ("a: drafter=ngrams", "did you mean 'ngram'"),
         ("a: verifier=rss", "did you mean 'rrs'"),
         ("a: draft_backend=openvin", "did you mean 'openvino'"),
@@ -59,7 +59,7 @@ def test_two_arms_of_one_name_are_refused():
 def measurements(tiny_pair):
     settings = Settings(max_new_tokens=8, repeats=2, batch_sizes=(1, 2))
     prompts = tuple(encode(tiny_pair.tokenizer, text) for text in ("The sea was", "Once"))
-    texts = ("mine: controller=price", "never: controller=price, tree=best_first, verifier=single_draft")
+    texts = ("mine: controller=goodput", "never: controller=goodput, tree=best_first, verifier=single_draft")
     arms = with_named([MongeArm(name=NONE, settings={"drafter": "none"})], texts)
     return measure(tiny_pair, arms, prompts, settings, on_call=lambda name: None)
 
@@ -71,12 +71,11 @@ def test_costs_are_measured_once_and_apart(measurements):
     assert mine[0].prepare_s > 0
     arm = mine[0].arm
     assert isinstance(arm, MongeArm)
-    assert set(arm.kept.memories) == {(0.0, 1), (0.0, 2), (1.0, 1), (1.0, 2)}
+    assert set(arm.kept.shared_states) == {(0.0, 1), (0.0, 2), (1.0, 1), (1.0, 2)}
     for measurement in mine:
-        costs = arm.kept.memories[measurement.temperature, measurement.batch_size].costs
-        # Every measured round corrected one table, and those of the warm-up before them: it was not made anew.
-        assert costs is not None
-        assert costs.num_rounds > sum(1 / record.batch_size for record in measurement.records)
+        latency = arm.kept.shared_states[measurement.temperature, measurement.batch_size].latency
+        assert latency is not None
+        assert latency.as_dict() != arm.kept.latency.as_dict(), "the measured rounds corrected a copy"
     records = [arm_record(measurement, measurements) for measurement in mine]
     assert all(record["prepare_s"] > 0 and record["ratio_to_none"]["median"] > 0 for record in records)
 
@@ -102,7 +101,7 @@ def test_arm_that_cannot_be_prepared_has_no_numbers(measurements):
 
 def test_controllers_choice_holds_every_controller(tiny_pair):
     names = {arm.name for arm in Choice(controllers=True).arms(tiny_pair)}
-    assert {f"monge {name}" for name in WINDOWS if name not in ("fixed", "price")} < names
+    assert {f"monge {name}" for name in WINDOWS if name not in ("fixed", "goodput")} < names
     assert {"monge", "monge none", "monge window 1", "monge window 8"} < names
 
 

@@ -1,5 +1,6 @@
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from typer.testing import CliRunner
 from monge.bench.verify import FLOWS, VerifySettings, measure
 from monge.cli.app import app
 from monge.core.errors import OptionError
+from monge.draft.tree.registry import TREES
+from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
 
 TINY = VerifySettings(vocab_sizes=(32,), supports=(8, 0), widths=(1, 2), batch_sizes=(1, 9), repeats=2, limit_s=60.0)
@@ -33,6 +36,36 @@ def test_every_rule_is_timed_or_says_why_not():
     measured = {one["rule"] for one in document["cells"] if "ratio" in one}
     assert measured >= set(VERIFIERS)
     assert document["provenance"]["argv"] == sys.argv
+
+
+@pytest.mark.parametrize(
+    ("tree", "nodes", "timed"),
+    [
+        ("chain(2)", 2, {"single_draft", "block", "layer"}),
+        ("fixed_width((2, 1), 'systematic')", 4, {"target_walk", "systematic", "gumbel", "layer"}),
+        ("best_first(3, 2, 2)", 3, {"target_walk", "traversal"}),
+    ],
+)
+def test_every_rule_that_is_exact_for_a_tree_is_timed_on_it(tree, nodes, timed):
+    settings = replace(TINY, supports=(8,), trees=(tree,))
+    cells = measure(settings, torch.device("cpu"))["cells"]
+    assert {one["rule"] for one in cells} == set(VERIFIERS)
+    assert {one["nodes"] for one in cells} == {nodes}
+    measured = {one["rule"] for one in cells if "ratio" in one}
+    assert measured >= timed
+    assert all(one["tree_s"]["low"] > 0.0 for one in cells if one["rule"] in measured)
+    builder = TREES.parse(tree)
+    limits = builder.limits
+    for one in cells:
+        reason = unsupported_reason(VERIFIERS.make(one["rule"]), limits.proposes, limits.max_width)
+        assert one.get("skipped") == reason
+
+
+def test_command_shows_trees():
+    result = run("--quick", "--vocab", 32, "--support", 8, "--repeats", 1, "--rules", "block", "--tree", "chain(2)")
+    assert result.exit_code == 0
+    assert "vocabulary 32, support 8, chain(2) of 2 nodes" in result.stdout
+    assert "us a tree" in result.stdout
 
 
 def test_a_slow_rule_is_skipped_at_larger_sizes_too():
@@ -61,6 +94,7 @@ def test_command_ends_with_one_json_object():
         (["--rules", "optimum"], "unknown verifier 'optimum'"),
         (["--candidates", 0], "widths must be positive"),
         (["--support", -1], "0 for the full vocabulary"),
+        (["--tree", "bush"], "unknown tree 'bush'"),
         (["--repeats", 0], "repeats must be at least 1"),
         (["--threads", 0], "threads must be at least 1"),
         (["--device", "abacus"], "device 'abacus' cannot be used"),

@@ -68,6 +68,20 @@ def test_table(run):
     assert "d = 0..K: 0.860000 0.900000 0.500000" in result.stdout
 
 
+def test_acceptance_one_condition(report, run):
+    found = report(*A, "--candidates", 2)["acceptance_one"]
+    assert found == {"holds": False, "smallest_num_drafts": 4, "tightest_set": [1, 2]}
+    assert report(*A, "--candidates", 4)["acceptance_one"]["holds"] is True
+    line = run("acceptance", *A, "--candidates", 2).stdout.splitlines()
+    assert "acceptance one, i.i.d. drafts: does not hold (from 4 drafts on; tightest set of tokens: 1, 2)" in line
+
+
+def test_acceptance_one_that_no_number_of_drafts_reaches(report):
+    found = report("--target-probs", "0.5,0.5,0", "--draft-probs", "0.4,0.4,0.2", "--candidates", 8)
+    assert found["acceptance_one"] == {"holds": False, "smallest_num_drafts": None, "tightest_set": [2]}
+    assert found["optimum"]["iid"] < 1
+
+
 def test_laws_from_files(report, tmp_path):
     np.save(tmp_path / "p.npy", np.array([0.5, 0.3, 0.2]))
     (tmp_path / "q.json").write_text("[0.2, 0.3, 0.5]")

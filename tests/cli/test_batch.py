@@ -37,7 +37,7 @@ def test_rows_and_their_errors(batch, tmp_path):
         (["--max-new-tokens", 1 << 40], "none of 2 rows could be decoded, so nothing was written"),
         (["--stop", ""], "a stop string is empty"),
         (["--prompt-field", "q"], "'q' must be text or a list of token ids; got nothing"),
-        (["--seed", 1 << 63], "the seed must lie in"),
+        (["--seed", 1 << 64], "seed must be a whole number of at least -2^63"),
     ],
 )
 def test_options_that_cannot_be(batch, tmp_path, arguments, message):

@@ -45,7 +45,7 @@ def test_table_for_people(bench, tmp_path):
 
 
 def test_named_arms_of_a_useless_draft(bench, tmp_path):
-    arguments = ["--arm", "mine: controller=price", "--useless-draft", "--mixed", "--temperature", 0, "--no-plots"]
+    arguments = ["--arm", "mine: controller=goodput", "--useless-draft", "--mixed", "--temperature", 0, "--no-plots"]
     result = bench("--quick", "--max-new-tokens", 4, "--repeats", 1, *arguments)
     assert result.exit_code == 0
     assert "s of measuring costs, not counted" in result.stdout
@@ -57,7 +57,7 @@ def test_named_arms_of_a_useless_draft(bench, tmp_path):
 
 
 def test_named_arms_only_are_compared_with_plain_decoding(bench):
-    arguments = ["--named-only", "--own-time", "--arm", "mine: controller=price", "--temperature", 0, "--no-plots"]
+    arguments = ["--named-only", "--own-time", "--arm", "mine: controller=goodput", "--temperature", 0, "--no-plots"]
     result = bench("--quick", "--max-new-tokens", 4, "--repeats", 2, *arguments)
     assert result.exit_code == 0
     assert "x none" in result.stdout
@@ -85,7 +85,7 @@ def test_named_arms_only_are_compared_with_plain_decoding(bench):
         (["--dtype", "float99"], "unknown dtype 'float99'; did you mean 'float64'"),
         (["--arm", "tree=chain(2)"], "arm 'tree=chain(2)' has no name"),
         (["--target", "./nowhere"], "no folder './nowhere'"),
-        (["--arm", "a: controller=prise"], "did you mean 'price'"),
+        (["--arm", "a: controller=goodpt"], "did you mean 'goodput'"),
         (["--named-only"], "--named-only needs arms of --arm"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -79,9 +79,9 @@ def test_standard_input_that_is_not_utf8(generate):
 
 
 def test_several_controllers_are_refused(generate):
-    result = generate(PROMPT, "--controller", "price", "--controller", "fixed")
+    result = generate(PROMPT, "--controller", "goodput", "--controller", "fixed")
     assert result.exit_code == 2
-    assert "--controller is given 2 times (price, fixed); generate takes one" in result.stderr
+    assert "--controller is given 2 times (goodput, fixed); generate takes one" in result.stderr
 
 
 def test_a_drawn_seed_is_reported_where_the_text_goes_into_a_pipe(generate):
@@ -98,7 +98,7 @@ def test_a_drawn_seed_that_does_not_give_the_text_again_is_not_told(generate):
     assert generate(PROMPT, *options).stderr == ""
     told = generate(PROMPT, *options, "--verbose").stderr
     assert re.search(r"seed \d", told) is None
-    assert "controller Price(" in told
+    assert "controller Goodput(" in told
     assert "sampled requests with a seed that name none have: fixed" in told
     assert "controller Fixed(" in generate(PROMPT, *options, "--seed", 3, "--verbose").stderr
     assert json.loads(generate(PROMPT, *options, "--json").stdout)["seed"] is None
@@ -130,7 +130,7 @@ def test_verbose_says_what_runs_on_standard_error(generate, expected):
 
 def test_trace(generate, tmp_path, expected):
     numbers, plot = tmp_path / "rounds.json", tmp_path / "rounds.png"
-    arguments = ["--max-new-tokens", 12, "--controller", "price", "--costs", tmp_path, "--trace", numbers, "--trace", plot]
+    arguments = ["--max-new-tokens", 12, "--controller", "goodput", "--costs", tmp_path, "--trace", numbers, "--trace", plot]
     result = generate(PROMPT, *arguments, "--verbose")
     assert result.stdout == expected.text + "\n"
     (completion,) = json.loads(numbers.read_text())["completions"]

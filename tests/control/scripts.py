@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import torch
-
-from monge.control.base import AnyController, CostModel, Memory
+from monge.control.base import AnyController, RoundInfo
+from monge.control.latency import Latency
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
-from monge.core.draws import TapeDraws, TorchDraws
+from monge.core.draws import Draws, SeededDraws, TapeDraws
 from monge.core.verdict import StepRecord
 
 
@@ -23,22 +23,31 @@ def chain_round(window: int, accepted: int, **fields: Any) -> StepRecord:
     )
 
 
-def windows(controller: AnyController, accepted: list[int], memory: Memory | None = None) -> list[int | None]:
+def windows(controller: AnyController, accepted: list[int], shared: SharedState | None = None) -> list[int | None]:
     """The windows planned while so many tokens of each are accepted (never more than there are)."""
-    state = controller.init(memory or Memory())
+    state = controller.init(shared or SharedState())
     planned: list[int | None] = []
     for count in accepted:
-        plan = controller.plan(state, TapeDraws([0.999] * 10))
+        plan = plan_one(controller, state, TapeDraws([0.999] * 10))
         planned.append(plan.max_depth)
         window = plan.max_depth or 0
         state = controller.update(state, chain_round(window, min(count, window), plan=plan))
     return planned
 
 
-def memory_of(*, plain: float = 1.0, node: float = 0.02, draft: float = 0.08) -> Memory:
-    """Memory with a linear cost table."""
-    return Memory(CostModel.linear(plain=plain, node=node, draft=draft))
+def plan_one(
+    controller: AnyController, state: Any, draws: Draws | None = None, *, length: int = 0, batch_size: int = 1
+) -> DraftPlan:
+    """The plan of one request whose text has `length` tokens."""
+    info = RoundInfo(context_lengths=(length,), batch_size=batch_size)
+    (plan,) = controller.plan([state], info, [draws or TapeDraws([])])
+    return plan
 
 
-def draws(seed: int = 0) -> TorchDraws:
-    return TorchDraws(torch.Generator().manual_seed(seed))
+def shared_of(*, plain: float = 1.0, node: float = 0.02, draft: float = 0.08) -> SharedState:
+    """Shared state with linear latency."""
+    return SharedState(Latency.linear(plain=plain, node=node, draft=draft))
+
+
+def draws(seed: int = 0) -> SeededDraws:
+    return SeededDraws(seed)

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.api import make_parts
-from monge.control.base import CostModel, Memory
+from monge.control.base import RoundInfo
 from monge.control.budget import Survivals, best_count, depths_of, first_stop, ranked
+from monge.control.latency import Latency
+from monge.control.shared import SharedState
 from monge.control.survival_budget import SurvivalBudget
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError
@@ -22,7 +24,7 @@ from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.single_draft import SingleDraft
-from tests.control.scripts import chain_round, memory_of
+from tests.control.scripts import chain_round, plan_one, shared_of
 
 SPEEDS = {1: 1.0, 2: 0.5, 3: 0.45}
 """Rounds per second of DSpark's appendix A."""
@@ -87,12 +89,15 @@ def test_ancestors_come_first() -> None:
     assert depths_of([[0.9, 0.2], [0.5, 0.4, 0.3]], 3) == [1, 2]
 
 
-def plans(controller: SurvivalBudget, accepted: list[int], memory: Memory, rounds: int = 12) -> list[int | None]:
+def plans(
+    controller: SurvivalBudget, accepted: list[int], shared: SharedState, rounds: int = 12, batch_size: int | None = None
+) -> list[int | None]:
     """Windows of the last round; request i accepts up to `accepted[i]` tokens in every round before."""
-    states = [controller.init(memory) for _ in accepted]
+    states = [controller.init(shared) for _ in accepted]
     windows: list[int | None] = []
     for _ in range(rounds):
-        planned = controller.plan_many(states, [TapeDraws([])] * len(states))
+        info = RoundInfo(context_lengths=(0,) * len(states), batch_size=batch_size or len(states))
+        planned = controller.plan(states, info, [TapeDraws([])] * len(states))
         windows = [plan.max_depth for plan in planned]
         records = [chain_round(w or 0, min(count, w or 0)) for w, count in zip(windows, accepted, strict=True)]
         states = [controller.update(state, record) for state, record in zip(states, records, strict=True)]
@@ -102,45 +107,44 @@ def plans(controller: SurvivalBudget, accepted: list[int], memory: Memory, round
 @pytest.mark.parametrize("barrier", ["stale", "first_stop"])
 def test_the_budget_goes_to_the_requests_that_are_followed(barrier: str) -> None:
     controller = SurvivalBudget(barrier=barrier, max_slots=6)
-    good, bad = plans(controller, [8, 0], memory_of())
+    good, bad = plans(controller, [8, 0], shared_of())
     assert isinstance(good, int)
     assert isinstance(bad, int)
     assert bad < good <= 6
-    alone, with_rival = plans(controller, [8], memory_of())[0], plans(controller, [8, 8], memory_of())
+    alone, with_rival = plans(controller, [8], shared_of())[0], plans(controller, [8, 8], shared_of())
     assert alone == 6
     assert sum(window or 0 for window in with_rival) <= 6
 
 
 def test_a_stale_budget_lags_two_rounds() -> None:
-    controller, memory = SurvivalBudget(), memory_of(node=0.3, draft=0.3)
-    state = controller.init(memory)
+    controller, shared = SurvivalBudget(), shared_of(node=0.3, draft=0.3)
+    state = controller.init(shared)
     assert len(state.survivals) == 1
     for _ in range(4):
         state = controller.update(state, chain_round(2, 0))
     assert len(state.survivals) == 3
     assert state.survivals[0][0] > state.survivals[-1][0]
     fresh, stale = state.survivals[-1], (0.99,) * 8
-    swapped = type(state)(memory, (stale, fresh, fresh), state.counts)
-    assert (controller.plan(swapped, TapeDraws([])).max_depth or 0) > (controller.plan(state, TapeDraws([])).max_depth or 0)
+    swapped = type(state)(shared, (stale, fresh, fresh), state.counts)
+    swapped_depth, depth = (plan_one(controller, one).max_depth or 0 for one in (swapped, state))
+    assert swapped_depth > depth
 
 
 def test_neighbours_that_do_not_draft_count_as_those_who_wait() -> None:
     """A slot that pays alone does not where five others write a token a round and wait for it."""
     windows: list[int | None] = []
     for batch_size in (1, 6):
-        memory = memory_of(node=0.2, draft=0.2)
-        assert memory.costs is not None
-        memory.costs.batch_size = batch_size
-        windows += plans(SurvivalBudget(), [2], memory, rounds=6)
+        shared = shared_of(node=0.2, draft=0.2)
+        windows += plans(SurvivalBudget(), [2], shared, rounds=6, batch_size=batch_size)
     assert windows == [8, 0]
 
 
 def test_nothing_is_drafted_where_it_does_not_pay_but_for_probes() -> None:
-    controller, memory = SurvivalBudget(probe_rounds=5), memory_of(node=1.0, draft=1.0)
-    state = controller.init(memory)
+    controller, shared = SurvivalBudget(probe_rounds=5), shared_of(node=1.0, draft=1.0)
+    state = controller.init(shared)
     windows: list[int | None] = []
     for _ in range(30):
-        plan = controller.plan(state, TapeDraws([]))
+        plan = plan_one(controller, state, TapeDraws([]))
         windows.append(plan.max_depth)
         state = controller.update(state, chain_round(plan.max_depth or 0, 0))
     assert set(windows[2:]) == {0, 1}
@@ -169,18 +173,18 @@ def models() -> tuple[TabularModel, TabularModel]:
 
 
 def crowd(text: str | tuple[str, ...]) -> Callable[[], Parts]:
-    costs = CostModel.linear(plain=1.0, node=0.05, draft=0.05)
+    costs = Latency.linear(plain=1.0, node=0.05, draft=0.05)
     return lambda: make_parts(*models(), controller=text, tree="chain(2)", costs=costs, max_batch_size=3)
 
 
-@pytest.mark.parametrize("text", ["survival_budget(max_slots=3)", "survival_budget('first_stop', max_slots=3)", "price"])
+@pytest.mark.parametrize("text", ["survival_budget(max_slots=3)", "survival_budget('first_stop', max_slots=3)", "goodput"])
 def test_law_with_neighbours(text: str) -> None:
     """The neighbours' rounds decide how much this request drafts, and not what it says."""
     case = Case(horizon=2, max_new_tokens=3, neighbours=((1,), (2, 0)), slot=1)
     assert law_error(output_law(crowd(text), case), target_law(models()[0], case)) < 1e-12
 
 
-OFFERED = ("survival_budget(max_slots=3)", "price(first_off=1)", "confidence_threshold(threshold=0.45)")
+OFFERED = ("survival_budget(max_slots=3)", "goodput(first_cooldown=1)", "confidence_threshold(threshold=0.45)")
 
 
 @pytest.mark.parametrize(

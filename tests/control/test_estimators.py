@@ -4,26 +4,26 @@ import itertools
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monge.control.base import CostModel, Memory
+from monge.control.acceptance import DepthCounts, expected_tokens
 from monge.control.calibration import Calibration, sequential_temperatures, sigmoid
+from monge.control.latency import Latency
 from monge.control.on_the_fly import OnTheFly, best_window, censored_acceptance
 from monge.control.q_learning import QLearning
-from monge.control.survival import DepthCounts, expected_tokens
-from monge.core.draws import TorchDraws
+from monge.control.shared import SharedState
+from monge.core.draws import SeededDraws
 from monge.core.reliability import calibration_error
 from monge.core.stopping import StopRule, logit
-from tests.control.scripts import chain_round, memory_of
+from tests.control.scripts import chain_round, plan_one, shared_of
 
 
-def draws(seed: int = 0) -> TorchDraws:
-    return TorchDraws(torch.Generator().manual_seed(seed))
+def draws(seed: int = 0) -> SeededDraws:
+    return SeededDraws(seed)
 
 
-def accepted_of(window: int, acceptance: float, source: TorchDraws) -> int:
+def accepted_of(window: int, acceptance: float, source: SeededDraws) -> int:
     return next((depth for depth in range(window) if not source.bernoulli(acceptance)), window)
 
 
@@ -65,13 +65,13 @@ def test_the_best_window_is_the_best(acceptance: float) -> None:
 
 
 def test_on_the_fly_rests_and_probes() -> None:
-    controller, memory = OnTheFly(probe_tokens=3), memory_of(draft=0.5)
-    state = controller.init(memory)
+    controller, shared = OnTheFly(probe_tokens=3), shared_of(draft=0.5)
+    state = controller.init(shared)
     for _ in range(8):
         state = controller.update(state, chain_round(1, 0))
     planned = []
     for _ in range(5):
-        plan = controller.plan(state, draws())
+        plan = plan_one(controller, state, draws())
         planned.append(plan.max_depth)
         state = controller.update(state, chain_round(plan.max_depth or 0, 0))
     assert planned == [0, 0, 0, 1, 0]
@@ -80,7 +80,7 @@ def test_on_the_fly_rests_and_probes() -> None:
 def test_a_path_accepted_to_its_end_rejects_nothing() -> None:
     """Though another path of the tree was deeper."""
     controller = OnTheFly()
-    state = controller.init(memory_of())
+    state = controller.init(shared_of())
     for kind in ("bonus", "bonus", "correction"):
         state = controller.update(state, replace(chain_round(5, 1), next_kind=kind))
     assert censored_acceptance(state.rounds) == pytest.approx(3 / 4)
@@ -125,7 +125,7 @@ def test_calibration_learns_what_confidence_is_worth() -> None:
 def test_sequential_temperatures_make_survival_honest() -> None:
     """Scores twice too sure: the error of the cumulative product falls, and no order within a depth changes."""
     source, rounds = draws(), []
-    for _ in range(600):
+    for _ in range(4000):
         chances = [0.2 + 0.7 * source.uniform() for _ in range(3)]
         accepted = next((depth for depth in range(3) if not source.bernoulli(chances[depth])), 3)
         rounds.append((tuple(2.0 * logit(chance) for chance in chances), accepted))
@@ -215,11 +215,11 @@ def test_a_shared_budget_may_not_look_ahead() -> None:
 
 
 def test_q_learning_does_not_settle_on_one_token() -> None:
-    memory = Memory(CostModel.linear(plain=1.0, node=0.0, draft=0.02))
+    shared = SharedState(Latency.linear(plain=1.0, node=0.0, draft=0.02))
     controller, source = QLearning(windows=(1, 4)), draws()
-    state, chosen = controller.init(memory), []
+    state, chosen = controller.init(shared), []
     for _ in range(3000):
-        plan = controller.plan(state, source)
+        plan = plan_one(controller, state, source)
         window = plan.max_depth or 0
         chosen.append(window)
         state = controller.update(state, chain_round(window, accepted_of(window, 0.8, source), plan=plan))

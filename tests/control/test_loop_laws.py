@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from monge.api import make_parts
-from monge.control.base import Controller, CostModel, Memory
+from monge.control.base import RoundInfo, SoloController
+from monge.control.latency import Latency
+from monge.control.shared import SharedState
 from monge.control.windows import WINDOWS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
@@ -32,22 +34,22 @@ SETTINGS = {
     "cached_fsm": ("cached_fsm(machine=(2, 1, 1, 1, 2), max_ending=1, min_ending=1)",),
     "q_learning": ("q_learning(windows=(0, 2))",),
     "confidence_threshold": ("confidence_threshold(threshold=0.45)",),
-    "price": ("price(first_off=1, trial=1)",),
+    "goodput": ("goodput(first_cooldown=1, probe=1)",),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Adaptive(Controller[tuple[int, float]]):
+class Adaptive(SoloController[tuple[int, float]]):
     """Plans that swing as far as the last round allows: deeper after acceptance, stop prices moved by confidence."""
 
     stop: StopRule
 
     reads = frozenset({"accepted", "confidence"})
 
-    def init(self, memory: Memory) -> tuple[int, float]:
+    def init(self, shared: SharedState) -> tuple[int, float]:
         return 2, 0.0
 
-    def plan(self, state: tuple[int, float], draws: Draws) -> DraftPlan:
+    def plan_one(self, state: tuple[int, float], info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
         return DraftPlan(max_depth=state[0], stop=self.stop)
 
     def update(self, state: tuple[int, float], record: StepRecord) -> tuple[int, float]:
@@ -66,7 +68,7 @@ def models(seed: int = 11) -> tuple[TabularModel, TabularModel]:
 
 
 def parts(**settings: Any) -> Parts:
-    costs = CostModel.linear(plain=1.0, node=0.1, draft=0.2)
+    costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
     return make_parts(*models(), costs=costs, **settings)
 
 

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from monge.api import make_parts
-from monge.control.base import CostModel, Memory
+from monge.control.base import RoundInfo
+from monge.control.latency import Latency
 from monge.control.mixed_split import MixedSplit
 from monge.control.registry import CONTROLLERS
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
@@ -22,7 +24,7 @@ from monge.draft.tree.children import children_of
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
-from tests.control.scripts import chain_round
+from tests.control.scripts import chain_round, plan_one
 
 LAW = DenseLaw(torch.tensor([0.1, 0.4, 0.3, 0.15, 0.05], dtype=torch.float64))
 TREES = ("fixed_width((2,), 'mixed')", "fixed_width((2,), 'greedy_plus_one')")
@@ -65,11 +67,11 @@ def test_what_a_record_says() -> None:
     assert splits_along(finished, (first, second)) == ((3, 2), (0, 0), (0, 0))
 
 
-def chosen(controller: MixedSplit, memory: Memory, chances: tuple[float, ...], rounds: int, seed: int) -> list[int]:
+def chosen(controller: MixedSplit, shared: SharedState, chances: tuple[float, ...], rounds: int, seed: int) -> list[int]:
     """The splits of a node of width `len(chances)`, whose candidates are accepted with the chance of the split."""
-    rng, state, found = np.random.default_rng(seed), controller.init(memory), []
+    rng, state, found = np.random.default_rng(seed), controller.init(shared), []
     for _ in range(rounds):
-        plan = controller.plan(state, TapeDraws([]))
+        plan = plan_one(controller, state, TapeDraws([]))
         num_fixed = plan.fixed(0, len(chances))
         is_accepted = bool(rng.random() < chances[num_fixed])
         record = chain_round(1, int(is_accepted), plan=plan, splits=((len(chances), num_fixed),))
@@ -79,25 +81,25 @@ def chosen(controller: MixedSplit, memory: Memory, chances: tuple[float, ...], r
 
 
 def test_it_finds_the_best_split_and_follows_a_change() -> None:
-    controller, memory = MixedSplit(), Memory()
-    first = chosen(controller, memory, (0.5, 0.8, 0.6, 0.4), 1000, 1)
+    controller, shared = MixedSplit(), SharedState()
+    first = chosen(controller, shared, (0.5, 0.8, 0.6, 0.4), 1000, 1)
     assert set(first) == {0, 1, 2, 3}
     assert first[500:].count(1) > 450
-    second = chosen(controller, memory, (0.5, 0.4, 0.6, 0.95), 1500, 2)
+    second = chosen(controller, shared, (0.5, 0.4, 0.6, 0.95), 1500, 2)
     assert second[1000:].count(3) > 450
 
 
 def test_a_request_may_differ_from_the_others() -> None:
-    controller, memory = MixedSplit(), Memory()
-    chosen(controller, memory, (0.8, 0.6), 400, 1)
-    assert chosen(controller, memory, (0.5, 1.0), 300, 2)[200:].count(1) > 90
+    controller, shared = MixedSplit(), SharedState()
+    chosen(controller, shared, (0.8, 0.6), 400, 1)
+    assert chosen(controller, shared, (0.5, 1.0), 300, 2)[200:].count(1) > 90
 
 
 def test_nodes_that_had_no_choice_teach_nothing() -> None:
     controller = MixedSplit()
-    state = controller.init(Memory())
+    state = controller.init(SharedState())
     after = controller.update(state, chain_round(2, 1, splits=((0, 0), (1, 0))))
-    assert (after.counts, after.memory.notes) == ({}, {"mixed_split": {}})
+    assert (after.counts, after.shared.notes) == ({}, {"mixed_split": {}})
 
 
 @pytest.mark.parametrize(
@@ -117,18 +119,20 @@ def test_the_law_is_the_targets(verifier: str, tree: str) -> None:
 def test_it_plans_with_any_window_controller() -> None:
     controller = CONTROLLERS.parse("mixed_split('confidence_threshold(threshold=0.3)')")
     assert controller.reads == {"accepted", "notes", "confidence"}
-    plan = controller.plan(controller.init(Memory()), TapeDraws([]))
+    plan = plan_one(controller, controller.init(SharedState()), TapeDraws([]))
     assert plan.stop is not None
     assert len(plan.num_fixed) == 8
 
 
 def test_a_batch_is_planned_as_its_window_controller_plans_it() -> None:
     """`survival_budget` shares six slots among three requests; planned one by one, each would get six."""
-    memory = Memory(CostModel.linear(plain=1.0, node=0.01, draft=0.01))
-    for text in ("survival_budget(max_slots=6)", "price"):
+    shared = SharedState(Latency.linear(plain=1.0, node=0.01, draft=0.01))
+    for text in ("survival_budget(max_slots=6)", "goodput"):
         inner, outer = CONTROLLERS.parse(text), CONTROLLERS.parse(f"mixed_split({text!r})")
-        expected = inner.plan_many([inner.init(memory) for _ in range(3)], [TapeDraws([])] * 3)
-        planned = outer.plan_many([outer.init(memory) for _ in range(3)], [TapeDraws([])] * 3)
+        info = RoundInfo(context_lengths=(1, 1, 1), batch_size=3)
+        expected = inner.plan([inner.init(shared) for _ in range(3)], info, [TapeDraws([])] * 3)
+        shared.notes.clear()
+        planned = outer.plan([outer.init(shared) for _ in range(3)], info, [TapeDraws([])] * 3)
         assert [replace(plan, num_fixed=()) for plan in planned] == list(expected)
         assert all(len(plan.num_fixed) == 8 for plan in planned)
 

@@ -8,9 +8,11 @@ import pytest
 
 from monge.api import make_parts
 from monge.control.ada_hedge import AdaHedge
-from monge.control.base import CostModel, Memory
+from monge.control.base import RoundInfo
 from monge.control.hedge import Hedge, HedgeState
+from monge.control.latency import Latency
 from monge.control.linear_selection import LinearSelection
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError
@@ -21,7 +23,7 @@ from monge.engine.decoder import Decoder
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
-from tests.control.scripts import chain_round
+from tests.control.scripts import chain_round, plan_one
 
 LOOKUP = Member(name="ngram", max_depth=4, runs_network=False)
 NOTHING = Member(name="none", max_depth=0, runs_network=False)
@@ -34,8 +36,8 @@ SELECTORS = (
 )
 
 
-def memory_of(*members: Member, draft: float = 0.2) -> Memory:
-    return Memory(CostModel.linear(plain=1.0, node=0.1, draft=draft), members=members)
+def shared_of(*members: Member, draft: float = 0.2) -> SharedState:
+    return SharedState(Latency.linear(plain=1.0, node=0.1, draft=draft), members=members)
 
 
 def seen(drafter: str, position: int, *factors: float, num_nodes: int = 4) -> Hindsight:
@@ -76,13 +78,13 @@ def law_at(model: TabularModel, text: tuple[int, ...]) -> list[float]:
 def test_bandit_feedback_is_unbiased() -> None:
     """Over the drafter's choice and the outcome, the estimate of every drafter's gain has the true mean, not its average."""
     hedge = Hedge(inner="fixed", explore=0.3)
-    state = hedge.init(memory_of(SMALL, LARGE))
+    state = hedge.init(shared_of(SMALL, LARGE))
     for number, (name, accepted) in enumerate([("small", 1), ("large", 3), ("small", 0)]):
         state = hedge.update(state, round_of(name, 10 + number, accepted, 4))
     price, chance = state.tokens / state.seconds, {"small": 0.3, "large": 0.8}
 
     def gains(draws: Draws) -> tuple[float, ...]:
-        name = str(hedge.plan(state, draws).drafter)
+        name = str(plan_one(hedge, state, draws).drafter)
         accepted = 4 if draws.bernoulli(chance[name]) else 1
         after = hedge.update(state, round_of(name, 50, accepted, 4))
         return tuple(hedge.keep * old - new for new, old in zip(after.weights.losses, state.weights.losses, strict=True))
@@ -108,13 +110,13 @@ def settle(hedge: Hedge, state: HedgeState, rounds: int, chosen: str, accepted: 
 
 def test_full_information_finds_a_drafter_that_was_never_used() -> None:
     hedge = Hedge(inner="fixed", explore=0.0)
-    state = settle(hedge, hedge.init(memory_of(NOTHING, LOOKUP)), 12, "none", 0, (1.0, 1.0, 1.0, 1.0))
+    state = settle(hedge, hedge.init(shared_of(NOTHING, LOOKUP)), 12, "none", 0, (1.0, 1.0, 1.0, 1.0))
     assert hedge.probs(state)[1] > 0.9
 
 
 def test_a_lookup_that_finds_nothing_costs_nothing_and_one_that_errs_is_left() -> None:
     hedge = Hedge(inner="fixed", explore=0.0)
-    start = hedge.init(memory_of(NOTHING, LOOKUP))
+    start = hedge.init(shared_of(NOTHING, LOOKUP))
     assert hedge.probs(settle(hedge, start, 12, "none", 0, ()))[1] == pytest.approx(0.5)
     wrong = [seen("ngram", 10, 0.0), seen("none", 10, num_nodes=0)]
     for number in range(12):
@@ -147,11 +149,11 @@ def test_seconds_decide_where_the_published_inequality_errs(count: str) -> None:
 
 def test_a_drafter_that_accepts_more_and_takes_longer_is_left() -> None:
     hedge = Hedge(inner="fixed", explore=0.1)
-    dear = memory_of(SMALL, NOTHING, draft=2.0)
-    cheap = memory_of(SMALL, NOTHING, draft=0.05)
+    dear = shared_of(SMALL, NOTHING, draft=2.0)
+    cheap = shared_of(SMALL, NOTHING, draft=0.05)
     probs = []
-    for memory in (dear, cheap):
-        state = hedge.init(memory)
+    for shared in (dear, cheap):
+        state = hedge.init(shared)
         for number in range(40):
             chosen = "small" if number % 4 == 0 else "none"
             found = seen("none", 10 + number, num_nodes=0)
@@ -165,7 +167,7 @@ def test_a_drafter_that_accepts_more_and_takes_longer_is_left() -> None:
 
 def test_late_feedback_is_settled_in_order_and_not_dropped() -> None:
     hedge = Hedge(inner="fixed", explore=0.0)
-    state = hedge.init(memory_of(NOTHING, LOOKUP))
+    state = hedge.init(shared_of(NOTHING, LOOKUP))
     for position in (10, 11, 12):
         state = hedge.update(state, round_of("none", position, 0, 0))
     assert [one.position for one in state.awaited] == [10, 11, 12]
@@ -178,7 +180,7 @@ def test_late_feedback_is_settled_in_order_and_not_dropped() -> None:
 
 def test_a_request_whose_drafter_failed_goes_on() -> None:
     hedge = Hedge(inner="fixed")
-    state = hedge.init(memory_of(NOTHING, LOOKUP))
+    state = hedge.init(shared_of(NOTHING, LOOKUP))
     assert hedge.update(state, chain_round(0, 0, context_length=10)) == state
 
 
@@ -187,20 +189,20 @@ def test_a_request_whose_drafter_failed_goes_on() -> None:
 
 def test_the_prompt_chooses_who_begins() -> None:
     """Lookups that worked on repetitive prompts, and failed on others, begin on repetitive prompts only."""
-    memory, selection = memory_of(LOOKUP, SMALL), LinearSelection(inner="fixed", bonus=0.0, opening=4)
+    shared, selection = shared_of(LOOKUP, SMALL), LinearSelection(inner="fixed", bonus=0.0, opening=4)
     repetitive, free = (1, 2, 3, 4) * 8, tuple(range(32))
     for number in range(60):
         prompt, works = ((repetitive, True), (free, False))[number % 2]
-        state = selection.read(selection.init(memory), PromptProfile(token_ids=prompt))
+        state = selection.read(selection.init(shared), PromptProfile(token_ids=prompt))
         for step in range(8):
             found = seen("ngram", 40 + step, *((1.0,) * 4 if works else (0.0,)))
-            name = str(selection.plan(state, TapeDraws([0.5, 0.5])).drafter)
+            name = str(plan_one(selection, state, TapeDraws([0.5, 0.5])).drafter)
             accepted = 2 if name == "small" else 4 * works
             state = selection.update(state, round_of(name, 40 + step, accepted, 4, found))
-    begins = [selection.read(selection.init(memory), PromptProfile(token_ids=prompt)).choice for prompt in (repetitive, free)]
+    begins = [selection.read(selection.init(shared), PromptProfile(token_ids=prompt)).choice for prompt in (repetitive, free)]
     assert begins == [0, 1]
-    state = selection.read(selection.init(memory), PromptProfile(token_ids=repetitive))
-    assert selection.plan(state, TapeDraws([])).drafter == "ngram"  # certain: the opening draws nothing
+    state = selection.read(selection.init(shared), PromptProfile(token_ids=repetitive))
+    assert plan_one(selection, state, TapeDraws([])).drafter == "ngram"  # certain: the opening draws nothing
     for step in range(4):
         state = selection.update(state, round_of("ngram", 40 + step, 0, 4, seen("ngram", 40 + step, 0.0)))
     assert state.opening_left == 0
@@ -209,27 +211,28 @@ def test_the_prompt_chooses_who_begins() -> None:
 
 def test_a_path_of_a_tree_that_ends_above_its_deepest_node_is_no_rejection():
     """The model learns from rounds that rejected something."""
-    memory, selection = memory_of(LOOKUP, SMALL), LinearSelection(inner="fixed", bonus=0.0, opening=4)
+    shared, selection = shared_of(LOOKUP, SMALL), LinearSelection(inner="fixed", bonus=0.0, opening=4)
     learnt = []
     for depth in (2, 4):  # all two tokens of the path were accepted; in the second case another path was deeper
-        memory.notes.clear()
-        state = selection.read(selection.init(memory), PromptProfile(token_ids=tuple(range(32))))
+        shared.notes.clear()
+        state = selection.read(selection.init(shared), PromptProfile(token_ids=tuple(range(32))))
         for step in range(8):
             record = replace(round_of("small", 40 + step, 2, depth), next_kind="bonus")
             state = selection.update(state, record)
-        learnt.append(memory.notes["linear_selection"][1])
+        learnt.append(shared.notes["linear_selection"][1])
     assert repr(learnt[0]) == repr(learnt[1])
 
 
 def test_a_batch_is_planned_together_drafter_by_drafter() -> None:
     """`survival_budget` shares six slots among the requests of one drafter; planned one by one, each would get six."""
     for text, selection in (("hedge", Hedge), ("linear_selection", LinearSelection)):
-        memory = memory_of(SMALL, LARGE, draft=0.01)
+        shared = shared_of(SMALL, LARGE, draft=0.01)
         controller = selection(inner="survival_budget(max_slots=6)")
-        states = [controller.init(memory) for _ in range(4)]
+        states = [controller.init(shared) for _ in range(4)]
         if text == "linear_selection":
             states = [controller.read(state, PromptProfile(token_ids=(0,))) for state in states]
-        plans = controller.plan_many(states, [TapeDraws([coin] * 3) for coin in (0.1, 0.9, 0.1, 0.9)])
+        info = RoundInfo(context_lengths=(1,) * 4, batch_size=4)
+        plans = controller.plan(states, info, [TapeDraws([coin] * 3) for coin in (0.1, 0.9, 0.1, 0.9)])
         slots: dict[str, int] = {}
         for plan in plans:
             slots[str(plan.drafter)] = slots.get(str(plan.drafter), 0) + (plan.max_depth or 0)
@@ -248,19 +251,19 @@ def test_the_law_is_the_targets(controller: str, pool: str) -> None:
 
     def parts() -> Any:
         models = TabularModel(RandomTable(2, 11), 2), TabularModel(RandomTable(2, 23), 2)
-        costs = CostModel.linear(plain=1.0, node=0.1, draft=0.2)
+        costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
         return make_parts(*models, drafter=pool, tree="chain(1)", controller=controller, costs=costs)
 
     assert law_error(output_law(parts, case), target_law(TabularModel(RandomTable(2, 11), 2), case)) < 1e-12
 
 
-@pytest.mark.parametrize("inner", ["price", "survival_budget"])
+@pytest.mark.parametrize("inner", ["goodput", "survival_budget"])
 def test_a_batch_keeps_the_law(inner: str) -> None:
     """The first of two requests of a batch, every draw of both enumerated; their plans are made together."""
 
     def parts() -> Any:
         models = TabularModel(RandomTable(2, 11), 2), TabularModel(RandomTable(2, 23), 2)
-        costs = CostModel.linear(plain=1.0, node=0.1, draft=0.2)
+        costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
         controller = f"hedge(inner={inner!r}, keep=0.5, explore=0.4)"
         return make_parts(*models, drafter="pool('none', 'model')", tree="chain(1)", controller=controller, costs=costs)
 
@@ -272,7 +275,7 @@ def test_a_batch_keeps_the_law(inner: str) -> None:
 def test_by_name_with_measured_choice(controller: str) -> None:
     """A draft model that equals the target and costs next to nothing takes over; the text stays that of plain decoding."""
     target, draft = TabularModel(RandomTable(5, 1), 5), TabularModel(RandomTable(5, 1), 5)
-    costs = CostModel.linear(plain=1.0, node=0.01, draft=0.01)
+    costs = Latency.linear(plain=1.0, node=0.01, draft=0.01)
     parts = make_parts(target, draft, drafter="pool('none', 'ngram', 'model')", controller=controller, costs=costs)
     results = Decoder(parts, max_batch_size=2).generate([(0, 1), (3,)], max_new_tokens=150, temperature=0.0, seed=2)
     plain = make_parts(TabularModel(RandomTable(5, 1), 5), drafter="none")
@@ -302,6 +305,6 @@ def test_bad_settings_are_refused(text: str, message: str) -> None:
 
 
 def test_there_must_be_something_to_choose_from() -> None:
-    costs = CostModel.linear(plain=1.0, node=0.1, draft=0.2)
+    costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
     with pytest.raises(OptionError, match="chooses between drafters"):
         make_parts(TabularModel(RandomTable(5, 1), 5), drafter="ngram", controller="hedge", costs=costs)

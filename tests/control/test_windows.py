@@ -6,15 +6,15 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from monge.control.base import Memory
 from monge.control.cached_fsm import CachedFsm
 from monge.control.confidence_threshold import ConfidenceThreshold, best_threshold
 from monge.control.fsm import Fsm
+from monge.control.shared import SharedState
 from monge.control.transformers_heuristic import TransformersHeuristic
 from monge.control.windows import WINDOWS
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
-from tests.control.scripts import chain_round, memory_of, windows
+from tests.control.scripts import chain_round, plan_one, shared_of, windows
 
 
 def test_fsm() -> None:
@@ -45,8 +45,8 @@ def test_a_shortened_round_counts_from_what_was_drafted() -> None:
 
 def test_cached_fsm_hits_misses_and_forgets() -> None:
     controller = CachedFsm(machine=(4, 1, 1, 1, 8), max_ending=2, min_ending=2, capacity=2, rate=0.5)
-    state = controller.init(Memory())
-    plan = lambda state: controller.plan(state, TapeDraws([])).max_depth  # noqa: E731
+    state = controller.init(SharedState())
+    plan = lambda state: plan_one(controller, state, TapeDraws([])).max_depth  # noqa: E731
     assert plan(state) == 4
     state = controller.update(state, chain_round(4, 1, token_ids=(7, 8)))
     assert plan(state) == 3  # (7, 8) is new: the machine's window after a rejection
@@ -58,7 +58,7 @@ def test_cached_fsm_hits_misses_and_forgets() -> None:
     for ending in ((1, 2), (3, 4), (7, 8)):
         state = controller.update(state, chain_round(2, 2, token_ids=ending))
     assert list(state.accepted) == [(1, 2), (3, 4)]  # the least recently used ending has gone
-    assert plan(state) == controller.plan(state, TapeDraws([])).max_depth == state.window
+    assert plan(state) == plan_one(controller, state, TapeDraws([])).max_depth == state.window
 
 
 def test_threshold_fit() -> None:
@@ -78,19 +78,19 @@ def test_threshold_fit() -> None:
 
 def test_threshold_is_refitted_from_six_tokens_of_both_kinds() -> None:
     controller = ConfidenceThreshold(threshold=0.4)
-    state = controller.update(controller.init(Memory()), chain_round(5, 5, token_probs=(0.9, 0.8, 0.9, 0.8, 0.7)))
+    state = controller.update(controller.init(SharedState()), chain_round(5, 5, token_probs=(0.9, 0.8, 0.9, 0.8, 0.7)))
     assert state.threshold == 0.4
     state = controller.update(state, chain_round(3, 0, token_probs=(0.3, 0.2, 0.1)))
     assert state.samples[-1] == (0.3, False)  # what lies behind a rejection says nothing
     assert state.threshold == 0.7
-    plan = controller.plan(state, TapeDraws([]))
+    plan = plan_one(controller, state, TapeDraws([]))
     assert plan.stop is not None
     assert plan.stop.min_token_prob == 0.7
 
 
 def test_threshold_zero_never_stops() -> None:
     controller = ConfidenceThreshold(threshold=0.0)
-    state = controller.update(controller.init(Memory()), chain_round(8, 7, token_probs=(0.5,) * 8))
+    state = controller.update(controller.init(SharedState()), chain_round(8, 7, token_probs=(0.5,) * 8))
     assert state.threshold == 0.0
 
 
@@ -98,18 +98,18 @@ def test_threshold_zero_never_stops() -> None:
 def test_states_are_values(name: str) -> None:
     """Planning twice plans the same: state goes in and comes back, and nothing else moves."""
     controller = WINDOWS.make(name)
-    state = controller.init(memory_of())
+    state = controller.init(shared_of())
     for accepted in (2, 0, 1, 3, 0, 0):
-        plan = controller.plan(state, TapeDraws([0.999] * 10))
-        assert controller.plan(state, TapeDraws([0.999] * 10)) == plan
+        plan = plan_one(controller, state, TapeDraws([0.999] * 10))
+        assert plan_one(controller, state, TapeDraws([0.999] * 10)) == plan
         window = min(plan.max_depth or 0, 4)
         state = controller.update(state, chain_round(window, min(accepted, window), plan=plan))
 
 
-@pytest.mark.parametrize("name", [name for name in WINDOWS if "costs" in WINDOWS[name].reads])
+@pytest.mark.parametrize("name", [name for name in WINDOWS if "latency" in WINDOWS[name].reads])
 def test_costs_are_asked_for(name: str) -> None:
-    with pytest.raises(OptionError, match=f"'{name}' needs costs"):
-        WINDOWS.make(name).init(Memory())
+    with pytest.raises(OptionError, match=f"'{name}' needs latency"):
+        WINDOWS.make(name).init(SharedState())
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_costs_are_asked_for(name: str) -> None:
         ("on_the_fly(prior=(-1, 0))", "prior counts >= 0"),
         ("confidence_threshold(threshold=2)", r"threshold must lie in \[0, 1\]"),
         ("q_learning(windows=())", "windows must be different numbers"),
-        ("price(max_window=0)", r"the largest \(0\)"),
-        ("price(first_off=64, last_off=32)", "first_off <= last_off"),
+        ("goodput(max_window=0)", r"the largest \(0\)"),
+        ("goodput(first_cooldown=64, last_cooldown=32)", "first_cooldown <= last_cooldown"),
     ],
 )
 def test_impossible_settings(text: str, message: str) -> None:

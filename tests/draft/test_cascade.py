@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from monge.api import make_parts
-from monge.control.base import Controller, Memory
+from monge.control.base import RoundInfo, SoloController
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, ProposalMismatchError
@@ -27,13 +28,13 @@ def pair(vocab: int = 3) -> tuple[TabularModel, TabularModel]:
     return TabularModel(RandomTable(vocab, 11), vocab), TabularModel(RandomTable(vocab, 23), vocab)
 
 
-class Names(Controller[None]):
+class Names(SoloController[None]):
     """Names a drafter in every plan."""
 
-    def init(self, memory: Memory) -> None:
+    def init(self, shared: SharedState) -> None:
         return None
 
-    def plan(self, state: None, draws: Draws) -> DraftPlan:
+    def plan_one(self, state: None, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
         return DraftPlan(drafter="model")
 
     def update(self, state: None, record: StepRecord) -> None:
@@ -75,7 +76,7 @@ def test_the_first_that_has_enough_to_say_drafts() -> None:
 def test_controllers_do_not_choose() -> None:
     assert first_drafters("cascade('ngram', 'model')", (1, 2, 3, 1), controller=Names())[0] == "ngram"
     assert first_drafters("pool('ngram', 'model')", (1, 2, 3, 1), controller=Names())[0] == "model"
-    assert make_parts(*pair(), drafter="cascade('ngram', 'model')").memory.members == ()
+    assert make_parts(*pair(), drafter="cascade('ngram', 'model')").shared.members == ()
 
 
 def test_caches_follow_whoever_drafts() -> None:

@@ -141,7 +141,7 @@ def test_the_ranking_is_that_of_the_logits_at_every_node() -> None:
             return super().observe(contexts, drafts, verdicts)
 
     spy = Spy(num_nodes=6, depth=2, acceptance=(0.4, 0.3))
-    Decoder(make_parts(target, drafter=spy)).generate([(0, 1, 0, 2)], max_new_tokens=30, temperature=1.0, seed=1)
+    Decoder(make_parts(target, drafter=spy)).generate([(0, 1, 0, 2)], max_new_tokens=30, temperature=1.0, seed=4)
     assert len(seen) > 5
     assert seen.count(False) <= 2  # the first and the last round may draft nothing
     assert not any(make_parts(target, drafter="ngram").drafter.capabilities.num_successors for _ in range(1))

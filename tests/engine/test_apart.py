@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from monge.control.base import Memory
-from monge.engine import costs
+from monge.control.shared import SharedState
+from monge.engine import latency_measurement
 from monge.engine.apart import apart
 from monge.engine.clock import measured_by, now
 
@@ -30,9 +30,9 @@ def test_errors_reach_the_caller():
 @pytest.mark.usefixtures("unchecked_types")
 def test_costs_are_measured_apart(monkeypatch):
     seen = []
-    monkeypatch.setattr(costs, "measure_costs", lambda *_, **__: seen.append(threading.get_ident()))
-    monkeypatch.setattr(costs, "costs_key", lambda _: "key")
-    monkeypatch.setattr(costs, "replace", lambda parts, **_: parts)
-    costs.with_costs(SimpleNamespace(reads=frozenset({"costs"}), memory=Memory()), batch_sizes=(1,))
+    monkeypatch.setattr(latency_measurement, "measure_latency", lambda *_, **__: seen.append(threading.get_ident()))
+    monkeypatch.setattr(latency_measurement, "latency_key", lambda _: "key")
+    monkeypatch.setattr(latency_measurement, "replace", lambda parts, **_: parts)
+    latency_measurement.with_latency(SimpleNamespace(reads=frozenset({"latency"}), shared=SharedState()), batch_sizes=(1,))
     assert len(seen) == 1
     assert seen[0] != threading.get_ident()

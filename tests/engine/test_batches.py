@@ -69,6 +69,31 @@ def test_what_cannot_be_opened_says_why_and_is_given_back(monkeypatch, whose):
     assert {number: one.token_ids for number, one in found.items()} == {n: one.token_ids for n, one in expected.items()}
 
 
+@pytest.mark.parametrize("tree", ["chain(4)", "fixed_width((3, 2, 1), 'iid')"])
+def test_a_forward_of_the_draft_model_that_fails_now_and_then_changes_no_text(monkeypatch, tree):
+    """Each request's level is read again alone, behind the levels that were read before; no token is drawn anew."""
+    whole = decoder(tree=tree)
+    requests = whole.requests(PROMPTS[:3], max_new_tokens=NUM_TOKENS, temperature=0.8, seed=3, ignore_eos=True)
+    expected = run(whole.parts, requests, [0, 1, 2], max_batch_size=3)
+    draft, calls = whole.parts.drafter.model, [0]
+    forward = draft._forward
+
+    def stumbling(token_ids, *inputs, keep_logits):
+        output = forward(token_ids, *inputs, keep_logits=keep_logits)
+        calls[0] += keep_logits and len(token_ids) > 1
+        if keep_logits and len(token_ids) > 1 and calls[0] % 4 in {2, 3}:  # the first of four reads the roots
+            raise RuntimeError("out of memory")
+        return output
+
+    monkeypatch.setattr(draft, "_forward", stumbling)
+    found = run(whole.parts, requests, [0, 1, 2], max_batch_size=3)
+    assert calls[0] > 8
+    for number in range(3):
+        assert found[number].token_ids == expected[number].token_ids
+        assert [record.depth for record in found[number].records] == [record.depth for record in expected[number].records]
+    draft.check_integrity()
+
+
 def test_end_of_text_inside_a_block_leaves_the_batch():
     target = network("llama")
     texts = [plain_greedy(target, prompt, NUM_TOKENS) for prompt in PROMPTS]

@@ -29,6 +29,21 @@ def test_a_long_text_is_not_paid_for_after_it_is_gone():
     model.check_integrity()
 
 
+def test_a_model_without_texts_holds_no_cache():
+    model, fresh = (HfTreeModel(network("llama", max_position_embeddings=4096)) for _ in range(2))
+    (long,), (short,) = prompts((2000,), seed=1), prompts((9,), seed=2)
+    model.open({0: long, 1: short})
+    model.close(1)
+    assert model.cache_bytes > 0
+    model.close(0)
+    assert model.cache_bytes == 0
+    for one in (model, fresh):
+        one.open({2: short})
+    torch.testing.assert_close(model.extend({2: BLOCK})[2], fresh.extend({2: BLOCK})[2])
+    assert model.cache_bytes == fresh.cache_bytes
+    model.check_integrity()
+
+
 def test_rows_that_are_gone_are_not_paid_for_when_a_text_grows():
     model = HfTreeModel(network("llama", max_position_embeddings=4096))
     texts = prompts((150,) * 8)

@@ -20,14 +20,14 @@ def test_every_time_is_the_clocks():
     """A clock that ticks when it is read: whole seconds everywhere, in the records and in the costs that were learnt."""
     target, draft = (TabularModel(RandomTable(4, seed), 4) for seed in (1, 2))
     with measured_by(ticking()):
-        parts = make_parts(target, draft, controller="price")
+        parts = make_parts(target, draft, controller="goodput")
         (result,) = Decoder(parts).generate([(1, 2)], max_new_tokens=8, temperature=1.0, seed=0)
     for record in result.records:
         times = record.times
         assert times.draft_s >= 1.0
         assert times.draft_s + times.score_s + times.verify_s + times.commit_s == times.total_s
         assert times.total_s.is_integer()
-    assert parts.memory.costs.verify_s(0) >= 1.0
+    assert parts.shared.latency.verify_s(0) >= 1.0
 
 
 def test_the_clock_is_put_back():

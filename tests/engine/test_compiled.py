@@ -27,7 +27,7 @@ from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greed
 
 HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="compiled steps need a C++ compiler, and none is on the path")
-STAGES = "compiled(rounds=False)"  # whole rounds have tests of their own
+STAGES = "compiled"  # whole rounds have tests of their own
 LARGEST_DIFFERENCE = 5e-5
 """Allowed between float32 forwards in another order of summation; as for the eager backend."""
 

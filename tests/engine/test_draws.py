@@ -1,16 +1,21 @@
 """Draws that come again are the same draws, and what follows is what would have followed."""
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monge.core.clocks import RequestDraws
-from monge.core.draws import RewindableDraws, TapeDraws
+from monge.core.draws import RewindableDraws, SeededDraws, TapeDraws, check_seed, random_numbers, stream_key
+from monge.core.errors import OptionError
+
+STREAMS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+"""Seed and row."""
 
 
 @given(st.lists(st.sampled_from(["draw", "mark", "rewind"]), max_size=40), st.integers(0, 3))
 def test_a_rewound_stream_repeats_itself_from_the_mark(steps, seed):
     draws, plain = RequestDraws(seed), RequestDraws(seed)
-    expected = [plain.uniform() for _ in range(len(steps))]
+    expected = [plain.uniform() for _ in range(len(steps) + 1)]
     place = marked = 0
     has_mark = False
     for step in steps:
@@ -21,10 +26,68 @@ def test_a_rewound_stream_repeats_itself_from_the_mark(steps, seed):
             draws.rewind()
             place = marked if has_mark else place
         else:
-            assert draws.uniform() == expected[place]
+            assert draws.peek(2)[0] == draws.uniform() == expected[place]
             place += 1
+        assert draws.has_drawn == (has_mark and place > marked)
 
 
 def test_what_can_come_again_says_so():
     assert isinstance(RequestDraws(0), RewindableDraws)
     assert not isinstance(TapeDraws(()), RewindableDraws)
+
+
+def first(seed, row=0):
+    draws = SeededDraws(seed, row)
+    return [draws.uniform() for _ in range(4)]
+
+
+@pytest.mark.parametrize("other", [5 + 2**32, 5 + 2**33, 5 + 2**63, -5])
+def test_all_64_bits_of_a_seed_count(other):
+    assert first(other) != first(5)
+    assert RequestDraws(other).clocks(0, 0, 4).tolist() != RequestDraws(5).clocks(0, 0, 4).tolist()
+
+
+def test_a_negative_seed_is_its_64_bits():
+    assert first(-1) == first(2**64 - 1)
+    assert first(-(2**63)) == first(2**63)
+
+
+@given(STREAMS, STREAMS)
+@example((5, 0), (5 + 2**32, 0))
+@example((0, 1), (1, 0))
+@example((2**64 - 1, 0), (0, 2**64 - 1))
+def test_different_seeds_and_rows_have_different_streams(one, other):
+    assert (stream_key(*one) == stream_key(*other)) == (one == other)
+    assert (first(*one) == first(*other)) == (one == other)
+
+
+def test_no_two_of_200_000_rows_share_a_stream():
+    assert len({stream_key(seed, row) for seed in (3, 3 + 2**32) for row in range(100_000)}) == 200_000
+
+
+@given(STREAMS, st.integers(1, 2**32), st.integers(1, 2**32))
+def test_the_clocks_of_a_row_share_no_number_with_its_draws(stream, place, draft):
+    apart = [random_numbers(*stream, **words).random(4) for words in ({}, {"use": 1}, {"place": place}, {"draft": draft})]
+    assert len({number for numbers in apart for number in numbers.tolist()}) == 16
+
+
+@pytest.mark.parametrize(
+    ("seed", "row", "message"),
+    [
+        (2**64, 0, "seed must be a whole number of at least -2.63 and less than 2.64; got 18446744073709551616"),
+        (-(2**63) - 1, 0, "seed must be a whole number of at least -2.63"),
+        (0, -1, "row must be a whole number of at least 0 and less than 2.64; got -1"),
+        (0, 2**64, "row must be a whole number"),
+    ],
+)
+def test_seeds_and_rows_that_name_no_stream_are_refused(seed, row, message):
+    with pytest.raises(OptionError, match=message):
+        check_seed(seed, row)
+
+
+def test_uniforms_are_uniform():
+    draws = SeededDraws(1)
+    counts = [0] * 16
+    for _ in range(16_000):
+        counts[int(16 * draws.uniform())] += 1
+    assert sum((count - 1000) ** 2 / 1000 for count in counts) < 37.7  # chi square with 15 degrees of freedom: 0.1 %

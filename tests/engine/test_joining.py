@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import count
 from typing import ClassVar
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.api import make_parts
-from monge.control.cost_model import CostModel
 from monge.control.fixed import Fixed
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
@@ -128,56 +126,6 @@ def test_a_long_prompt_delays_neither_those_who_write_nor_short_prompts():
     batch.close()
 
 
-class Asked(Fixed):
-    """Notes how many requests those that begin are said to share rounds with."""
-
-    heard: ClassVar[list[int]] = []
-
-    def rests(self, memory, num_requests):
-        self.heard.append(num_requests)
-        return False
-
-
-@pytest.mark.parametrize("chunk", [None, 2])
-def test_who_joins_others_is_counted_with_them(chunk):
-    Asked.heard.clear()
-    models = [TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2)]
-    batch = Batch(make_parts(*models, tree="chain(2)", controller=Asked()), prefill_chunk=chunk)
-    batch.join([session(0, (0, 1))])
-    batch.step()
-    batch.join([session(1, (0, 1)), session(2, (1, 0))])
-    batch.step()
-    batch.close()
-    assert Asked.heard == [1, 3, 3]
-
-
-class Measuring(Fixed):
-    """Notes how long the texts are said to be that are about to begin."""
-
-    heard: ClassVar[list[tuple[str, int]]] = []
-
-    def rests(self, memory, num_requests):
-        self.heard.append(("rests", memory.costs.context_length))
-        return False
-
-    def init(self, memory):
-        self.heard.append(("init", memory.costs.context_length))
-        return super().init(memory)
-
-
-@pytest.mark.parametrize("chunk", [None, 8])
-def test_controllers_know_how_long_the_text_is_that_is_about_to_begin(chunk):
-    Measuring.heard.clear()
-    models = [TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2)]
-    costs = CostModel.linear(plain=1.0, node=0.1, draft=0.1)
-    parts = make_parts(*models, tree="chain(2)", controller="price", costs=costs)
-    batch = Batch(replace(parts, controller=Measuring()), prefill_chunk=chunk)
-    batch.join([session(0, (0, 1, 1, 2)), session(1, (1, 0))])
-    batch.step()
-    batch.close()
-    assert sorted(Measuring.heard) == [("init", 2), ("init", 4), ("rests", 2), ("rests", 4)]
-
-
 @given(st.lists(st.integers(0, 40), max_size=8), st.integers(1, 60))
 def test_shares_are_equal_as_far_as_they_are_needed(sizes, total):
     shares = equal_shares(sizes, total)
@@ -215,16 +163,43 @@ def test_a_drafter_is_not_asked_for_plain_rounds():
     batch.close()
 
 
-@pytest.mark.parametrize("chunk", [None, 2])
-def test_reading_prompts_for_the_drafter_is_timed(chunk):
-    models = TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB)
-    costs = CostModel.linear(plain=1.0, node=0.1, draft=0.1, learns=True)
-    batch = Batch(make_parts(*models, controller="price", costs=costs), prefill_chunk=chunk)
-    with measured_by(count(0.0, 0.5).__next__):
-        batch.join([session(1, (0,) * 7)])
-        batch.step()
+class Timed(TabularModel):
+    """A table that takes a hundredth of a second by its own clock for every token of a prompt, and notes its pieces."""
+
+    def __init__(self, **options):
+        super().__init__(RandomTable(VOCAB, 11), VOCAB, **options)
+        self.pieces, self.seconds = [], 0.0
+
+    def append(self, pieces):
+        sizes = [len(tokens) for tokens in pieces.values() if tokens]
+        self.pieces += sizes
+        self.seconds += 0.01 * sum(sizes)
+        super().append(pieces)
+
+
+def read_beside(neighbours, **options):
+    """Sizes of the pieces of a prompt of 400 tokens, read while others are decoded."""
+    target = Timed()
+    parts = make_parts(target, drafter="none")
+    batch = Batch(parts, prefill_chunk=128, isolated=True, **options)
+    with measured_by(lambda: target.seconds):
+        for number in range(neighbours):
+            batch.join([session(1 + number, (1, 0), max_new_tokens=1000)])
+            batch.step()
+        target.pieces.clear()
+        batch.join([session(0, (1,) * 400)])
         while batch.num_prefilling:
             batch.step()
-    # Seconds by a clock that goes on by half of one whenever it is looked at: once for six tokens, or for each two of them.
-    assert costs.read_s == pytest.approx(0.5 / (chunk or 6))
     batch.close()
+    return target.pieces
+
+
+def test_others_wait_no_longer_for_a_piece_of_a_prompt_than_they_may():
+    pieces = read_beside(1, piece_s=0.25)
+    assert sum(pieces) == 399
+    assert max(pieces) * 0.01 <= 0.25
+    assert set(pieces[:-1]) <= {16}, "pieces have few shapes"
+
+
+def test_a_prompt_that_nobody_waits_for_is_read_in_pieces_that_depend_on_no_clock():
+    assert read_beside(0, piece_s=0.25) == read_beside(0) == read_beside(1) == [128, 128, 128, 15]

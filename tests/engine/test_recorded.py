@@ -9,8 +9,7 @@ import torch
 import monge
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine import backends, recorded, round_maker
-from monge.engine import costs as measuring
+from monge.engine import backends, latency_measurement, recorded
 from monge.engine.graphs import GraphRecorder
 from monge.engine.hf import HfTreeModel
 from monge.engine.recorded import record_step
@@ -229,9 +228,7 @@ class TestTexts:
         monkeypatch.setattr(backends, "GraphRecorder", lambda _: recorders.append(pretend.Rerun()) or recorders[-1])
         target, draft = network("llama", "sdpa"), perturbed(network("llama", "sdpa"))
         expected = written(monge.load(target, draft, tree=tree, controller="fixed"), rules)
-        decoder = monge.load(
-            placed(target, device), placed(draft, device), tree=tree, backend="compiled(rounds=False)", controller="fixed"
-        )
+        decoder = monge.load(placed(target, device), placed(draft, device), tree=tree, backend="compiled", controller="fixed")
         counts = [recorder.num_recorded for recorder in recorders]
         assert written(decoder, rules) == expected
         assert all(recorder.num_recorded > count for recorder, count in zip(recorders, counts, strict=True))
@@ -240,10 +237,9 @@ class TestTexts:
     def test_costs_are_steps(self, device, monkeypatch):
         """A tree costs what the width costs that it is padded to."""
         monkeypatch.setattr(backends, "GraphRecorder", lambda _: pretend.Rerun())
-        for module in (measuring, round_maker):
-            monkeypatch.setattr(module, "apart", lambda work: work())  # the device is known in this thread only
+        monkeypatch.setattr(latency_measurement, "apart", lambda work: work())  # the device is known in this thread only
         target, draft = (placed(model, device) for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa"))))
-        costs = monge.load(target, draft, backend="compiled", controller="price", tree="chain(8)").parts.memory.costs
+        costs = monge.load(target, draft, backend="compiled", controller="goodput", tree="chain(8)").parts.shared.latency
         assert costs.graph_sizes == recorded.WIDTHS
         assert set(costs.as_dict()["verify_s"]["1"]) == {"0", "1", "3", "7", "15"}
         assert costs.verify_s(2) == costs.verify_s(3)

@@ -10,7 +10,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, StoppingCriteria,
 from transformers.generation.streamers import BaseStreamer
 
 import monge
-from monge.control.base import CostModel
+from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.engine.hf import HfTreeModel
 from tests.engine.tiny import PAD, VOCAB, network, padded, perturbed, prompts
@@ -233,15 +233,15 @@ def letter_tokenizer():
 
 
 def test_controllers_decide_and_costs_go_on_learning():
-    costs = CostModel(verify_s={1: {0: 1.0, 8: 2.0}}, draft_s={1: {0: 0.0, 8: 1.0}})
-    plain, ours = both(speculative={"controller": "price", "costs": costs})
+    costs = Latency(verify_s={1: {0: 1.0, 8: 2.0}}, draft_s={1: {0: 0.0, 8: 1.0}})
+    plain, ours = both(speculative={"controller": "goodput", "costs": costs})
     assert torch.equal(plain, ours)
     seen = costs.num_rounds
     assert seen > 0
-    plain, ours = both(speculative={"controller": "price", "costs": costs})
+    plain, ours = both(speculative={"controller": "goodput", "costs": costs})
     assert torch.equal(plain, ours)
     assert costs.num_rounds > seen
-    with pytest.raises(OptionError, match="did you mean 'price'"):
+    with pytest.raises(OptionError, match="did you mean 'goodput'"):
         both(speculative={"controller": "prise"})
 
 

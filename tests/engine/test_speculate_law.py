@@ -92,7 +92,8 @@ def test_exact_law_of_two_tokens(case, tree):
     settings = CASES[case]
     processors = processors_of(settings)
     model, draft = as_sequence_model(target()), as_sequence_model(perturbed(target(), noise=0.4))
-    parts = make_parts(model, draft, tree=tree)
+    verifier = "rrs" if "iid" in tree else None  # the default of i.i.d. trees draws positions, which have no branches
+    parts = make_parts(model, draft, tree=tree, verifier=verifier)
 
     def program(draws):
         request = Request(

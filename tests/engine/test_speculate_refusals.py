@@ -1,10 +1,17 @@
 """What `speculate` cannot honour is refused by name, never ignored."""
 
+import copy
+import re
+from functools import partial
+
 import pytest
 import torch
+import transformers
 from transformers import (
     DynamicCache,
+    LlamaForCausalLM,
     LogitsProcessorList,
+    StaticCache,
     StoppingCriteriaList,
     SynthIDTextWatermarkingConfig,
     T5Config,
@@ -14,6 +21,7 @@ from transformers import (
 
 import monge
 from monge.core.errors import ContextLengthError, OptionError, VocabularyMismatchError
+from monge.engine.network_facts import cache_keyword
 from tests.engine.tiny import network, padded, perturbed, prompts
 
 ROWS = prompts((6, 4), seed=8)
@@ -60,11 +68,59 @@ def test_guidance_model():
 
 def test_filled_cache():
     target, inputs = network("llama"), padded(ROWS[:1])
+    keyword = cache_keyword(target)
     cache = DynamicCache(config=target.config)
     with torch.no_grad():
-        target(inputs["input_ids"][:, :-1], past_key_values=cache)
+        target(inputs["input_ids"][:, :-1], **{keyword: cache})
     with pytest.raises(OptionError, match="a cache that holds text already"):
-        speculate(**inputs, past_key_values=cache)
+        speculate(**inputs, **{keyword: cache})
+
+
+def handed(target, **later):
+    """What a host would get that hands over more keywords than those that are known here."""
+
+    def decoding_method(model, input_ids, **prepared):
+        return monge.speculate(model, input_ids, **prepared, **later)
+
+    return target.generate(**padded(ROWS), max_new_tokens=4, do_sample=False, custom_generate=decoding_method)
+
+
+class Scaled(LlamaForCausalLM):
+    """A network whose forward has a setting of its own."""
+
+    def forward(self, *args, logit_power=1, **inputs):
+        return super().forward(*args, **inputs)
+
+
+@pytest.mark.parametrize("later", [{"later": None}, {"later": DynamicCache()}, {"later": None, "even_later": None}])
+def test_keywords_of_a_later_host_that_say_nothing_are_accepted(later):
+    target = network("llama")
+    assert torch.equal(handed(target, **later), handed(target))
+
+
+def test_what_the_forward_takes_anyway_is_accepted():
+    target = copy.deepcopy(network("llama"))
+    target.__class__ = Scaled
+    assert torch.equal(handed(target, logit_power=1), handed(network("llama")))
+    with pytest.raises(OptionError, match="logit_power"):
+        handed(target, logit_power=2)
+
+
+@pytest.mark.parametrize("value", [False, 0, "", "some", torch.zeros(2)])
+def test_keywords_of_a_later_host_that_may_say_something_are_refused_by_name(value):
+    with pytest.raises(
+        OptionError, match=f"beside the text: later; leave .* 'transformers {re.escape(transformers.__version__)}'"
+    ):
+        handed(network("llama"), later=value)
+
+
+@pytest.mark.parametrize("later", [DynamicCache, partial(StaticCache, config=network("llama").config, max_cache_len=8)])
+def test_a_filled_or_static_cache_is_refused_under_any_keyword(later):
+    cache, states = later(), torch.zeros(1, 2, 1, 8)
+    if isinstance(cache, DynamicCache):
+        cache.update(states, states, 0)
+    with pytest.raises(OptionError, match="holds text already|cache_implementation"):
+        handed(network("llama"), later=cache)
 
 
 def test_inputs_beside_the_text():

@@ -28,6 +28,10 @@ def draft_model() -> TabularModel:
     return TabularModel(RandomTable(VOCAB, 23), VOCAB)
 
 
+def other_draft_model() -> TabularModel:
+    return TabularModel(RandomTable(VOCAB, 31), VOCAB)
+
+
 def shape() -> Parts:
     model = target()
     return make_parts(model, drafter=ShapeDrafter(target=model, head=random_head(model), tree=TREES.parse("chain(2)")))
@@ -35,6 +39,7 @@ def shape() -> Parts:
 
 MADE: dict[str, Callable[[], Parts]] = {
     "model": lambda: make_parts(target(), draft_model(), tree="chain(2)"),
+    "ensemble": lambda: make_parts(target(), [draft_model(), other_draft_model()], drafter="ensemble(depth=1)"),
     "shape": shape,
     "retokenize": lambda: make_parts(target(), foreign(), drafter="retokenize(num_own_tokens=2)"),
     "layer_skip": lambda: make_parts(Layered(), drafter="layer_skip", tree="chain(2)"),

@@ -12,7 +12,8 @@ from monge.core.errors import MongeError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
-from monge.engine.loop import open_sessions, run_round
+from monge.engine.loop import run_round
+from monge.engine.opening import open_sessions
 from monge.engine.parts import Parts
 from monge.engine.session import Request, Session
 from monge.testing.decoding import Case, output_law, target_law
@@ -105,6 +106,7 @@ def test_every_registered_part_is_enumerated() -> None:
         "layer_skip",
         "retokenize",
         "cascade",
+        "ensemble",
     }  # tests/heads and tests/draft
     assert {"model", "ngram", "suffix", "none"} == set(DRAFTERS) - elsewhere
     assert {verifier for _, verifier in MODEL_COMBINATIONS} == set(ENUMERABLE)

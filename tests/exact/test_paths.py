@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.api import make_parts
 from monge.core.context import DraftPlan
-from monge.core.draws import TapeDraws, TorchDraws
+from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.errors import OptionError
 from monge.core.path_draws import PathDraws
 from monge.core.proposal import Iid
@@ -71,7 +70,7 @@ def test_a_node_draws_once_for_every_path_that_reaches_it() -> None:
 @given(seed=st.integers(0, 99), max_nodes=st.integers(1, 8), max_depth=st.integers(1, 4))
 def test_paths_stay_within_the_plan(seed: int, max_nodes: int, max_depth: int) -> None:
     builder, tree, law = Paths(3, 3), GrowingTree(0), dense_law([2, 3, 5, 1])
-    plan, draws = DraftPlan(max_nodes=max_nodes, max_depth=max_depth), TorchDraws(torch.Generator().manual_seed(seed))
+    plan, draws = DraftPlan(max_nodes=max_nodes, max_depth=max_depth), SeededDraws(seed)
     frontier: Sequence[int] = (0,)
     while frontier:
         frontier = builder.expand(tree, frontier, [law] * len(frontier), plan, draws)

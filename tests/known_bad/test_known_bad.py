@@ -7,7 +7,7 @@ import pytest
 from monge.api import make_parts
 from monge.core.proposal import WithoutReplacement
 from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.known_bad import KNOWN_BAD_RULES, KNOWN_BAD_TREES
+from monge.testing.known_bad import KNOWN_BAD_LEVELS, KNOWN_BAD_RULES, KNOWN_BAD_TREES
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.base import Verifier
@@ -17,17 +17,17 @@ BANK = range(8)
 """Seeds of the target's and the draft model's tables: a wrong rule may be right on some pairs of laws."""
 
 
-def models(seed: int) -> tuple[TabularModel, TabularModel]:
+def models(seed: int, vocab: int = VOCAB) -> tuple[TabularModel, TabularModel]:
     return (
-        TabularModel(RandomTable(VOCAB, seed), VOCAB),
-        TabularModel(RandomTable(VOCAB, 100 + seed), VOCAB),
+        TabularModel(RandomTable(vocab, seed), vocab),
+        TabularModel(RandomTable(vocab, 100 + seed), vocab),
     )
 
 
-def errors(case: Case, **parts: object) -> Iterator[float]:
+def errors(case: Case, vocab: int = VOCAB, **parts: object) -> Iterator[float]:
     for seed in BANK:
-        output = output_law(lambda seed=seed: make_parts(*models(seed), **parts), case)  # type: ignore[arg-type]
-        yield law_error(output, target_law(models(seed)[0], case))
+        output = output_law(lambda seed=seed: make_parts(*models(seed, vocab), **parts), case)  # type: ignore[arg-type]
+        yield law_error(output, target_law(models(seed, vocab)[0], case))
 
 
 ONE_NODE = Case(horizon=1, max_new_tokens=2)
@@ -49,6 +49,14 @@ def test_wrong_drafters_are_seen(name: str) -> None:
     tree = KNOWN_BAD_TREES[name]
     verifier = "rrs_without_replacement" if tree.kind is WithoutReplacement else "rrs"
     assert any(error > 1e-3 for error in errors(ONE_NODE, tree=tree, verifier=verifier))
+
+
+@pytest.mark.parametrize("name", KNOWN_BAD_LEVELS)
+def test_wrong_levels_are_seen_by_rules_for_whole_trees(name: str) -> None:
+    """Node by node the same trees are exact: what decides about a draw is known before it."""
+    case, tree = Case(horizon=1, max_new_tokens=3), KNOWN_BAD_LEVELS[name]
+    assert any(error > 1e-3 for error in errors(case, 2, tree=tree, verifier="layer('rrs')"))
+    assert max(errors(case, 2, tree=tree, verifier="rrs")) < 1e-12
 
 
 @pytest.mark.parametrize("name", KNOWN_BAD_TREES)

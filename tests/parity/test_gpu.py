@@ -75,18 +75,3 @@ def test_recorded_texts(rules):
         results = decoder.generate(list(ROWS), max_new_tokens=24, seed=3, **rules)
     expected = monge.load(target, draft, controller="fixed").generate(list(ROWS), max_new_tokens=24, seed=3, **rules)
     assert [result.token_ids for result in results] == [result.token_ids for result in expected]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_whole_rounds(name, temperature):
-    """One request, so that rounds run as one graph; the host waits once for each."""
-    target, draft = on_gpu(network(name, "sdpa")), on_gpu(perturbed(network(name, "sdpa")))
-    decoder, plain = (
-        monge.load(target, draft, backend="compiled", controller="fixed"),
-        monge.load(target, draft, controller="fixed"),
-    )
-    assert decoder.parts.whole_round is not None
-    settings = {"max_new_tokens": 24, "seed": 3, "temperature": temperature}
-    (result,), (expected,) = (one.generate(list(ROWS[:1]), **settings) for one in (decoder, plain))
-    assert result.token_ids == expected.token_ids

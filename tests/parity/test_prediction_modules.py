@@ -12,6 +12,7 @@ from transformers.modeling_layers import MtpModel
 from monge.draft.eagle import ChainRun
 from monge.draft.head_run import Pairs, TargetEnds
 from monge.engine.hf import HfTreeModel
+from monge.engine.network_facts import cache_keyword
 from monge.heads.readers.base import ChainHead
 from monge.heads.readers.registry import load_head
 from tests.engine.tiny import FAMILIES, Family, network, prompts, seeded
@@ -82,7 +83,7 @@ def host_logits(target: PreTrainedModel, model: MtpModel, tokens: tuple[int, ...
             position_embeddings=model.rotary_emb(embeds, position_ids=positions),
             attention_mask=hidden,
             position_ids=positions,
-            past_key_values=None,
+            **{cache_keyword(target): None},
         )
         return target.lm_head(found)[0]
 

@@ -160,7 +160,7 @@ def test_what_ended_helps_others_if_asked_for():
         ({"drafter": "model"}, "'model' needs a network"),
         ({"drafter": "pool('ngram', 'layer_skip')"}, "'layer_skip' needs a network"),
         ({"drafter": "sufix(width=1)"}, "did you mean 'suffix'"),
-        ({"controller": "price"}, "reads clocks"),
+        ({"controller": "goodput"}, "reads clocks"),
         ({"controler": "fsm"}, "did you mean 'controller'"),
         ({"drafter": 3}, "must hold texts"),
     ],

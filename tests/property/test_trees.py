@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.core.child_draws import ChildDraws
-from monge.core.draws import TapeDraws, TorchDraws
+from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.errors import LawError, MongeError, OptionError
 from monge.core.model import NodeBlock
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
@@ -46,6 +46,30 @@ def tree_of(draws):
     for node in tree.grow(0, Iid(q, 3), draws):
         tree.grow(node, Deterministic(q.top(2)), draws)
     return tree
+
+
+@pytest.mark.parametrize("later", [Deterministic((1,)), Iid(dense_law([1, 1]), 1)])
+def test_a_level_from_which_children_were_sampled_is_closed(later):
+    """Whether a node has children must not depend on what its own level drew: `layer` would be biased."""
+    tree, q = GrowingTree(9), dense_law([2, 3, 1])
+    first, second = tree.grow(0, WithoutReplacement(q, 2), TapeDraws([0.1, 0.9]))
+    tree.grow(first, Iid(q, 1), TapeDraws([0.5]))
+    with pytest.raises(MongeError, match=r"children of depth 2 were sampled already, so nodes \[2\] of depth 1 get none"):
+        tree.grow(second, later, TapeDraws([0.5]))
+
+
+def test_a_level_is_drawn_node_by_node_in_the_order_given():
+    tree, q = GrowingTree(9), dense_law([2, 3, 1])
+    first, second = tree.grow(0, WithoutReplacement(q, 2), TapeDraws([0.1, 0.9]))
+    grown = tree.grow_level({second: Iid(q, 2), first: Iid(q, 1)}, TapeDraws([0.1, 0.1, 0.9]))
+    assert {node: [tree.token_ids[child] for child in children] for node, children in grown.items()} == {
+        second: [0],
+        first: [2],
+    }
+    assert tree.grow_level({}, TapeDraws([])) == {}
+    (below,) = tree.grow(grown[first][0], Deterministic((1,)), TapeDraws([]))
+    with pytest.raises(MongeError, match=r"all nodes have one depth; got nodes of depths \[2, 3\]"):
+        tree.grow_level({grown[second][0]: Iid(q, 1), below: Iid(q, 1)}, TapeDraws([]))
 
 
 def test_a_lone_root_is_what_grows_from_nothing():
@@ -102,7 +126,7 @@ def test_pruning_makes_every_sampled_proposal_arbitrary():
 
 def test_draws_without_replacement_are_distinct_and_stop_with_the_support():
     q = dense_law([1, 0, 2, 1])
-    tokens = WithoutReplacement(q, 4).draw(TorchDraws(torch.Generator().manual_seed(1)))
+    tokens = WithoutReplacement(q, 4).draw(SeededDraws(1))
     assert sorted(tokens) == [0, 2, 3]
 
 
@@ -119,7 +143,7 @@ def test_mixed_candidates_do_not_overlap():
 
 def test_equal_seeds_give_equal_draws_and_zero_is_a_seed():
     def draws(seed):
-        source = TorchDraws(torch.Generator().manual_seed(seed))
+        source = SeededDraws(seed)
         return [source.uniform() for _ in range(600)]
 
     assert draws(0) == draws(0)

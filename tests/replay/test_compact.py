@@ -2,7 +2,7 @@
 
 import pytest
 
-from monge.control.base import CostModel
+from monge.control.latency import Latency
 from monge.draft.tree.chain import Chain
 from monge.replay.errors import UnavailableError
 from monge.replay.play import look, play
@@ -10,7 +10,7 @@ from monge.testing.oracle import law_error
 from tests.replay.toys import logged, models, real_stories, replayed_stories, toy_parts
 
 TEXT = (0, 1, 1, 2)
-FREE = CostModel.linear(plain=1.0, node=0.0, draft=0.0)
+FREE = Latency.linear(plain=1.0, node=0.0, draft=0.0)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,11 @@ def test_enough_tokens_answer_everything():
         ({"tree": "fixed_width((2, 1))", "verifier": "traversal"}, None, "on trees it decides by target laws off the text"),
         ({"tree": "fixed_width((2,), 'iid')", "verifier": "layer"}, None, "replay knows Block, .*TargetWalk, Traversal"),
         ({"tree": Chain(2), "verifier": "block", "controller": "confidence_threshold"}, None, "below a rejected token depends"),
-        ({"tree": "chain(2)", "controller": "confidence_threshold"}, 1, "needs complete target laws; log without --top"),
+        (
+            {"tree": "chain(2)", "verifier": "single_draft", "controller": "confidence_threshold"},
+            1,
+            "needs complete target laws; log without --top",
+        ),
     ],
 )
 def test_what_a_log_cannot_say_is_refused_with_the_reason(parts, top, message):

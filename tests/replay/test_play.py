@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from monge.api import make_parts
-from monge.control.base import CostModel
+from monge.control.latency import Latency
 from monge.core.metrics import block_efficiency
 from monge.replay.compare import Settings, compare
 from monge.replay.configuration import Configuration
@@ -18,7 +18,7 @@ from monge.testing.oracle import exact_law
 from tests.replay.toys import logged, models, toy_parts
 
 TEXT = (0, 1, 1, 2, 0, 2)
-COSTS = CostModel.linear(plain=1.0, node=0.05, draft=0.2)
+COSTS = Latency.linear(plain=1.0, node=0.05, draft=0.2)
 
 
 def expected_rounds(options, log):
@@ -80,8 +80,8 @@ def test_passes_have_predicted_times_and_are_reproducible():
 def test_a_controller_sees_costs_and_predicted_rounds_only():
     log = logged(models(3)[0], TEXT)
     parts = toy_parts(3, tree="chain(3)", controller="on_the_fly")
-    free = CostModel.linear(plain=1.0, node=0.0, draft=0.0)
-    dear = CostModel.linear(plain=1.0, node=0.0, draft=50.0)
+    free = Latency.linear(plain=1.0, node=0.0, draft=0.0)
+    dear = Latency.linear(plain=1.0, node=0.0, draft=50.0)
     eager = [record.depth for one in play(parts, log, free) for record in one.records]
     idle = [record.depth for one in play(parts, log, dear) for record in one.records]
     assert max(eager) == 3
@@ -95,7 +95,9 @@ POOL = "pool('ngram', 'model')"
 def test_in_a_pool_only_the_draft_model_takes_time_to_draft(controller):
     target, draft = models(3)
     log = logged(target, TEXT * 4)
-    parts = make_parts(target, draft, drafter=POOL, tree="chain(2)", controller=controller, costs=COSTS)
+    parts = make_parts(
+        target, draft, drafter=POOL, tree="chain(2)", verifier="single_draft", controller=controller, costs=COSTS
+    )
     records = [record for one in play(parts, log, COSTS, repeats=8) for record in one.records]
     assert {record.drafter for record in records if record.depth} == {"ngram", "model"}
     for record in records:
@@ -124,7 +126,7 @@ def test_windows_of_a_pool_expect_its_seconds_too():
 def test_a_survey_is_shared_by_those_whose_tree_is_the_same():
     target, draft = models(3)
     log = replace(logged(target, TEXT * 4), costs={"model": COSTS.as_dict()})
-    both = [Configuration(drafter="model", controller=name) for name in ("fixed", "price")]
+    both = [Configuration(drafter="model", controller=name) for name in ("fixed", "goodput")]
     settings = Settings(repeats=1)
     fixed, price = compare(both, log, draft, settings)["replayed"]
     assert compare(both[1:], log, draft, settings)["replayed"] == [price]
@@ -167,5 +169,5 @@ def test_what_is_printed_plans_as_what_was_replayed() -> None:
     chosen = Configuration(drafter="model", tree="chain(2)")
     assert chosen.command == "--drafter model --tree 'chain(2)' --controller fixed"
     assert chosen.call == "drafter='model', tree='chain(2)', controller='fixed'"
-    assert Configuration(drafter="model", controller="price").command == "--drafter model --controller price"
+    assert Configuration(drafter="model", controller="goodput").command == "--drafter model --controller goodput"
     assert Configuration(drafter="none").command == "--drafter none"

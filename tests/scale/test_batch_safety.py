@@ -100,9 +100,11 @@ def test_options_that_fit_no_row_are_refused_at_once(job, options, message):
         job(options=options)
 
 
-@pytest.mark.parametrize("seed", [1 << 63, -(1 << 63) - 1])
+@pytest.mark.parametrize("seed", [1 << 64, -(1 << 63) - 1])
 def test_a_seed_out_of_range_is_refused_at_once(job, seed):
-    with pytest.raises(OptionError, match=re.escape(f"the seed must lie in -2^63..2^63-1; got {seed}")):
+    with pytest.raises(
+        OptionError, match=re.escape(f"seed must be a whole number of at least -2^63 and less than 2^64; got {seed}")
+    ):
         job(seed=seed)
 
 

@@ -165,9 +165,9 @@ def test_configuration_of_the_guide():
 
 
 def test_controllers_come_as_one_or_as_a_list():
-    parsed = AppArgs.model_validate(yaml.safe_load("controller: [price, fixed]"))
-    assert parsed.given(("controller",)) == {"controller": ("price", "fixed")}
-    assert DecoderSpec(options={"controller": ("price", "fixed")}).as_dict()["controller"] == ("price", "fixed")
-    assert AppArgs.model_validate({"controller": "price"}).controller == "price"
+    parsed = AppArgs.model_validate(yaml.safe_load("controller: [goodput, fixed]"))
+    assert parsed.given(("controller",)) == {"controller": ("goodput", "fixed")}
+    assert DecoderSpec(options={"controller": ("goodput", "fixed")}).as_dict()["controller"] == ("goodput", "fixed")
+    assert AppArgs.model_validate({"controller": "goodput"}).controller == "goodput"
     with pytest.raises(OptionError, match="controller must be written as text"):
         DecoderSpec(options={"controller": (object(),)})

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import time
 import warnings
@@ -30,6 +31,8 @@ from tests.serve.toy import Model, job
 PROMPTS = [[5, 6, 7, 8, 9], [40, 41], [300, 7, 300]]
 GREEDY = {"max_new_tokens": 24, "ignore_eos": True}
 SAMPLED = {**GREEDY, "temperature": 0.8, "top_p": 0.95, "seed": 3}
+PATIENCE_S = 600
+"""How long a busy machine may take; nothing here waits for time to pass."""
 TREES = {"tree": "fixed_width((2, 2))", "max_batch_size": 2, "controller": "fixed"}
 
 
@@ -94,7 +97,9 @@ def serve_as_rank(rank, port, pair, http_port):
     """`monge serve --tensor-parallel`, as torchrun starts it; one that follows has no address of its own."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    commands(["serve", *pair, "--port", str(http_port), "--tree", TREES["tree"], "--tensor-parallel"])
+    commands(
+        ["serve", *pair, "--port", str(http_port), "--tree", TREES["tree"], "--tensor-parallel", "--drain", str(PATIENCE_S)]
+    )
 
 
 def free_port():
@@ -116,7 +121,7 @@ def two(work, *arguments):
     try:
         yield processes
         for process in processes:
-            process.join(120)
+            process.join(PATIENCE_S)
     finally:
         for process in processes:
             process.kill()
@@ -148,27 +153,45 @@ def test_the_verdict_of_rank_0_holds_on_a_rank_that_would_decide_otherwise(ranks
         assert len(kept) - 1 >= len(completion) - 3
 
 
-def wait_for(url):
-    for _ in range(600):
-        with suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health").status_code == 200:
-                return
-        time.sleep(0.1)
-    pytest.fail("it does not serve")
+def wait_for(is_so, processes):
+    while not is_so():
+        assert all(process.is_alive() for process in processes), "a rank is gone"
+        time.sleep(0.05)
 
 
-def test_two_processes_serve_the_text_of_one(pair):
+def is_healthy(url):
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/health", timeout=PATIENCE_S).status_code == 200
+    return False
+
+
+def is_refused(url):
+    try:
+        httpx.get(f"{url}/health", timeout=PATIENCE_S)
+    except httpx.ConnectError:
+        return True
+    except httpx.TransportError:  # it came just before
+        pass
+    return False
+
+
+def test_two_processes_serve_the_text_of_one_and_finish_it_when_both_are_told_to_stop(pair):
     (alone,) = load(*pair, **TREES).generate([PROMPTS[0]], **SAMPLED)
     asked = {"prompt": PROMPTS[0], "max_tokens": 24, "temperature": 0.8, "top_p": 0.95, "seed": 3, "ignore_eos": True}
     url = f"http://127.0.0.1:{(http_port := free_port())}"
     with two(serve_as_rank, pair, http_port) as processes:
-        wait_for(url)
-        body = httpx.post(f"{url}/v1/completions", json=asked, timeout=60).json()
-        with httpx.stream("POST", f"{url}/v1/completions", json=asked | {"stream": True, "max_tokens": 200}) as answer:
+        wait_for(lambda: is_healthy(url), processes)
+        body = httpx.post(f"{url}/v1/completions", json=asked, timeout=PATIENCE_S).json()
+        told = {"json": asked | {"stream": True, "max_tokens": 200}, "timeout": PATIENCE_S}
+        with httpx.stream("POST", f"{url}/v1/completions", **told) as answer:
             lines = answer.iter_lines()
             next(lines)
+            # No round can end while rank 1 stands still, so the signals come to a stream that is under way.
+            os.kill(processes[1].pid, signal.SIGSTOP)
             for process in reversed(processes):  # as torchrun does when it is told to stop
                 process.terminate()
+            wait_for(lambda: is_refused(url), processes)
+            os.kill(processes[1].pid, signal.SIGCONT)
             written = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert body["choices"][0]["text"] == alone.text
     assert written[-1]["choices"][0]["finish_reason"] == "length"

@@ -11,9 +11,11 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 @contextmanager
-def served(*options: str, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process and the address that it told."""
+def served(*options: str, port: int = 0, descriptors: int | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process and the address that it told; it may open so many file descriptors."""
     command = [sys.executable, "-m", "monge", "serve", "--port", str(port), *options]
+    if descriptors is not None:
+        command = ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash", *command]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         try:
             assert process.stderr is not None

@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import uvicorn
 from fastapi import FastAPI
 
 from monge.api import make_parts
 from monge.engine.decoder import Decoder
 from monge.serve.app import create_app
 from monge.serve.chat import InstructionFormat
-from monge.serve.run import listen, url_of
+from monge.serve.connections import ConnectionLimits
+from monge.serve.run import listen, server_of, url_of
 from monge.serve.settings import ServerSettings
 from monge.testing.tabular import RandomTable, TabularModel
 
@@ -64,11 +64,11 @@ def toy_app(decoder: Decoder | None = None, *, settings: dict | None = None, **s
 
 
 @contextmanager
-def live(app: FastAPI) -> Iterator[str]:
+def live(app: FastAPI, limits: ConnectionLimits | None = None) -> Iterator[str]:
     """The application behind a real socket; gives its address."""
     listener = listen("127.0.0.1", 0)
     url = url_of(listener)
-    server = uvicorn.Server(uvicorn.Config(app, http="h11", log_level="critical", timeout_graceful_shutdown=5))
+    server = server_of(app, drain_s=0, limits=limits, log_level="critical", timeout_graceful_shutdown=5)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from monge.api import make_parts
 from monge.control.base import Controller
-from monge.control.cost_model import CostModel
 from monge.control.fixed import Fixed
+from monge.control.latency import Latency
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
@@ -20,7 +20,7 @@ from tests.serve.toy import Model, alone, decoder, job
 
 PROMPT = "once upon"
 OFFERED = ("fixed(max_depth=2)", "fsm(first=2)", "fixed")
-COSTS = CostModel.linear(plain=1.0, node=0.01, draft=0.05)
+COSTS = Latency.linear(plain=1.0, node=0.01, draft=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_limits_hold_beside_it(client):
 @pytest.mark.parametrize(
     ("speculation", "param", "message"),
     [
-        ({"controller": "price"}, "speculation.controller", f"there are: {', '.join(OFFERED)}"),
+        ({"controller": "goodput"}, "speculation.controller", f"there are: {', '.join(OFFERED)}"),
         ({"controller": ""}, "speculation.controller", "no such controller here"),
         ({"controller": "../../etc/passwd"}, "speculation.controller", "no such controller here"),
         ({"controller": ["fixed"]}, "speculation.controller", "valid string"),
@@ -136,16 +136,14 @@ class Watched(Controller[str]):
     planned: list[tuple[str, ...]] = field(default_factory=list)
     learnt: Counter = field(default_factory=Counter)
 
-    def init(self, memory):
-        memory.notes["who"] = self.name
+    def init(self, shared):
+        shared.notes["who"] = self.name
         return self.name
 
-    def plan(self, state, draws):
-        return DraftPlan(max_depth=1)
-
-    def plan_many(self, states, draws):
+    def plan(self, states, info, draws):
         self.planned.append(tuple(states))
-        return [self.plan(state, own) for state, own in zip(states, draws, strict=True)]
+        assert info.batch_size == 5
+        return [DraftPlan(max_depth=1)] * len(states)
 
     def update(self, state, record):
         self.learnt[state] += 1
@@ -168,25 +166,25 @@ def test_each_controller_plans_for_its_own_together():
     batch.step()
     assert (first.planned, other.planned) == ([("first",) * 2], [("other",) * 2])
     assert (first.learnt, other.learnt) == ({"first": 2}, {"other": 2})
-    assert made.memory.notes["who"] == "first", "notes of controllers do not mix"
+    assert made.shared.notes["who"] == "first", "notes of controllers do not mix"
     batch.close()
 
 
 def test_costs_are_shared_and_notes_are_not():
-    offered = ("price", "price(max_window=2)", "survival_budget")
+    offered = ("goodput", "goodput(max_window=2)", "survival_budget")
     made = toy_decoder(controller=offered, costs=COSTS)
     for name in (None, *offered):
         (result,) = made.generate(PROMPT, max_new_tokens=20, temperature=1.0, seed=1, ignore_eos=True, controller=name)
         assert result.error is None
-    memories = [made.parts.planner(name).memory for name in offered]
-    assert memories[0] is made.parts.memory
-    assert all(memory.costs is made.parts.memory.costs is not None for memory in memories)
-    assert [set(memory.notes) & {"price", "survival_budget"} for memory in memories] == [
-        {"price"},
-        {"price"},
+    shared_states = [made.parts.planner(name).shared for name in offered]
+    assert shared_states[0] is made.parts.shared
+    assert all(shared.latency is made.parts.shared.latency is not None for shared in shared_states)
+    assert [set(shared.notes) & {"goodput", "survival_budget"} for shared in shared_states] == [
+        {"goodput"},
+        {"goodput"},
         {"survival_budget"},
     ]
-    assert memories[0].notes["price"] is not memories[1].notes["price"]
+    assert shared_states[0].notes["goodput"] is not shared_states[1].notes["goodput"]
 
 
 def test_a_prompt_is_profiled_for_those_who_ask():

@@ -15,7 +15,9 @@ JUNK = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-ODD_NUMBERS = st.sampled_from([0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**400, 0.1, 1e308, 5e-324, float("nan"), float("inf")])
+ODD_NUMBERS = st.sampled_from(
+    [0, -1, 1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400, 0.1, 1e308, 5e-324, float("nan"), float("inf")]
+)
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,18 @@ def resident_kb(process):
     return int(line.split()[1])
 
 
+def quiet_kb(process):
+    """Memory that a process holds once it has had nothing to do for a while, which is when it gives free memory back."""
+    time.sleep(3)
+    return resident_kb(process)
+
+
 def test_memory_stays_flat_over_ten_thousand_requests():
     def ask(number):
         drafting = (None, {"controller": "fixed"}, {"max_depth": 1}, False)[number % 4]
+        if number % 100 == 99:  # among them long prompts, whose caches and activations are to be given back
+            long = {"prompt": [number % 500] * 1900, "speculation": drafting is not False}
+            return -1, 0, client.post("/v1/completions", json=BODY | long).status_code, ""
         speculation = {} if drafting is None else {"speculation": drafting}
         answer = client.post("/v1/completions", json=BODY | {"seed": number % 50} | speculation)
         return number % 50, number % 4, answer.status_code, answer.json()["choices"][0]["text"]
@@ -39,11 +48,11 @@ def test_memory_stays_flat_over_ten_thousand_requests():
             told, sizes, start = set(), [], time.monotonic()
             for block in range(10):
                 told.update(pool.map(ask, range(1000 * block, 1000 * (block + 1))))
-                sizes.append(resident_kb(process))
+                sizes.append(quiet_kb(process))
                 SEE("%d requests, %.0f s: %d MB resident", 1000 * (block + 1), time.monotonic() - start, sizes[-1] // 1024)
             metrics = client.get("/metrics").text
         assert {status for _, _, status, _ in told} == {200}
-        assert len(told) == 100, "a seed, asked for in one way, has one text: 50 seeds, each of an odd or an even number"
+        assert len(told) - 1 == 100, "a seed, asked for in one way, has one text: 50 seeds, each of an odd or an even number"
         (finished,) = [
             line for line in metrics.splitlines() if "vllm:request_success_total" in line and 'reason="length"' in line
         ]

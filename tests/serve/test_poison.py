@@ -2,6 +2,7 @@
 
 import pytest
 
+from monge.draft.model import ModelDrafter
 from monge.engine import loop
 from monge.engine.session import Session
 from monge.serve.scheduler import Scheduler
@@ -115,6 +116,26 @@ def test_a_drafter_that_raises_costs_its_job_the_speculation(what, chunk):
     assert end.finish_reason == "length"
     assert end.summary.speculation.num_drafts == 0
     assert all(text.summary.speculation.num_drafts > 0 for text in texts)
+
+
+def test_a_drafter_that_raises_after_drawing_ends_its_job_and_no_other(monkeypatch):
+    draft = ModelDrafter.draft
+
+    def dislikes(self, contexts, states, plans, draws):
+        drafts = draft(self, contexts, states, plans, draws)
+        if any(one.token_ids[0] == POISON and tree.tree.num_nodes > 1 for one, tree in zip(contexts, drafts, strict=True)):
+            raise Oops("it dislikes what it drew")
+        return drafts
+
+    expected = [alone(one) for one in INNOCENT]
+    monkeypatch.setattr(ModelDrafter, "draft", dislikes)
+    texts, end = crowd(lambda _: {})
+    assert [text.token_ids for text in texts] == expected
+    assert all(text.summary.speculation.num_drafts > 0 for text in texts)
+    assert end.finish_reason == "error"
+    assert (
+        "DrafterError: request 3: the drafter failed (Oops: it dislikes what it drew) after it had drawn" in end.summary.error
+    )
 
 
 def test_a_round_that_fails_as_a_whole_ends_its_jobs_and_no_others():

@@ -76,7 +76,7 @@ WRONG = {
     "presence_penalty": [-2.1, 2.1],
     "frequency_penalty": [3],
     "repetition_penalty": [0, -1],
-    "seed": [1.5, "1", 2**63, -(2**63) - 1, True],
+    "seed": [1.5, "1", 2**64, -(2**63) - 1, True],
     "n": [0, MAX_CHOICES + 1, 1.0],
     "stop": ["", [""], ["x"] * (MAX_STOPS + 1), ["x" * 1001], [1], {"a": 1}, "\ud800"],
     "logit_bias": [{"1": 101}, {"-1": 1}, {"a": 1}, {"1": "1"}, {"": 1}, [1], {"9" * 30: 1}],
@@ -138,7 +138,7 @@ def test_parts_of_a_message_are_one_text():
 
 def test_many_errors_are_cut_short():
     error = error_of(completion, **{f"field{number}": 1 for number in range(9)})
-    assert error.message.endswith("and 4 more")
+    assert error.message.endswith("; and more")
 
 
 def test_long_names_are_clipped():

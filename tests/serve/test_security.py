@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from monge.core.errors import OptionError
 from monge.serve.run import listen
 from monge.serve.security import BoundedBodies
-from monge.serve.settings import ServerSettings
+from monge.serve.settings import ServerSettings, hosts_to_accept
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.serve.served import ALPHABET, toy_app, toy_decoder
 
@@ -142,6 +142,9 @@ def test_a_request_that_fails_in_the_engine_leaves_the_server_whole(caplog):
         ({"model_name": ""}, "must be one word"),
         ({"api_keys": ("",)}, "API key must be printable"),
         ({"api_keys": ("ü",)}, "API key must be printable"),
+        ({"allowed_hosts": ("http://a.b",)}, "an allowed host is a name or an address without a port"),
+        ({"allowed_hosts": ("",)}, "an allowed host is a name or an address without a port"),
+        ({"allowed_hosts": ("a.b:80",)}, "an allowed host is a name or an address without a port"),
         ({"max_request_bytes": 0}, "max_request_bytes must be positive"),
         ({"request_timeout_s": -1}, "request_timeout_s must be positive"),
     ],
@@ -150,6 +153,47 @@ def test_a_request_that_fails_in_the_engine_leaves_the_server_whole(caplog):
 def test_settings_that_cannot_be(settings, message):
     with pytest.raises(OptionError, match=message):
         ServerSettings(**({"model_name": "toy"} | settings))
+
+
+HOSTS = hosts_to_accept("127.0.0.1", (), ("my.machine",))
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:8000", "[::1]:8000", "[::1]", "my.machine:80", "localhost.:1"],
+)
+def test_a_server_answers_to_its_own_names(host):
+    with TestClient(toy_app(settings={"allowed_hosts": HOSTS})) as client:
+        assert client.post("/v1/completions", json=BODY, headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "127.0.0.2", "", "[::1", "::1"],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/health", "/metrics", "/openapi.json", "/nothing"])
+def test_a_page_that_gave_its_name_our_address_is_refused(host, path):
+    with TestClient(toy_app(settings={"allowed_hosts": HOSTS})) as client:
+        answer = client.post(path, json=BODY, headers={"host": host})
+    assert answer.status_code == 403
+    error = answer.json()["error"]
+    assert error["code"] == "host_not_allowed"
+    assert "--allowed-host" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "allowed", "expected"),
+    [
+        ("127.0.0.1", (), (), {"localhost", "127.0.0.1", "[::1]"}),
+        ("127.0.0.2", (), (), {"localhost", "127.0.0.1", "[::1]", "127.0.0.2"}),
+        ("::1", (), ("a.b",), {"localhost", "127.0.0.1", "[::1]", "a.b"}),
+        ("localhost", ("key",), (), set()),
+        ("0.0.0.0", (), (), set()),
+        ("0.0.0.0", (), ("a.b",), {"localhost", "127.0.0.1", "[::1]", "0.0.0.0", "a.b"}),
+    ],
+)
+def test_names_are_checked_on_loopback_without_a_key_and_where_some_are_allowed(host, keys, allowed, expected):
+    assert set(hosts_to_accept(host, keys, allowed)) == expected
 
 
 def test_a_taken_port_is_said_at_once():

@@ -8,7 +8,7 @@ import pytest
 from monge.serve.jobs import Event, Speculation, Summary, Timings
 from monge.serve.ticket import Ticket
 
-SUMMARY = Summary(num_prompt_tokens=1, num_generated_tokens=3, seed=0, speculation=Speculation(), timings=Timings())
+SUMMARY = Summary(num_prompt_tokens=1, num_generated_tokens=3, speculation=Speculation(), timings=Timings())
 EVENTS = [
     Event(text="a", token_ids=(5, 6), num_accepted=1),
     Event(text="", token_ids=()),

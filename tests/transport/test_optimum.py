@@ -1,13 +1,16 @@
 """Closed forms of the optimum against the linear program."""
 
+import itertools
+from fractions import Fraction
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monge.core.errors import LawError, OptionError
 from monge.transport.bounds import (
-    accepts_always,
+    acceptance_one,
     different_drafts_optimum,
     greedy_optimum,
     greedy_proposal,
@@ -112,17 +115,49 @@ def test_one_candidate_is_the_maximal_coupling(case):
 
 @few
 @given(pairs())
-def test_acceptance_one_is_the_condition_on_all_sets(case):
+def test_acceptance_one_is_where_the_linear_program_accepts_always(case):
     p, q, width = case
-    assert accepts_always(p, q, width) == (lp(p, CandidateLaw.iid(q, width)) > 1.0 - LP)
+    found = acceptance_one(p, q)
+    best = lp(p, CandidateLaw.iid(q, width))
+    if found.holds(width):
+        assert best > 1.0 - LP
+    else:
+        inside = list(found.tokens)
+        assert best <= 1.0 + p[inside].sum() - q[inside].sum() ** width + LP
 
 
-def test_acceptance_one_on_both_sides_of_its_border():
-    p = np.array([0.75, 0.25])
-    assert accepts_always(p, np.array([0.5, 0.5]), 2)  # p(H) = q(H)^2 at H = {1}
-    assert not accepts_always(p, np.array([0.49, 0.51]), 2)
-    assert accepts_always(p, np.array([0.49, 0.51]), 3)
-    assert not accepts_always(np.array([0.5, 0.5, 0.0]), np.array([0.4, 0.4, 0.2]), 2)
+WHOLE = st.lists(st.integers(0, 6), min_size=4, max_size=4).filter(any)
+
+
+@given(WHOLE, WHOLE)
+@example([16, 0, 8, 1], [1, 0, 2, 1])  # p(H) = q(H)^2 at H = {3}
+@example([3, 1, 0, 0], [1, 1, 0, 0])
+def test_the_smallest_number_of_drafts_is_exact_in_rational_numbers(target, draft):
+    p, q = ([Fraction(weight, sum(weights)) for weight in weights] for weights in (target, draft))
+    subsets = [inside for size in range(5) for inside in itertools.combinations(range(4), size)]
+
+    def always(width):
+        return all(sum(p[i] for i in inside) >= sum(q[i] for i in inside) ** width for inside in subsets)
+
+    found = acceptance_one(np.array(p, dtype=float), np.array(q, dtype=float))
+    if found.num_drafts is None:
+        assert any((p[i] == 0) != (q[i] == 0) for i in range(4))
+    else:
+        assert always(found.num_drafts)
+        assert found.num_drafts == 1 or not always(found.num_drafts - 1)
+
+
+def test_the_tightest_set_is_the_one_that_asks_for_most_drafts():
+    found = acceptance_one(*A)
+    assert (found.num_drafts, found.tokens) == (4, (1, 2))  # log 0.5 / log 0.8 = 3.11
+    assert lp(A[0], CandidateLaw.iid(A[1], 3)) == pytest.approx(1 + 0.5 - 0.8**3, abs=LP)
+    assert lp(A[0], CandidateLaw.iid(A[1], 4)) == pytest.approx(1.0, abs=LP)
+    assert acceptance_one(A[0], A[0]).num_drafts == 1
+    never = acceptance_one(np.array([0.5, 0.5, 0.0]), np.array([0.4, 0.4, 0.2]))
+    assert (never.num_drafts, never.tokens) == (None, (2,))
+    assert acceptance_one(np.array([0.5, 0.5, 0.0]), np.array([1.0, 0.0, 0.0])).num_drafts is None
+    tiny = 1e-13  # the draft misses a little of one token: a set of mass 1 - 1e-13 that the target has with mass 0.75
+    assert acceptance_one(np.array([0.75, 0.25]), np.array([1.0 - tiny, tiny])).num_drafts == pytest.approx(2.877e12, rel=1e-3)
 
 
 @few

@@ -1,6 +1,7 @@
 """Linear programs that are solved once: enumeration meets the same node on thousands of branches."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -12,6 +13,13 @@ from monge.verify import canonical
 @pytest.fixture(scope="module", autouse=True)
 def remembered_programs() -> Iterator[None]:
     """A function of its arguments stays the same function when its values are kept."""
+    with remembering_programs():
+        yield
+
+
+@contextmanager
+def remembering_programs() -> Iterator[None]:
+    """Keep solved programs until the block ends."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(canonical, "tournament", remembered(tournament))
         patch.setattr(known_bad_nodes, "truncated_program", remembered(truncated_program))

@@ -1,6 +1,7 @@
 """Score tables that are integrated once: enumeration meets the same node on thousands of branches."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -11,6 +12,13 @@ from monge.verify import score_search
 @pytest.fixture(scope="module", autouse=True)
 def remembered_tables() -> Iterator[None]:
     """A function of its arguments stays the same function when its values are kept."""
+    with remembering_tables():
+        yield
+
+
+@contextmanager
+def remembering_tables() -> Iterator[None]:
+    """Keep score tables until the block ends."""
     made: dict[object, ScoreTable] = {}
 
     class Remembered:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monge.core.draws import TorchDraws
+from monge.core.draws import SeededDraws
 from monge.core.errors import ProposalMismatchError
 from monge.core.law import DenseLaw
 from monge.core.proposal import Arbitrary, Deterministic, Iid
@@ -160,7 +160,7 @@ def test_candidates_of_unknown_origin_are_walked() -> None:
 
 
 def torch_draws():  # type: ignore[no-untyped-def]
-    return TorchDraws(torch.Generator().manual_seed(3))
+    return SeededDraws(3)
 
 
 def test_laws_may_be_sparse() -> None:

@@ -90,10 +90,10 @@ def test_clocks_are_addressed_by_place() -> None:
     draws.move_to(12)
     assert torch.equal(draws.clocks(0, 0, 6), deep)
     assert torch.equal(draws.clocks(0, 0, 4), deep[:4])
-    assert torch.equal(keyed_clocks(7, 12, 0, 6), deep)
-    for other in (keyed_clocks(7, 12, 1, 6), keyed_clocks(7, 13, 0, 6), keyed_clocks(8, 12, 0, 6)):
-        assert not set(other.tolist()) & set(deep.tolist())
-    sample = keyed_clocks(1, 1, 0, 200_000)
+    assert torch.equal(keyed_clocks(7, 0, 12, 0, 6), deep)
+    for other in ((7, 0, 12, 1), (7, 0, 13, 0), (8, 0, 12, 0), (7, 1, 12, 0)):
+        assert not set(keyed_clocks(*other, 6).tolist()) & set(deep.tolist())
+    sample = keyed_clocks(1, 0, 1, 0, 200_000)
     assert float(sample.mean()) == pytest.approx(1.0, abs=0.01)
     assert float((sample > 1).double().mean()) == pytest.approx(math.exp(-1), abs=0.005)
     assert num_clocks(law(0.5, 0.5, 0.0)) == 2

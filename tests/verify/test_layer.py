@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 import torch
 
-from monge.core.draws import Draws, TapeDraws, TorchDraws
+from monge.core.draws import Draws, SeededDraws, TapeDraws
 from monge.core.errors import NonFiniteLogitsError, OptionError, ProposalMismatchError
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal
+from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal, WithoutReplacement, entry_for
 from monge.draft.tree.children import children_of
 from monge.testing.oracle import exact_law
 from monge.transport.candidates import CandidateLaw
@@ -93,6 +93,36 @@ def test_different_ways_of_drawing_in_one_tree() -> None:
     assert text_error(best, tables, lambda path: Iid(tables.draft(path), 2) if path == (2,) else children(path), 3) < EXACT
 
 
+class NamedDraws(Iid):
+    """Independent draws under another name."""
+
+
+class NamedDrawsWithoutReplacement(WithoutReplacement):
+    """Draws without replacement under another name."""
+
+
+@pytest.mark.parametrize("kind", [NamedDraws, NamedDrawsWithoutReplacement])
+def test_a_kind_of_draw_is_verified_as_the_kind_that_it_is_a_subclass_of(kind: type) -> None:
+    tables = random_tables(vocab=2, depth=2, seed=4)
+    widths = (2, 1)
+    parent = kind.__bases__[0]
+
+    def verdict(made: type):  # type: ignore[no-untyped-def]
+        def children(path: Path) -> Proposal | None:
+            return made(tables.draft(path), widths[len(path)]) if len(path) < len(widths) else None
+
+        tape = torch.rand(40, generator=torch.Generator().manual_seed(3), dtype=torch.float64).tolist()
+        tree = grown(children, TapeDraws(tape[:10]))
+        return Layer().verify(tree, tables.laws(tree), TapeDraws(tape[10:]))
+
+    assert verdict(kind) == verdict(parent)
+
+
+def test_a_table_without_the_kind_says_so() -> None:
+    with pytest.raises(KeyError, match="Arbitrary is not in the table of Iid"):
+        entry_for(Arbitrary, {Iid: 1})
+
+
 @dataclass(frozen=True, slots=True)
 class PerKind(FlowRule):
     """Rules that can be enumerated, chosen by the way of drawing."""
@@ -103,7 +133,7 @@ class PerKind(FlowRule):
         raise NotImplementedError
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
-        rule = Rrs() if isinstance(problem.proposal, Iid) else RULE_OF[type(problem.proposal)]
+        rule = Rrs() if isinstance(problem.proposal, Iid) else entry_for(type(problem.proposal), RULE_OF)
         return rule.flow(problem)
 
 
@@ -230,12 +260,12 @@ def test_wrong_flows_are_seen(rule: FlowRule) -> None:
 
 def test_a_wrong_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a node keeps is s p - y; the residual of the whole target is not."""
-    right = layer_pass._left
+    right = layer_pass.below
 
-    def of_the_whole_target(scale, p, flow):  # type: ignore[no-untyped-def]
-        return right(1.0, p, flow)
+    def of_the_whole_target(p, token_ids, masses, scale):  # type: ignore[no-untyped-def]
+        return right(p, token_ids, masses)
 
-    monkeypatch.setattr(layer_pass, "_left", of_the_whole_target)
+    monkeypatch.setattr(layer_pass, "below", of_the_whole_target)
     assert _error(Layer("rrs")) > 1e-5
 
 
@@ -269,7 +299,7 @@ def test_every_rule_with_a_flow_can_be_named() -> None:
 
 def test_refusals_and_candidates_of_unknown_origin() -> None:
     tables = random_tables(vocab=3, depth=2, seed=1)
-    draws = TorchDraws(torch.Generator().manual_seed(3))
+    draws = SeededDraws(3)
     pair = grown(fixed_width(tables, (2,), "iid"), draws)
     with pytest.raises(ProposalMismatchError, match=r"node 0: Layer\(SingleDraft\) is exact for at most 1 candidate"):
         Layer("single_draft").verify(pair, tables.laws(pair), draws)

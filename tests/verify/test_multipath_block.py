@@ -26,15 +26,11 @@ from tests.verify.whole_trees import Path, Tables, continued, grown, random_tabl
 
 def paths(tables: Tables, num_paths: int, depth: int, draws: Draws) -> TokenTree:
     """K independent paths: a node draws once for each path that passes it."""
-    tree = GrowingTree(0)
-    frontier: list[tuple[int, Path, int]] = [(0, (), num_paths)]
-    while frontier:
-        node, path, count = frontier.pop(0)
-        if len(path) == depth:
-            continue
-        children = tree.grow(node, PathDraws(tables.draft(path), count), draws)
-        offers = tree.finish().offers[node]
-        frontier += [(child, (*path, tree.token_ids[child]), offers.count(child)) for child in children]
+    tree, level = GrowingTree(0), {0: ()}
+    for _ in range(depth):
+        counts = {node: tree.multiplicity(node) if node else num_paths for node in level}
+        grown = tree.grow_level({node: PathDraws(tables.draft(path), counts[node]) for node, path in level.items()}, draws)
+        level = {child: (*level[node], tree.token_ids[child]) for node, children in grown.items() for child in children}
     return tree.finish()
 
 
@@ -165,7 +161,7 @@ def test_long_paths_keep_their_digits() -> None:
     p, q = (torch.tensor(weights, dtype=torch.float64) for weights in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
     tables = Tables({(): [5, 3, 2]}, {(): [2, 3, 5]})
     node = _Order.of(tables.target(()), tables.draft(()))
-    assert node.tokens.tolist() == [2, 1, 0]
+    assert node.token_ids[node.order].tolist() == [2, 1, 0]
     for below, within in ((0.0, 1.0), (1.0 - 1e-12, 1e-12), (0.3, 0.7)):
         for count in (1, 2, 8):
             law = node.largest(count, below, within)

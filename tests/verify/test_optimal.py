@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monge.core.draws import TapeDraws, TorchDraws
+from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.law import DenseLaw, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Mixed
 from monge.testing.oracle import OracleError, exact_law, law_error
@@ -148,7 +148,7 @@ def test_a_draft_mass_without_a_finite_ratio_is_refused() -> None:
     q = SparseLaw(torch.tensor([0, 1]), torch.tensor([1.0, SMALLEST_MASS / 10], dtype=torch.float64))
     p = dense_law([1, 1])
     for seed in range(8):
-        draws = TorchDraws(torch.Generator().manual_seed(seed))
+        draws = SeededDraws(seed)
         assert Optimal().emit(p, Iid(q, 1), (1,), draws) in (0, 1)
     line = Rearrangement.build(masses([5, 3, 2]), masses([2, 3, 5]), 2)
     assert score(line, np.array([], dtype=np.int64), 0.5, 0.5) == 1.0
@@ -169,7 +169,7 @@ def test_a_full_vocabulary(width: int) -> None:
     np.testing.assert_allclose(received, line.gains[line.windows_of(u)], rtol=1e-12, atol=1e-12)
     back = partners(line, partner)
     np.testing.assert_allclose(back, u, rtol=0, atol=1e-7)
-    draws = TorchDraws(generator)
+    draws = SeededDraws(width)
     offers = Iid(q, width).draw(draws)
     token = Optimal().emit(p, Iid(q, width), offers, draws)
     assert 0 <= token < 131_072

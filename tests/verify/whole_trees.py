@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -58,14 +59,10 @@ def grown(children: Children, draws: Draws) -> TokenTree:
     paths: dict[int, Path] = {0: ()}
     frontier = [0]
     while frontier:
-        grown_nodes: list[int] = []
-        for node in frontier:
-            proposal = children(paths[node])
-            if proposal is not None:
-                for child in tree.grow(node, proposal, draws):
-                    paths[child] = (*paths[node], tree.token_ids[child])
-                    grown_nodes.append(child)
-        frontier = grown_nodes
+        proposals = {node: proposal for node in frontier if (proposal := children(paths[node])) is not None}
+        level = tree.grow_level(proposals, draws)
+        paths |= {child: (*paths[node], tree.token_ids[child]) for node, grown in level.items() for child in grown}
+        frontier = [child for grown in level.values() for child in grown]
     return tree.finish()
 
 
@@ -90,7 +87,13 @@ def expected_accepted(rule: Verifier, tables: Tables, children: Children) -> flo
     return sum(count * prob for count, prob in exact_law(run).items())
 
 
-def continued(law: Mapping[Path, float], tables: Tables, length: int) -> dict[Path, float]:
+class HasTarget(Protocol):
+    """The target's laws by path."""
+
+    def target_masses(self, path: Path) -> np.ndarray: ...
+
+
+def continued(law: Mapping[Path, float], tables: HasTarget, length: int) -> dict[Path, float]:
     """The law of texts of one length: shorter ones are continued by the target."""
     full: defaultdict[Path, float] = defaultdict(float)
     open_texts = list(law.items())

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from monge.control.base import CostModel
+from monge.control.latency import Latency
 from monge.control.prompt_features import FEATURES
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
@@ -122,7 +122,7 @@ def num_replays(log: LawLog, settings: Settings) -> int:
     return sum(1 + len(study.variants) for study in studies()) * len(log.texts) * settings.repeats
 
 
-def _costs(base: Configuration, log: LawLog, draft: SequenceModel, settings: Settings) -> CostModel:
+def _costs(base: Configuration, log: LawLog, draft: SequenceModel, settings: Settings) -> Latency:
     """The base's table, for the trees that are drafted on this log."""
     parts = replace(base, controller=None).parts(ReplayTarget(log.model.vocab_size), draft, PLAIN)
     positions = look(parts, log, depth=settings.depth, seed=settings.seed)

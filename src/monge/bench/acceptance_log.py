@@ -143,7 +143,7 @@ def draft_rules_of(temperature: float, settings: LogSettings) -> SamplingRules:
 def seeded(*names: object) -> RequestDraws:
     """Draws that are a function of names: equal ones give equal draws, whatever else is run."""
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
-    return RequestDraws(int.from_bytes(digest, "big") >> 1)
+    return RequestDraws(int.from_bytes(digest, "big"))
 
 
 def _read(model: SequenceModel, token_ids: TokenIds, prefixes: range) -> torch.Tensor:

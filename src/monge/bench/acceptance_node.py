@@ -23,6 +23,7 @@ from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, 
 from monge.core.systematic import Systematic
 from monge.core.tree import GrowingTree
 from monge.testing.oracle import OracleError, exact_law
+from monge.transport.bounds import acceptance_one
 from monge.transport.laws import check_law, check_pair, check_width
 from monge.verify.base import NodeRule, Rule, Verifier, unsupported_reason
 from monge.verify.registry import VERIFIERS
@@ -62,7 +63,9 @@ def node_report(p: Vector, q: Vector, width: int) -> dict[str, Any]:
     Returns:
         `rules`: one number a verifier, under the drafting that `drafting` names; `optimum` by drafting (`mixed` lists
         d = 0..K deterministic candidates); `laws`, `gap` and `how`: acceptance, distance to the optimum and method by verifier
-        and drafting.
+        and drafting. `acceptance_one`, for i.i.d. candidates: `holds` says whether some rule accepts one of K with probability
+        one, `smallest_num_drafts` the smallest K for which one does (`null` if none is enough), and `tightest_set` the token
+        ids of the set that asks for it.
 
     Raises:
         LawError: If p or q is no law, or they do not cover one vocabulary.
@@ -85,6 +88,12 @@ def node_report(p: Vector, q: Vector, width: int) -> dict[str, Any]:
             report["laws"][name] = {way: one.value for way, one in found.items()}
             report["how"][name] = {way: one.how for way, one in found.items()}
             report["gap"][name] = {way: _difference(best[way], one.value) for way, one in found.items()}
+    always = acceptance_one(p, q)
+    report["acceptance_one"] = {
+        "holds": always.holds(width),
+        "smallest_num_drafts": always.num_drafts,
+        "tightest_set": list(always.tokens),
+    }
     return report | {"optimum": best | {"mixed": mixed_optima(p, q, width)}}
 
 

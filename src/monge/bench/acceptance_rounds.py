@@ -123,6 +123,9 @@ def _draw(pair: Pair, shape: Shape, contexts: Sequence[Context], settings: LogSe
     drafts = drafter.draft(contexts, states, [DraftPlan()] * len(contexts), draws)
     for context in contexts:
         drafter.close(context)
+    for draft in drafts:
+        if draft.error is not None:
+            raise draft.error
     return [draft.tree for draft in drafts]
 
 

@@ -26,7 +26,10 @@ from jaxtyping import Float64
 from monge.bench.acceptance_inputs import check_candidates, law_of, read_document
 from monge.core.errors import LawError, OptionError, unknown_name
 from monge.core.law import DenseLaw
+from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.children import CHILDREN, way_of_drawing
+from monge.draft.tree.fixed_width import FixedWidth
+from monge.draft.tree.paths import Paths
 from monge.transport.random_tree import Path
 
 Vector = Float64[np.ndarray, " vocab"]
@@ -62,6 +65,13 @@ class TreeTable:
     def depth(self) -> int:
         """Levels of candidates."""
         return len(self.widths)
+
+    @property
+    def builder(self) -> TreeBuilder:
+        """What shapes the tree, as in decoding."""
+        if self.drafting == PATHS:
+            return Paths(num_paths=self.widths[0], depth=self.depth)
+        return FixedWidth(widths=self.widths, children=self.drafting)
 
     def paths(self) -> Iterator[Path]:
         """Every prefix after which candidates may be drawn."""
@@ -123,10 +133,6 @@ def table_of(document: Any) -> TreeTable:  # noqa: ANN401 (whatever a file holds
     tokens = _tokens(document["vocabulary"])
     drafting = _drafting(document["drafting"])
     widths = _widths(document["candidates"], _whole("depth", document["depth"], MAX_DEPTH), drafting)
-    if drafting != PATHS:
-        needed = way_of_drawing(drafting).min_width
-        if needed > max(widths):
-            raise OptionError(f"tree: drafting {drafting!r} needs {needed} candidates at some level; got {list(widths)}")
     table = TreeTable(
         tokens=tokens,
         widths=widths,
@@ -134,6 +140,7 @@ def table_of(document: Any) -> TreeTable:  # noqa: ANN401 (whatever a file holds
         target=_laws("target", document["target"], tokens),
         draft=_laws("draft", document["draft"], tokens),
     )
+    _ = table.builder  # refuses widths that the way of drawing cannot have
     for path in table.paths():
         table.target_probs(path)
         table.draft_probs(path)

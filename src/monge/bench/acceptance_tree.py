@@ -4,33 +4,43 @@ p = target law, q = draft law, tau = accepted draft tokens of a round.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from monge.bench.acceptance_node import MAX_RUNS
 from monge.bench.acceptance_table import PATHS, TreeTable
+from monge.bench.expected_tokens import expected_tokens
+from monge.core.clocks import RequestDraws
+from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.law import Law, one_hot
-from monge.core.proposal import Iid, Mixed, Proposal
+from monge.core.law import one_hot
+from monge.core.proposal import Arbitrary, Proposal
 from monge.core.tree import GrowingTree, TokenTree
-from monge.draft.tree.children import children_of
-from monge.testing.oracle import OracleError, exact_law
+from monge.testing.oracle import OracleError, PositionError, exact_law
 from monge.transport.bounds import layer_bound
 from monge.transport.candidates import CandidateLaw
-from monge.transport.laws import dense
 from monge.transport.linear_program import solve, solve_tree
 from monge.transport.problem import TransportProblem
 from monge.transport.random_tree import Path, RandomTree, string_laws
-from monge.transport.rearrangement_law import rearrangement_coupling
-from monge.verify.base import NodeRule, Rule, as_verifier, unsupported_reason
+from monge.verify.base import NodeRule, Rule, Verifier, unsupported_reason
+from monge.verify.gumbel import Gumbel
+from monge.verify.layer import Layer
 from monge.verify.optimal import Optimal
 from monge.verify.registry import VERIFIERS
+from monge.verify.target_walk import TargetWalk
 
 MAX_TREES_SOLVED: Final = 4000
 """Most trees that the linear program is given: seconds on one core."""
+
+BY_NODES: Final = "enumeration node by node"
+BY_TREES: Final = "enumeration tree by tree"
+WITHOUT_POSITIONS: Final = (
+    "enumeration tree by tree of layer(\"optimal('candidates')\"), which decides from the candidates alone; layer itself draws "
+    "positions, which cannot be enumerated"
+)
 
 REJECTED: Final = (-1, 0)
 """Outcome of a node where no candidate is accepted; others are a token and how often it was drawn."""
@@ -51,12 +61,11 @@ def tree_report(table: TreeTable) -> dict[str, Any]:
     """
     trees = random_tree(table)
     best = solve_tree(trees, table.target_probs).expected_accepted
-    widest = max(table.widths)
-    kinds = {type(propose(table, path, widest)) for path in table.paths()}
+    limits = table.builder.limits
     report: dict[str, Any] = {"rules": {}, "how": {}, "gap": {}}
     for name in VERIFIERS:
         rule = VERIFIERS.make(name)
-        if unsupported_reason(rule, kinds, widest) is None:
+        if unsupported_reason(rule, limits.proposes, limits.max_width) is None:
             value, how = expected_accepted(rule, table)
             report["rules"][name], report["how"][name] = value, how
             report["gap"][name] = None if value is None else best - value
@@ -71,16 +80,23 @@ def tree_report(table: TreeTable) -> dict[str, Any]:
 
 
 def expected_accepted(rule: Rule, table: TreeTable) -> tuple[float | None, str]:
-    """E[tau] and how it was found: node by node for a node rule, tree by tree for a rule that looks at the whole tree."""
+    """E[tau] and how it was found: node by node for a node rule, tree by tree for a rule that looks at the whole tree.
+
+    `layer` decides from positions where it couples several independent draws. It is enumerated with the coupling that decides
+    from the candidates alone instead, and the second value says so.
+    """
+    rule = _enumerable(rule)
     try:
         if isinstance(rule, NodeRule):
-            return _below((), table.widths[0], rule, table), "enumeration node by node"
-        if not rule.is_enumerable:
-            return None, "draws positions, which cannot be enumerated"
-        law = exact_law(lambda draws: _num_accepted(rule, table, draws), max_runs=MAX_RUNS)
+            return _below((), 1, rule, table), BY_NODES
+        try:
+            return _by_trees(rule, table), BY_TREES
+        except PositionError:
+            if not isinstance(rule, Layer) or rule.inner is not None:
+                return None, "draws positions, which cannot be enumerated"
+            return _by_trees(Layer(Optimal(given="candidates")), table), WITHOUT_POSITIONS
     except OracleError as error:
         return None, str(error)
-    return math.fsum(count * prob for count, prob in law.items()), "enumeration tree by tree"
 
 
 def random_tree(table: TreeTable) -> RandomTree:
@@ -102,8 +118,7 @@ def random_tree(table: TreeTable) -> RandomTree:
 
 def _children(table: TreeTable, path: Path) -> CandidateLaw:
     """Joint law of the children of a node, draw by draw."""
-    proposal = propose(table, path, table.widths[len(path)])
-    return CandidateLaw.explicit(len(table.tokens), exact_law(proposal.draw, max_runs=MAX_RUNS))
+    return CandidateLaw.explicit(len(table.tokens), exact_law(propose(table, path).draw, max_runs=MAX_RUNS))
 
 
 def bound(trees: RandomTree, table: TreeTable) -> float:
@@ -128,81 +143,67 @@ def bound(trees: RandomTree, table: TreeTable) -> float:
     return total
 
 
-def propose(table: TreeTable, path: Path, width: int) -> Proposal:
-    """How the children of a node are drawn; of a path's node, as many as paths go through it."""
-    law = table.draft_law(path)
-    return Iid(law, width) if table.drafting == PATHS else children_of(table.drafting, law, width)
+def propose(table: TreeTable, path: Path, copies: int = 1) -> Proposal:
+    """How the tree builder draws the children of a node.
+
+    Args:
+        table: Laws and shape.
+        path: Tokens on the way to the node.
+        copies: How many draws of its parent gave the node; the paths that pass it.
+    """
+    tree, node = GrowingTree(0), 0
+    unused = RequestDraws(0)  # the proposal is asked for, not what it draws
+    for token in path:
+        (node,) = tree.grow(node, Arbitrary((token,) * copies), unused)
+    table.builder.expand(tree, (node,), (table.draft_law(path),), DraftPlan(), unused)
+    return tree.finish().proposals[node]
 
 
 def grow(table: TreeTable, draws: Draws) -> TokenTree:
-    """Draw a tree."""
-    tree = GrowingTree(0)
-    level: list[tuple[int, Path, int]] = [(0, (), table.widths[0])]
-    for _ in range(table.depth):
-        below: list[tuple[int, Path, int]] = []
-        for node, path, width in level:
-            children = tree.grow(node, propose(table, path, width), draws)
-            offers = tree.finish().offers[node]
-            for child in children:
-                copies = offers.count(child)
-                below.append((child, (*path, tree.token_ids[child]), _next_width(table, path, copies)))
-        level = below
-    return tree.finish()
+    """Draw a tree, by the tree builder."""
+    tree, paths = GrowingTree(0), dict[int, Path]({0: ()})
+    frontier: Sequence[int] = (0,)
+    while frontier:
+        frontier = table.builder.expand(tree, frontier, [table.draft_law(paths[n]) for n in frontier], DraftPlan(), draws)
+        paths |= {node: (*paths[tree.parents[node]], tree.token_ids[node]) for node in frontier}
+    return table.builder.finish(tree, DraftPlan())
 
 
-def _next_width(table: TreeTable, path: Path, copies: int) -> int:
-    depth = len(path) + 1
-    if table.drafting == PATHS or depth == table.depth:
-        return copies
-    return table.widths[depth]
+def _enumerable(rule: Rule) -> Rule:
+    """A rule that accepts every tuple of candidates with the same probabilities and draws no positions, if one is known."""
+    if isinstance(rule, Optimal):
+        return Optimal(given="candidates")
+    if isinstance(rule, Gumbel):
+        return TargetWalk()  # its races do not know candidates that are drawn without its clocks
+    return rule
 
 
-def _below(path: Path, width: int, rule: NodeRule, table: TreeTable) -> float:
+def _below(path: Path, copies: int, rule: NodeRule, table: TreeTable) -> float:
     """E[accepted tokens below a node that was reached], its children being drawn independently of everything above."""
     if len(path) == table.depth:
         return 0.0
-    outcomes = _outcomes(rule, table.target_law(path), propose(table, path, width), len(table.tokens))
-    return math.fsum(
-        prob * (1.0 + _below((*path, token), _next_width(table, path, copies), rule, table))
-        for (token, copies), prob in outcomes
-    )
-
-
-def _outcomes(rule: NodeRule, target: Law, proposal: Proposal, num_tokens: int) -> Iterator[tuple[tuple[int, int], float]]:
-    """Accepted tokens with the number of times they were drawn, and their probabilities."""
-    if isinstance(rule, Optimal):
-        yield from _coupled(target, proposal, num_tokens)
-        return
+    target, proposal = table.target_law(path), propose(table, path, copies)
 
     def emitted(draws: Draws) -> tuple[int, int]:
         offers = proposal.draw(draws)
         token = rule.emit(target, proposal, offers, draws)
         return (token, offers.count(token)) if token in offers else REJECTED
 
-    law = exact_law(emitted, max_runs=MAX_RUNS)
-    law.pop(REJECTED, None)
-    yield from law.items()
+    outcomes = exact_law(emitted, max_runs=MAX_RUNS)
+    outcomes.pop(REJECTED, None)
+    return math.fsum(prob * (1.0 + _below((*path, token), again, rule, table)) for (token, again), prob in outcomes.items())
 
 
-def _coupled(target: Law, proposal: Proposal, num_tokens: int) -> Iterator[tuple[tuple[int, int], float]]:
-    """Outcomes of the optimal rule, which draws positions: its coupling is integrated instead of enumerated."""
-    if not isinstance(proposal, Iid | Mixed):
-        # Nothing is drawn, and the rule is the target walk.
-        yield from (((token, 1), target.prob(token)) for token in next(iter(exact_law(proposal.draw))))
-        return
-    fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
-    coupling = rearrangement_coupling(dense(target, num_tokens), dense(proposal.law, num_tokens), proposal.width, fixed)
-    laws = coupling.conditional_laws
-    for row, (offers, prob) in enumerate(coupling.problem.candidates):
-        for token in set(offers):
-            yield (token, offers.count(token)), prob * float(laws[row, token])
+def _by_trees(rule: Verifier, table: TreeTable) -> float:
+    """E[accepted tokens], over all trees that the builder draws and all decisions of the rule."""
 
+    def expected(draws: Draws) -> float:
+        tree = grow(table, draws)
+        # What follows the last level decides nothing: a point mass has one branch.
+        laws = [
+            table.target_law(tree.path_tokens(node)) if depth < table.depth else one_hot(0)
+            for node, depth in enumerate(tree.depths)
+        ]
+        return expected_tokens(rule, tree, laws, draws, decisions=1)
 
-def _num_accepted(rule: Rule, table: TreeTable, draws: Draws) -> int:
-    tree = grow(table, draws)
-    # What follows the last level decides nothing: a point mass has one branch.
-    laws = [
-        table.target_law(tree.path_tokens(node)) if depth < table.depth else one_hot(0)
-        for node, depth in enumerate(tree.depths)
-    ]
-    return as_verifier(rule).verify(tree, laws, draws).num_accepted
+    return math.fsum(count * prob for count, prob in exact_law(expected, max_runs=MAX_RUNS).items())

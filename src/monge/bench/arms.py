@@ -8,7 +8,6 @@ so that temperature 1 means the network's own law).
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,10 +15,10 @@ import torch
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from monge.api import make_parts
-from monge.bench.own_time import OwnTime
 from monge.bench.pair import Pair, draft_model_by, empty_settings
-from monge.control.base import CostModel, Memory
+from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
+from monge.control.shared import SharedState
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.core.verdict import StepRecord
@@ -28,8 +27,6 @@ from monge.draft.by_name import drafters_in, options_of, takes_target
 from monge.engine.decoder import Decoder
 from monge.engine.loading import as_sequence_model
 from monge.engine.parts import Parts
-from monge.engine.round_maker import with_whole_rounds
-from monge.engine.whole_round import WholeRound
 
 TokenIds = tuple[tuple[int, ...], ...]
 
@@ -51,14 +48,10 @@ class Output:
     Args:
         token_ids: New tokens of every row.
         records: The engine's round records.
-        planning_s: What controllers took of it, where that was asked for; see `OwnTime`.
-        table_s: What the table of costs took.
     """
 
     token_ids: TokenIds
     records: tuple[StepRecord, ...] = ()
-    planning_s: float = 0.0
-    table_s: float = 0.0
 
 
 class Arm(ABC):
@@ -124,39 +117,34 @@ class HostArm(Arm):
 
 @dataclass(slots=True)
 class Kept:
-    """What an arm keeps from call to call: costs, measured once, and what its controller learnt.
+    """What an arm keeps from call to call: latency, measured once, and the shared state of its controller.
 
-    Every temperature and batch size has a memory of its own, as if a server did nothing else; calls take turns.
+    Every temperature and batch size has its own shared state, as if a server did nothing else.
 
     Attributes:
-        costs: Measured before anything is timed, for controllers that read them.
-        memories: By temperature and batch size.
+        latency: Measured before anything is timed, for controllers that read it.
+        shared_states: By temperature and batch size.
         parts: With a target of their own, of a drafter that reads the target's hidden states or runs its layers: made once, as
             a head is read once, and away from the other arms, which have no use for hidden states.
         draft: The draft model of an arm that runs it in its own way.
-        whole_round: What runs rounds of one request as one, if anything does.
-        own: What is noted of the time that controllers take, where anybody asks.
     """
 
-    costs: CostModel | None = None
+    latency: Latency | None = None
     parts: Parts | None = None
     draft: SequenceModel | None = None
-    whole_round: WholeRound | None = None
-    own: OwnTime | None = None
-    memories: dict[tuple[float, int], Memory] = field(default_factory=dict[tuple[float, int], Memory])
+    shared_states: dict[tuple[float, int], SharedState] = field(default_factory=dict[tuple[float, int], SharedState])
 
     def forget(self) -> None:
         """Forget what belongs to a pair: its networks, what its rounds cost, and what was learnt with them."""
-        self.costs = self.parts = self.draft = self.whole_round = None
-        self.memories.clear()
+        self.latency = self.parts = self.draft = None
+        self.shared_states.clear()
 
-    def memory(self, call: Call) -> Memory:
-        """The memory of calls like this one."""
+    def shared_state(self, call: Call) -> SharedState:
+        """What calls like this one share."""
         key = (call.temperature, len(call.prompt_ids))
-        if key not in self.memories:
-            own = None if self.costs is None else CostModel.from_dict(self.costs.as_dict())
-            self.memories[key] = Memory(own) if self.own is None else self.own.memory(own)
-        return self.memories[key]
+        if key not in self.shared_states:
+            self.shared_states[key] = SharedState(None if self.latency is None else Latency.from_dict(self.latency.as_dict()))
+        return self.shared_states[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,17 +178,14 @@ class MongeArm(Arm):
         start = time.perf_counter()
         parts = self._parts(pair, max_batch_size=max(batch_sizes))
         seconds = time.perf_counter() - start
-        made = with_whole_rounds(parts, pair.backend, self.settings.get("draft_backend", pair.draft_backend))
-        self.kept.whole_round, self.kept.costs = made.whole_round, made.memory.costs
-        return seconds if "costs" in self.reads else 0.0
+        self.kept.latency = parts.shared.latency
+        return seconds if "latency" in self.reads else 0.0
 
     def decode(self, pair: Pair, call: Call) -> Output:
-        memory, num_rows = self.kept.memory(call), len(call.prompt_ids)
-        parts = self._parts(pair, costs=memory.costs, max_batch_size=num_rows)
-        memory.costs = parts.memory.costs
-        parts = replace(parts, memory=memory, whole_round=self.kept.whole_round)
-        own = self.kept.own or OwnTime()
-        before, parts = copy(own), parts if self.kept.own is None else own.controllers_of(parts)
+        shared, num_rows = self.kept.shared_state(call), len(call.prompt_ids)
+        parts = self._parts(pair, costs=shared.latency, max_batch_size=num_rows)
+        shared.latency = parts.shared.latency
+        parts = replace(parts, shared=shared)
         decoder = Decoder(parts, max_batch_size=num_rows)
         options = {"max_new_tokens": call.max_new_tokens, "temperature": call.temperature, "seed": call.seed}
         # Named, lest a seed decide who plans: it is that of the benchmark, and users of the defaults need not have one.
@@ -211,15 +196,13 @@ class MongeArm(Arm):
         return Output(
             token_ids=tuple(result.token_ids for result in results),
             records=tuple(record for result in results for record in result.records),
-            planning_s=own.planning_s - before.planning_s,
-            table_s=own.table_s - before.table_s,
         )
 
-    def _parts(self, pair: Pair, *, costs: CostModel | None = None, max_batch_size: int) -> Parts:
+    def _parts(self, pair: Pair, *, costs: Latency | None = None, max_batch_size: int) -> Parts:
         named = self.settings.get("drafter")
         drafter = None if named is None and pair.head is None else pair.drafter(named)
-        drafts = pair.draft is not None if drafter is None else any("model" in options_of(one) for one in drafters_in(drafter))
-        draft = self._draft(pair) if drafts else None
+        taken = {"model", "models"} if drafter is None else {key for one in drafters_in(drafter) for key in options_of(one)}
+        draft = self._draft(pair, several="models" in taken) if pair.draft is not None and taken & {"model", "models"} else None
         settings = {"controller": None, **self.settings, "drafter": drafter, "max_batch_size": max_batch_size}
         if settings.pop("draft_backend", None) is not None and draft is None:
             raise OptionError(f"arm {self.name!r}: draft_backend says how a draft model runs, and {drafter!r} has none")
@@ -229,10 +212,14 @@ class MongeArm(Arm):
             target = as_sequence_model(pair.target, backend=pair.backend)
             self.kept.parts = make_parts(target, draft, costs=costs, **settings)
         made = self.kept.parts
-        return made if costs is None else replace(made, memory=Memory(costs))
+        return made if costs is None else replace(made, shared=SharedState(costs))
 
-    def _draft(self, pair: Pair) -> SequenceModel | None:
+    def _draft(self, pair: Pair, *, several: bool) -> SequenceModel | tuple[SequenceModel, ...] | None:
         backend = self.settings.get("draft_backend")
+        if several and pair.draft_model is not None and pair.further:
+            if backend is not None:
+                raise OptionError(f"arm {self.name!r}: draft_backend is for arms with one draft model; give --draft-backend")
+            return (pair.draft_model, *pair.further)
         if backend is None:
             return pair.draft_model
         if self.kept.draft is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Final
 
-from monge.control.base import CostModel
+from monge.control.latency import Latency
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 
@@ -59,7 +59,7 @@ class Machine:
         max_batch_size: Rows of a round.
     """
 
-    costs: CostModel
+    costs: Latency
     prefill_s: tuple[float, float]
     max_batch_size: int
 

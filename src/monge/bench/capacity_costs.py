@@ -9,11 +9,12 @@ from statistics import median
 from typing import Any, Final
 
 from monge.bench.capacity import Machine
-from monge.control.base import CostModel
+from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.engine.costs import measure_costs
-from monge.engine.loop import close_session, open_sessions
+from monge.engine.latency_measurement import measure_latency
+from monge.engine.loop import close_session
+from monge.engine.opening import open_sessions
 from monge.engine.parts import Parts
 from monge.engine.session import Request, Session
 
@@ -31,7 +32,7 @@ def measured_machine(parts: Parts, max_batch_size: int, *, budget_s: float = BUD
         budget_s: Seconds for the rounds.
     """
     powers = [1 << power for power in range(max_batch_size.bit_length())]
-    costs = measure_costs(parts, batch_sizes=sorted({*powers, max_batch_size}), budget_s=budget_s)
+    costs = measure_latency(parts, batch_sizes=sorted({*powers, max_batch_size}), budget_s=budget_s)
     costs.learns = False
     return Machine(costs, _prefill_s(parts), max_batch_size)
 
@@ -51,7 +52,7 @@ def levelled(machines: Mapping[str, Machine]) -> dict[str, Machine]:
                 table[kind][batch] = {size: factor * seconds for size, seconds in table[kind][batch].items()}
     made = dict[str, Machine]()
     for label, one in machines.items():
-        costs = CostModel.from_dict(tables[label])
+        costs = Latency.from_dict(tables[label])
         costs.learns = False
         factor = costs.verify_s(0) / one.costs.verify_s(0)
         made[label] = replace(one, costs=costs, prefill_s=(factor * one.prefill_s[0], factor * one.prefill_s[1]))
@@ -108,6 +109,6 @@ def _machine(values: Mapping[str, Any]) -> Machine:
     fixed, per_token = map(float, values["prefill_s"])
     if not (math.isfinite(fixed) and math.isfinite(per_token) and fixed >= 0.0 and per_token >= 0.0):
         raise ValueError(f"prefill_s must be two numbers >= 0; got {values['prefill_s']}")
-    costs = CostModel.from_dict(values["costs"])
+    costs = Latency.from_dict(values["costs"])
     costs.learns = False
     return Machine(costs, (fixed, per_token), int(values["max_batch_size"]))

@@ -80,18 +80,19 @@ def works(configuration: Configuration, log: LawLog, draft: SequenceModel | None
     """Requests: the log's texts, in the rounds that a configuration would have needed.
 
     Args:
-        configuration: Drafter, tree, verifier, controller; one that reads costs would plan for a batch of one, and is refused.
+        configuration: Drafter, tree, verifier, controller. A controller that reads latency is refused: it would plan for a
+            batch of one.
         log: What was written.
         draft: The draft model.
         repeats: Passes over the log.
         seed: Of the passes.
 
     Raises:
-        OptionError: If the controller reads costs.
+        OptionError: If the controller reads latency.
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
     parts = configuration.parts(ReplayTarget(log.model.vocab_size), draft, PLAIN)
-    if "costs" in parts.controller.reads:
+    if "latency" in parts.controller.reads:
         raise OptionError(
             f"capacity: controller {configuration.controller!r} plans by the batch that it meets, which replay does not know; "
             "use fixed or fsm, and compare several depths"

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Final
 
-from monge.control.base import AnyController, CostModel, Memory
+from monge.control.base import AnyController, RoundInfo
 from monge.control.fixed import Fixed
+from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.verdict import StepRecord
@@ -58,9 +60,9 @@ class World:
     draft: float = 0.08
     node: float = 0.02
 
-    def costs(self) -> CostModel:
+    def costs(self) -> Latency:
         """The cost table of this world."""
-        return CostModel.linear(plain=1.0, node=self.node, draft=self.draft)
+        return Latency.linear(plain=1.0, node=self.node, draft=self.draft)
 
     def rounds(self, count: int, draws: Draws) -> Iterator[Round]:
         """Round after round."""
@@ -84,8 +86,8 @@ ARMS: Final[Mapping[str, str]] = {
     "fsm": "fsm(max_window=16)",
     "q_learning": "q_learning",
     "transformers_heuristic": "transformers_heuristic",
-    "price without confidence": "price(max_window=16)",
-    "price": "price(max_window=16)",
+    "goodput without confidence": "goodput(max_window=16)",
+    "goodput": "goodput(max_window=16)",
 }
 ABLATIONS: Final[Mapping[str, str]] = {
     **{f"on_the_fly, last {h} rounds": _ON_THE_FLY.format(h=h, probe=0.2) for h in (1, 2, 4, 8, 16, 32, 64, 128)},
@@ -94,8 +96,8 @@ ABLATIONS: Final[Mapping[str, str]] = {
         for probe in (0.0, 0.02, 0.05, 0.1, 0.4)
     },
     **{
-        f"price, {share:.1%} of the time for trials": f"price(max_window=16, probe_share={share})"
-        for share in (0.001, 0.002, 0.005, 0.01, 0.03)
+        f"goodput, longest cooldown {rounds} rounds": f"goodput(max_window=16, last_cooldown={rounds})"
+        for rounds in (16, 64, 256, 4096)
     },
 }
 """One setting changed at a time: the history's length, how often a controller that is off looks again."""
@@ -140,12 +142,16 @@ def speed(
         watch: Takes the time of plans and updates.
     """
     costs = world.costs()
-    memory = Memory(costs)
-    state = controller.init(memory)
+    state = controller.init(SharedState(costs))
     tokens, seconds, length = 0, 0.0, 0
     watch = watch or Stopwatch(lambda: 0.0)
     for one in rounds:
-        record = chain_record(watch.run(controller.plan, state, draws), one, length, confident=confident)
+        record = chain_record(
+            watch.run(controller.plan, [state], RoundInfo(context_lengths=(length,)), [draws])[0],
+            one,
+            length,
+            confident=confident,
+        )
         state = watch.run(controller.update, state, record)
         tokens += len(record.token_ids)
         length += len(record.token_ids)

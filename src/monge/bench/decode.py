@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from monge.bench.arms import Arm, MongeArm, TokenIds, encode
+from monge.bench.arms import Arm, TokenIds, encode
 from monge.bench.matrix import (
     ASSISTANT_TOKENS,
     QUICK_ASSISTANT_TOKENS,
@@ -29,7 +29,6 @@ from monge.bench.matrix import (
     tune_assistant,
 )
 from monge.bench.named_arms import with_named
-from monge.bench.own_time import OwnTime
 from monge.bench.pair import Pair
 from monge.bench.provenance import provenance
 from monge.bench.report import arm_record, slowest_adaptive, summary, write_rounds
@@ -58,7 +57,6 @@ class Choice:
         is_quick: A few, and a short search for the host's settings; otherwise the full matrix.
         controllers: Instead of these: fixed windows and every controller.
         named: Further arms, as for `monge.bench.named_arms.named_arm`.
-        own_time: Note what controllers take themselves, which takes some microseconds a round more.
         named_only: No others, of the host neither, but this library without speculation: many passes in little time.
     """
 
@@ -66,7 +64,6 @@ class Choice:
     controllers: bool = False
     named: tuple[str, ...] = ()
     named_only: bool = False
-    own_time: bool = False
 
     def __post_init__(self) -> None:
         if self.named_only and (self.controllers or not self.named):
@@ -75,11 +72,7 @@ class Choice:
 
     def arms(self, pair: Pair) -> list[Arm]:
         """The arms."""
-        arms = with_named(self._usual(pair), self.named)
-        for arm in arms:
-            if self.own_time and isinstance(arm, MongeArm):
-                arm.kept.own = OwnTime()
-        return arms
+        return with_named(self._usual(pair), self.named)
 
     def _usual(self, pair: Pair) -> list[Arm]:
         if self.named_only:

@@ -1,4 +1,4 @@
-"""Arms that a user writes down: `name: tree=chain(8), controller=price`."""
+"""Arms that a user writes down: `name: tree=chain(8), controller=goodput`."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _ROOMS: Final[Mapping[str, Registry[Any]]] = {
     "draft_backend": BACKENDS,
 }
 _NUMBERS: Final = ("draft_temperature", "draft_top_k")
-_FORM: Final = "write 'name: part=value, ...', e.g. 'price, wide: tree=chain(8), controller=price, verifier=block'"
+_FORM: Final = "write 'name: part=value, ...', e.g. 'price, wide: tree=chain(8), controller=goodput, verifier=block'"
 
 
 def named_arm(text: str) -> MongeArm:

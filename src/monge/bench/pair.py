@@ -1,13 +1,13 @@
 """The networks of a comparison, in memory once for all arms."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from monge.api import built_in, check_draft_backend
+from monge.api import built_in, check_draft_backend, one_or_several
 from monge.bench.grow import grown, num_parameters, shape_for
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
@@ -30,6 +30,7 @@ class Pair:
         backend: How this library's arms run the networks.
         draft_backend: How they run the draft model, if otherwise.
         draft_tokenizer: Of the draft model.
+        further: Draft models beside the first, as this library runs them.
     """
 
     target: PreTrainedModel
@@ -42,6 +43,7 @@ class Pair:
     backend: str = "eager"
     draft_backend: str | None = None
     draft_tokenizer: PreTrainedTokenizerBase | None = None
+    further: tuple[SequenceModel, ...] = ()
 
     def drafter(self, text: str | None = None) -> str:
         """What was written of a drafter, the given head filled in; without a text, what drafts where nobody chooses."""
@@ -52,7 +54,7 @@ class Pair:
 
 def load_pair(
     target: str | None = None,
-    draft: str | None = None,
+    drafts: str | Sequence[str] | None = None,
     *,
     backend: str = "eager",
     draft_backend: str | None = None,
@@ -64,7 +66,8 @@ def load_pair(
 
     Args:
         target: Folder or name.
-        draft: Likewise, or the folder of a head for the target; `None` beside a named target means that there is none.
+        drafts: Likewise, or the folder of a head for the target; `None` beside a named target means that there is none. Of
+            several draft models all draft where an arm's drafter takes several, and the first one otherwise.
         backend: How this library's arms run them; the host's arms always run the networks as they are.
         draft_backend: How they run the draft model, if otherwise.
         useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary: it costs what it costs, and
@@ -72,13 +75,16 @@ def load_pair(
         grow: Let the target say the same at the cost of so many parameters, as `0.5B`; see `monge.bench.grow`.
         **loading: As for `monge.engine.loading.load_network`.
     """
+    named: Any = one_or_several(drafts)
+    draft, *others = named if isinstance(named, tuple) else (named,)
     if target is None:
         target, draft = str(built_in("target")), str(built_in("draft")) if draft is None else draft
     network, tokenizer = load_network(target, **loading), load_tokenizer(target)
     if grow is not None:
         network = grown(network, shape_for(network, num_parameters(grow)))
         target = f"{target}, grown to {grow}"
-    head = None if draft is None else head_drafter(draft, target)
+    names = None if draft is None else ", ".join((draft, *others))
+    head, further = None if draft is None else head_drafter(draft, target), list[SequenceModel]()
     check_draft_backend(draft_backend, draft if head is None else None)
     target_model, draft_network, draft_model, draft_tokenizer = as_sequence_model(network, backend=backend), None, None, None
     if draft is not None and head is None:
@@ -89,6 +95,10 @@ def load_pair(
         tokenizers = {"tokenizer": draft_tokenizer, "target_tokenizer": tokenizer}
         draft_model = as_draft_model(draft_network, target_model, **tokenizers, backend=draft_backend or backend)
         draft_network.generation_config = empty_settings(tokenizer)
+        for other in others:
+            tokenizers = {"tokenizer": load_tokenizer(other), "target_tokenizer": tokenizer}
+            network_of_other = load_network(other, **loading)
+            further.append(as_draft_model(network_of_other, target_model, **tokenizers, backend=draft_backend or backend))
     elif useless_draft:
         raise OptionError("a useless draft needs a draft model to spoil; give --draft")
     network.generation_config = empty_settings(tokenizer)
@@ -98,11 +108,12 @@ def load_pair(
         target_model=target_model,
         draft_model=draft_model,
         tokenizer=tokenizer,
-        names={"target": target, "draft": f"{draft}, output shifted" if useless_draft else draft},
+        names={"target": target, "draft": f"{names}, output shifted" if useless_draft else names},
         head=head,
         backend=backend,
         draft_backend=draft_backend,
         draft_tokenizer=draft_tokenizer,
+        further=tuple(further),
     )
 
 

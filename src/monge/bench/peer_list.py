@@ -60,7 +60,7 @@ def _steady(*candidates: Settings) -> tuple[Settings, ...]:
 _CHAINS: Final = _steady(*({"tree": f"chain({depth})"} for depth in (4, 2, 6, 3)))
 _COPY_OR_DRAFT: Final = "cascade('ngram(min_ngram=2, num_draft_tokens=3)', 'model', min_nodes=3)"
 _CASCADES: Final = _steady(*({"drafter": _COPY_OR_DRAFT, "tree": f"chain({depth})"} for depth in (3, 2, 4)))
-_OURS: Final = Method(candidates=(*_CHAINS, {"drafter": "none"}, {"controller": "price"}), quick=2)
+_OURS: Final = Method(candidates=(*_CHAINS, {"drafter": "none"}, {"controller": "goodput"}), quick=2)
 _LOOKUPS: Final = _steady(*({"drafter": f"ngram(num_draft_tokens={count})"} for count in (3, 5, 10)))
 _OUR_LOOKUP: Final = Method(candidates=_LOOKUPS, quick=2)
 _INT8_DRAFT: Final = tuple({**_CHAINS[place], "draft_backend": "openvino(weights='int8')"} for place in (3, 0, 1, 2))

@@ -83,8 +83,7 @@ def arm_record(measurement: Measurement, measurements: Sequence[Measurement]) ->
         "degenerate_share": sum(looping) / len(looping),
         "same_as_plain_share": _same_share(measurement, plain),
     }
-    own = _own_time(measurement) if isinstance(arm, MongeArm) and arm.kept.own is not None else {}
-    return record | own | (rates(measurement.records) if measurement.records else {})
+    return record | (rates(measurement.records) if measurement.records else {})
 
 
 def rates(records: Sequence[StepRecord]) -> dict[str, Any]:
@@ -141,14 +140,14 @@ def summary(measurements: Sequence[Measurement], *, batch_size: int) -> dict[str
 
 
 def slowest_adaptive(measurements: Sequence[Measurement]) -> dict[str, Any] | None:
-    """The arm, temperature and batch size at which a controller that reads costs does worst against plain decoding.
+    """The arm, temperature and batch size at which a controller that reads latency does worst against plain decoding.
 
     Plain decoding is the better of the host's and of this library's without speculation, each a median of paired ratios.
     """
     found: list[dict[str, Any]] = []
     for measurement in measurements:
         arm, where = measurement.arm, (measurement.temperature, measurement.batch_size)
-        if measurement.failure is not None or not isinstance(arm, MongeArm) or "costs" not in arm.reads:
+        if measurement.failure is not None or not isinstance(arm, MongeArm) or "latency" not in arm.reads:
             continue
         ratios = [speedup(measurement, find(measurements, name, *where)) for name in (PLAIN, NONE)]
         medians = [ratio.median for ratio in ratios if ratio is not None]
@@ -204,23 +203,6 @@ def write_rounds(measurements: Sequence[Measurement], path: Path) -> None:
             }
             for record in measurement.records:
                 file.write(json.dumps(where | asdict(record)) + "\n")
-
-
-def own_line(record: Mapping[str, Any]) -> str:
-    """What a controller took itself, in words."""
-    planning, table_s, own_share = (record[name] for name in ("planning_s_per_round", "table_s_per_round", "own_share"))
-    return (
-        f"{record['arm']}: plans and updates {planning * 1e6:.0f} µs a round, the table of costs {table_s * 1e6:.0f} µs; "
-        f"together {own_share:.1%} of its time"
-    )
-
-
-def _own_time(measurement: Measurement) -> dict[str, float]:
-    """Seconds a round that a controller and its table took, and their share of all seconds, prompts included."""
-    num_rounds = sum(1 / record.batch_size for record in measurement.records)
-    both = measurement.planning_s, measurement.table_s
-    named = zip(("planning_s_per_round", "table_s_per_round"), both, strict=True)
-    return {name: seconds / num_rounds for name, seconds in named} | {"own_share": sum(both) / sum(measurement.seconds)}
 
 
 def _settings(measurement: Measurement) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from monge.bench.arms import Arm, Call, Output, TokenIds, synchronize
 from monge.bench.pair import Pair
-from monge.core.clocks import check_seed
+from monge.core.draws import check_seed
 from monge.core.errors import MongeError, OptionError, unknown_name
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
@@ -73,8 +73,6 @@ class Measurement:
         num_tokens: New tokens of every repeat.
         records: Round records of the measured repeats.
         completions: New tokens of every row of every repeat, in the same order for all arms.
-        planning_s: What controllers took themselves in all repeats, where the arm notes that.
-        table_s: What the table of costs took.
         prepare_s: Seconds of what the arm measured once, before all temperatures and batch sizes; in no other number.
         failure: Why there are no numbers.
     """
@@ -86,8 +84,6 @@ class Measurement:
     num_tokens: list[int] = field(default_factory=list)
     records: list[StepRecord] = field(default_factory=list)
     completions: list[tuple[int, ...]] = field(default_factory=list)
-    planning_s: float = 0.0
-    table_s: float = 0.0
     prepare_s: float = 0.0
     failure: str | None = None
 
@@ -220,8 +216,6 @@ def _measure_call(
     measurement.seconds[-1] += seconds
     measurement.num_tokens[-1] += sum(map(len, output.token_ids))
     measurement.records += output.records
-    measurement.planning_s += output.planning_s
-    measurement.table_s += output.table_s
     measurement.completions += output.token_ids
 
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from monge.bench.control_simulation import MAX_WINDOW, Round, Stopwatch, World, chain_record
-from monge.control.base import AnyController, CostModel, Memory, PromptReader
+from monge.control.base import AnyController, PromptReader, RoundInfo
 from monge.control.fixed import Fixed
+from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.prompt import PromptProfile
@@ -29,9 +31,9 @@ _NO_LEVELS: Final = Round((0.0,) * MAX_WINDOW, (1.0,) * MAX_WINDOW)
 
 ARMS: Final[Mapping[str, str]] = {
     "hedge": "hedge",
-    "hedge('price')": "hedge('price')",
+    "hedge('goodput')": "hedge('goodput')",
     "linear_selection": "linear_selection",
-    "linear_selection(inner='price')": "linear_selection(inner='price')",
+    "linear_selection(inner='goodput')": "linear_selection(inner='goodput')",
 }
 
 
@@ -88,7 +90,7 @@ def simulated_requests(count: int, draws: Draws, *, world: World) -> list[Simula
 
 def selection_speed(
     controller: AnyController,
-    costs: CostModel,
+    costs: Latency,
     requests: Sequence[SimulatedRequest],
     draws: Draws,
     *,
@@ -105,14 +107,14 @@ def selection_speed(
         drafter: Drafts where the plan names none.
         watch: Takes the time of plans and updates.
     """
-    memory, tokens, seconds = Memory(costs, members=MEMBERS), 0, 0.0
+    shared, tokens, seconds = SharedState(costs, members=MEMBERS), 0, 0.0
     watch = watch or Stopwatch(lambda: 0.0)
     for request in requests:
-        state, length = controller.init(memory), len(request.kind.prompt)
+        state, length = controller.init(shared), len(request.kind.prompt)
         if isinstance(controller, PromptReader):
             state = watch.run(controller.read, state, PromptProfile(token_ids=request.kind.prompt))
         for rounds in request.rounds:
-            plan: DraftPlan = watch.run(controller.plan, state, draws)
+            plan: DraftPlan = watch.run(controller.plan, [state], RoundInfo(context_lengths=(length,)), [draws])[0]
             name = plan.drafter or drafter
             member = next(one for one in MEMBERS if one.name == name)
             within = plan.within(DraftPlan(max_depth=member.max_depth))
@@ -151,7 +153,7 @@ def compare_selections(
     rows: list[dict[str, Any]] = [
         {"world": WORLD, "controller": f"fixed, {best}, window {window} (the best)", "speed": most, "ratio": 1.0}
     ]
-    for arm, text in {f"price, {best} only": "price", **arms}.items():
+    for arm, text in {f"goodput, {best} only": "goodput", **arms}.items():
         watch = Stopwatch(clock)
         reached = selection_speed(CONTROLLERS.parse(text), world.costs(), requests, make_draws(1), drafter=best, watch=watch)
         own = {"own_s_per_round": watch.seconds / (len(requests) * ROUNDS_OF_REQUEST)}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from monge.bench.shape_heads import heads_of
 from monge.bench.shape_material import Material, Say
-from monge.core.draws import TorchDraws
+from monge.core.draws import SeededDraws
 from monge.core.law import DenseLaw
 from monge.heads.shape.head import ShapeHead
 from monge.heads.shape.measure import law
@@ -84,7 +84,7 @@ def _rollouts(material: Material, prefixes: Tensor) -> list[Tensor]:
     """Laws after every prefix and each of its continuations, step by step; the first step has no continuation yet."""
     settings, network = material.settings, material.network
     ids = prefixes.to(network.device)
-    draws, found = TorchDraws(torch.Generator().manual_seed(0)), list[Tensor]()
+    draws, found = SeededDraws(0), list[Tensor]()
     for number in range(settings.num_steps):
         logits = torch.cat([network(part).logits[:, -1] for part in ids.split(32)])
         laws = torch.softmax(logits.double(), dim=1).cpu()

@@ -12,7 +12,7 @@ import torch
 from monge.bench.reliability import expected_error, reliability
 from monge.bench.shape_material import Material, Part, Say, spread
 from monge.bench.statistics import Resamples
-from monge.core.draws import TorchDraws
+from monge.core.draws import SeededDraws
 from monge.heads.shape.alignment.registry import ALIGNMENTS
 from monge.heads.shape.calibrate import calibrate_alignments, calibrate_temperatures
 from monge.heads.shape.head import ShapeHead
@@ -132,7 +132,7 @@ def ablation(material: Material, say: Say) -> list[dict[str, Any]]:
     """Every alignment against its controls, on the same held-out rows, with paired bootstrap intervals over rows."""
     part, found = material.together, list[dict[str, Any]]()
     rows = range(len(part.held_out.token_ids))
-    resamples = Resamples.draw(len(rows), TorchDraws(torch.Generator().manual_seed(0)))
+    resamples = Resamples.draw(len(rows), SeededDraws(0))
     for name in ("ridge", *(() if material.trained is None else ("trained",))):
         values: dict[str, np.ndarray] = {}
         for arm in ARMS:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import torch
 from jaxtyping import Float64, Int64
 
-from monge.core.draws import Draws, TorchDraws
+from monge.core.draws import Draws, SeededDraws
 from monge.core.errors import MongeError
 
 TAIL_TOKENS: Final = 24
@@ -116,7 +115,7 @@ def ratio_of_all(speeds: Sequence[float], others: Sequence[float]) -> Estimate |
     """
     if len(speeds) < 2:
         return None
-    resamples = Resamples.draw(len(speeds), TorchDraws(torch.Generator().manual_seed(0)))
+    resamples = Resamples.draw(len(speeds), SeededDraws(0))
     seconds, other_seconds = (np.reciprocal(np.array(some, dtype=np.float64)) for some in (speeds, others))
     return resamples.ratio(other_seconds, seconds, np.arange(len(speeds)))
 

@@ -9,12 +9,13 @@ from rich.table import Table
 from monge.bench.acceptance_inputs import check_candidates, check_lengths, read_law
 from monge.bench.acceptance_node import node_report
 from monge.bench.acceptance_table import read_table
-from monge.bench.acceptance_tree import tree_report
+from monge.bench.acceptance_tree import BY_NODES, BY_TREES, tree_report
 from monge.cli import options
 from monge.cli.console import output, reported
 from monge.core.errors import OptionError
 
 NODE: Final = "One node"
+MAX_TOKENS_SHOWN: Final = 8
 TREE: Final = "A whole tree"
 
 
@@ -38,7 +39,8 @@ def acceptance(
 
     **One node.** From a target law, a draft law and a number of candidates: P(the emitted token is one of the candidates) for
     every rule and every way of drafting for which it is exact, the optimum for each way, and the gap. Small laws are listed,
-    large ones go through closed forms. Nothing is normalised: a law that does not sum to one is refused.
+    large ones go through closed forms. Nothing is normalised: a law that does not sum to one is refused. The acceptance-one
+    condition says from how many i.i.d. candidates on some rule accepts one with probability one.
 
     **A whole tree.** From a file with a small vocabulary, laws by prefix and a shape: the expected number of accepted tokens of
     every rule, the multi-step optimum, and the layer bound. `docs/verifiers/which_verifier_when.md` shows such a file.
@@ -85,9 +87,20 @@ def _show_node(report: dict[str, Any]) -> None:
     console = output()
     console.print(table)
     console.print("optimum with d top tokens and K - d draws, d = 0..K: " + " ".join(map(_number, report["optimum"]["mixed"])))
+    console.print(_acceptance_one(report), markup=False, soft_wrap=True)
     reasons = {how for name, hows in report["how"].items() for way, how in hows.items() if report["laws"][name][way] is None}
     for reason in sorted(reasons):
         console.print(f"-: {reason}", style="dim", markup=False, soft_wrap=True)
+
+
+def _acceptance_one(report: dict[str, Any]) -> str:
+    """One line about the acceptance-one condition."""
+    found = report["acceptance_one"]
+    least, tokens = found["smallest_num_drafts"], ", ".join(map(str, found["tightest_set"][:MAX_TOKENS_SHOWN]))
+    tokens += ", ..." if len(found["tightest_set"]) > MAX_TOKENS_SHOWN else ""
+    needed = "no number of drafts is enough" if least is None else f"from {least} draft{'' if least == 1 else 's'} on"
+    tightest = f"; tightest set of tokens: {tokens}" if tokens else ""
+    return f"acceptance one, i.i.d. drafts: {'holds' if found['holds'] else 'does not hold'} ({needed}{tightest})"
 
 
 def _show_tree(report: dict[str, Any]) -> None:
@@ -100,9 +113,9 @@ def _show_tree(report: dict[str, Any]) -> None:
     table.add_row("layer bound", _number(report["layer_bound"]), "")
     console = output()
     console.print(table)
-    for name, value in report["rules"].items():
-        if value is None:
-            console.print(f"{name}: {report['how'][name]}", style="dim", markup=False, soft_wrap=True)
+    for name, how in report["how"].items():
+        if how not in {BY_NODES, BY_TREES}:
+            console.print(f"{name}: {how}", style="dim", markup=False, soft_wrap=True)
 
 
 def _table(title: str, first: str, columns: list[str]) -> Table:

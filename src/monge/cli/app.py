@@ -17,7 +17,6 @@ from monge.cli.bench_grow import grow
 from monge.cli.bench_heads import heads
 from monge.cli.bench_memory import memory
 from monge.cli.bench_peers import peers
-from monge.cli.bench_rounds import rounds
 from monge.cli.bench_serve import bench_serve
 from monge.cli.bench_steps import steps
 from monge.cli.demo import demo
@@ -51,7 +50,6 @@ bench.command("drafters")(drafters)
 bench.command("heads")(heads)
 bench.command("memory")(memory)
 bench.command("peers")(peers)
-bench.command("rounds")(rounds)
 bench.command("serve")(bench_serve)
 bench.command("steps")(steps)
 app.command("log")(log)

@@ -29,7 +29,7 @@ def batch(
     *,
     prompt_field: asked.PromptField = None,
     target: options.Target = None,
-    draft: options.Draft = None,
+    draft: options.Drafts = None,
     cross_tokenizer: options.CrossTokenizer = False,
     dtype: options.Dtype = None,
     device: options.Device = None,
@@ -82,7 +82,7 @@ def batch(
     wanted = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     wanted |= options.given(stop=stop, ignore_eos=ignore_eos or None)
     ray = options.given(num_workers=workers, address=address, num_cpus=cpus_per_worker, num_gpus=gpus_per_worker)
-    spec = DecoderSpec(target=target, draft=draft, options=parts | loading)
+    spec = DecoderSpec(target=target, draft=tuple(draft) if draft else None, options=parts | loading)
     rows = RowFile(source, **options.given(prompt_field=prompt_field))
     settings = options.given(seed=seed, shard_rows=shard_rows, overwrite=overwrite, restart=restart)
     _run(BatchJob(source=rows, output=output, spec=spec, options=wanted, **settings), _workers(ray, use_ray=use_ray))

@@ -23,7 +23,7 @@ from monge.bench.decode import (
 )
 from monge.bench.pair import load_pair
 from monge.bench.provenance import busy_note
-from monge.bench.report import own_line, table
+from monge.bench.report import table
 from monge.bench.runner import Settings
 from monge.bench.tasks import asked_prompts, interleaved
 from monge.cli import bench_options as asked
@@ -49,7 +49,7 @@ def root() -> None:
 def decode(
     *,
     target: options.Target = None,
-    draft: options.Draft = None,
+    draft: options.Drafts = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
     attention: options.Attention = None,
@@ -61,7 +61,6 @@ def decode(
     controllers: asked.Controllers = False,
     arm: asked.NamedArms = None,
     named_only: asked.NamedOnly = False,
-    own_time: asked.OwnTimes = False,
     useless_draft: asked.UselessDraft = False,
     grow: asked.Grow = None,
     max_new_tokens: asked.MaxNewTokens = None,
@@ -88,8 +87,8 @@ def decode(
         monge bench decode --quick
         monge bench decode --out results --json | tail -n 1 > summary.json
         monge bench decode --controllers --mixed --batch 1 --batch 16
-        monge bench decode --quick --useless-draft --arm "price: controller=price"
-        monge bench decode --named-only --arm "price: controller=price" --repeats 30 --backend compiled
+        monge bench decode --quick --useless-draft --arm "price: controller=goodput"
+        monge bench decode --named-only --arm "price: controller=goodput" --repeats 30 --backend compiled
         monge bench decode --target ./my-target --draft ./my-draft --prompts my.jsonl --batch 1 --temperature 0
     """
     quiet_host()
@@ -100,7 +99,7 @@ def decode(
     given = options.given(max_new_tokens=max_new_tokens, repeats=repeats, seed=seed, time_limit_s=time_limit, clock=clock)
     lists = {"batch_sizes": tuple(batch or ()), "temperatures": tuple(temperature or ())}
     settings = replace(QUICK if quick else Settings(), **given, **{name: some for name, some in lists.items() if some})
-    choice = Choice(is_quick=quick, controllers=controllers, named=tuple(arm or ()), named_only=named_only, own_time=own_time)
+    choice = Choice(is_quick=quick, controllers=controllers, named=tuple(arm or ()), named_only=named_only)
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, draft_backend=draft_backend)
     pair = load_pair(target, draft, useless_draft=useless_draft, grow=grow, **loading)
     with call_bar(notes()) as watch:
@@ -127,8 +126,6 @@ def report(document: dict[str, Any], files: Sequence[Path]) -> None:
             mode = "greedy" if temperature == 0 else f"temperature {temperature:g}"
             console.print(table(cell, f"{mode}, batch {size}, {len(document['prompts'])} prompts"))
             for arm in cell:
-                if arm.get("planning_s_per_round"):
-                    console.print(own_line(arm), style="dim", markup=False, soft_wrap=True)
                 if arm["failure"] is not None:
                     console.print(f"{arm['arm']}: {arm['failure']}", style="dim", markup=False, soft_wrap=True)
             console.print()

@@ -5,7 +5,6 @@ import sys
 import time
 from typing import Annotated, Final
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -14,7 +13,7 @@ from monge.bench.selection_simulation import WORLD as SELECTION
 from monge.bench.selection_simulation import compare_selections
 from monge.cli import options
 from monge.cli.console import reported
-from monge.core.draws import TorchDraws
+from monge.core.draws import SeededDraws
 from monge.core.errors import OptionError
 
 ROUNDS: Final = 20_000
@@ -52,8 +51,8 @@ def bench_control(
         raise OptionError(f"rounds must be at least 1; got {count}")
     arms = ABLATIONS if ablations else ARMS
 
-    def make_draws(number: int) -> TorchDraws:
-        return TorchDraws(torch.Generator().manual_seed(2 * (seed or 0) + number))
+    def make_draws(number: int) -> SeededDraws:
+        return SeededDraws(seed or 0, number)
 
     rows = compare_controllers(count, make_draws, arms, clock=time.process_time)
     if not ablations:

@@ -35,10 +35,9 @@ Controllers = Annotated[
 ]
 NamedArms = Annotated[
     list[str] | None,
-    _measuring("--arm", "A further arm: `name: tree=chain(8), controller=price, verifier=block`; may be repeated."),
+    _measuring("--arm", "A further arm: `name: tree=chain(8), controller=goodput, verifier=block`; may be repeated."),
 ]
 NamedOnly = Annotated[bool, _measuring("--named-only", "No arms but those of --arm, and monge without speculation.")]
-OwnTimes = Annotated[bool, _measuring("--own-time", "Note what controllers and their costs take themselves.")]
 UselessDraft = Annotated[bool, _measuring("--useless-draft", "Spoil the draft model: nothing that it guesses is right.")]
 Grow = Annotated[
     str | None,

@@ -53,7 +53,7 @@ def bench_serve(
         monge bench serve --concurrency 1 --concurrency 16 --temperature 0
         monge bench serve --server "./my-target ./my-draft --max-batch-size 32"
         monge bench serve --arm "plain: --drafter none" --arm "ngram: --drafter ngram"
-        monge bench serve --arm "off: --controller price" --arm "on: --controller price" --fields 'off: {"speculation": false}'
+        monge bench serve --arm "off:" --arm "on:" --fields 'off: {"speculation": false}'
         monge bench serve --beside "vllm: .venv-vllm/bin/vllm serve {target} --port {port}"
     """
     given = options.given(per_client=per_client, max_tokens=max_tokens, temperature=temperature, repeats=repeats)

@@ -24,6 +24,7 @@ class Completion:
     token_ids: tuple[int, ...]
     finish_reason: str
     seed: int | None
+    row: int
     stats: GenerationStats
     error: str | None
     records: tuple[StepRecord, ...] = ()
@@ -36,6 +37,7 @@ class Completion:
             "token_ids": list(self.token_ids),
             "finish_reason": self.finish_reason,
             "seed": self.seed,
+            "row": self.row,
             "error": self.error,
             "stats": self.stats.as_dict(),
             "rounds": rounds_of(self.records),
@@ -53,7 +55,7 @@ class Completion:
         if stats.acceptance_by_depth:
             parts.append("accepted by depth " + " ".join(f"{rate:.2f}" for rate in stats.acceptance_by_depth))
         if self.seed is not None:
-            parts.append(f"seed {self.seed}")
+            parts.append(f"seed {self.seed}" + (f", row {self.row}" if self.row else ""))
         return " | ".join([*parts, f"ended by {self.finish_reason}"])
 
     def time_split(self) -> str:
@@ -111,6 +113,7 @@ def completion_of(session: Session, prompt: str) -> Completion:
         token_ids=session.completion_ids,
         finish_reason=session.finish_reason or INTERRUPTED,
         seed=session.request.told_seed,
+        row=session.request.row,
         stats=GenerationStats.of(session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s),
         error=None if session.error is None else str(session.error),
         records=tuple(session.records),

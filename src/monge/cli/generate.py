@@ -29,7 +29,7 @@ def generate(
     *,
     file: options.File = None,
     target: options.Target = None,
-    draft: options.Draft = None,
+    draft: options.Drafts = None,
     cross_tokenizer: options.CrossTokenizer = False,
     dtype: options.Dtype = None,
     device: options.Device = None,
@@ -68,7 +68,7 @@ def generate(
         monge generate "Question: What is 7 times 8?" --temperature 0.8 --seed 1 --stop "Question:"
         monge generate --file prompts.jsonl --batch-size 8 --json > completions.jsonl
         cat letter.txt | monge generate --drafter ngram --max-new-tokens 40
-        monge generate "Once" --controller price --trace rounds.png --trace rounds.json
+        monge generate "Once" --controller goodput --trace rounds.png --trace rounds.json
         torchrun --nproc-per-node 2 -m monge generate "Once" --target ./my-target --tensor-parallel
         monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier single_draft
     """

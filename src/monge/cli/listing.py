@@ -11,14 +11,17 @@ from monge.cli import options
 from monge.cli.console import output, reported
 from monge.control.registry import CONTROLLERS
 from monge.core.clocks import SharedClocks
+from monge.core.errors import OptionError
 from monge.core.hub_pairs import HubPairs
 from monge.core.independent import Independent
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
 from monge.core.registry import Registry
 from monge.core.systematic import Systematic
+from monge.defaults import default_rule
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.by_request import ByRequest
+from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
@@ -40,7 +43,7 @@ def list_parts(as_json: options.Json = False) -> None:
     """
     rooms = {room: [describe(registry, name) for name in registry] for room, registry in ROOMS}
     if as_json:
-        print(json.dumps(rooms | {"legal": legality()}))
+        print(json.dumps(rooms | {"legal": legality(), "defaults": default_verifiers()}))
         return
     console = output()
     for room, parts in rooms.items():
@@ -72,6 +75,27 @@ def _plain(value: object) -> object:
 def legality() -> dict[str, dict[str, str]]:
     """For every verifier and way of drawing: `yes`, `one candidate`, or `no`; `Arbitrary` nodes are always target-walked."""
     return {name: {kind.__name__: _legal(name, kind) for kind in PROPOSALS} for name in VERIFIERS}
+
+
+def default_verifiers() -> dict[str, dict[str, str]]:
+    """The verifier of every tree where the user names none, for each way of drawing children; `""` where a tree has its own."""
+    rules: dict[str, dict[str, str]] = {}
+    for name in TREES:
+        trees = {"": TREES.make(name)}
+        if "children" in TREES.settings(name):
+            trees = {kind: tree for kind in CHILDREN if (tree := _drawn_by(name, kind)) is not None}
+        rules[name] = {
+            kind: VERIFIERS.name_of(default_rule(tree.limits.proposes, tree.limits.max_width)) for kind, tree in trees.items()
+        }
+    return rules
+
+
+def _drawn_by(tree: str, kind: str) -> TreeBuilder | None:
+    """A tree with its usual sizes whose children are drawn in a given way; `None` where it is too narrow for that."""
+    try:
+        return TREES.make(tree, children=kind)
+    except OptionError:
+        return None
 
 
 def tree_proposals(tree: TreeBuilder) -> str:
@@ -123,3 +147,8 @@ def _print_legality(console: Console) -> None:
         console.print(
             f"tree {name} draws {tree_proposals(tree)} candidates, at most {tree.limits.max_width} a node: {', '.join(legal)}"
         )
+    console.print()
+    for name, rules in default_verifiers().items():
+        kinds_of = {rule: [kind for kind, own in rules.items() if kind and own == rule] for rule in rules.values()}
+        shown = [f"{rule} ({', '.join(kinds)})" if kinds else rule for rule, kinds in kinds_of.items()]
+        console.print(f"tree {name} is verified by {', '.join(shown)} where no verifier is named")

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from monge.engine.decoder import Decoder
 
 
 @contextmanager
-def loaded(target: str | None, draft: str | None, *, tensor_parallel: bool, **options: Any) -> Iterator[Decoder]:
+def loaded(target: str | None, draft: Sequence[str] | None, *, tensor_parallel: bool, **options: Any) -> Iterator[Decoder]:
     """A decoder for a command. Under tensor parallelism rank 0 alone goes on; the others end when it is done.
 
     Args:
@@ -38,7 +38,7 @@ def is_led() -> bool:
     return os.environ.get("RANK", "0") != "0"
 
 
-def follow(target: str | None, draft: str | None, **options: Any) -> None:
+def follow(target: str | None, draft: Sequence[str] | None, **options: Any) -> None:
     """Take part in what rank 0 serves. Who follows goes when rank 0 lets it: a signal to all comes before the last answers.
 
     Args:

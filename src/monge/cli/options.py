@@ -48,6 +48,16 @@ Draft = Annotated[
         default="the built-in draft, or none beside a --target",
     ),
 ]
+Drafts = Annotated[
+    list[str] | None,
+    option(
+        "--draft",
+        help="Draft model with the target's tokenizer, or the folder of a head for the target. Several draft models, given one "
+        "by one, draft together.",
+        panel=MODELS,
+        default="the built-in draft, or none beside a --target",
+    ),
+]
 CrossTokenizer = Annotated[
     bool,
     option(

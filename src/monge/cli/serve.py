@@ -1,7 +1,6 @@
 """`monge serve`."""
 
-import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -20,11 +19,12 @@ from monge.engine.decoder import Decoder
 @reported
 def serve(
     target: asked.Target = None,
-    draft: asked.Draft = None,
+    draft: asked.Drafts = None,
     *,
     host: asked.Host = asked.HOST,
     port: asked.Port = asked.PORT,
     api_key: asked.ApiKey = None,
+    allowed_host: asked.AllowedHosts = None,
     served_model_name: asked.ServedModelName = None,
     chat_template: asked.ChatTemplate = None,
     logprobs_of: asked.LogprobsOf = None,
@@ -70,8 +70,8 @@ def serve(
 
         monge serve
         monge serve ./my-target ./my-draft --tree "chain(6)" --max-batch-size 16
-        monge serve ./my-target --drafter ngram --controller price --port 8080
-        monge serve --controller price --controller fixed
+        monge serve ./my-target --drafter ngram --controller goodput --port 8080
+        monge serve --controller goodput --controller fixed
         MONGE_API_KEY=secret monge serve ./my-target --host 0.0.0.0
         torchrun --nproc-per-node 2 -m monge serve ./my-target ./my-draft --tensor-parallel
         monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1
@@ -92,7 +92,9 @@ def _serve_here(given: Mapping[str, Any]) -> None:
         raise OptionError(f"--drain must be at least 0 seconds; got {given['drain']}")
     limits = _limits(given.get("request_timeout"), **chosen("max_choices", "max_request_bytes", "logprobs_of"))
     name = given["served_model_name"] if "served_model_name" in given else server.served_name(target)
-    settings = server.ServerSettings(model_name=name, api_keys=tuple(given.get("api_key", ())), **limits)
+    keys = tuple(given.get("api_key", ()))
+    hosts = server.hosts_to_accept(host, keys, given.get("allowed_host", ()))
+    settings = server.ServerSettings(model_name=name, api_keys=keys, allowed_hosts=hosts, **limits)
     _use_threads(given.get("threads"))
     loading = chosen("dtype", "device", "attention", "backend", "draft_backend", "max_batch_size", "tensor_parallel")
     parts = chosen("drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k")
@@ -103,7 +105,7 @@ def _serve_here(given: Mapping[str, Any]) -> None:
         chat = server.chat_format(decoder.tokenizer, given.get("chat_template"), is_built_in=target is None)
         budget = {"kv_budget_tokens": given["kv_budget"]} if "kv_budget" in given else {}
         app = server.create_app(decoder, settings, chat, **chosen("max_waiting", "prefill_chunk"), **budget)
-        is_open = _is_open(host, settings.api_keys)
+        is_open = not (keys or server.is_loopback(host))
         where = f"serving {name} at {server.url_of(listener)}/v1"
         _say(decoder, where, verbose=given["verbose"], is_open=is_open)
         server.serve_until_told(app, listener, drain_s=given["drain"], access_log=given["access_log"])
@@ -131,20 +133,14 @@ def _use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _is_open(host: str, api_keys: Sequence[str]) -> bool:
-    """Whether strangers may reach it."""
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    return not is_loopback and not api_keys
-
-
 def _say(decoder: Decoder, where: str, *, verbose: bool, is_open: bool) -> None:
     """Say what runs and where; programs that start a server wait for the line that says where."""
     say_memory(decoder)
     if verbose:
         say_parts(decoder)
     notes().print(where, markup=False, soft_wrap=True)
+    if (dtype := decoder.parts.coarse_dtype) is not None:
+        text = f"{dtype} depends on the other rows of a batch: a seed does not give its text again, and answers have seed null"
+        notes().print(f"{text}; --dtype float32 makes texts repeatable", style="yellow", markup=False)
     if is_open:
         notes().print("anyone who reaches this address may use it; --api-key asks for a key", style="yellow", markup=False)

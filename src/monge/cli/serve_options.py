@@ -29,7 +29,10 @@ def _ray(*names: str, help: str, default: object = None) -> Any:  # noqa: ANN401
 
 
 Target = Annotated[str | None, typer.Argument(help="Folder or name of the target; without it, the built-in pair.")]
-Draft = Annotated[str | None, typer.Argument(help="Draft model with the target's tokenizer.")]
+Drafts = Annotated[
+    list[str] | None,
+    typer.Argument(help="Draft model with the target's tokenizer; several draft together."),
+]
 Host = Annotated[str, _server("--host", help="Address to listen on; 0.0.0.0 is open to the network.", default=HOST)]
 Port = Annotated[int, _server("--port", help="Port; 0 takes a free one.", default=PORT)]
 ApiKey = Annotated[
@@ -40,6 +43,14 @@ ApiKey = Annotated[
         help="Ask for this key; may be repeated. Default: none.",
         show_default=False,
         rich_help_panel=SERVER,
+    ),
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    _server(
+        "--allowed-host",
+        help="Another name or address, without a port, that requests may be sent to; may be repeated.",
+        default="on loopback without a key: its own names; else any",
     ),
 ]
 ServedModelName = Annotated[

@@ -74,8 +74,11 @@ def _serve(given: Mapping[str, Any]) -> None:
     from monge.scale.door import CONTROLLER_OPTIONS
     from monge.scale.ray_cluster import connect, require_ray
     from monge.scale.ray_serve import AppArgs, app_from
+    from monge.serve.settings import hosts_to_accept
 
-    known = {_NAMES.get(name, name): value for name, value in given.items()}
+    hosts = hosts_to_accept(given["host"], given.get("api_key", ()), given.get("allowed_host", ()))
+    known: dict[str, Any] = {_NAMES.get(name, name): value for name, value in given.items()}
+    known["allowed_hosts"] = hosts
     if "autoscale" in known:
         known["autoscale"] = range_of(known["autoscale"])
     try:

@@ -1,9 +1,11 @@
-"""The drafters of a pool as alternatives: what each costs, and the memory that its own window controller gets."""
+"""The drafters of a pool as alternatives: what each costs, and the shared state of its own window controller."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.control.base import CostModel, Memory, costs_of
+from monge.control.base import latency_of
+from monge.control.latency import Latency
+from monge.control.shared import SharedState
 from monge.core.errors import OptionError
 from monge.core.selection import Member
 
@@ -14,48 +16,42 @@ class Arms:
 
     Args:
         members: The drafters.
-        memories: What the window controller of each knows; costs of its own drafting, none for lookups.
-        costs: The decoder's table.
+        shared: Shared state of each drafter's window controller; its latency counts this drafter's drafting only.
+        latency: The decoder's latency.
     """
 
     members: tuple[Member, ...]
-    memories: tuple[Memory, ...]
-    costs: CostModel
+    shared: tuple[SharedState, ...]
+    latency: Latency
 
     @classmethod
-    def of(cls, memory: Memory, name: str) -> "Arms":
+    def of(cls, shared: SharedState, name: str) -> "Arms":
         """The alternatives of a decoder.
 
         Raises:
-            OptionError: If there are no costs, or the drafter is not a pool.
+            OptionError: If there is no latency, or the drafter is not a pool.
         """
-        costs = costs_of(memory, name)
-        if not memory.members:
+        latency = latency_of(shared, name)
+        if not shared.members:
             raise OptionError(
                 f"controller {name!r} chooses between drafters and there is only one; use drafter=\"pool('ngram', 'model')\", "
                 "or a controller that plans windows"
             )
         key = f"{name} arms"
-        if key not in memory.notes:
-            memory.notes[key] = tuple(
-                Memory(costs.of(member.name) if member.runs_network else costs.without_drafting()) for member in memory.members
+        if key not in shared.notes:
+            shared.notes[key] = tuple(
+                SharedState(latency.of(member.name) if member.runs_network else latency.without_drafting())
+                for member in shared.members
             )
-        return cls(memory.members, memory.notes[key], costs)
+        return cls(shared.members, shared.notes[key], latency)
 
     @property
     def names(self) -> Sequence[str]:
         """The drafters' names."""
         return [member.name for member in self.members]
 
-    def follow(self) -> None:
-        """Tell the drafters' own costs which batch and text the table was last asked about."""
-        for memory in self.memories:
-            if memory.costs is not None and memory.costs is not self.costs:
-                memory.costs.batch_size, memory.costs.context_length = self.costs.batch_size, self.costs.context_length
-                memory.costs.catch_up_s = self.costs.catch_up_s
-
-    def seconds(self, arm: int, num_nodes: int, depth: int, position: int | None) -> float:
-        """Predicted seconds of a round that an alternative drafts."""
-        drafts = self.members[arm].runs_network and depth > 0
-        drafting = costs_of(self.memories[arm], self.members[arm].name).draft_s(depth, self.costs.batch_size) if drafts else 0.0
-        return self.costs.verify_s(num_nodes, self.costs.batch_size, position) + drafting
+    def seconds(self, arm: int, num_nodes: int, depth: int, *, batch_size: int, context_length: int | None) -> float:
+        """Predicted seconds of a round that one drafter drafts."""
+        member = self.members[arm]
+        drafting = latency_of(self.shared[arm], member.name).draft_s(depth, batch_size) if member.runs_network else 0.0
+        return self.latency.verify_s(num_nodes, batch_size, context_length) + drafting

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from monge.control.base import Controller, Memory
+from monge.control.base import RoundInfo, SoloController
 from monge.control.fsm import Fsm
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -28,7 +29,7 @@ class CachedState:
 
 
 @dataclass(frozen=True, slots=True)
-class CachedFsm(Controller[CachedState]):
+class CachedFsm(SoloController[CachedState]):
     """Where the text's last tokens were seen before, one more than was accepted after them; otherwise the state machine.
 
     The longest known ending wins. Averages are exponential, with weight `rate` for the last round.
@@ -60,10 +61,10 @@ class CachedFsm(Controller[CachedState]):
                 f"{self.min_ending}, {self.max_ending}, {self.capacity}, {self.rate}"
             )
 
-    def init(self, memory: Memory) -> CachedState:
-        return CachedState(self._fsm().init(memory))
+    def init(self, shared: SharedState) -> CachedState:
+        return CachedState(self._fsm().init(shared))
 
-    def plan(self, state: CachedState, draws: Draws) -> DraftPlan:
+    def plan_one(self, state: CachedState, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
         fsm = self._fsm()
         known = next((state.accepted[key] for key in self._keys(state.ending) if key in state.accepted), None)
         window = state.window if known is None else max(fsm.min_window, min(round(known) + 1, fsm.max_window))

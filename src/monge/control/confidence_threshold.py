@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.control.base import Controller, Memory, check_share, check_windows
+from monge.control.base import RoundInfo, SoloController, check_share, check_windows
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.stopping import StopRule
@@ -22,7 +23,7 @@ class ThresholdState:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfidenceThreshold(Controller[ThresholdState]):
+class ConfidenceThreshold(SoloController[ThresholdState]):
     """Stop after a token whose draft probability is below a threshold, which is refitted to what was accepted.
 
     The improbable token itself is still offered, so nothing that was drawn is held back: withholding it would bias the output.
@@ -49,10 +50,10 @@ class ConfidenceThreshold(Controller[ThresholdState]):
         check_windows("confidence_threshold", lowest=0, highest=self.max_window)
         check_share("confidence_threshold", threshold=self.threshold)
 
-    def init(self, memory: Memory) -> ThresholdState:
+    def init(self, shared: SharedState) -> ThresholdState:
         return ThresholdState(self.threshold)
 
-    def plan(self, state: ThresholdState, draws: Draws) -> DraftPlan:
+    def plan_one(self, state: ThresholdState, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
         return DraftPlan(max_depth=self.max_window, stop=StopRule(min_token_prob=state.threshold))
 
     def update(self, state: ThresholdState, record: StepRecord) -> ThresholdState:

@@ -1,19 +1,17 @@
 """The same plan every round."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.control.base import Controller, Memory
+from monge.control.base import RoundInfo, SoloController
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.verdict import StepRecord
 
-_STANDS = 16  # rounds told of together, to whoever else reads what they cost
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed(Controller[None]):
+class Fixed(SoloController[None]):
     """The same limits every round; without settings, the tree builder's own.
 
     Args:
@@ -30,18 +28,15 @@ class Fixed(Controller[None]):
     def __post_init__(self) -> None:
         self._plan()
 
-    def init(self, memory: Memory) -> None:
-        if self.lookup_depth is not None and all(member.runs_network for member in memory.members):
+    def init(self, shared: SharedState) -> None:
+        if self.lookup_depth is not None and all(member.runs_network for member in shared.members):
             raise OptionError(
                 f"fixed: lookup_depth={self.lookup_depth} limits drafters of a pool that run no network, and there are none; "
                 "leave it out, or use drafter=\"pool('ngram', 'model')\""
             )
 
-    def plan(self, state: None, draws: Draws) -> DraftPlan:
+    def plan_one(self, state: None, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
         return self._plan()
-
-    def stands(self, states: Sequence[None], plans: Sequence[DraftPlan], num_tokens: Sequence[int]) -> int:
-        return _STANDS
 
     def update(self, state: None, record: StepRecord) -> None:
         return None

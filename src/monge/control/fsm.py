@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from monge.control.base import Controller, Memory, check_windows
+from monge.control.base import RoundInfo, SoloController, check_windows
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -10,7 +11,7 @@ from monge.core.verdict import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Fsm(Controller[int]):
+class Fsm(SoloController[int]):
     """A finite-state machine: the window grows when everything was accepted, and shrinks otherwise.
 
     Args:
@@ -37,14 +38,14 @@ class Fsm(Controller[int]):
         if self.up < 1 or self.down < 1 or self.min_window < 1:
             raise OptionError(f"fsm: up, down and min_window must be at least 1; got {self.up}, {self.down}, {self.min_window}")
 
-    def init(self, memory: Memory) -> int:
+    def init(self, shared: SharedState) -> int:
         return self.first
 
-    def plan(self, state: int, draws: Draws) -> DraftPlan:
+    def plan_one(self, state: int, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
         return DraftPlan(max_depth=state)
 
     def update(self, state: int, record: StepRecord) -> int:
-        if record.depth == 0:  # nothing was drafted, so nothing was learnt
+        if record.depth == 0:  # nothing was drafted, so nothing was learned
             return state
         if record.num_accepted == record.depth:
             return min(state + self.up, self.max_window)

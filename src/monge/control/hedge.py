@@ -6,7 +6,8 @@ from typing import Any
 
 from monge.control.ada_hedge import AdaHedge
 from monge.control.arms import Arms
-from monge.control.base import AnyController, Controller, Memory, check_share
+from monge.control.base import AnyController, Controller, RoundInfo, check_share
+from monge.control.shared import SharedState
 from monge.control.windows import WINDOWS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
@@ -38,14 +39,16 @@ class Awaited:
 
     Args:
         position: Tokens of the text before it.
+        batch_size: Requests that shared it.
         chosen: The drafter that was used.
         prob: The probability with which it was chosen.
-        price: Price of a second when it was planned.
+        price: Goodput of a second when it was planned.
         tokens: Tokens that it verified.
         seconds: Predicted seconds that it took.
     """
 
     position: int
+    batch_size: int
     chosen: int
     prob: float
     price: float
@@ -94,14 +97,14 @@ class Hedge(Controller[HedgeState]):
         keep: Weight that a round keeps with every later one; 1 never forgets, and then AdaHedge's bound on the regret holds.
 
     Reference:
-        HedgeSpec, arXiv 2510.20064; the weights: de Rooij et al., JMLR 15, 2014. Price and bandit feedback are our design.
+        HedgeSpec, arXiv 2510.20064; the weights: de Rooij et al., JMLR 15, 2014. Goodput and bandit feedback are our design.
     """
 
     inner: str = "on_the_fly"
     explore: float | int = 0.05
     keep: float | int = 0.98
 
-    reads = frozenset({"accepted", "tokens", "confidence", "costs", "notes"})
+    reads = frozenset({"accepted", "tokens", "confidence", "latency", "notes"})
     selects = True
 
     def __post_init__(self) -> None:
@@ -110,21 +113,17 @@ class Hedge(Controller[HedgeState]):
             raise OptionError("hedge: keep must be larger than 0; got 0")
         self.windows()
 
-    def init(self, memory: Memory) -> HedgeState:
-        arms, windows = Arms.of(memory, "hedge"), self.windows()
+    def init(self, shared: SharedState) -> HedgeState:
+        arms, windows = Arms.of(shared, "hedge"), self.windows()
         count = len(arms.members)
-        return HedgeState(
-            arms, AdaHedge((0.0,) * count), tuple(windows.init(own) for own in arms.memories), (Average(),) * count
-        )
+        return HedgeState(arms, AdaHedge((0.0,) * count), tuple(windows.init(own) for own in arms.shared), (Average(),) * count)
 
-    def rests(self, memory: Memory, num_requests: int) -> bool:
-        return True  # who never drafts need not read a prompt
+    def drafts_at_once(self, shared: SharedState) -> bool:
+        return False  # a network that is never chosen need not read prompts
 
-    def plan(self, state: HedgeState, draws: Draws) -> DraftPlan:
-        return self.plan_many([state], [draws])[0]
-
-    def plan_many(self, states: Sequence[HedgeState], draws: Sequence[Draws]) -> list[DraftPlan]:
-        return self.plans_of(states, [self.choose(state, own) for state, own in zip(states, draws, strict=True)], draws)
+    def plan(self, states: Sequence[HedgeState], info: RoundInfo, draws: Sequence[Draws]) -> list[DraftPlan]:
+        chosen = [self.choose(state, own) for state, own in zip(states, draws, strict=True)]
+        return self.plans_of(states, chosen, info, draws)
 
     def update(self, state: HedgeState, record: StepRecord) -> HedgeState:
         return self.learn(state, record, self.probs(state))
@@ -152,13 +151,15 @@ class Hedge(Controller[HedgeState]):
             left -= prob
         return possible[-1][0]
 
-    def plans_of(self, states: Sequence[HedgeState], chosen: Sequence[int], draws: Sequence[Draws]) -> list[DraftPlan]:
+    def plans_of(
+        self, states: Sequence[HedgeState], chosen: Sequence[int], info: RoundInfo, draws: Sequence[Draws]
+    ) -> list[DraftPlan]:
         """Plans of a batch whose drafters are chosen: the requests of one drafter are planned together."""
-        states[0].arms.follow()
         plans: dict[int, DraftPlan] = {}
         for arm in sorted(set(chosen)):
             rows = [row for row, own in enumerate(chosen) if own == arm]
-            planned = self.windows().plan_many([states[row].inner[arm] for row in rows], [draws[row] for row in rows])
+            own = replace(info, context_lengths=tuple(info.context_lengths[row] for row in rows))
+            planned = self.windows().plan([states[row].inner[arm] for row in rows], own, [draws[row] for row in rows])
             for row, plan in zip(rows, planned, strict=True):
                 plans[row] = replace(plan, drafter=states[row].arms.names[arm])
         return [plans[row] for row in range(len(states))]
@@ -167,15 +168,15 @@ class Hedge(Controller[HedgeState]):
         """The state after a round whose drafter was chosen with these probabilities."""
         if record.drafter not in state.arms.names:
             return state  # the drafter has failed, and the request is decoded plainly
-        state.arms.follow()
         chosen = state.arms.names.index(record.drafter)
-        seconds = state.arms.seconds(chosen, record.num_nodes, max(record.depth, record.levels_read), record.context_length)
+        at = {"batch_size": record.batch_size, "context_length": record.context_length}
+        seconds = state.arms.seconds(chosen, record.num_nodes, max(record.depth, record.levels_read), **at)
         tokens = record.num_accepted + 1.0
         inner = list(state.inner)
         inner[chosen] = self.windows().update(inner[chosen], record)
-        plain = state.arms.seconds(chosen, 0, 0, record.context_length)
+        plain = state.arms.seconds(chosen, 0, 0, **at)
         price = max(state.tokens / state.seconds if state.seconds else 0.0, 1.0 / plain)
-        waiting = Awaited(record.context_length, chosen, probs[chosen], price, tokens, seconds)
+        waiting = Awaited(record.context_length, record.batch_size, chosen, probs[chosen], price, tokens, seconds)
         state = replace(
             state,
             inner=tuple(inner),
@@ -206,12 +207,12 @@ class Hedge(Controller[HedgeState]):
 
     def _gains(self, state: HedgeState, one: Awaited, seen: dict[str, Hindsight]) -> list[float]:
         """What every drafter gained in a round, or an estimate of it without bias."""
-        # Price and averages are those before the round, so that the estimate is right on average given the past.
+        # Goodput and averages are those before the round, so that the estimate is right on average given the past.
         gains: list[float] = []
         for arm, member in enumerate(state.arms.members):
             if member.name in seen:
                 entry = seen[member.name]
-                seconds = state.arms.seconds(arm, entry.num_nodes, 0, one.position)
+                seconds = state.arms.seconds(arm, entry.num_nodes, 0, batch_size=one.batch_size, context_length=one.position)
                 gains.append(entry.expected_tokens - one.price * seconds)
                 continue
             average = state.averages[arm]

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from monge.control.acceptance import expected_tokens
 from monge.control.arms import Arms
-from monge.control.base import Memory, PromptReader
+from monge.control.base import PromptReader, RoundInfo
 from monge.control.hedge import Hedge, HedgeState
 from monge.control.prompt_features import FEATURES, OF_LAWS
 from monge.control.ridge import Ridge
-from monge.control.survival import expected_tokens
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, unknown_name
@@ -38,7 +39,7 @@ class LinearState:
     """State of one request.
 
     Args:
-        memory: What the decoder's requests share.
+        shared: What the decoder's requests share.
         hedge: State of the later selection, which learns from the first round on.
         features: Of the prompt, a constant first.
         choice: The drafter that the model chose.
@@ -46,7 +47,7 @@ class LinearState:
         tallies: By drafter.
     """
 
-    memory: Memory
+    shared: SharedState
     hedge: HedgeState
     features: tuple[float, ...] = ()
     choice: int = 0
@@ -105,29 +106,26 @@ class LinearSelection(PromptReader[LinearState]):
     def reads_prompt_laws(self) -> bool:
         return not OF_LAWS.isdisjoint(self.features)
 
-    def init(self, memory: Memory) -> LinearState:
-        hedge = self.hedge().init(memory)
-        return LinearState(memory, hedge, tallies=(Tally(),) * len(hedge.arms.members))
+    def init(self, shared: SharedState) -> LinearState:
+        hedge = self.hedge().init(shared)
+        return LinearState(shared, hedge, tallies=(Tally(),) * len(hedge.arms.members))
 
     def read(self, state: LinearState, prompt: PromptProfile) -> LinearState:
         features = (1.0, *(FEATURES[name](prompt) for name in self.features))
-        speeds = self.speeds(state, features, len(prompt.token_ids))
+        speeds = self.speeds(state, features)
         choice = max(range(len(speeds)), key=speeds.__getitem__)
         return replace(state, features=features, choice=choice, opening_left=self.opening)
 
-    def rests(self, memory: Memory, num_requests: int) -> bool:
-        return True  # who never drafts need not read a prompt
+    def drafts_at_once(self, shared: SharedState) -> bool:
+        return False  # a network that is never chosen need not read prompts
 
-    def plan(self, state: LinearState, draws: Draws) -> DraftPlan:
-        return self.plan_many([state], [draws])[0]
-
-    def plan_many(self, states: Sequence[LinearState], draws: Sequence[Draws]) -> list[DraftPlan]:
+    def plan(self, states: Sequence[LinearState], info: RoundInfo, draws: Sequence[Draws]) -> list[DraftPlan]:
         hedge = self.hedge()
         chosen = [
             state.choice if state.opening_left > 0 else hedge.choose(state.hedge, own)
             for state, own in zip(states, draws, strict=True)
         ]
-        return hedge.plans_of([state.hedge for state in states], chosen, draws)
+        return hedge.plans_of([state.hedge for state in states], chosen, info, draws)
 
     def update(self, state: LinearState, record: StepRecord) -> LinearState:
         hedge, is_opening = self.hedge(), state.opening_left > 0
@@ -142,19 +140,20 @@ class LinearSelection(PromptReader[LinearState]):
         """The selection of later rounds."""
         return Hedge(inner=self.inner, explore=self.explore, keep=self.keep)
 
-    def speeds(self, state: LinearState, features: Sequence[float], position: int | None = None) -> tuple[float, ...]:
+    def speeds(self, state: LinearState, features: Sequence[float]) -> tuple[float, ...]:
         """Predicted tokens per second of every drafter at its best window, the bonus included."""
         arms, known = state.hedge.arms, self._known(state)
         speeds: list[float] = []
         for arm, member in enumerate(arms.members):
             score = known[arm].predict(features) + self.bonus * known[arm].width(features)
             tokens = expected_tokens((1.0 / (1.0 + math.exp(-score)),) * member.max_depth)
-            speeds.append(max(count / arms.seconds(arm, window, window, position) for window, count in enumerate(tokens)))
+            seconds = [arms.seconds(arm, window, window, batch_size=1, context_length=None) for window in range(len(tokens))]
+            speeds.append(max(count / spent for count, spent in zip(tokens, seconds, strict=True)))
         return tuple(speeds)
 
     def _known(self, state: LinearState) -> tuple[Ridge, ...]:
         empty = Ridge.empty(len(self.features) + 1, float(self.ridge), _FIRST_LOGIT)
-        return state.memory.notes.get("linear_selection", (empty,) * len(state.hedge.arms.members))
+        return state.shared.notes.get("linear_selection", (empty,) * len(state.hedge.arms.members))
 
     def _taught(self, state: LinearState, arm: int, tally: Tally) -> Tally:
         """Make an example of a full tally."""
@@ -164,7 +163,7 @@ class LinearSelection(PromptReader[LinearState]):
         share = (tally.accepted + 0.5) / (tally.accepted + tally.rejected + 1.0)
         known = list(self._known(state))
         known[arm] = known[arm].update(state.features, logit(share), weight=(tally.accepted + tally.rejected) / _STRETCH)
-        state.memory.notes["linear_selection"] = tuple(known)
+        state.shared.notes["linear_selection"] = tuple(known)
         return Tally()
 
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from monge.control.base import AnyController, Controller, Memory, Reads, check_share
+from monge.control.base import AnyController, Controller, Reads, RoundInfo, check_share
+from monge.control.shared import SharedState
 from monge.control.windows import WINDOWS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
@@ -46,13 +47,13 @@ class SplitState:
     """State of one request.
 
     Args:
-        memory: What the decoder's requests share.
+        shared: What the decoder's requests share.
         inner: State of the window controller.
         num_fixed: The split of the next round's nodes, by width from 1 on.
         counts: Nodes of this request.
     """
 
-    memory: Memory
+    shared: SharedState
     inner: Any
     num_fixed: tuple[int, ...]
     counts: Counts = field(default_factory=dict[int, tuple[Seen, ...]])
@@ -95,24 +96,21 @@ class MixedSplit(Controller[SplitState]):
             )
         object.__setattr__(self, "reads", self.windows().reads | {"accepted", "notes"})
 
-    def init(self, memory: Memory) -> SplitState:
+    def init(self, shared: SharedState) -> SplitState:
         widths = range(1, self.max_width + 1)
         return SplitState(
-            memory, self.windows().init(memory), tuple(self._best({}, _pooled(memory), width) for width in widths)
+            shared, self.windows().init(shared), tuple(self._best({}, _pooled(shared), width) for width in widths)
         )
 
-    def rests(self, memory: Memory, num_requests: int) -> bool:
-        return self.windows().rests(memory, num_requests)
+    def drafts_at_once(self, shared: SharedState) -> bool:
+        return self.windows().drafts_at_once(shared)
 
-    def plan(self, state: SplitState, draws: Draws) -> DraftPlan:
-        return self.plan_many([state], [draws])[0]
-
-    def plan_many(self, states: Sequence[SplitState], draws: Sequence[Draws]) -> list[DraftPlan]:
-        plans = self.windows().plan_many([state.inner for state in states], draws)
+    def plan(self, states: Sequence[SplitState], info: RoundInfo, draws: Sequence[Draws]) -> list[DraftPlan]:
+        plans = self.windows().plan([state.inner for state in states], info, draws)
         return [replace(plan, num_fixed=state.num_fixed) for plan, state in zip(plans, states, strict=True)]
 
     def update(self, state: SplitState, record: StepRecord) -> SplitState:
-        pooled, own, best = dict(_pooled(state.memory)), dict(state.counts), list(state.num_fixed)
+        pooled, own, best = dict(_pooled(state.shared)), dict(state.counts), list(state.num_fixed)
         for place, (width, num_fixed) in enumerate(record.splits):
             if width > 1:
                 is_accepted = place < record.num_accepted
@@ -120,8 +118,8 @@ class MixedSplit(Controller[SplitState]):
                 own[width] = _counted(own, width, num_fixed, is_accepted, 1.0)
         for width in {width for width, _ in record.splits if 1 < width <= self.max_width}:
             best[width - 1] = self._best(own, pooled, width)
-        state.memory.notes[_NAME] = pooled
-        return SplitState(state.memory, self.windows().update(state.inner, record), tuple(best), own)
+        state.shared.notes[_NAME] = pooled
+        return SplitState(state.shared, self.windows().update(state.inner, record), tuple(best), own)
 
     def windows(self) -> AnyController:
         """The controller that plans how much is drafted."""
@@ -141,8 +139,8 @@ class MixedSplit(Controller[SplitState]):
 _NOTHING = Seen()
 
 
-def _pooled(memory: Memory) -> Counts:
-    return memory.notes.get(_NAME, {})
+def _pooled(shared: SharedState) -> Counts:
+    return shared.notes.get(_NAME, {})
 
 
 def _counted(counts: Counts, width: int, num_fixed: int, is_accepted: bool, keep: float) -> tuple[Seen, ...]:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.control.base import PLAIN, Controller, CostModel, Memory, check_share, check_windows, costs_of
+from monge.control.base import PLAIN, RoundInfo, SoloController, check_share, check_windows, latency_of
+from monge.control.latency import Latency
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -18,21 +20,19 @@ class History:
     """State of one request.
 
     Args:
-        costs: The decoder's cost table.
+        latency: The decoder's latency.
         rounds: The last rounds that drafted.
         idle_tokens: Tokens committed since the last of them.
-        context_length: Tokens of the text so far, once a round has said so.
     """
 
-    costs: CostModel
+    latency: Latency
     rounds: tuple[tuple[int, int], ...] = ()
     idle_tokens: int = 0
-    context_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class OnTheFly(Controller[History]):
-    """The window that maximises expected tokens per second, from the last rounds' acceptance and the measured costs.
+class OnTheFly(SoloController[History]):
+    """The window that maximises expected tokens per second, from the last rounds' acceptance and measured latency.
 
     Acceptance is one number `Acc` for all depths, the maximum-likelihood estimate of a geometric law that is censored at the
     window: accepted tokens / (accepted tokens + rounds with a rejection), with `prior` as earlier evidence. The window
@@ -59,7 +59,7 @@ class OnTheFly(Controller[History]):
     probe_tokens: int = 64
     probe_prob: float | int = 0.0
 
-    reads = frozenset({"accepted", "costs"})
+    reads = frozenset({"accepted", "latency"})
 
     def __post_init__(self) -> None:
         check_windows("on_the_fly", lowest=0, highest=self.max_window)
@@ -70,30 +70,29 @@ class OnTheFly(Controller[History]):
                 f"{self.probe_tokens}, {self.prior}"
             )
 
-    def init(self, memory: Memory) -> History:
-        return History(costs_of(memory, "on_the_fly"))
+    def init(self, shared: SharedState) -> History:
+        return History(latency_of(shared, "on_the_fly"))
 
-    def plan(self, state: History, draws: Draws) -> DraftPlan:
-        window = self.window(state)
+    def plan_one(self, state: History, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
+        window = self.window(state, info, context_length)
         if window > 0:
             return DraftPlan(max_depth=window)
         is_probe = state.idle_tokens >= self.probe_tokens or (self.probe_prob > 0.0 and draws.bernoulli(self.probe_prob))
         return DraftPlan(max_depth=1) if is_probe else PLAIN
 
     def update(self, state: History, record: StepRecord) -> History:
-        context = record.context_length + len(record.token_ids)
         if record.depth == 0:
-            return History(state.costs, state.rounds, state.idle_tokens + len(record.token_ids), context)
+            return History(state.latency, state.rounds, state.idle_tokens + len(record.token_ids))
         # A path of a tree may end above its deepest node: where it was accepted to its end, nothing was rejected.
         window = record.num_accepted if record.next_kind == "bonus" else record.depth
         rounds = (*state.rounds, (window, record.num_accepted))[-self.history :]
-        return History(state.costs, rounds, 0, context)
+        return History(state.latency, rounds)
 
-    def window(self, state: History) -> int:
+    def window(self, state: History, info: RoundInfo, context_length: int) -> int:
         """The window that the estimate asks for."""
         acceptance = censored_acceptance(state.rounds, self.prior, self.max_acceptance)
-        costs = state.costs
-        return best_window(acceptance, costs.windows_s(costs.within(self.max_window), costs.batch_size, state.context_length))
+        deepest = state.latency.within(self.max_window)
+        return best_window(acceptance, state.latency.rounds_s(deepest, info.batch_size, context_length))
 
 
 def censored_acceptance(rounds: Rounds, prior: tuple[float | int, float | int] = (0, 0), largest: float = 1.0) -> float:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from monge.control.base import Controller, CostModel, Memory, check_share, costs_of
+from monge.control.base import RoundInfo, SoloController, check_share, latency_of
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -15,8 +16,8 @@ _RATE_MEMORY = 0.98
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
-    """What the agent has learnt: values of every window in every situation, and tokens and seconds of the recent past."""
+class QTable:
+    """What the agent has learned: values of every window in every situation, and tokens and seconds of the recent past."""
 
     values: dict[Situation, tuple[float, ...]] = field(default_factory=dict[Situation, tuple[float, ...]])
     tokens: float = 0.0
@@ -28,17 +29,17 @@ class Learnt:
 class QState:
     """State of one request: the situation, the window chosen in it, and the agent."""
 
-    memory: Memory
+    shared: SharedState
     situation: Situation
-    learnt: Learnt
+    learned: QTable
 
 
 @dataclass(frozen=True, slots=True)
-class QLearning(Controller[QState]):
+class QLearning(SoloController[QState]):
     """Learn the value of every window by trial, with reward tokens - price * seconds.
 
     The price is the running speed, so a window earns what it gives beyond the average; the acceptance rate as a reward would
-    settle on short windows. What was learnt is handed from a finished request to those that start after it.
+    settle on short windows. What was learned is handed from a finished request to those that start after it.
 
     Args:
         windows: Windows to choose from.
@@ -57,7 +58,7 @@ class QLearning(Controller[QState]):
     rate: float | int = 0.1
     discount: float | int = 0.5
 
-    reads = frozenset({"accepted", "costs", "notes"})
+    reads = frozenset({"accepted", "latency", "notes"})
 
     def __post_init__(self) -> None:
         if not self.windows or min(self.windows) < 0 or len(set(self.windows)) < len(self.windows):
@@ -65,15 +66,15 @@ class QLearning(Controller[QState]):
         shares = {"first_exploration": self.first_exploration, "last_exploration": self.last_exploration}
         check_share("q_learning", rate=self.rate, discount=self.discount, **shares)
 
-    def init(self, memory: Memory) -> QState:
-        costs_of(memory, "q_learning")
-        return QState(memory, (-1, 0, 0), memory.notes.get("q_learning", Learnt()))
+    def init(self, shared: SharedState) -> QState:
+        latency_of(shared, "q_learning")
+        return QState(shared, (-1, 0, 0), shared.notes.get("q_learning", QTable()))
 
-    def plan(self, state: QState, draws: Draws) -> DraftPlan:
-        explores = max(self.last_exploration, self.first_exploration / (1.0 + state.learnt.rounds / 64) ** 0.5)
+    def plan_one(self, state: QState, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
+        explores = max(self.last_exploration, self.first_exploration / (1.0 + state.learned.rounds / 64) ** 0.5)
         if explores > 0.0 and draws.bernoulli(explores):
             return DraftPlan(max_depth=self.windows[_uniform_index(len(self.windows), draws)])
-        values = self._values(state.learnt, state.situation)
+        values = self._values(state.learned, state.situation)
         return DraftPlan(max_depth=self.windows[max(range(len(values)), key=values.__getitem__)])
 
     def update(self, state: QState, record: StepRecord) -> QState:
@@ -82,24 +83,24 @@ class QLearning(Controller[QState]):
         action = max((index for index, own in enumerate(self.windows) if own <= window), default=0)
         quarter = -1 if record.depth == 0 else min(3, 4 * record.num_accepted // record.depth)
         following = (quarter, self.windows[action], record.batch_size.bit_length())
-        costs: CostModel = costs_of(state.memory, "q_learning")
-        seconds = costs.round_s(record.depth, record.batch_size, record.context_length)
-        learnt = self._learn(state.learnt, state.situation, action, following, (record.num_accepted + 1, seconds))
-        state.memory.notes["q_learning"] = learnt
-        return QState(state.memory, following, learnt)
+        latency = latency_of(state.shared, "q_learning")
+        seconds = latency.round_s(record.depth, record.batch_size, record.context_length)
+        learned = self._learn(state.learned, state.situation, action, following, (record.num_accepted + 1, seconds))
+        state.shared.notes["q_learning"] = learned
+        return QState(state.shared, following, learned)
 
     def _learn(
-        self, learnt: Learnt, situation: Situation, action: int, following: Situation, gain: tuple[int, float]
-    ) -> Learnt:
-        tokens, seconds = _RATE_MEMORY * learnt.tokens + gain[0], _RATE_MEMORY * learnt.seconds + gain[1]
+        self, learned: QTable, situation: Situation, action: int, following: Situation, gain: tuple[int, float]
+    ) -> QTable:
+        tokens, seconds = _RATE_MEMORY * learned.tokens + gain[0], _RATE_MEMORY * learned.seconds + gain[1]
         reward = gain[0] - tokens / seconds * gain[1]
-        values = list(self._values(learnt, situation))
-        target = reward + self.discount * max(self._values(learnt, following))
+        values = list(self._values(learned, situation))
+        target = reward + self.discount * max(self._values(learned, following))
         values[action] += self.rate * (target - values[action])
-        return Learnt({**learnt.values, situation: tuple(values)}, tokens, seconds, learnt.rounds + 1)
+        return QTable({**learned.values, situation: tuple(values)}, tokens, seconds, learned.rounds + 1)
 
-    def _values(self, learnt: Learnt, situation: Situation) -> tuple[float, ...]:
-        return learnt.values.get(situation, (0.0,) * len(self.windows))
+    def _values(self, learned: QTable, situation: Situation) -> tuple[float, ...]:
+        return learned.values.get(situation, (0.0,) * len(self.windows))
 
 
 def _uniform_index(count: int, draws: Draws) -> int:

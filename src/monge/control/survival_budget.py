@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
-from monge.control.base import PLAIN, Controller, CostModel, Memory, check_windows, costs_of
+from monge.control.acceptance import POOLED_KEEP, REQUEST_KEEP, DepthCounts
+from monge.control.base import PLAIN, Controller, RoundInfo, check_windows, latency_of
 from monge.control.budget import Speed, best_count, depths_of, first_stop
-from monge.control.survival import POOLED_KEEP, REQUEST_KEEP, DepthCounts
+from monge.control.latency import Latency
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, unknown_name
@@ -23,17 +25,15 @@ class BudgetState:
     """State of one request.
 
     Args:
-        memory: What the decoder's requests share.
+        shared: What the decoder's requests share.
         counts: Acceptance by depth in this request.
         survivals: Estimated survival by depth after each of the last rounds, the latest last.
-        context_length: Tokens of the text so far, once a round has said so.
         idle_rounds: Rounds since one that drafted.
     """
 
-    memory: Memory
+    shared: SharedState
     survivals: tuple[tuple[float, ...], ...]
     counts: DepthCounts = DepthCounts()
-    context_length: int | None = None
     idle_rounds: int = 0
 
 
@@ -43,7 +43,7 @@ class SurvivalBudget(Controller[BudgetState]):
 
     The slots (request, depth) of the whole batch are ranked by survival: the product of the request's acceptance by depth, from
     its finished rounds and those of others. A number of them is admitted for which expected tokens per second are largest,
-    the seconds of a round coming from the table of costs as if its slots were spread evenly over the requests.
+    the seconds of a round being predicted as if its slots were spread evenly over the requests.
 
     * `stale`: that number is searched with the survivals of two rounds ago, then the best slots of now are admitted.
     * `first_stop`: slots of now are admitted until the first that does not raise tokens per second; too early where costs jump.
@@ -66,7 +66,7 @@ class SurvivalBudget(Controller[BudgetState]):
     max_slots: int | None = None
     probe_rounds: int = 32
 
-    reads = frozenset({"accepted", "costs", "notes"})
+    reads = frozenset({"accepted", "latency", "notes"})
 
     def __post_init__(self) -> None:
         check_windows(_NAME, lowest=1, highest=self.max_window)
@@ -77,17 +77,14 @@ class SurvivalBudget(Controller[BudgetState]):
                 f"{_NAME}: need probe_rounds >= 1 and max_slots >= 1 or None; got {self.probe_rounds}, {self.max_slots}"
             )
 
-    def init(self, memory: Memory) -> BudgetState:
-        costs_of(memory, _NAME)
-        return BudgetState(memory, (self._survival(DepthCounts(), memory),))
+    def init(self, shared: SharedState) -> BudgetState:
+        latency_of(shared, _NAME)
+        return BudgetState(shared, (self._survival(DepthCounts(), shared),))
 
-    def plan(self, state: BudgetState, draws: Draws) -> DraftPlan:
-        return self.plan_many([state], [draws])[0]
-
-    def plan_many(self, states: Sequence[BudgetState], draws: Sequence[Draws]) -> list[DraftPlan]:
-        now, num_rows = [state.survivals[-1] for state in states], max(len(states), _costs(states).batch_size)
+    def plan(self, states: Sequence[BudgetState], info: RoundInfo, draws: Sequence[Draws]) -> list[DraftPlan]:
+        now, num_rows = [state.survivals[-1] for state in states], info.batch_size
         # Neighbours that do not draft have no slots, but wait for those who do, and write a token a round.
-        idle, speed = [()] * (num_rows - len(states)), _speed(states, num_rows)
+        idle, speed = [()] * (num_rows - len(states)), _speed(latency_of(states[0].shared, _NAME), len(states), info)
         if self.barrier == "stale":
             count = best_count([*(state.survivals[0] for state in states), *idle], speed)
         else:
@@ -102,36 +99,30 @@ class SurvivalBudget(Controller[BudgetState]):
     def update(self, state: BudgetState, record: StepRecord) -> BudgetState:
         counts = state.counts
         if record.examined:
-            pooled: DepthCounts = state.memory.notes.get(_NAME, DepthCounts())
-            state.memory.notes[_NAME] = pooled.update(record, POOLED_KEEP)
+            pooled: DepthCounts = state.shared.notes.get(_NAME, DepthCounts())
+            state.shared.notes[_NAME] = pooled.update(record, POOLED_KEEP)
             counts = counts.update(record, REQUEST_KEEP)
         return replace(
             state,
-            survivals=(*state.survivals, self._survival(counts, state.memory))[-_LAG - 1 :],
+            survivals=(*state.survivals, self._survival(counts, state.shared))[-_LAG - 1 :],
             counts=counts,
-            context_length=record.context_length + len(record.token_ids),
             idle_rounds=0 if record.depth else state.idle_rounds + 1,
         )
 
-    def _survival(self, counts: DepthCounts, memory: Memory) -> tuple[float, ...]:
-        pooled: DepthCounts = memory.notes.get(_NAME, DepthCounts())
+    def _survival(self, counts: DepthCounts, shared: SharedState) -> tuple[float, ...]:
+        pooled: DepthCounts = shared.notes.get(_NAME, DepthCounts())
         return tuple(accumulate(counts.acceptance(self.max_window, pooled.acceptance(self.max_window)), mul))
 
 
-def _costs(states: Sequence[BudgetState]) -> CostModel:
-    return costs_of(states[0].memory, _NAME)
-
-
-def _speed(states: Sequence[BudgetState], num_rows: int) -> Speed:
+def _speed(latency: Latency, num_drafting: int, info: RoundInfo) -> Speed:
     """Rounds per second of this batch by its tokens to verify; a fraction of a level costs that fraction."""
-    costs = _costs(states)
-    context = max((state.context_length for state in states if state.context_length is not None), default=None)
+    at = info.batch_size, max(info.context_lengths)
 
     def speed(num_tokens: int) -> float:
-        depth, beyond = divmod(num_tokens - num_rows, len(states))
-        seconds = costs.round_s(depth, num_rows, context)
+        depth, beyond = divmod(num_tokens - info.batch_size, num_drafting)
+        seconds = latency.round_s(depth, *at)
         if beyond:
-            seconds += beyond / len(states) * (costs.round_s(depth + 1, num_rows, context) - seconds)
+            seconds += beyond / num_drafting * (latency.round_s(depth + 1, *at) - seconds)
         return 1.0 / seconds
 
     return speed

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from monge.control.base import Controller, Memory
+from monge.control.base import RoundInfo, SoloController
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -10,7 +11,7 @@ from monge.core.verdict import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
-class TransformersHeuristic(Controller[int]):
+class TransformersHeuristic(SoloController[int]):
     """Two more tokens after full acceptance, one fewer otherwise, never fewer than one.
 
     The schedules `heuristic` and `heuristic_transient` of `num_assistant_tokens_schedule`: there the first is carried from one
@@ -31,10 +32,10 @@ class TransformersHeuristic(Controller[int]):
         if self.num_draft_tokens < 1:
             raise OptionError(f"transformers_heuristic: num_draft_tokens must be at least 1; got {self.num_draft_tokens}")
 
-    def init(self, memory: Memory) -> int:
+    def init(self, shared: SharedState) -> int:
         return self.num_draft_tokens
 
-    def plan(self, state: int, draws: Draws) -> DraftPlan:
+    def plan_one(self, state: int, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
         return DraftPlan(max_depth=state)
 
     def update(self, state: int, record: StepRecord) -> int:

@@ -7,18 +7,20 @@ from monge.control.cached_fsm import CachedFsm
 from monge.control.confidence_threshold import ConfidenceThreshold
 from monge.control.fixed import Fixed
 from monge.control.fsm import Fsm
+from monge.control.goodput import Goodput
 from monge.control.on_the_fly import OnTheFly
-from monge.control.price import Price
 from monge.control.q_learning import QLearning
 from monge.control.survival_budget import SurvivalBudget
 from monge.control.transformers_heuristic import TransformersHeuristic
 from monge.core.registry import Registry
 
+RENAMED: Final = {"price": "goodput"}
+
 WINDOWS: Final[Registry[AnyController]] = Registry(
     "controller",
     {
         "fixed": Fixed,
-        "price": Price,
+        "goodput": Goodput,
         "on_the_fly": OnTheFly,
         "fsm": Fsm,
         "cached_fsm": CachedFsm,
@@ -27,4 +29,5 @@ WINDOWS: Final[Registry[AnyController]] = Registry(
         "confidence_threshold": ConfidenceThreshold,
         "survival_budget": SurvivalBudget,
     },
+    renamed=RENAMED,
 )

@@ -9,14 +9,12 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from monge.core.draws import Draws, TorchDraws
+from monge.core.draws import Draws, SeededDraws, random_numbers
 from monge.core.errors import MongeError, OptionError
 from monge.core.law import Law
 from monge.core.proposal import Proposal
-from monge.core.setting_types import is_of
 
-_WORD: Final = 1 << 64
-_FIRST_SEED: Final = -(1 << 63)
+_CLOCKS: Final = 1  # `use` of the generator; 0 is the stream of uniforms
 
 
 class ClockDraws(ABC):
@@ -35,44 +33,32 @@ class ClockDraws(ABC):
         """Say how many tokens are committed."""
 
 
-class RequestDraws(TorchDraws, ClockDraws):
-    """The draws of one request: a stream of its own, and clocks under the same seed.
+class RequestDraws(SeededDraws, ClockDraws):
+    """The draws of one request: a stream of its own, and clocks under the same seed and row.
 
     Args:
-        seed: Equal seeds give equal draws and equal clocks.
+        seed: As for `SeededDraws`.
+        row: Likewise.
 
     Raises:
         OptionError: As `check_seed`.
     """
 
-    def __init__(self, seed: int) -> None:
-        check_seed(seed)
-        super().__init__(torch.Generator().manual_seed(seed))
-        self._seed, self._place = seed, 0
+    def __init__(self, seed: int, row: int = 0) -> None:
+        super().__init__(seed, row)
+        self._seed, self._row, self._place = seed, row, 0
 
     def move_to(self, place: int) -> None:
         self._place = place
 
     def clocks(self, depth: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
-        return keyed_clocks(self._seed, self._place + depth, draft, num_tokens)
+        return keyed_clocks(self._seed, self._row, self._place + depth, draft, num_tokens)
 
 
-def check_seed(seed: int) -> None:
-    """Refuse a seed that the generator cannot take.
-
-    Raises:
-        OptionError: If it is no whole number, or lies outside of -2^63 .. 2^64 - 1.
-    """
-    if not is_of(seed, int) or not _FIRST_SEED <= seed < _WORD:
-        raise OptionError(f"seed must be a whole number of at least -2^63 and less than 2^64; got {seed!r}")
-
-
-def keyed_clocks(key: int, place: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
-    """Clocks of a place of the text: a counter-based generator of its own for every place and draft."""
-    # numpy for its counter-based generator: noise that is addressed needs one, and torch has none on the CPU.
-    philox = np.random.Philox(key=[key % _WORD, place], counter=[0, 0, 0, draft])  # noqa: TID251
-    generator = np.random.Generator(philox)  # noqa: TID251
-    return torch.from_numpy(-np.log1p(-generator.random(num_tokens)))
+def keyed_clocks(seed: int, row: int, place: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
+    """Clocks of a place of the text: numbers of their own for every place and draft."""
+    uniforms = random_numbers(seed, row, place=place, draft=draft, use=_CLOCKS).random(num_tokens)
+    return torch.from_numpy(-np.log1p(-uniforms))
 
 
 def first_token(clocks: Float64[Tensor, " vocab"], law: Law) -> int:

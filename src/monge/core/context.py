@@ -46,9 +46,7 @@ class DraftPlan:
         price: Tokens that a second is worth to the controller, if it knows; for the record only.
         num_fixed: How many of a node's candidates are its most probable tokens, for nodes of 1, 2, ... candidates; wider ones
             follow the last. For candidates that are top tokens and draws (`Mixed`); empty leaves it to their tree.
-        lookup_depth: Deepest node of those drafters of a pool that run no network, where none is named; `None` for `max_depth`.
-        follows: Whether what they would have drafted is followed along the text (`StepRecord.hindsight`) where the plan keeps
-            them from drafting. Where it names a drafter, it is.
+        lookup_depth: Deepest node of the model-free drafters of a pool, where none is named; `None` for `max_depth`.
     """
 
     max_depth: int | None = None
@@ -58,7 +56,6 @@ class DraftPlan:
     price: float | None = None
     num_fixed: tuple[int, ...] = ()
     lookup_depth: int | None = None
-    follows: bool = False
 
     def __post_init__(self) -> None:
         if self.num_fixed and any(not 0 <= count <= place for place, count in enumerate(self.num_fixed)):
@@ -93,19 +90,8 @@ class DraftPlan:
         return replace(self, max_depth=depth, max_nodes=nodes, lookup_depth=lookup)
 
     @property
-    def may_look_up(self) -> bool:
-        """Whether drafters of a pool that run no network may draft, where none is named."""
-        depth = self.max_depth if self.lookup_depth is None else self.lookup_depth
-        return depth != 0 and self.max_nodes != 0
-
-    @property
-    def asks_lookups(self) -> bool:
-        """Whether these are to draft, or to say what they would have drafted."""
-        return self.drafter is not None or self.follows or self.may_look_up
-
-    @property
     def for_lookups(self) -> "DraftPlan":
-        """What it says to drafters of a pool that run no network."""
+        """The plan of model-free drafters of a pool."""
         return self if self.lookup_depth is None else _limited(self.lookup_depth, self.max_nodes)
 
 

@@ -2,13 +2,17 @@
 
 from collections.abc import Iterable, Iterator
 from functools import cache
+from operator import index
 from typing import Final, Protocol, TypeGuard, runtime_checkable
 
-import torch
+import numpy as np
 
-from monge.core.errors import MongeError
+from monge.core.errors import MongeError, OptionError
 from monge.core.law import Law
+from monge.core.setting_types import is_of
 
+_WORD: Final = 1 << 64
+_FIRST_SEED: Final = -(1 << 63)
 _BLOCK: Final = 256  # uniforms drawn at once: one call of the generator costs more than a hundred of its numbers
 
 
@@ -39,6 +43,11 @@ class RewindableDraws(Draws, Protocol):
 
     def rewind(self) -> None:
         """Go back to the mark, to make the same draws again; without one, nothing happens."""
+        ...
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether anything was drawn since the mark."""
         ...
 
 
@@ -91,6 +100,10 @@ class _Stream:
         if self._is_marked:
             self._place = 0
 
+    @property
+    def has_drawn(self) -> bool:
+        return self._is_marked and self._place > 0
+
 
 class _UniformDraws:
     """Turns a stream of uniforms into draws, one uniform per draw, in call order."""
@@ -111,22 +124,30 @@ class _UniformDraws:
         return self._stream.peek(count)
 
 
-class TorchDraws(_UniformDraws):
-    """Production draws from one generator that belongs to one request and is shared with nobody.
+class SeededDraws(_UniformDraws):
+    """Production draws of one request: stream `row` of a seed, shared with no other request.
 
     Args:
-        generator: A CPU generator; its state is consumed in blocks of fixed size, so equal seeds give equal draws whatever the
-            neighbours in the batch do.
+        seed: Equal seeds and rows give equal draws, whatever the neighbours in the batch do.
+        row: Number of the stream. The streams of two different pairs (seed, row) never overlap.
+
+    Raises:
+        OptionError: As `check_seed`.
     """
 
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__(_generated(generator))
+    def __init__(self, seed: int, row: int = 0) -> None:
+        check_seed(seed, row)
+        super().__init__(_generated(random_numbers(seed, row)))
 
     def mark(self) -> None:
         self._stream.mark()
 
     def rewind(self) -> None:
         self._stream.rewind()
+
+    @property
+    def has_drawn(self) -> bool:
+        return self._stream.has_drawn
 
 
 class TapeDraws(_UniformDraws):
@@ -140,9 +161,44 @@ class TapeDraws(_UniformDraws):
         super().__init__(_taped(tuple(uniforms)))
 
 
-def _generated(generator: torch.Generator) -> Iterator[float]:
+def check_seed(seed: int, row: int = 0) -> None:
+    """Refuse a seed or a row that names no stream.
+
+    Raises:
+        OptionError: If one is no whole number, the seed lies outside of -2^63 .. 2^64 - 1, or the row outside of 0 .. 2^64 - 1.
+    """
+    if not is_of(seed, int) or not _FIRST_SEED <= seed < _WORD:
+        raise OptionError(f"seed must be a whole number of at least -2^63 and less than 2^64; got {seed!r}")
+    if not is_of(row, int) or not 0 <= row < _WORD:
+        raise OptionError(f"row must be a whole number of at least 0 and less than 2^64; got {row!r}")
+
+
+def stream_key(seed: int, row: int) -> tuple[int, int]:
+    """Key of the generator of a stream: 64 bits of seed, 64 bits of row.
+
+    A negative seed is read as 64 bits in two's complement, so -1 names the streams of 2^64 - 1. Otherwise different pairs have
+    different keys.
+    """
+    return index(seed) % _WORD, index(row)
+
+
+def random_numbers(seed: int, row: int, *, place: int = 0, draft: int = 0, use: int = 0) -> np.random.Generator:
+    """Numbers of a counter-based generator (Philox 4x64), which depend on all of the arguments and on nothing else.
+
+    The seed and the row are the key. The other arguments are the upper 192 bits of the counter, and the numbers count in the
+    lower 64, so different arguments never give overlapping numbers.
+
+    Reference:
+        Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011.
+    """
+    # numpy: torch seeds its CPU generator with 32 bits only, and has no counter-based one there.
+    key, counter = (np.array(words, dtype=np.uint64) for words in (stream_key(seed, row), (0, place, draft, use)))
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def _generated(numbers: np.random.Generator) -> Iterator[float]:
     while True:
-        yield from torch.rand(_BLOCK, generator=generator, dtype=torch.float64).tolist()
+        yield from numbers.random(_BLOCK).tolist()
 
 
 def _taped(uniforms: tuple[float, ...]) -> Iterator[float]:

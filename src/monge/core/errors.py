@@ -44,6 +44,10 @@ class OutOfStepError(BackendError):
     """Processes that decode together no longer agree on the text; start them again."""
 
 
+class DrafterError(MongeError, RuntimeError):
+    """A drafter raised after it had drawn tokens, and did not hand them over: to go on without them would bias the text."""
+
+
 class ModelLoadError(MongeError, OSError):
     """A checkpoint that is missing, incomplete or unreadable."""
 

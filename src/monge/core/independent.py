@@ -6,7 +6,7 @@ import torch
 
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.law import Law, SparseLaw
+from monge.core.law import Law, SparseLaw, sparse_part
 from monge.core.proposal import Proposal
 
 
@@ -42,4 +42,6 @@ def tempered(law: Law, temperature: float | int) -> SparseLaw:
     # Shifted first: a temperature of 1e-310 must give the point mass, not inf - inf.
     masses = torch.softmax((part.probs.log() - part.probs.max().log()) / temperature, dim=0)
     kept = masses > 0.0
+    if bool(kept.all()):  # the tokens themselves, so that laws over them know each other
+        return sparse_part(part.token_ids, masses)
     return SparseLaw(part.token_ids[kept], masses[kept])

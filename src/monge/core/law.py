@@ -110,6 +110,8 @@ class SparseLaw(Law):
         return float(self.probs[index])
 
     def at(self, token_ids: Int64[Tensor, " support"]) -> Float64[Tensor, " support"]:
+        if token_ids is self.token_ids:
+            return self.probs
         index = torch.searchsorted(self.token_ids, token_ids).clamp_max(self.token_ids.numel() - 1)
         return torch.where(self.token_ids[index] == token_ids, self.probs[index], 0.0)
 
@@ -176,6 +178,8 @@ class DenseLaw(Law):
         return float(self.probs[token_id]) if 0 <= token_id < self.probs.numel() else 0.0
 
     def at(self, token_ids: Int64[Tensor, " support"]) -> Float64[Tensor, " support"]:
+        if token_ids is _every_token(self.probs.numel(), self.probs.device):
+            return self.probs
         try:
             return self.probs[token_ids]
         except IndexError as error:
@@ -186,6 +190,8 @@ class DenseLaw(Law):
         return int(_quantile_place(self.probs, position))
 
     def sparse(self) -> SparseLaw:
+        if float(self.probs.min()) > 0.0:  # nothing to leave out, and nothing to copy
+            return sparse_part(_every_token(self.probs.numel(), self.probs.device), self.probs)
         token_ids = self.probs.nonzero().squeeze(-1)
         return sparse_part(token_ids, self.probs[token_ids])
 
@@ -243,6 +249,12 @@ def one_hot(token_id: int, device: torch.device | None = None) -> PointLaw:
     object.__setattr__(law, "probs", torch.ones(1, dtype=torch.float64, device=device))
     object.__setattr__(law, "token_id", token_id)
     return law
+
+
+@lru_cache(maxsize=16)
+def _every_token(vocab_size: int, device: torch.device) -> Int64[Tensor, " vocab"]:
+    """The tokens of a law without zeros: one object a vocabulary, so that laws over the same tokens know each other."""
+    return torch.arange(vocab_size, device=device)
 
 
 def residual(p: Law, q: Law) -> Law:

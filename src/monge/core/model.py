@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -103,6 +104,21 @@ class SizedModel(SequenceModel, Protocol):
     def widths(self) -> tuple[int, ...]:
         """Nodes a row to which blocks are padded, ascending; empty where they are not."""
         ...
+
+
+@runtime_checkable
+class TypedModel(SequenceModel, Protocol):
+    """A network that tells the type of its numbers."""
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Type of weights and activations; `None` where a network inside does not tell it."""
+        ...
+
+
+def dtype_of(model: SequenceModel) -> torch.dtype | None:
+    """Type of a network's weights and activations, if it tells it."""
+    return model.dtype if isinstance(model, TypedModel) else None
 
 
 @runtime_checkable

@@ -5,11 +5,15 @@ drawing live in one object: `Proposal.draw` is the only code that draws a child.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from monge.core.draws import Draws
 from monge.core.errors import LawError, OptionError
 from monge.core.law import Law
+
+Entry = TypeVar("Entry")
 
 
 class Proposal(ABC):
@@ -100,6 +104,20 @@ class Arbitrary(Proposal):
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         return self.token_ids
+
+
+def entry_for(kind: type[Proposal], table: Mapping[type[Proposal], Entry]) -> Entry:
+    """The entry of a kind of proposal, or of the nearest kind that it is a subclass of.
+
+    Rules accept subclasses of the kinds that they name, so tables by kind are read in the same way.
+
+    Raises:
+        KeyError: If the table has neither the kind nor a superclass of it.
+    """
+    for parent in kind.__mro__:
+        if parent in table:
+            return table[parent]
+    raise KeyError(f"{kind.__name__} is not in the table of {', '.join(sorted(known.__name__ for known in table))}")
 
 
 def _check_width(kind: str, width: int) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from monge.core.errors import MongeError, OptionError, unknown_name
@@ -20,15 +21,25 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         kind: What the parts are, for messages ("verifier").
         parts: Names to classes.
         provided: Settings that the engine gives and no user writes: networks, trees.
+        renamed: New names by old ones; an old name gives an error that says the new one.
     """
 
-    def __init__(self, kind: str, parts: Mapping[str, type[Part]], *, provided: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        parts: Mapping[str, type[Part]],
+        *,
+        provided: Iterable[str] = (),
+        renamed: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         if len(set(parts.values())) != len(parts):
             raise OptionError(f"registry of {kind}s: one class is registered under two names")
         self.kind = kind
-        self._parts, self._provided = dict(parts), frozenset(provided)
+        self._parts, self._provided, self._renamed = dict(parts), frozenset(provided), dict(renamed)
 
     def __getitem__(self, name: str) -> type[Part]:
+        if name in self._renamed:
+            raise OptionError(f"{self.kind} {name!r} is called {self._renamed[name]!r} now; use that name")
         if name not in self._parts:
             raise unknown_name(self.kind, name, self._parts)
         return self._parts[name]

@@ -1,7 +1,7 @@
 """When a draft ends early: numbers in a plan that a drafter applies while its tree grows.
 
-Legal with every verifier: a level is left undrawn, or unread, for reasons that are known before its candidates are drawn; what
-was drawn is offered.
+Legal with every verifier: a level is left undrawn, or unread, for reasons that are known before any of its candidates is drawn;
+what was drawn is offered.
 """
 
 import math

@@ -4,7 +4,7 @@ Node 0 is the last committed token; parents come before their children. A tree i
 by one, so it holds tuples; tensors are made once, by the model that reads it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -133,7 +133,11 @@ def fixed_chain(root: int, token_ids: tuple[int, ...], draws: Draws) -> TokenTre
 
 
 class GrowingTree:
-    """A tree under construction: children are drawn all at once and attached all at once.
+    """A tree under construction: the children of a node are drawn all at once and attached all at once, level by level.
+
+    Rules for whole trees are exact only if the draws of a level decide nothing about that level: which of its nodes have
+    children, how many, and from which laws. `grow_level` therefore takes the proposals of all nodes of a level before it draws
+    from any of them, and a level from which children were sampled is closed.
 
     Args:
         root_token: The last committed token.
@@ -149,6 +153,7 @@ class GrowingTree:
         self.path_probs: list[float] = [1.0]
         self._proposals: list[Proposal | None] = [None]
         self._offers: list[tuple[int, ...]] = [()]
+        self._deepest_sampled = -1  # deepest level from whose nodes children were sampled
 
     @property
     def num_nodes(self) -> int:
@@ -159,18 +164,49 @@ class GrowingTree:
         """How often a node was drawn: its repeats among its parent's candidates, 1 for the root."""
         return 1 if node == 0 else self._offers[self.parents[node]].count(node)
 
-    def grow(self, node: int, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
-        """Draw the children of `node` and attach every one of them.
+    def offers(self, node: int) -> tuple[int, ...]:
+        """Child nodes of a node in drawing order, as in the finished tree."""
+        return self._offers[node]
+
+    def grow_level(self, proposals: Mapping[int, Proposal], draws: Draws) -> dict[int, tuple[int, ...]]:
+        """Draw the children of nodes of one level and attach every one of them.
+
+        Args:
+            proposals: How the children of each node are drawn, in drawing order; the other nodes of the level stay without.
+            draws: Source of randomness.
 
         Returns:
-            The new nodes, one per distinct token, in order of first appearance.
+            The new nodes of every node, one per distinct token, in order of first appearance.
 
         Raises:
-            MongeError: If the node has its children already: drawing again until something pleases would bias the output.
+            MongeError: If a node has its children already (drawing again until something pleases would bias the output), if the
+                nodes have different depths, or if children were sampled from nodes as deep or deeper before: the choice of
+                these nodes may depend on those draws.
         """
-        if self._proposals[node] is not None:
-            raise MongeError(f"grow: node {node} has its children already; children are drawn once")
-        proposal = proposal.at_depth(self.depths[node])
+        for node in proposals:
+            if self._proposals[node] is not None:
+                raise MongeError(f"grow: node {node} has its children already; children are drawn once")
+        depths = {self.depths[node] for node in proposals}
+        if len(depths) > 1:
+            raise MongeError(f"grow_level: all nodes have one depth; got nodes of depths {sorted(depths)}")
+        if not depths:
+            return {}
+        (depth,) = depths
+        if depth <= self._deepest_sampled:
+            raise MongeError(
+                f"grow: children of depth {self._deepest_sampled + 1} were sampled already, so nodes {list(proposals)} of "
+                f"depth {depth} get none; give all nodes of a level to one call of grow_level, before any child is drawn"
+            )
+        grown = {node: self._attach(node, proposal.at_depth(depth), draws) for node, proposal in proposals.items()}
+        if any(not isinstance(proposal, Deterministic) for proposal in proposals.values()):
+            self._deepest_sampled = depth
+        return grown
+
+    def grow(self, node: int, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+        """`grow_level` for a level on which one node has children; deterministic children may come node by node."""
+        return self.grow_level({node: proposal}, draws)[node]
+
+    def _attach(self, node: int, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         node_of: dict[int, int] = {}
         offers: list[int] = []
         knows_node = isinstance(draws, ChildDraws)

@@ -1,7 +1,7 @@
 """What a verifier decides, and what is kept of a round."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from monge.core.context import DraftPlan
 from monge.core.selection import Hindsight
@@ -78,7 +78,6 @@ class StepRecord:
             all that concerns one round comes together.
         splits: By examined node, how many candidates it had and how many of them were its top tokens, where the plan chose that
             and the node had more tokens to draw from than it drew; `(0, 0)` elsewhere. Empty where the plan chose nothing.
-        as_one: Whether the round ran as one program; its time is then all in the scoring.
     """
 
     plan: DraftPlan
@@ -97,23 +96,6 @@ class StepRecord:
     drafter: str | None = None
     hindsight: tuple[Hindsight, ...] = ()
     splits: tuple[tuple[int, int], ...] = ()
-    as_one: bool = False
-
-
-class RoundKind(NamedTuple):
-    """What kind a finished round was, by which its time is judged.
-
-    Args:
-        drafters: Who drafted in it: nobody, the drafter (`None`), or drafters of a pool by name.
-        as_one: Whether it ran as one.
-        runs_network: Whether one of the drafters ran a network.
-        num_before: Rounds that the oldest of its requests had before.
-    """
-
-    drafters: frozenset[str | None]
-    as_one: bool
-    runs_network: bool
-    num_before: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from typing import Any, Generic, TypeVar
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
-from monge.core.model import SequenceModel
 from monge.core.proposal import Proposal
 from monge.core.selection import Hindsight, Member
 from monge.core.stopping import Evidence
@@ -19,12 +18,22 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class Draft(Generic[State]):
-    """One request's tree, the drafter's state after drawing it, what the plan asked it to note, and who of a pool drew it."""
+    """One request's tree, and what goes with it.
+
+    Args:
+        tree: The tree.
+        state: The drafter's state after drawing it.
+        evidence: What the plan asked the drafter to note.
+        drafter: Which drafter of a pool drew it.
+        error: What kept the drafter from drawing all of it. The tree then holds what was drawn, as it was drawn: it is offered
+            all the same, and the request goes on without the drafter.
+    """
 
     tree: TokenTree
     state: State
     evidence: Evidence | None = None
     drafter: str | None = None
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +52,7 @@ class Capabilities:
             round; see `Verdict.successors`.
         bytes_per_token: Memory that it takes for every token of a text, beside the networks' caches.
         reads_states: Whether it takes the target's hidden states, which one drafter at a time can.
-        reads_text: Whether a draft looks for itself at what was committed since its last one, so that `observe` need not be
-            called in rounds that others draft.
+        runs_network: Whether drafting costs forwards of a network. Model-free drafters, which do not, may be asked every round.
     """
 
     proposes: frozenset[type[Proposal]]
@@ -57,37 +65,11 @@ class Capabilities:
     num_successors: int = 0
     bytes_per_token: int = 0
     reads_states: bool = False
-    reads_text: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnChain(ABC, Generic[State]):
-    """Drafts that are chains of single draws from a network's law, under the sampling rules of the request.
-
-    Args:
-        model: The network.
-        depth: Tokens of the chain, where the plan sets no other limit.
-    """
-
-    model: SequenceModel
-    depth: int
-
-    def is_next(self, context: Context, state: State, plan: DraftPlan) -> bool:
-        """Whether the coming draft of a request is such a chain, as far as the drafter decides it."""
-        return True
-
-    @abstractmethod
-    def draft(self, context: Context, state: State, plan: DraftPlan, drawn: Sequence[tuple[int, Proposal]]) -> Draft[State]:
-        """The draft, of the tokens of the chain and how each was drawn."""
+    runs_network: bool = True
 
 
 class Drafter(ABC, Generic[State]):
     """Proposes a tree for every request of a batch; state goes in and comes back."""
-
-    @property
-    def own_chain(self) -> OwnChain[State] | None:
-        """What drafts are, if they are chains of such draws: whole rounds can then run as one."""
-        return None
 
     @property
     @abstractmethod
@@ -110,6 +92,10 @@ class Drafter(ABC, Generic[State]):
 
         Requests whose plan is plain decoding (depth 0, no stop rule) may be left out: their draft is a lone root with the state
         that they had.
+
+        What was drawn must be offered: to draw again, or not to offer a token once it is drawn, biases the text. A drafter that
+        cannot go on after its first draw gives the tree so far with `Draft.error`. If it raises instead, its request ends in
+        an error; if it raises before its first draw, the request is decoded without it.
         """
 
     @abstractmethod
@@ -153,17 +139,6 @@ class DrafterPool(Drafter[State]):
     @abstractmethod
     def hindsight(self, state: State) -> tuple[Hindsight, ...]:
         """What the last commit decided about trees that would have been drafted; see `StepRecord.hindsight`."""
-
-    @abstractmethod
-    def looked_up(self, context: Context, state: State, plan: DraftPlan) -> State | None:
-        """State of a request alone for which only drafters without a network may draft, if none of them finds anything.
-
-        `None` where one does, or where anything else is to be done about the plan: then the pool is asked for a draft.
-        """
-
-    @abstractmethod
-    def is_idle(self, state: State) -> bool:
-        """Whether there is neither such a tree that the coming commits decide about, nor such a decision."""
 
 
 AnyDrafter = Drafter[Any]

@@ -22,6 +22,7 @@ _SEVERAL: Final = ("pool", "cascade")
 _WORDS: Final = {
     "head": "head (draft=...)",
     "model": "draft model (draft=...)",
+    "models": "list of draft models (draft=[A, B])",
     "tree": "tree",
     "rules": "draft temperature",
     "top_k": "draft top-k",

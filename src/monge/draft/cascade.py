@@ -10,8 +10,7 @@ from monge.core.errors import OptionError
 from monge.core.tree import lone_root
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, Drafter
-from monge.draft.pool import PoolDrafter
-from monge.draft.pool_state import LOOKUPS, PoolState
+from monge.draft.pool import PoolDrafter, PoolState
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class CascadeDrafter(Drafter[PoolState]):
             raise OptionError(f"cascade: drafter {nested[0]!r} is a cascade itself; list its drafters instead")
         members = dict(self.drafters)
         for name in list(members)[:-1]:
-            if isinstance(members[name], LOOKUPS):
+            if not members[name].capabilities.runs_network:
                 members[name] = _Selective(members[name], self.min_nodes)
         object.__setattr__(self, "_pool", PoolDrafter(drafters=members))
 

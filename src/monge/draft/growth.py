@@ -1,6 +1,7 @@
-"""One request while a network grows its tree."""
+"""One request while a network grows its tree, and several that grow theirs together."""
 
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxtyping import Float
@@ -30,7 +31,9 @@ class Growth:
 
     Attributes:
         frontier: Nodes whose children are drawn next.
-        paths: Tokens on the way to every node that the network has read below the root, in reading order.
+        blocks: The levels that the network has read below the root.
+        paths: Tokens on the way to every node of these levels, in reading order.
+        error: Why the network could not read some of the drawn nodes, if it could not; see `grow_together`.
     """
 
     context: Context
@@ -40,8 +43,10 @@ class Growth:
     rules: SamplingRules
     network: str
     frontier: tuple[int, ...] = (0,)
-    paths: list[tuple[int, ...]] = field(default_factory=list)
-    _slot_of: dict[int, int] = field(default_factory=dict)
+    blocks: list[NodeBlock] = field(default_factory=list[NodeBlock])
+    paths: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    error: Exception | None = None
+    _slot_of: dict[int, int] = field(default_factory=dict[int, int])
     tree: GrowingTree = field(init=False)
     watch: Watch | None = field(init=False)
 
@@ -79,16 +84,20 @@ class Growth:
         if self.watch is not None:
             self.frontier = self.watch.reads(nodes, self.frontier)
 
-    def next_block(self) -> NodeBlock:
+    def block(self) -> NodeBlock:
         """The frontier as nodes to be read, below those that were read before."""
-        for node in self.frontier:
-            above = self.tree.parents[node]
-            self._slot_of[node] = len(self.paths)
-            self.paths.append((*(self.paths[self._slot_of[above]] if above else ()), self.tree.token_ids[node]))
         return NodeBlock(
             tuple(self.tree.token_ids[node] for node in self.frontier),
             tuple(self._slot_of.get(self.tree.parents[node], -1) for node in self.frontier),
         )
+
+    def note_read(self) -> None:
+        """Remember that the network has read the frontier."""
+        self.blocks.append(self.block())
+        for node in self.frontier:
+            above = self.tree.parents[node]
+            self.paths.append((*(self.paths[self._slot_of[above]] if above else ()), self.tree.token_ids[node]))
+        self._slot_of |= zip(self.frontier, range(len(self.paths) - len(self.frontier), len(self.paths)), strict=True)
 
     def finish(self) -> TokenTree:
         """The finished tree."""
@@ -98,3 +107,87 @@ class Growth:
     def evidence(self) -> Evidence | None:
         """What a stop rule made it note."""
         return None if self.watch is None else self.watch.evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelReader:
+    """How a network reads the levels of growing trees.
+
+    Args:
+        read: Reads the frontiers of these requests, all of one depth; the logits at their nodes, by request.
+        restore: Takes the network back to where it has read a request's `blocks` and nothing after them, whatever a failed
+            `read` has left behind.
+        max_depth: Deepest children that it gives laws for; `None` for unbounded.
+    """
+
+    read: Callable[[Sequence[Growth]], Mapping[int, Float[Tensor, "nodes vocab"]]]
+    restore: Callable[[Growth], None]
+    max_depth: int | None = None
+
+
+def grow_together(growths: Sequence[Growth], logits: Mapping[int, Float[Tensor, "one vocab"]], reader: LevelReader) -> None:
+    """Grow the trees of several requests, a level of all of them in one forward.
+
+    A drawn token is never taken back. If the network raises while it reads a level, each request's part is read alone; if that
+    raises too, each node alone. A node that cannot be read stays without candidates, as one whose logits are not finite does.
+    The other nodes go on: where the tokens on its path decide whether a node can be read, whether it has candidates depends on
+    that path alone, which rules for whole paths need.
+
+    Args:
+        growths: The requests.
+        logits: The network's logits at their roots, by request.
+        reader: Reads the levels below.
+    """
+    active, depth = list(growths), 1
+    while active:
+        for growth in active:
+            growth.grow(logits[growth.request_id])
+        active, depth = [growth for growth in active if growth.frontier], depth + 1
+        if not active or (reader.max_depth is not None and depth > reader.max_depth):
+            return
+        logits = _read(active, reader)
+        active = [growth for growth in active if growth.frontier]
+
+
+def _read(growths: Sequence[Growth], reader: LevelReader) -> Mapping[int, Tensor]:
+    """The logits at the frontiers, which afterwards hold the nodes that could be read."""
+    known = _tried(lambda: reader.read(growths))
+    if isinstance(known, Exception):
+        known = {growth.request_id: logits for growth in growths if (logits := _read_alone(growth, reader)) is not None}
+    for growth in growths:
+        if growth.frontier:
+            growth.note_read()
+    return known
+
+
+def _read_alone(growth: Growth, reader: LevelReader) -> Tensor | None:
+    """The same for one request, after a forward that it shared has raised."""
+    level = growth.frontier
+    logits = _read_again(growth, level, reader)
+    if isinstance(logits, Exception):
+        growth.error, readable = logits, list[int]()
+        for node in level if len(level) > 1 else ():
+            if not isinstance(_read_again(growth, (node,), reader), Exception):
+                readable.append(node)
+        logits = _read_again(growth, tuple(readable), reader) if readable else logits
+    if isinstance(logits, Exception):
+        growth.frontier = ()
+        return None
+    return logits
+
+
+def _read_again(growth: Growth, nodes: tuple[int, ...], reader: LevelReader) -> Tensor | Exception:
+    def read() -> Mapping[int, Tensor]:
+        reader.restore(growth)
+        return reader.read([growth])
+
+    growth.frontier = nodes
+    known = _tried(read)
+    return known if isinstance(known, Exception) else known[growth.request_id]
+
+
+def _tried(read: Callable[[], Mapping[int, Tensor]]) -> Mapping[int, Tensor] | Exception:
+    try:
+        return read()
+    except Exception as error:  # noqa: BLE001  whatever it is, the tokens are drawn: the tree is offered, the error handed on
+        return error

@@ -1,6 +1,6 @@
 """A published head as a drafter."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
 from monge.draft.block_run import BlockRun
 from monge.draft.eagle import ChainRun
-from monge.draft.growth import Growth
+from monge.draft.growth import Growth, LevelReader, grow_together
 from monge.draft.head_run import HeadRun, Pairs, TargetEnds
 from monge.draft.medusa import StepRun
 from monge.draft.tree.base import TreeBuilder
@@ -119,7 +119,8 @@ class HeadDrafter(Drafter[Unread]):
             self._read(unread)
             self._grow([row for row in rows if row.may_draft and self._run.knows(row.request_id)])
         return [
-            Draft(row.finish(), () if row.may_draft else state, row.evidence) for row, state in zip(rows, states, strict=True)
+            Draft(row.finish(), () if row.may_draft else state, row.evidence, error=row.error)
+            for row, state in zip(rows, states, strict=True)
         ]
 
     def observe(
@@ -155,16 +156,18 @@ class HeadDrafter(Drafter[Unread]):
         if not rows:
             return
         logits = self._run.begin({row.request_id: row.context.token_ids[-1] for row in rows})
-        active, depth = list(rows), 1
-        while True:
-            for row in active:
-                row.grow(logits[row.request_id])
-            active = [row for row in active if row.frontier]
-            if not active or depth == self._head.max_depth:
-                break
-            logits = self._run.extend({row.request_id: row.next_block() for row in active})
-            depth += 1
+        reader = LevelReader(read=self._read_level, restore=self._restore, max_depth=self._head.max_depth)
+        grow_together(rows, logits, reader)
         self._run.end([row.request_id for row in rows])
+
+    def _read_level(self, rows: Sequence[Growth]) -> Mapping[int, Tensor]:
+        return self._run.extend({row.request_id: row.block() for row in rows})
+
+    def _restore(self, row: Growth) -> None:
+        self._run.end([row.request_id])
+        self._run.begin({row.request_id: row.context.token_ids[-1]})
+        for block in row.blocks:
+            self._run.extend({row.request_id: block})
 
 
 def run_of(head: PublishedHead, ends: TargetEnds) -> HeadRun:

@@ -1,6 +1,6 @@
 """A SHAPE head as a drafter: no draft model, only the target's own hidden states."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
-from monge.draft.growth import Growth
+from monge.draft.growth import Growth, LevelReader, grow_together
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.best_first import BestFirst
 from monge.draft.tree.by_request import ByRequest
@@ -98,7 +98,6 @@ class ShapeDrafter(Drafter[None]):
             num_parameters=self._size[0],
             num_bytes=self._size[1],
             reads_states=True,
-            reads_text=True,
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[None]:
@@ -126,7 +125,7 @@ class ShapeDrafter(Drafter[None]):
         known = [(row, state) for row in drafting if (state := self._last_state(row.context)) is not None]
         with torch.inference_mode():
             self._grow([row for row, _ in known], [state for _, state in known])
-        return [Draft(row.finish(), None, row.evidence) for row in rows]
+        return [Draft(row.finish(), None, row.evidence, error=row.error) for row in rows]
 
     def observe(
         self, contexts: Sequence[Context], drafts: Sequence[Draft[None]], verdicts: Sequence[Verdict]
@@ -153,18 +152,18 @@ class ShapeDrafter(Drafter[None]):
         start, predicted = self._steps[0](_rows_of(states), known)
         logits = self._logits(1, predicted).split(1)
         parts = zip(growths, start.split(1), predicted.split(1), strict=True)
-        active = [_Row(growth, one, {0: state}) for growth, one, state in parts]
-        for number in range(2, self._head.predictor.num_steps + 2):
-            for row, row_logits in zip(active, logits, strict=True):
-                row.growth.grow(row_logits)
-            active = [row for row in active if row.growth.frontier]
-            if not active or number > self._head.predictor.num_steps:
-                return
-            logits = self._level(number, active)
+        rows = {growth.request_id: _Row(growth, one, {0: state}) for growth, one, state in parts}
+        reader = LevelReader(
+            read=lambda level: self._level([rows[growth.request_id] for growth in level]),
+            restore=lambda _: None,  # a prediction is a function of those above it, which are kept by node
+            max_depth=self._head.predictor.num_steps,
+        )
+        grow_together(growths, dict(zip(rows, logits, strict=True)), reader)
 
-    def _level(self, number: int, rows: Sequence["_Row"]) -> Sequence[Float[Tensor, "nodes vocab"]]:
+    def _level(self, rows: Sequence["_Row"]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         """Logits at every row's frontier. Nodes of one depth share one prediction unless the head looks at branches."""
-        branched = self._head.predictor.is_branched
+        branched, first = self._head.predictor.is_branched, rows[0].growth
+        number = first.tree.depths[first.frontier[0]] + 1
         nodes = [row.growth.frontier if branched else row.growth.frontier[:1] for row in rows]
         counts = [len(own) for own in nodes]
         places = [(row, node) for row, own in zip(rows, nodes, strict=True) for node in own]
@@ -176,9 +175,10 @@ class ShapeDrafter(Drafter[None]):
             shared = own if branched else row.growth.frontier
             row.states |= {node: states[index : index + 1] if branched else states for index, node in enumerate(shared)}
         logits = self._logits(number, predicted).split(counts)
-        if branched:
-            return logits
-        return [one.expand(len(row.growth.frontier), -1) for row, one in zip(rows, logits, strict=True)]
+        return {
+            row.growth.request_id: one if branched else one.expand(len(row.growth.frontier), -1)
+            for row, one in zip(rows, logits, strict=True)
+        }
 
     def _logits(self, number: int, predicted: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
         logits, temperature = self._model.unembed(predicted.to(self._kind.dtype)), self._temperatures[number - 1]

@@ -46,6 +46,7 @@ class JacobiDrafter(Drafter[Guesses]):
             max_depth=self.num_draft_tokens,
             needs_trees=False,
             num_successors=1,
+            runs_network=False,
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[Guesses]:

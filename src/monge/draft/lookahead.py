@@ -103,6 +103,7 @@ class LookaheadDrafter(Drafter[Window]):
             max_depth=self.window + self.ngram - 2,
             needs_trees=True,
             num_successors=1,
+            runs_network=False,
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[Window]:

@@ -4,20 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.model import NodeBlock, SequenceModel
-from monge.core.proposal import Deterministic, Proposal
+from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
-from monge.core.tree import chain_of, lone_root
+from monge.core.tree import TokenTree, lone_root
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, OwnChain, PieceReader
-from monge.draft.growth import Growth
+from monge.draft.base import Capabilities, Draft, PieceReader
+from monge.draft.growth import Growth, LevelReader, grow_together
 from monge.draft.tree.base import TreeBuilder
-from monge.draft.tree.chain import Chain
 
 _CATCH_UP: Final = 16
 """Most unread tokens whose logits are made with the last one's: a second forward costs more."""
@@ -25,18 +25,6 @@ _CATCH_UP: Final = 16
 ReadPaths = tuple[tuple[int, ...], ...]
 """State of one request: the nodes that the draft model has read behind the committed text, in reading order, each as the tokens
 on its path. A builder may prune and so renumber the tree; a path stays what it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelChain(OwnChain[ReadPaths]):
-    """The chains of a draft model, all of whose tokens it has read but the last."""
-
-    def draft(
-        self, context: Context, state: ReadPaths, plan: DraftPlan, drawn: Sequence[tuple[int, Proposal]]
-    ) -> Draft[ReadPaths]:
-        tokens, proposals = tuple(token for token, _ in drawn), tuple(proposal for _, proposal in drawn)
-        read = tuple(tokens[: depth + 1] for depth in range(len(tokens) - 1))
-        return Draft(chain_of(context.token_ids[-1], tokens, proposals), read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +65,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
             max_depth=limits.max_depth,
             needs_trees=limits.max_width > 1,
             max_length=self.model.max_length,
-            reads_text=True,
         )
-
-    @property
-    def own_chain(self) -> OwnChain[ReadPaths] | None:
-        own_rules = self.rules is None and self.top_k is None
-        if not own_rules or not isinstance(self.tree, Chain) or self.tree.children != "iid":
-            return None
-        return ModelChain(model=self.model, depth=self.tree.depth)
 
     def open(self, contexts: Sequence[Context]) -> Sequence[ReadPaths]:
         # All but the last token: a round starts by reading what is not read yet, the root at least.
@@ -109,14 +89,8 @@ class ModelDrafter(PieceReader[ReadPaths]):
         rows = [self._row(context, plan, row_draws) for context, plan, row_draws in zip(contexts, plans, draws, strict=True)]
         active = [row for row in rows if row.may_draft]
         if active:
-            logits = self._read_text(active)
-            while active:
-                for row in active:
-                    row.grow(logits[row.request_id])
-                active = [row for row in active if row.frontier]
-                if active:
-                    logits = self.model.extend({row.request_id: row.next_block() for row in active})
-        return [Draft(row.finish(), tuple(row.paths), row.evidence) for row in rows]
+            grow_together(active, self._read_text(active), LevelReader(read=self._read_level, restore=self._restore))
+        return [Draft(row.finish(), tuple(row.paths), row.evidence, error=row.error) for row in rows]
 
     def observe(
         self, contexts: Sequence[Context], drafts: Sequence[Draft[ReadPaths]], verdicts: Sequence[Verdict]
@@ -125,10 +99,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
             return [()] * len(contexts)  # nothing was read that could be kept or dropped
         paths: dict[int, list[int]] = {}
         for context, draft, verdict in zip(contexts, drafts, verdicts, strict=True):
-            slot_of = {path: slot for slot, path in enumerate(draft.state)}
-            accepted = tuple(draft.tree.token_ids[node] for node in verdict.path)
-            prefixes = (accepted[: depth + 1] for depth in range(len(accepted)))
-            paths[context.request_id] = [slot_of[prefix] for prefix in prefixes if prefix in slot_of]
+            paths[context.request_id] = read_slots(draft.state, draft.tree, verdict)
         self.model.commit(paths)
         return [()] * len(contexts)
 
@@ -141,13 +112,39 @@ class ModelDrafter(PieceReader[ReadPaths]):
         rules = rules if self.top_k is None else rules.within_top(self.top_k)
         return Growth(context=context, plan=plan, draws=draws, builder=self.tree, rules=rules, network="draft model")
 
+    def _read_level(self, rows: Sequence[Growth]) -> Mapping[int, Tensor]:
+        return self.model.extend({row.request_id: row.block() for row in rows})
+
+    def _restore(self, row: Growth) -> None:
+        self.model.commit({row.request_id: ()})
+        for block in row.blocks:
+            self.model.extend({row.request_id: block})
+
     def _read_text(self, rows: Sequence[Growth]) -> Mapping[int, Tensor]:
         texts = {row.request_id: row.context.token_ids for row in rows}
-        unread = {request: tokens[self.model.length(request) :] for request, tokens in texts.items()}
-        # After a long time without drafts, or a prompt that nobody wanted drafts for: no logits but the last token's.
-        if behind := {request: tokens[:-1] for request, tokens in unread.items() if len(tokens) > _CATCH_UP}:
-            self.model.append(behind)
-            unread |= {request: texts[request][-1:] for request in behind}
-        logits = self.model.extend({request: NodeBlock.chain(tokens) for request, tokens in unread.items()})
-        self.model.commit({request: range(len(tokens)) for request, tokens in unread.items()})
-        return {request: own[-1:] for request, own in logits.items()}
+        return read_text(self.model, texts)
+
+
+def read_text(model: SequenceModel, texts: Mapping[int, tuple[int, ...]]) -> Mapping[int, Float[Tensor, "one vocab"]]:
+    """Read and commit what a network has not read of committed texts; its logits after the last token, by request.
+
+    Args:
+        model: The network.
+        texts: Committed tokens by request; the last one of each is unread.
+    """
+    unread = {request: tokens[model.length(request) :] for request, tokens in texts.items()}
+    # After a long time without drafts, or a prompt that nobody wanted drafts for: no logits but the last token's.
+    if behind := {request: tokens[:-1] for request, tokens in unread.items() if len(tokens) > _CATCH_UP}:
+        model.append(behind)
+        unread |= {request: texts[request][-1:] for request in behind}
+    logits = model.extend({request: NodeBlock.chain(tokens) for request, tokens in unread.items()})
+    model.commit({request: range(len(tokens)) for request, tokens in unread.items()})
+    return {request: own[-1:] for request, own in logits.items()}
+
+
+def read_slots(read: ReadPaths, tree: TokenTree, verdict: Verdict) -> list[int]:
+    """Places, among the nodes that a network has read, of those on the accepted path."""
+    slot_of = {path: slot for slot, path in enumerate(read)}
+    accepted = tuple(tree.token_ids[node] for node in verdict.path)
+    prefixes = (accepted[: depth + 1] for depth in range(len(accepted)))
+    return [slot_of[prefix] for prefix in prefixes if prefix in slot_of]

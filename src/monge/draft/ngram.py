@@ -51,7 +51,7 @@ class NgramDrafter(Drafter[bytes]):
             max_width=1,
             max_depth=self.num_draft_tokens,
             needs_trees=False,
-            reads_text=True,
+            runs_network=False,
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[bytes]:

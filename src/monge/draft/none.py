@@ -17,7 +17,9 @@ class NoDrafter(Drafter[None]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(proposes=frozenset({Deterministic}), max_width=0, max_depth=0, needs_trees=False)
+        return Capabilities(
+            proposes=frozenset({Deterministic}), max_width=0, max_depth=0, needs_trees=False, runs_network=False
+        )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[None]:
         return [None] * len(contexts)

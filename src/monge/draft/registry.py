@@ -5,6 +5,7 @@ from typing import Final
 from monge.core.registry import Registry
 from monge.draft.base import AnyDrafter
 from monge.draft.cascade import CascadeDrafter
+from monge.draft.ensemble import EnsembleDrafter
 from monge.draft.head import HeadDrafter
 from monge.draft.heads import ShapeDrafter
 from monge.draft.jacobi import JacobiDrafter
@@ -22,6 +23,7 @@ DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
     "drafter",
     {
         "model": ModelDrafter,
+        "ensemble": EnsembleDrafter,
         "shape": ShapeDrafter,
         "retokenize": RetokenizeDrafter,
         "layer_skip": LayerSkipDrafter,
@@ -35,5 +37,5 @@ DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
         "pool": PoolDrafter,
         "none": NoDrafter,
     },
-    provided=("model", "target", "tree", "rules"),
+    provided=("model", "models", "target", "tree", "rules"),
 )

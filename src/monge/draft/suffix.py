@@ -67,6 +67,7 @@ class SuffixDrafter(Drafter[SuffixIndex]):
             max_width=min(self.width, self.num_nodes),
             max_depth=self.depth,
             needs_trees=min(self.width, self.num_nodes) > 1,
+            runs_network=False,
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[SuffixIndex]:

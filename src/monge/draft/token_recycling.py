@@ -88,6 +88,7 @@ class TokenRecyclingDrafter(Drafter[SuccessorTable]):
             max_depth=shape.depth,
             needs_trees=shape.width > 1,
             num_successors=len(self.acceptance),
+            runs_network=False,
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[SuccessorTable]:

@@ -15,7 +15,7 @@ class Watch:
     """Applies a `StopRule` to one growing tree, level by level, and notes what it saw.
 
     Whether a level is drawn depends on the network's logits at the nodes above it, whether it is read on tokens that are drawn
-    and stay offered: both are known before the draws that they decide about.
+    and stay offered: both are known before the level that they decide about is drawn.
 
     Args:
         tree: The tree.

@@ -3,7 +3,6 @@
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Final
@@ -17,8 +16,6 @@ from monge.engine.graphs import GraphRecorder
 from monge.engine.hf import HfTreeModel
 from monge.engine.hf_chain import HfChainModel
 from monge.engine.network_facts import tree_obstacle
-from monge.engine.whole_round import RoundProgram
-from monge.verify.base import ChainDecision
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -40,19 +37,6 @@ class Backend(ABC):
             network: A causal language model in evaluation mode.
         """
 
-    def round_programs(
-        self, target: HfTreeModel, draft: HfTreeModel, depth: int, decision: ChainDecision
-    ) -> Mapping[bool, RoundProgram] | None:
-        """What runs whole rounds of one request, greedy ones (`True`) and sampled ones; `None` where they run stage by stage.
-
-        Args:
-            target: The target, as this backend made it.
-            draft: The draft model, likewise.
-            depth: Tokens of the chain that is drafted.
-            decision: The verifier's.
-        """
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class Eager(Backend):
@@ -67,35 +51,13 @@ class Compiled(Backend):
     """Steps compiled to machine code, once for this machine; on CUDA devices recorded as graphs.
 
     What can be neither runs eagerly, with a warning.
-
-    Args:
-        rounds: Whether whole rounds of a request alone are compiled, or recorded, as one too, where they can be.
     """
-
-    rounds: bool = True
 
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
         try:
             return self._on_cpu(network) if network.device.type == "cpu" else self._on_device(network)
         except BackendError as error:
             return _eager_after_all("compiled", network, error)
-
-    def round_programs(
-        self, target: HfTreeModel, draft: HfTreeModel, depth: int, decision: ChainDecision
-    ) -> Mapping[bool, RoundProgram] | None:
-        if not self.rounds:
-            return None
-        try:
-            if target.network.device.type == "cpu":
-                from monge.engine.compiled_round import compile_rounds  # the compiler is slow to import
-
-                return compile_rounds(target, draft, depth, decision, _LOG.info)
-            from monge.engine.recorded_round import record_rounds
-
-            return record_rounds(target, draft, depth, decision, GraphRecorder(target.network.device))
-        except BackendError as error:
-            warnings.warn(f"rounds run stage by stage: {error}", stacklevel=4)
-            return None
 
     def _on_cpu(self, network: PreTrainedModel) -> SequenceModel:
         from monge.engine.compiled import compile_step  # the compiler is slow to import

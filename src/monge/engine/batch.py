@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from monge.core.errors import OptionError
 from monge.engine.attempt import attempt
-from monge.engine.loop import abandon_session, close_session, open_sessions, run_round
+from monge.engine.loop import abandon_session, close_session, run_round
+from monge.engine.opening import open_sessions
 from monge.engine.parts import Parts
 from monge.engine.prefill import Prefills
 from monge.engine.session import Session
@@ -17,16 +18,19 @@ class Batch:
     Args:
         parts: Target, drafter, verifier, controller.
         prefill_chunk: Prompt tokens that are read between two rounds, in equal shares; `None` reads prompts whole.
+        piece_s: Seconds that this may take where others wait, by what it took before; then fewer tokens are read.
         isolated: Whether a request whose part of a round raises ends alone, with the error; else the error is raised. Draws
             must then be such that they can come again, as those made of a seed are.
     """
 
-    def __init__(self, parts: Parts, *, prefill_chunk: int | None = None, isolated: bool = False) -> None:
+    def __init__(
+        self, parts: Parts, *, prefill_chunk: int | None = None, piece_s: float | None = None, isolated: bool = False
+    ) -> None:
         if prefill_chunk is not None and prefill_chunk < 1:
             raise OptionError(f"prefill_chunk must be at least 1, or None to read prompts whole; got {prefill_chunk}")
         self._parts, self._prefill_chunk, self._isolated = parts, prefill_chunk, isolated
         self._active: list[Session] = []
-        self._prefills = Prefills(parts)
+        self._prefills = Prefills(parts, piece_s=piece_s)
         self.num_prompt_tokens = 0
 
     def __len__(self) -> int:
@@ -43,7 +47,7 @@ class Batch:
             for session in sessions:
                 self._prefills.join(session)
         elif sessions:
-            error = attempt(lambda: open_sessions(sessions, self._parts, num_running=len(self._active)))
+            error = attempt(lambda: open_sessions(sessions, self._parts))
             if error is not None:
                 for session in sessions:
                     abandon_session(session, self._parts)
@@ -63,16 +67,14 @@ class Batch:
         """Read pieces of prompts, then run one round.
 
         Args:
-            num_waiting: Requests that wait for the place of one that ends; controllers that read costs weigh it.
+            num_waiting: Requests that wait for the place of one that ends; controllers may weigh it.
 
         Returns:
             The requests that took part in the round, and those that failed before it; finished ones have left.
         """
         failed = self._read() if self._prefill_chunk is not None and len(self._prefills) else []
-        if self._parts.memory.costs is not None:
-            self._parts.memory.costs.num_waiting = num_waiting
         if self._active:
-            run_round(self._active, self._parts, isolated=self._isolated)
+            run_round(self._active, self._parts, num_waiting=num_waiting, isolated=self._isolated)
         served, self._active = self._active, [session for session in self._active if session.finish_reason is None]
         for session in served:
             if session.finish_reason is not None:
@@ -88,7 +90,7 @@ class Batch:
 
     def _read(self) -> list[Session]:
         assert self._prefill_chunk is not None, "prompts are read in pieces"
-        num_tokens, done = self._prefills.read(self._prefill_chunk, num_running=len(self._active))
+        num_tokens, done = self._prefills.read(self._prefill_chunk, is_awaited=bool(self._active))
         self.num_prompt_tokens += num_tokens
         self._active.extend(session for session in done if session.error is None)
         return [session for session in done if session.error is not None]

@@ -207,6 +207,11 @@ class TreeCache(Cache):
             for slab in self._slabs:
                 slab[:, row] = 0
 
+    def give_back(self) -> None:
+        """Free all memory; no row may be in use."""
+        if self._num_rows:
+            self._resize(0, 0)
+
     @property
     def capacity(self) -> int:
         """Columns of every row, written or not."""

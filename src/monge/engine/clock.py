@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Final
 
 Clock = Callable[[], float]
@@ -25,3 +26,25 @@ def measured_by(clock: Clock) -> Iterator[None]:
         yield
     finally:
         _CLOCK.reset(token)
+
+
+@dataclass(slots=True)
+class StageTimer:
+    """Seconds by stage.
+
+    Attributes:
+        stages: Seconds of each stage that has ended.
+    """
+
+    stages: dict[str, float] = field(default_factory=dict[str, float])
+    _last: float = field(default_factory=now)
+
+    def lap(self, stage: str) -> None:
+        """End a stage; a stage that ends several times counts in sum."""
+        before, self._last = self._last, now()
+        self.stages[stage] = self.stages.get(stage, 0.0) + self._last - before
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all stages."""
+        return sum(self.stages.values())

@@ -17,7 +17,7 @@ from monge.engine.batch import decode
 from monge.engine.parts import Parts
 from monge.engine.result import GenerationResult, result_of
 from monge.engine.sampling import Processor
-from monge.engine.session import FinishReason, Request, Session, StopCheck, check_length, row_seed
+from monge.engine.session import FinishReason, Request, Session, StopCheck, check_length
 
 Prompt = str | Sequence[int]
 
@@ -112,6 +112,7 @@ class Decoder:
         top_p: float | int = 1.0,
         min_p: float | int = 0.0,
         seed: int | None = None,
+        row: int = 0,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         processors: Sequence[Processor] = (),
@@ -129,7 +130,11 @@ class Decoder:
             min_p: Keep tokens of at least this share of the largest mass.
             seed: Makes the output reproducible, whatever else is in the batch, but for sampled texts of controllers that look
                 at clocks, as `load`'s default does not where a request has a seed. Drawn where absent, and returned in the
-                result where it gives the text again.
+                result where it gives the text again: not where a network computes in bfloat16 or float16, whose sums depend on
+                the other rows of the batch. Whole, from -2^63 to 2^64 - 1; a negative seed is the same as itself plus
+                2^64.
+            row: Number of the first prompt's stream of random numbers among those of the seed; the next prompts have the next
+                ones. So `seed=result.seed, row=result.row` gives the text of one row of a batch again.
             stop: One stop string or several.
             ignore_eos: Go on after an end-of-text token.
             processors: Prefix-dependent logits processors, `(token_ids [1, seq], scores [1, vocab]) -> scores`.
@@ -144,7 +149,8 @@ class Decoder:
                 prompt_ids=self.encode(prompt),
                 max_new_tokens=max_new_tokens,
                 rules=rules,
-                seed=row_seed(first_seed, row),
+                seed=first_seed,
+                row=row + number,
                 eos_ids=frozenset() if ignore_eos else self.eos_ids,
                 stop=(stop,) if isinstance(stop, str) else tuple(stop),
                 processors=tuple(processors),
@@ -152,7 +158,7 @@ class Decoder:
                 controller=controller,
                 is_repeatable=self.parts.repeats(controller, rules),
             )
-            for row, prompt in enumerate(prompts)
+            for number, prompt in enumerate(prompts)
         ]
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
@@ -192,9 +198,9 @@ def piece_of(session: Session) -> Piece:
 
 def _check_tokens(ids: Sequence[int], vocab_size: int) -> None:
     """Refuse token ids that have no embedding."""
-    wrong = [token for token in ids if not 0 <= token < vocab_size]
-    if wrong:
-        raise OptionError(f"prompt: token ids must lie in 0..{vocab_size - 1}; got {wrong[0]}")
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):  # quick: a server asks while all its clients wait
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+        raise OptionError(f"prompt: token ids must lie in 0..{vocab_size - 1}; got {wrong}")
 
 
 def _check_text(text: str) -> None:

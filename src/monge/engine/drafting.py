@@ -1,7 +1,7 @@
 """Asking the drafter for trees, and going on without it where it fails."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
+from monge.core.errors import DrafterError
 from monge.core.tree import lone_root
 from monge.core.verdict import Verdict
-from monge.draft.base import Draft, DrafterPool
+from monge.draft.base import Draft
 from monge.engine.attempt import attempt
 from monge.engine.parts import Parts
 from monge.engine.session import Session
@@ -21,14 +22,13 @@ def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Part
     """One draft per session. A drafter that raises costs its request the speculation, never its text.
 
     Whose plan is plain decoding is not drafted for; only a pool is asked all the same where the plan asks its lookups.
-    All sessions draft in one call. If it raises, each drafts alone, from the same draws, so that only those for which it raises
-    again are decoded plainly to their end, from the draws that follow; a warning says so, once per request. Sessions whose
-    draws cannot come again draft alone in the next round.
+    All sessions draft in one call. If it raises, each drafts alone, from the same draws. A session for which the drafter then
+    raises before its first draw, or gives only a part of a tree, goes on without the drafter; a warning says so, once per
+    request. One for which it has drawn and gives nothing has failed: what was drawn cannot be offered, and to decode on as if
+    nothing had been drawn would bias the text.
     """
-    if len(sessions) == 1 and _finds_nothing(sessions[0], plans[0], parts):
-        return [nothing(sessions[0])]
     drafts: dict[int, Draft[Any]] = {}
-    asked = [row for row, plan in enumerate(plans) if _is_asked(plan, parts)]
+    asked = [row for row, plan in enumerate(plans) if _is_asked(plan)]
     if not asked:
         return list(map(nothing, sessions))
     together = [row for row in asked if sessions[row].drafting == "together"]
@@ -40,70 +40,41 @@ def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Part
         if made is not None:
             drafts |= dict(zip(group, made, strict=True))
         elif len(group) > 1:
-            groups.extend([row] for row in group if sessions[row].can_rewind and sessions[row].drafting == "alone")
+            groups.extend([row] for row in group if sessions[row].drafting == "alone" and sessions[row].error is None)
     return [drafts.get(row) or nothing(session) for row, session in enumerate(sessions)]
 
 
-def is_told(session: Session, draft: Draft[Any], plan: DraftPlan, parts: Parts) -> bool:
-    """Whether the drafter is to be told what became of a round: if it reads the text itself, not of those of others."""
-    if session.drafting == "off":
-        return False
-    # Of a draft that is nothing it knows already what there is to know, if nothing but lookups was asked.
-    only_looked = draft.state is session.drafter_state and plan.max_depth == 0 and plan.stop is None
-    if not parts.reads_text or (not only_looked and _is_asked(plan, parts)):
-        return True
-    return isinstance(parts.drafter, DrafterPool) and not parts.drafter.is_idle(session.drafter_state)
-
-
-def observe(
-    rows: Sequence[tuple[Session, Draft[Any], Verdict]], logits: Mapping[int, Float[Tensor, "nodes vocab"]], parts: Parts
-) -> None:
-    """Tell the drafter what became of its drafts; sessions without it are left out. If it raises, see `propose`.
+def observe(rows: Sequence[tuple[Session, Draft[Any], Verdict, Float[Tensor, "nodes vocab"]]], parts: Parts) -> None:
+    """Let the drafter observe the verdicts; sessions without it are left out. If it raises, see `propose`.
 
     Args:
-        rows: Sessions, committed already, with their drafts and verdicts.
-        logits: The target's logits at every node of the finished round, by request; of these a drafter learns the ranking that
-            its capabilities ask for.
+        rows: Sessions, committed already, with their drafts, verdicts and the target's logits at every node. A drafter gets
+            the ranking that its capabilities ask for.
         parts: The parts.
     """
-    told = [row for row in rows if row[0].drafting != "off"]
-    if told:
-        sessions, drafts, verdicts = zip(*told, strict=True)
-        count = parts.num_successors
-        if count:
-            verdicts = [
-                replace(verdict, successors=_successors(logits[session.context.request_id], count))
-                for session, verdict in zip(sessions, verdicts, strict=True)
-            ]
-        states: list[Any] = []
-        contexts = [session.context for session in sessions]
-        error = attempt(lambda: states.extend(parts.drafter.observe(contexts, drafts, verdicts)))
-        if error is not None:
-            for session in sessions:
-                _recover(session, parts, None if len(sessions) > 1 else error)
-            return
-        for session, state in zip(sessions, states, strict=True):
-            session.drafter_state = state
+    together = [row for row in rows if row[0].drafting == "together"]
+    for group in ([together] if together else []) + [[row] for row in rows if row[0].drafting == "alone"]:
+        _observe(group, parts)
 
 
-def _is_asked(plan: DraftPlan, parts: Parts) -> bool:
+def _observe(rows: Sequence[tuple[Session, Draft[Any], Verdict, Tensor]], parts: Parts) -> None:
+    sessions, drafts, verdicts, logits = zip(*rows, strict=True)
+    count = parts.num_successors
+    if count:
+        verdicts = [replace(verdict, successors=_successors(own, count)) for verdict, own in zip(verdicts, logits, strict=True)]
+    contexts, states = [session.context for session in sessions], list[tuple[Session, Any]]()
+    error = attempt(lambda: states.extend(zip(sessions, parts.drafter.observe(contexts, drafts, verdicts), strict=True)))
+    if error is not None:
+        for session in sessions:
+            _recover(session, parts, None if len(sessions) > 1 else error)
+        return
+    for session, state in states:
+        session.drafter_state, session.drafting = state, "together"
+
+
+def _is_asked(plan: DraftPlan) -> bool:
     """Whether a plan asks the drafter for anything."""
-    if plan.max_depth != 0 or plan.stop is not None:
-        return True
-    return plan.asks_lookups and isinstance(parts.drafter, DrafterPool)
-
-
-def _finds_nothing(session: Session, plan: DraftPlan, parts: Parts) -> bool:
-    """Whether a request alone for which only lookups may draft has nothing to look up; its state follows."""
-    drafter, found = parts.drafter, list[Any]()
-    if plan.max_depth != 0 or session.drafting != "together" or not isinstance(drafter, DrafterPool):
-        return False
-    # If it raises, the pool raises once more where that is looked after.
-    attempt(lambda: found.append(drafter.looked_up(session.context, session.drafter_state, plan)))
-    if not found or found[0] is None:
-        return False
-    session.drafter_state = found[0]
-    return True
+    return plan.max_depth != 0 or plan.stop is not None or bool(plan.lookup_depth) or plan.drafter is not None
 
 
 def _successors(logits: Float[Tensor, "nodes vocab"], count: int) -> tuple[tuple[int, ...], ...]:
@@ -122,26 +93,51 @@ def give_up(session: Session, parts: Parts, error: Exception) -> None:
     _recover(session, parts, error)
 
 
+def close_drafter(session: Session, parts: Parts) -> None:
+    """Tell the drafter that a request has ended. Its text is written, so what the drafter raises is a warning."""
+    error = attempt(lambda: parts.drafter.close(session.context))
+    if error is not None:
+        warnings.warn(
+            f"request {session.context.request_id}: the drafter failed to forget it ({type(error).__name__}: {error})",
+            stacklevel=2,
+        )
+
+
 def nothing(session: Session) -> Draft[Any]:
     """A draft without candidates, whose state is the one before it."""
     return Draft(lone_root(session.context.token_ids[-1]), session.drafter_state)
 
 
 def _attempt(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Parts) -> Sequence[Draft[Any]] | None:
+    """The drafts of one call, or `None` where it raised: each session then drafts alone, goes without, or has failed."""
     for session in sessions:
         if session.can_rewind:
             session.mark()
     contexts, draws = [session.context for session in sessions], [session.draws for session in sessions]
-    states, made = [session.drafter_state for session in sessions], list[Draft[Any]]()
-    error = attempt(lambda: made.extend(parts.drafter.draft(contexts, states, plans, draws)))
-    if error is not None:
-        for session in sessions:
-            if session.can_rewind and len(sessions) > 1:
-                session.rewind()
-            _recover(session, parts, None if len(sessions) > 1 else error)
-        return None
+    states, made = [session.drafter_state for session in sessions], list[tuple[Session, Draft[Any]]]()
+    error = attempt(lambda: made.extend(zip(sessions, parts.drafter.draft(contexts, states, plans, draws), strict=True)))
+    if error is None:
+        for session, draft in made:
+            if draft.error is not None:
+                give_up(session, parts, draft.error)
+        return [draft for _, draft in made]
     for session in sessions:
-        session.drafting = "together"
+        if len(sessions) > 1 and session.can_rewind:
+            session.rewind()
+        if session.has_drawn:
+            session.fail(_drawn_in_vain(session, error))
+        else:
+            _recover(session, parts, None if len(sessions) > 1 else error)
+    return None
+
+
+def _drawn_in_vain(session: Session, error: Exception) -> DrafterError:
+    made = DrafterError(
+        f"request {session.context.request_id}: the drafter failed ({type(error).__name__}: {error}) after it had drawn "
+        "tokens, and did not return them; continuing without them would bias the text, so the request ends here. A drafter may "
+        "raise before its first draw, or return the tree so far with `Draft.error`"
+    )
+    made.__cause__ = error
     return made
 
 

@@ -17,7 +17,15 @@ from monge.engine.clock import now
 from monge.engine.features import FeatureLog
 from monge.engine.hosted import Hosted, ModuleMaker
 from monge.engine.masks import MaskForm, forward_inputs
-from monge.engine.network_facts import chooses_logits, context_length, layer_windows, num_weights, tree_obstacle
+from monge.engine.network_facts import (
+    cache_keyword,
+    check_causal,
+    chooses_logits,
+    context_length,
+    layer_windows,
+    num_weights,
+    tree_obstacle,
+)
 from monge.engine.padding import of_similar_size
 from monge.engine.row_table import CacheRow, RowTable
 from monge.engine.shortened import shortened
@@ -55,6 +63,7 @@ class HfTreeModel:
         step_with: StepMaker | None = None,
         module_with: ModuleMaker | None = None,
     ) -> None:
+        check_causal(model)
         reason = tree_obstacle(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
@@ -67,7 +76,7 @@ class HfTreeModel:
         self._form = MaskForm(self._windows, self._attention, self._dtype, self._device)
         growth = {"growth": _GROWTH} if self._widths else {}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **growth)
-        self._chooses_logits = chooses_logits(model)
+        self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
         self._rows = RowTable(self._cache)
         self._forward_s = 0.0
         self._shortened: list[HfTreeModel] = []
@@ -85,6 +94,11 @@ class HfTreeModel:
     def forward_s(self) -> float:
         """Seconds spent inside the network's own forward."""
         return self._forward_s + sum(model.forward_s for model in self._shortened)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See `TypedModel`."""
+        return self._dtype
 
     @property
     def cache_bytes(self) -> int:
@@ -154,6 +168,8 @@ class HfTreeModel:
 
     def close(self, sequence: int) -> None:
         self._rows.close(sequence)
+        if not len(self._rows) and not self._widths:  # steps of a few widths may be recorded for this memory
+            self._cache.give_back()
         if self._features is not None:
             self._features.close(sequence)
 
@@ -272,7 +288,7 @@ class HfTreeModel:
             "input_ids": token_ids,
             "position_ids": positions,
             "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())),
-            "past_key_values": self._cache,
+            self._cache_keyword: self._cache,
             "use_cache": True,
         }
         if self._chooses_logits and not keep_logits:

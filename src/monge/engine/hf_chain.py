@@ -1,6 +1,5 @@
 """A `transformers` network that can only read chains: positions from token order, or recurrent state."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,10 +10,20 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from monge.core.devices import sent
-from monge.core.errors import MongeError
+from monge.core.errors import MongeError, UnsupportedModelError
 from monge.core.model import NodeBlock
+from monge.engine.attempt import attempt
 from monge.engine.clock import now
-from monge.engine.network_facts import chooses_logits, context_length, is_stateful, tree_obstacle
+from monge.engine.network_facts import (
+    cache_keyword,
+    check_causal,
+    chooses_logits,
+    context_length,
+    forward_parameters,
+    own_cache,
+    rollback_obstacle,
+    tree_obstacle,
+)
 from monge.engine.shortened import shortened
 
 _PREFILL: Final = 1024
@@ -31,28 +40,38 @@ class HfChainModel:
     """Reads chains, one sequence per forward, each with its own cache; a `LayeredModel`.
 
     For networks that cannot read trees: ALiBi models, whose positions are the order of the tokens, roll back by dropping the
-    end of their cache; models with recurrent state cannot roll back at all and are decoded plainly.
+    end of their cache; models with recurrent state cannot roll back at all and are decoded plainly. So are models that read one
+    token a forward behind their cache: a forward of a few tokens finds out.
 
     Args:
         model: A causal language model in evaluation mode.
+
+    Raises:
+        UnsupportedModelError: If it is not causal, or cannot read token after token behind a cache.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        check_causal(model)
         config = model.config.get_text_config()
         self._model = model
         self._device = model.device
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
-        self._takes_position_ids = "position_ids" in parameters
+        self._cache_keyword = cache_keyword(model)
+        self._takes_position_ids = "position_ids" in forward_parameters(model)
         self._chooses_logits = chooses_logits(model)
         self._rows: dict[int, _Row] = {}
         self._forward_s = 0.0
         self._shortened: list[HfChainModel] = []
+        self.dtype: torch.dtype = model.dtype
         self.num_layers = int(config.num_hidden_layers)
         self.vocab_size = int(config.vocab_size)
         self.max_length = context_length(config)
         self.no_tree_reason = tree_obstacle(model)
-        self.no_draft_reason = self.no_tree_reason if is_stateful(model) else None
+        self.no_draft_reason = rollback_obstacle(model)
+        if (error := self._failure(num_tokens=1)) is not None:
+            name = type(model).__name__
+            raise UnsupportedModelError(f"{name} cannot read a token behind its cache: {_in_words(error)}") from error
+        if self.no_draft_reason is None and (error := self._failure(num_tokens=2)) is not None:
+            self.no_draft_reason = f"{type(model).__name__} cannot read two tokens behind its cache: {_in_words(error)}"
 
     @property
     def forward_s(self) -> float:
@@ -63,7 +82,7 @@ class HfChainModel:
         stateful = self.no_draft_reason is not None
         for sequence in prefixes:
             # Without a config every layer keeps all it read: one that keeps only its window could not take tokens back.
-            self._rows[sequence] = _Row(DynamicCache(config=self._model.config) if stateful else DynamicCache())
+            self._rows[sequence] = _Row(own_cache(self._model) if stateful else DynamicCache())
         self.append(prefixes)
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
@@ -108,11 +127,19 @@ class HfChainModel:
         self._shortened.append(HfChainModel(shortened(self._model, layers)))
         return self._shortened[-1]
 
+    def _failure(self, num_tokens: int) -> Exception | None:
+        """What goes wrong, if anything, when so many tokens are read behind a few."""
+        prompt = -1
+        failure = attempt(lambda: (self.open({prompt: (0, 0, 0)}), self.extend({prompt: NodeBlock.chain((0,) * num_tokens)})))
+        self._rows.pop(prompt, None)
+        self._forward_s = 0.0
+        return failure
+
     def _read(self, row: _Row, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:
         first = row.length + row.num_uncommitted
         inputs: dict[str, Any] = {
             "input_ids": sent(torch.tensor([list(token_ids)]), self._device),
-            self._cache_name: row.cache,
+            self._cache_keyword: row.cache,
             "use_cache": True,
         }
         if self._takes_position_ids:
@@ -125,3 +152,7 @@ class HfChainModel:
         self._forward_s += now() - start
         row.num_uncommitted += len(token_ids)
         return logits[0]
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -145,9 +145,10 @@ def block_mask(seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     batch, _, num_nodes, num_columns = seen.shape
+    rows = seen[:, 0]  # indexed by tensors alone: torch 2.9 takes no number among them here
     # The mask is captured data: a new tree changes numbers, not code.
     return create_block_mask(
-        lambda row, head, query, key: seen[row, 0, query, key], batch, None, num_nodes, num_columns, device=seen.device
+        lambda row, head, query, key: rows[row, query, key], batch, None, num_nodes, num_columns, device=seen.device
     )
 
 

@@ -1,27 +1,37 @@
 """What is known of a `transformers` network without running it."""
 
 import inspect
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+)
 
 from monge.core.errors import UnsupportedModelError
+
+_CACHE_KEYWORDS: Final = ("cache", "past_key_values", "cache_params")  # since transformers 5.24; before it, and in older code
 
 
 def tree_obstacle(model: PreTrainedModel) -> str | None:
     """Why a network cannot read trees, or `None` where it can."""
     config = model.config.get_text_config()
     name = type(model).__name__
-    if is_stateful(model):
-        return f"{name} keeps recurrent state, through which a tree cannot be read in one pass"
-    if "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False):
+    reason = rollback_obstacle(model)
+    if reason is not None:
+        return reason
+    if "position_ids" not in forward_parameters(model) or getattr(config, "alibi", False):
         return f"{name} takes positions from the order of the tokens (ALiBi or similar), so siblings cannot share one"
     if str(config._attn_implementation) not in {"eager", "sdpa", "flex_attention"}:
         return f"{name} runs attention {config._attn_implementation!r}, which takes no 4-D mask; load it with eager or sdpa"
-    kinds = set(getattr(config, "layer_types", None) or ())
-    unknown = kinds - {"full_attention", "sliding_attention"}
+    kinds = set(getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or ())
+    unknown = kinds - {"full_attention", "sliding_attention", "global"}
     if unknown:
         return f"{name} has layers of kind {', '.join(sorted(unknown))}, whose mask is not known here"
     return None
@@ -29,7 +39,37 @@ def tree_obstacle(model: PreTrainedModel) -> str | None:
 
 def chooses_logits(network: PreTrainedModel) -> bool:
     """Whether a network can be asked for the logits of some tokens only."""
-    return "logits_to_keep" in inspect.signature(network.forward).parameters
+    return "logits_to_keep" in forward_parameters(network)
+
+
+def forward_parameters(network: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
+    """What a network's forward takes by name; one that hands `**keywords` on also takes what its base class takes."""
+    found: dict[str, inspect.Parameter] = {}
+    for owner in type(network).__mro__:
+        if "forward" in vars(owner):
+            parameters = inspect.signature(vars(owner)["forward"]).parameters
+            found = {**parameters, **found}
+            if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+                break
+    return found
+
+
+def cache_keyword(network: PreTrainedModel) -> str:
+    """The keyword under which a network's forward takes its cache.
+
+    Read off the forward, not off the version of `transformers`: code that comes with a checkpoint keeps the older names.
+
+    Raises:
+        UnsupportedModelError: If it takes none.
+    """
+    parameters = forward_parameters(network)
+    found = next((name for name in _CACHE_KEYWORDS if name in parameters), None)
+    if found is None:
+        raise UnsupportedModelError(
+            f"the forward of {type(network).__name__} takes no cache (none of {', '.join(_CACHE_KEYWORDS)}), so what it has "
+            "read cannot be kept between tokens; use the network without monge"
+        )
+    return found
 
 
 class OutputLayer(torch.nn.Module):
@@ -60,10 +100,54 @@ class OutputLayer(torch.nn.Module):
         return (logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap,)
 
 
-def is_stateful(model: PreTrainedModel) -> bool:
-    """Whether the network carries state that cannot be rolled back."""
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    return bool(model._is_stateful) or any("linear" in kind or "mamba" in kind for kind in kinds)
+def rollback_obstacle(network: PreTrainedModel) -> str | None:
+    """Why a network cannot take back tokens that it has read, or `None` where it can: read off the cache that it needs."""
+    name, layers = type(network).__name__, own_cache(network).layers
+    if network._is_stateful or any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers):
+        return f"{name} keeps recurrent state, through which a tree cannot be read in one pass"
+    known = (DynamicLayer, DynamicSlidingWindowLayer)
+    others = {type(layer).__name__ for layer in layers if isinstance(layer, CacheLayerMixin) and type(layer) not in known}
+    if others:
+        return f"{name} keeps more than keys and values ({', '.join(sorted(others))}), which cannot be taken back here"
+    return None
+
+
+def own_cache(network: PreTrainedModel) -> DynamicCache:
+    """An empty cache of the layers that a network asks for.
+
+    Raises:
+        UnsupportedModelError: If `transformers` has none for it.
+    """
+    name = type(network).__name__
+    # State that lies in the modules themselves is one for all sequences: two that are decoded together would mix.
+    in_modules = any(hasattr(module, "_setup_cache") for module in network.modules())
+    takes_usual: Any = network._supports_default_dynamic_cache
+    if in_modules or not takes_usual():
+        raise UnsupportedModelError(
+            f"{name} keeps what it has read in a way of its own, not in the cache that transformers makes for other networks; "
+            "use it without monge"
+        )
+    try:
+        return DynamicCache(config=network.config)
+    except KeyError as error:
+        raise UnsupportedModelError(f"{name} has layers of kind {error}, for which transformers keeps no cache") from error
+
+
+def check_causal(network: PreTrainedModel) -> None:
+    """Refuse a network whose tokens see those behind them.
+
+    Raises:
+        UnsupportedModelError: If it is one.
+    """
+    config = network.config.get_text_config()
+    is_two_sided = (
+        getattr(config, "use_bidirectional_attention", None) in {True, "all"} or getattr(config, "causal", True) is False
+    )
+    if is_two_sided or any(getattr(module, "is_decoder", None) is False for module in network.modules()):
+        raise UnsupportedModelError(
+            f"{type(network).__name__}: tokens see those behind them, so the network gives no law of the next token; load it "
+            "with is_decoder=True, or what its settings call that, if it was trained so"
+        )
 
 
 def context_length(config: Any) -> int | None:

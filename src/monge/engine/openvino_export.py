@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from monge.engine.grouped_attention import attend_in_groups
+from monge.engine.network_facts import cache_keyword
 from monge.engine.step import StepSpec
 
 _tracing: Any = _config  # its `patch` is installed at run time, out of sight of type checkers
@@ -34,7 +35,7 @@ class Graph(torch.nn.Module):
             attend_in_groups(self._network)
         if self._network._can_set_experts_implementation():
             self._network.set_experts_implementation("batched_mm")  # the host's other ways have no conversion
-        self._kinds, self._layers = spec.kinds, spec.layers
+        self._kinds, self._layers, self._cache_keyword = spec.kinds, spec.layers, cache_keyword(network)
         self._names = tuple(weights(network))
 
     def forward(
@@ -62,7 +63,7 @@ class Graph(torch.nn.Module):
             "input_ids": token_ids,
             "position_ids": positions,
             "attention_mask": masks[0] if len(masks) == 1 else dict(zip(self._kinds, masks, strict=True)),
-            "past_key_values": Cache(layers=list(layers)),
+            self._cache_keyword: Cache(layers=list(layers)),
             "use_cache": True,
             "output_hidden_states": bool(self._layers),
         }

@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from monge.control.base import AnyController, Memory, Reads
+import torch
+
+from monge.control.base import AnyController, Reads
+from monge.control.shared import SharedState
 from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedModelError, VocabularyMismatchError, unknown_name
-from monge.core.model import SequenceModel
+from monge.core.model import SequenceModel, dtype_of
 from monge.core.proposal import Mixed
 from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import Hindsight
-from monge.draft.base import AnyDrafter, DrafterPool, OwnChain
-from monge.engine.whole_round import WholeRound
-from monge.verify.base import ChainDecision, NodeRule, Rule, Verifier, as_verifier, unsupported_reason
+from monge.draft.base import AnyDrafter, DrafterPool
+from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
+
+_FLOAT32_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class Planner:
     """A controller, and what it knows beyond a request."""
 
     controller: AnyController
-    memory: Memory
+    shared: SharedState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +36,16 @@ class Parts:
         drafter: Where candidates come from.
         rule: Node rule or verifier.
         controller: How much to draft.
+        greedy_rule: A cheaper rule for greedy requests, used where it is exact for the drafter's proposals; `None` for `rule`.
         controllers: Those that a request may name, `controller` among them if it has a name.
         seeded: Which of them plans for sampled requests that bring a seed and name none; `None` for `controller`.
-        whole_round: What runs rounds of a request alone as one, if anything does.
         draft_models: Networks that the drafter runs, for the accounting of forward times.
         alternatives: Verifiers by name, to be named where `rule` does not fit the drafter.
-        memory: What the controller knows beyond a request; the one part that changes.
+        shared: What controllers keep beyond a request; the one component that changes.
 
     Attributes:
         num_successors: As the drafter's capabilities say.
-        reads_text: As the drafter's capabilities say.
         drafts: Whether the drafter may propose anything at all, by its capabilities.
-        own_chain: As the drafter says.
 
     Raises:
         ProposalMismatchError: If the verifier is not exact for what the drafter proposes.
@@ -55,31 +57,30 @@ class Parts:
     drafter: AnyDrafter
     rule: Rule
     controller: AnyController
+    greedy_rule: Rule | None = None
     draft_models: tuple[SequenceModel, ...] = ()
     alternatives: Sequence[tuple[str, Rule]] = ()
-    memory: Memory = field(default_factory=Memory)
+    shared: SharedState = field(default_factory=SharedState)
     controllers: Mapping[str, AnyController] = field(default_factory=dict[str, AnyController])
     seeded: str | None = None
-    whole_round: WholeRound | None = None
     num_successors: int = field(init=False)  # asked for in every round, and capabilities may take long to tell
     drafts: bool = field(init=False)
-    reads_text: bool = field(init=False)
-    own_chain: OwnChain[Any] | None = field(init=False, repr=False)
+    greedy_verifier: Verifier = field(init=False, repr=False)
     _usual: Planner = field(init=False, repr=False)
     _networks: frozenset[str] | None = field(init=False, repr=False)  # of a pool; asked about in every round
 
     def __post_init__(self) -> None:
-        self.memory.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()
-        members, can = self.memory.members, self.drafter.capabilities
+        self.shared.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()
+        members, can = self.shared.members, self.drafter.capabilities
         networks = frozenset(member.name for member in members if member.runs_network) if members else None
         object.__setattr__(self, "_networks", networks)
         object.__setattr__(self, "num_successors", can.num_successors)
         object.__setattr__(self, "drafts", can.max_depth > 0)
-        object.__setattr__(self, "reads_text", can.reads_text)
-        object.__setattr__(self, "own_chain", self.drafter.own_chain)
-        object.__setattr__(self, "_usual", Planner(self.controller, self.memory))
-        if self.whole_round is not None and not self.whole_round.is_of(self.target, self.own_chain, self.on_chains):
-            object.__setattr__(self, "whole_round", None)  # it was made for other parts than these
+        # Where the target's laws are point masses all lossless rules give the same text, and none keeps more than a walk.
+        greedy = self.greedy_rule if self.rule.is_lossless else None
+        fits = greedy is not None and unsupported_reason(greedy, can.proposes, can.max_width) is None
+        object.__setattr__(self, "greedy_verifier", as_verifier(greedy if greedy is not None and fits else self.rule))
+        object.__setattr__(self, "_usual", Planner(self.controller, self.shared))
         reason = unsupported_reason(self.rule, can.proposes, can.max_width)
         if reason is not None:
             legal = [n for n, rule in self.alternatives if unsupported_reason(rule, can.proposes, can.max_width) is None]
@@ -112,11 +113,6 @@ class Parts:
         return as_verifier(self.rule)
 
     @property
-    def on_chains(self) -> ChainDecision | None:
-        """The rule as operations of tensors, if it has that form."""
-        return self.rule.on_chains if isinstance(self.rule, NodeRule) else None
-
-    @property
     def reads(self) -> frozenset[Reads]:
         """What plans may depend on, whichever controller makes them."""
         return self.controller.reads.union(*(controller.reads for controller in self.controllers.values()))
@@ -137,13 +133,30 @@ class Parts:
         """
         return self.seeded if name is None and is_seeded and rules.temperature > 0 else name
 
-    def repeats(self, name: str | None, rules: SamplingRules) -> bool:
-        """Whether a seed gives a text again that a controller plans for: it looks at no clocks, or plans do not matter.
+    @property
+    def coarse_dtype(self) -> torch.dtype | None:
+        """The type of fewer than 32 bits in which a network computes, if one does.
+
+        Sums of different batch shapes are rounded differently. In float32 that changes next to no text; in bfloat16 and float16
+        a text alone and the same text in a batch soon differ, so that a seed names no text.
+        """
+        dtypes = (dtype_of(model) for model in (self.target, *self.draft_models))
+        return next((dtype for dtype in dtypes if dtype is not None and dtype.itemsize < _FLOAT32_BYTES), None)
+
+    def repeats(self, name: str | None, rules: SamplingRules, *, is_planned: bool = True) -> bool:
+        """Whether a seed gives a text again, alone or in a batch.
+
+        No network may compute in a `coarse_dtype`. The controller must look at no clocks, unless plans do not matter.
 
         Args:
             name: The controller's; `None` for the one that serves requests that name none.
             rules: The request's sampling rules.
+            is_planned: Whether a controller plans for the request at all.
         """
+        if self.coarse_dtype is not None:
+            return False
+        if not is_planned:
+            return True
         is_steady = not self.planner(name).controller.reads & {"costs", "notes"}
         return is_steady or rules.temperature == 0 or self.drafter.capabilities.proposes <= self.rule.invariant_for
 
@@ -161,7 +174,7 @@ class Parts:
         if name not in self.controllers:
             raise unknown_name("controller", name, self.controllers)
         controller = self.controllers[name]
-        return Planner(controller, self.memory if controller is self.controller else self.memory.beside(name))
+        return Planner(controller, self.shared if controller is self.controller else self.shared.beside(name))
 
     def hindsight(self, drafter_state: Any) -> tuple[Hindsight, ...]:
         """What a pool of drafters knows by now about earlier rounds of a request; nothing without a pool, or without state."""

@@ -17,7 +17,8 @@ from monge.engine.attempt import attempt
 from monge.engine.clock import now
 from monge.engine.drafting import give_up, start
 from monge.engine.logprobs import of_logits
-from monge.engine.loop import close_session, controller_state, reads_later
+from monge.engine.loop import close_session
+from monge.engine.opening import controller_state, reads_prompt_later
 from monge.engine.parts import Parts
 from monge.engine.prompts import ending_size, profiled
 from monge.engine.session import Session
@@ -55,11 +56,17 @@ class Prefills:
     A drafter whose network reads prompts reads the same pieces; others are shown the prompt when the target has read it.
 
     What reading raises fails its own request, or costs it the drafter.
+
+    Args:
+        parts: Target, drafter, verifier, controller.
+        piece_s: Seconds that a piece may take while other requests are being decoded, predicted from the last piece; `None` for
+            no limit. Without such requests the sizes of pieces depend on no clock.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, *, piece_s: float | None = None) -> None:
+        self._parts, self._piece_s = parts, piece_s
         self._prompts: list[_Prompt] = []
+        self._token_s: float | None = None
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -83,23 +90,27 @@ class Prefills:
         for prompt in list(self._prompts):
             self.leave(prompt.session)
 
-    def read(self, most: int, *, num_running: int = 0) -> tuple[int, list[Session]]:
+    def read(self, most: int, *, is_awaited: bool = False) -> tuple[int, list[Session]]:
         """Read up to so many tokens.
 
         Args:
             most: How many.
-            num_running: Requests that are being decoded, whom these will join.
+            is_awaited: Whether other requests are being decoded, which wait meanwhile.
 
         Returns:
             How many tokens were read, and the requests that need no more: ready for rounds, or failed and closed.
         """
+        began = now()
         sizes = [prompt.num_left for prompt in self._prompts]
+        most = self._bearable(most) if is_awaited else most
         if self._parts.target.no_draft_reason is None:
             sizes = equal_shares(sizes, most)
         jobs = [(prompt, size) for prompt, size in zip(self._prompts, sizes, strict=True) if size > 0]
         for group in ([job for job in jobs if not job[0].alone], *([job] for job in jobs if job[0].alone)):
             if group:
-                self._read(group, len(self._prompts) + num_running)
+                self._read(group)
+        if jobs:
+            self._token_s = (now() - began) / sum(size for _, size in jobs)
         done = [prompt for prompt in self._prompts if prompt.num_left == 0 or prompt.session.error is not None]
         self._prompts = [prompt for prompt in self._prompts if prompt not in done]
         for prompt in done:
@@ -109,7 +120,17 @@ class Prefills:
                 self._close(prompt.session)
         return sum(size for _, size in jobs) + sum(prompt.ending for prompt in done), [prompt.session for prompt in done]
 
-    def _read(self, group: Sequence[tuple[_Prompt, int]], num_requests: int) -> None:
+    def _bearable(self, most: int) -> int:
+        """Tokens of a piece for which others wait. Halving keeps the shapes of forwards few."""
+        if self._piece_s is None:
+            return most
+        if self._token_s is None:  # nothing is known yet
+            return -(-most // 8)
+        while most > 1 and most * self._token_s > self._piece_s:
+            most = -(-most // 2)
+        return most
+
+    def _read(self, group: Sequence[tuple[_Prompt, int]]) -> None:
         began = now()
         error = attempt(lambda: self._read_target(group))
         for prompt, size in group:
@@ -120,7 +141,7 @@ class Prefills:
             else:
                 self._restart(prompt)
         if error is None:
-            self._read_drafter(group, num_requests)
+            self._read_drafter(group)
         for prompt, _ in group:
             prompt.session.prefill_s += now() - began
 
@@ -151,16 +172,13 @@ class Prefills:
             session.prompt_logprobs += of_logits(logits, text[first + 1 : first + 1 + size], wanted.num_top)
         return logits
 
-    def _read_drafter(self, group: Sequence[tuple[_Prompt, int]], num_requests: int) -> None:
-        drafter, costs = piece_reader(self._parts.drafter), self._parts.memory.costs
+    def _read_drafter(self, group: Sequence[tuple[_Prompt, int]]) -> None:
+        drafter = piece_reader(self._parts.drafter)
         drafting = [(prompt, size) for prompt, size in group if prompt.session.drafting != "off"]
-        drafting = [job for job in drafting if not reads_later(job[0].session, self._parts, num_requests)]
+        drafting = [job for job in drafting if not reads_prompt_later(job[0].session, self._parts)]
         if drafter is None or not drafting:
             return
-        began = now()
         error = attempt(lambda: drafter.read([prompt.context() for prompt, _ in drafting]))
-        if error is None and costs is not None:
-            costs.note_reading(sum(size for _, size in drafting), now() - began)
         for prompt, _ in drafting if error is not None else ():
             again = error if len(drafting) == 1 else attempt(partial(_read_again, drafter, prompt.context()))
             if again is not None:

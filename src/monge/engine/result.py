@@ -93,7 +93,9 @@ class GenerationResult:
         finish_reason: `eos`, `stop`, `length`, or `error` (see `error`; what was decoded before it is kept).
         stats: Figures of the request.
         records: One record a round.
-        seed: Gives the text again; `None` where measured times decide about a sampled text, see `Decoder.requests`.
+        seed: Gives the text again, with `row`; `None` where measured times decide about a sampled text, and where a network
+            computes in fewer than 32 bits, see `Decoder.requests`.
+        row: Number of the row's stream among those of the seed.
         error: What went wrong, if anything.
     """
 
@@ -103,6 +105,7 @@ class GenerationResult:
     stats: GenerationStats
     records: tuple[StepRecord, ...]
     seed: int | None
+    row: int = 0
     error: str | None = None
 
 
@@ -118,5 +121,6 @@ def result_of(session: Session) -> GenerationResult:
         stats=GenerationStats.of(session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s),
         records=tuple(session.records),
         seed=session.request.told_seed,
+        row=session.request.row,
         error=None if session.error is None else str(session.error),
     )

@@ -25,7 +25,6 @@ class Row:
     plan: DraftPlan = DraftPlan(max_depth=0)
     draft: Draft[Any] | None = None
     outcome: Verdict | NonFiniteLogitsError | None = None
-    as_one: bool = False
     logits: Float[Tensor, "nodes vocab"] | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     length: int = 0

@@ -1,15 +1,14 @@
 """One request while it is decoded."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import index
 from typing import Any, Final, Literal
 
-from monge.core.clocks import ClockDraws, RequestDraws, check_seed
+from monge.core.clocks import ClockDraws, RequestDraws
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws, RewindableDraws
+from monge.core.draws import Draws, RewindableDraws, check_seed
 from monge.core.errors import ContextLengthError, MongeError, OptionError
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
@@ -24,8 +23,8 @@ StopCheck = Callable[[tuple[int, ...]], bool]
 """`token_ids` (prompt and completion) -> whether decoding stops after the last of them."""
 
 Drafting = Literal["together", "alone", "off"]
-"""Drafted for in one call with the others; alone, after that call has failed; not at all, after this one has failed too, or
-because nobody wants it."""
+"""Drafted for, and told of verdicts, in one call with the others; alone, after that call has failed; not at all, after this one
+has failed too, or because nobody wants it."""
 
 _UNBOUNDED: Final = 1 << 62
 
@@ -38,12 +37,13 @@ class Request:
         prompt_ids: The prompt, at least one token.
         max_new_tokens: Most tokens to generate.
         rules: Sampling rules.
-        seed: Seed of the request's own generator; zero is a seed.
+        seed: Names, with `row`, the request's own stream of random numbers; zero is a seed.
+        row: Number of its stream among those of the seed.
         eos_ids: Tokens that end the text (kept as its last token).
         stop: Stop strings; the text ends before the first of them, the tokens with the one that completes it.
         processors: Prefix-dependent logits processors.
         stop_check: Asked after every token, in order.
-        draws: Source of randomness; made of the seed where absent.
+        draws: Source of randomness; made of seed and row where absent.
         profile: What is known of the prompt already, for controllers that look at it.
         speculative: Whether anything is drafted for it; if not, the drafter is not even shown the prompt.
         adaptive: Whether the controller plans for it; if not, every round has the largest tree within its limits.
@@ -59,6 +59,7 @@ class Request:
     max_new_tokens: int
     rules: SamplingRules
     seed: int
+    row: int = 0
     eos_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
     processors: tuple[Processor, ...] = ()
@@ -85,8 +86,8 @@ class Request:
             raise OptionError(f"max_new_tokens must be a whole number; got {self.max_new_tokens!r}")
         if self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens must be at least 1; got {self.max_new_tokens}")
-        check_seed(self.seed)
-        for name in ("max_new_tokens", "seed"):  # a whole number of numpy's goes into no generator, and no JSON
+        check_seed(self.seed, self.row)
+        for name in ("max_new_tokens", "seed", "row"):  # a whole number of numpy's goes into no generator, and no JSON
             object.__setattr__(self, name, index(getattr(self, name)))
         if any(not text for text in self.stop):
             raise OptionError("a stop string is empty; remove it")
@@ -100,9 +101,6 @@ class Session:
         request_id: Names the request towards the models' caches.
         tokenizer: Needed for stop strings and for text.
         keeps_records: Whether all records are kept, or the last one only.
-
-    Attributes:
-        untold: Records of the finished rounds that neither controller nor table of costs knows of yet, in order.
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class Session:
         if request.stop and tokenizer is None:
             raise OptionError("stop strings need a tokenizer; give one, or use eos_ids")
         self.request, self._tokenizer = request, tokenizer
-        self.draws = request.draws or RequestDraws(request.seed)
+        self.draws = request.draws or RequestDraws(request.seed, request.row)
         self._rewindable = self.draws if isinstance(self.draws, RewindableDraws) else None
         self._keeps_records = keeps_records
         self.context = Context(
@@ -125,10 +123,6 @@ class Session:
         self.drafter_state: Any = None
         self.drafting: Drafting = "together" if request.speculative else "off"
         self.records: list[StepRecord] = []
-        self.untold: list[StepRecord] = []
-        self._standing = DraftPlan(max_depth=0)
-        self._num_standing = 0
-        self._num_together = 0
         self.num_rounds = 0
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
@@ -180,40 +174,22 @@ class Session:
         assert self._rewindable is not None, "a place was marked before"
         self._rewindable.rewind()
 
+    @property
+    def has_drawn(self) -> bool:
+        """Whether anything was drawn since the marked place; true where nobody knows, since its draws cannot come again."""
+        return self._rewindable is None or self._rewindable.has_drawn
+
     def note(self, record: StepRecord) -> None:
         """Keep the record of a round."""
         if not self._keeps_records:
             self.records.clear()
         self.num_rounds += 1
         self.records.append(record)
-        self.untold.append(record)
-
-    def stand(self, plan: DraftPlan, num_rounds: int, num_together: int) -> None:
-        """Keep a plan for so many rounds, the coming one counted, while so many requests share them."""
-        self._standing, self._num_standing, self._num_together = plan, num_rounds - 1, num_together
-
-    def stands_among(self, num_together: int) -> bool:
-        """Whether a plan was kept for the coming round, which so many requests share."""
-        return self._num_standing > 0 and self._num_together == num_together and self.drafting != "off"
-
-    def standing_plan(self) -> DraftPlan:
-        """The plan that was kept, for one round more."""
-        self._num_standing -= 1
-        return self._in_room(self._standing)
-
-    @property
-    def has_standing_plan(self) -> bool:
-        """Whether the plan of the last round is also that of the next, if the same requests share it."""
-        return self._num_standing > 0 and self.finish_reason is None
-
-    def take_untold(self) -> list[StepRecord]:
-        """The same records, of which somebody is told now; the next plan is made after that."""
-        told, self.untold, self._num_standing = self.untold, [], 0
-        return told
 
     def limit(self, plan: DraftPlan) -> DraftPlan:
         """The plan within the request's limits, no deeper than tokens are wanted: a round commits one more than it accepts."""
-        return self._in_room(plan.within(self.request.limits))
+        room = self.request.max_new_tokens - self.num_generated - 1
+        return plan.within(self.request.limits).within(_of_depth(room))
 
     def commit(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Append tokens one by one up to the first stop; returns those that were appended."""
@@ -229,11 +205,6 @@ class Session:
     def fail(self, error: Exception) -> None:
         """End the request alone; its neighbours go on."""
         self.error, self.finish_reason = error, "error"
-
-    def _in_room(self, plan: DraftPlan) -> DraftPlan:
-        """The plan, no deeper than tokens are wanted."""
-        room = self.request.max_new_tokens - self.num_generated - 1
-        return plan if plan.max_depth is not None and plan.max_depth <= room else plan.within(_of_depth(room))
 
     def _reason_to_stop(self, new_ids: Sequence[int]) -> FinishReason | None:
         request = self.request
@@ -263,11 +234,3 @@ def check_length(request: Request, max_length: int | None, whose: str) -> None:
             f"prompt of {len(request.prompt_ids)} tokens + max_new_tokens={request.max_new_tokens} = {total} exceeds the "
             f"{whose}'s context of {max_length} tokens; shorten the prompt or ask for fewer tokens"
         )
-
-
-def row_seed(seed: int, row: int) -> int:
-    """Seed of the row-th request of a call: row 0 has the call's own, the others independent ones."""
-    if row == 0:
-        return seed
-    digest = hashlib.blake2b(f"{seed}:{row}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1

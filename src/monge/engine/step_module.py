@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from monge.engine.compiled_layout import lay_out
 from monge.engine.grouped_attention import attend_in_groups
-from monge.engine.network_facts import chooses_logits
+from monge.engine.network_facts import cache_keyword, chooses_logits
 from monge.engine.step import StepSpec
 
 Size = int | torch.SymInt
@@ -32,7 +32,7 @@ class Step(torch.nn.Module):
         super().__init__()
         self._network = _skeleton(network)
         self._kinds, self._layers = spec.kinds, spec.layers
-        self._chooses = chooses_logits(network)
+        self._cache_keyword, self._chooses = cache_keyword(network), chooses_logits(network)
 
     def forward(
         self, token_ids: Tensor, places: tuple[Tensor, Tensor, Tensor], masks: Sequence[Tensor], kept: Sequence[Tensor]
@@ -50,13 +50,12 @@ class Step(torch.nn.Module):
         rows = torch.arange(token_ids.shape[0], device=token_ids.device)[:, None]
         width = masks[0].shape[-1]
         layers = [_KeptLayer(keys, values, rows, columns, width) for keys, values in zip(kept[::2], kept[1::2], strict=True)]
-        chosen = {"logits_to_keep": shown} if self._chooses else {}
+        varying = {self._cache_keyword: Cache(layers=list(layers)), **({"logits_to_keep": shown} if self._chooses else {})}
         output = self._network(
-            **chosen,
+            **varying,
             input_ids=token_ids,
             position_ids=positions,
             attention_mask=masks[0] if len(masks) == 1 else dict(zip(self._kinds, masks, strict=True)),
-            past_key_values=Cache(layers=list(layers)),
             use_cache=True,
             output_hidden_states=bool(self._layers),
         )

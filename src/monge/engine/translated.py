@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.errors import ContextLengthError
-from monge.core.model import NodeBlock, SequenceModel
+from monge.core.model import NodeBlock, SequenceModel, dtype_of
 from monge.engine.spelling import Translation
 
 _NEIGHBOURS: Final = 8
@@ -59,7 +59,7 @@ class TranslatedModel:
         self._draft_tokenizer, self._target_tokenizer = draft_tokenizer, target_tokenizer
         self._shared = torch.tensor(words.shared).T
         self._rows: dict[int, _Row] = {}
-        self.vocab_size = len(words.written)
+        self.vocab_size, self.dtype = len(words.written), dtype_of(model)
         self.max_length = model.max_length
         self.no_tree_reason = model.no_tree_reason
         self.no_draft_reason = model.no_draft_reason

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StaticCache, StoppingCriteriaList
+from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StaticCache, StoppingCriteriaList
+from transformers.cache_utils import CacheLayerMixin
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -15,7 +17,8 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from monge.api import make_parts
-from monge.control.base import AnyController, CostModel
+from monge.control.base import AnyController
+from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDrafter
@@ -23,16 +26,15 @@ from monge.draft.by_name import AnyHead, drafter_of
 from monge.draft.tree.base import TreeBuilder
 from monge.engine.batch import decode
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network
+from monge.engine.network_facts import forward_parameters
 from monge.engine.parts import Parts
-from monge.engine.session import Request, Session, check_length, row_seed
+from monge.engine.session import Request, Session, check_length
 from monge.plugins.transformers_processors import draft_rules, row_processors
 from monge.plugins.transformers_replay import Replay
 from monge.verify.base import Rule
 
-_PREPARED: Final = frozenset(
-    {"attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache", "logits_to_keep"}
-)
-"""What `generate` itself prepares for every decoder-only model; anything else would have to reach the model's forward."""
+_PREPARED: Final = frozenset({"attention_mask", "position_ids", "use_cache", "logits_to_keep"})
+"""What `generate` itself prepares for every decoder-only model, beside a cache."""
 
 
 def speculate(
@@ -47,7 +49,7 @@ def speculate(
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
     controller: str | AnyController = "fixed",
-    costs: str | Path | CostModel | None = None,
+    costs: str | Path | Latency | None = None,
     token_streamer: Any = None,
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
@@ -81,7 +83,7 @@ def speculate(
         verifier: As for `monge.load`.
         controller: One of those of `monge.load`; `fixed` needs no measured costs. What it learns ends with the call, but for
             the costs below.
-        costs: As for `monge.load`, for controllers that ask: without it they are measured in every call; a `CostModel` goes on
+        costs: As for `monge.load`, for controllers that ask: without it they are measured in every call; a `Latency` goes on
             learning from call to call.
         token_streamer: A streamer of `transformers`.
         draft_temperature: Draft at this temperature instead of the request's own.
@@ -191,7 +193,8 @@ class _Call:
                 prompt_ids=tuple(prompt_ids.tolist()),
                 max_new_tokens=longest - length,
                 rules=self.rules,
-                seed=row_seed(seed, row),
+                seed=seed,
+                row=row,
                 eos_ids=eos_ids,
                 processors=row_processors(self.processors, row, batch_size, padding),
                 stop_check=_StopCheck(replay, row, len(prompt_ids)),
@@ -230,8 +233,8 @@ def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str
     mode = config.get_generation_mode()
     outputs = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
     asked = [name for name in outputs if getattr(config, name)] if config.return_dict_in_generate else []
-    cache = model_kwargs.get("past_key_values")
-    unknown = sorted(name for name, value in model_kwargs.items() if value is not None and name not in _PREPARED)
+    caches = [value for value in model_kwargs.values() if isinstance(value, Cache)]
+    unknown = _other_inputs(model, model_kwargs)
     sharded = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
     refusals = {
         "encoder-decoder models; a decoder-only model is needed": model.config.is_encoder_decoder,
@@ -240,16 +243,40 @@ def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str
         "prompt_lookup_num_tokens and assistant_early_exit": mode not in {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE},
         f"{', '.join(asked)}; leave it out": bool(asked),
         f"cache_implementation={config.cache_implementation!r}; leave it out, the cache is this library's own": (
-            config.cache_implementation not in {None, "dynamic"} or isinstance(cache, StaticCache)
+            config.cache_implementation not in {None, "dynamic"} or any(isinstance(cache, StaticCache) for cache in caches)
         ),
-        "use_cache=False; leave it out": config.use_cache is False,
-        "a cache that holds text already; give the whole text as input_ids": cache is not None and cache.get_seq_length() > 0,
-        f"model inputs beside the text: {', '.join(unknown)}": bool(unknown),
+        # Some checkpoints have it in their settings, from training or by habit; there it is no wish of the caller.
+        "use_cache=False; leave it out": config.use_cache is False and model.generation_config.use_cache is not False,
+        "a cache that holds text already; give the whole text as input_ids": any(map(_holds_text, caches)),
+        f"model inputs beside the text: {', '.join(unknown)}; leave them out, or, where you gave none, report this with "
+        f"'transformers {transformers.__version__}'": bool(unknown),
         "weights sharded by FSDP or ZeRO-3, whose ranks must step together": sharded and torch.distributed.is_initialized(),
     }
     for what, is_asked in refusals.items():
         if is_asked:
             raise OptionError(f"speculate does not support {what}")
+
+
+def _other_inputs(model: Any, model_kwargs: dict[str, Any]) -> list[str]:
+    """Names of inputs that would have to reach the model's forward.
+
+    A cache is known by its type: the host has renamed its keyword. `None`, and what the forward takes anyway, change nothing.
+    """
+    parameters = forward_parameters(model)
+    found: list[str] = []
+    for name, value in model_kwargs.items():
+        usual = parameters[name].default if name in parameters else None
+        changes_nothing = value is None or value is usual or (isinstance(value, bool | int | float | str) and value == usual)
+        if name not in _PREPARED and not isinstance(value, Cache) and not changes_nothing:
+            found.append(name)
+    return sorted(found)
+
+
+def _holds_text(cache: Cache) -> bool:
+    layers = getattr(cache, "layers", ())
+    if layers and not any(isinstance(layer, CacheLayerMixin) for layer in layers):
+        return cache.has_previous_state()  # recurrent state alone, which does not say how much it has read
+    return cache.get_seq_length() > 0
 
 
 def _drawn_seed() -> int:

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from monge.control.base import AnyController, Memory
+from monge.control.base import AnyController, RoundInfo
 from monge.control.registry import CONTROLLERS
+from monge.control.shared import SharedState
 from monge.core.clocks import RequestDraws
 from monge.core.context import Context, DraftPlan
 from monge.core.errors import MongeError, OptionError, unknown_name
@@ -51,7 +52,7 @@ class Proposer:
         self._num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self._max_length = int(vllm_config.model_config.max_model_len)
         self._rows = Rows()
-        self._memory = Memory()
+        self._shared = SharedState()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Called by vLLM; there is no network to load."""
@@ -116,7 +117,7 @@ class Proposer:
         number = self._rows.new_number()
         context = Context(request_id=number, token_ids=token_ids, num_prompt_tokens=len(token_ids), rules=SamplingRules())
         # No time and no counter in the seed: every rank of a tensor-parallel group has to draw alike.
-        return HostRow(context, RequestDraws(len(token_ids)), text, None, self._controller.init(self._memory))
+        return HostRow(context, RequestDraws(len(token_ids)), text, None, self._controller.init(self._shared))
 
     def _open(self, rows: Sequence[HostRow]) -> None:
         if rows:
@@ -134,7 +135,8 @@ class Proposer:
             row.controller_state = self._controller.update(row.controller_state, outcome.record)
 
     def _draft(self, rows: Sequence[HostRow]) -> None:
-        plans = self._controller.plan_many([row.controller_state for row in rows], [row.draws for row in rows])
+        info = RoundInfo(context_lengths=tuple(len(row.text) for row in rows), batch_size=len(rows))
+        plans = self._controller.plan([row.controller_state for row in rows], info, [row.draws for row in rows])
         plans = [self._bounded(plan, len(row.text)) for row, plan in zip(rows, plans, strict=True)]
         contexts, states = [row.context for row in rows], [row.drafter_state for row in rows]
         drafts = self._drafter.draft(contexts, states, plans, [row.draws for row in rows])
@@ -177,7 +179,7 @@ def _drafter(text: str) -> AnyDrafter:
 
 def _controller(text: str) -> AnyController:
     controller = CONTROLLERS.parse(text)
-    if "costs" in controller.reads:
+    if "latency" in controller.reads:
         raise OptionError(
             f"vllm: controller {text!r} reads clocks, which vLLM does not share and which differ from rank to rank; "
             "fixed, fsm, cached_fsm and transformers_heuristic work"

@@ -7,11 +7,12 @@ from itertools import product
 from typing import Any
 
 from monge.api import make_parts
-from monge.control.base import CostModel
+from monge.control.latency import Latency
 from monge.core.model import SequenceModel
 from monge.defaults import STEADY
 from monge.draft.by_name import drafters_in, takes_target
 from monge.engine.parts import Parts
+from monge.replay.rules import with_replayable_rule
 
 MODEL = "model"
 HEADS = ("head", "shape")
@@ -74,8 +75,10 @@ class Configuration:
         """
         return self.drafter is not None and takes_target(self.drafter)
 
-    def parts(self, target: SequenceModel, draft: SequenceModel | None, costs: CostModel | None = None) -> Parts:
+    def parts(self, target: SequenceModel, draft: SequenceModel | None, costs: Latency | None = None) -> Parts:
         """The parts; the draft model goes to drafters that run one.
+
+        Where no verifier is named and a replay cannot follow the default one, another exact rule takes its place.
 
         Args:
             target: The target.
@@ -85,7 +88,8 @@ class Configuration:
         Raises:
             MongeError: If they do not fit together.
         """
-        return make_parts(target, draft if MODEL in self.drafter_names(draft) else None, costs=costs, **self.settings)
+        made = make_parts(target, draft if MODEL in self.drafter_names(draft) else None, costs=costs, **self.settings)
+        return made if self.verifier is not None else with_replayable_rule(made)
 
     def drafter_names(self, draft: SequenceModel | None) -> tuple[str, ...]:
         """Names of the drafter, or of those that it is made of; the default's where none was chosen.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from monge.control.base import CostModel
+from monge.control.latency import Latency
 from monge.core.verdict import StageTimes, StepRecord
 from monge.replay.configuration import HEADS, MODEL
 from monge.replay.log import LawLog
@@ -22,18 +22,18 @@ def untimed(log: LawLog, drafters: Sequence[str]) -> str | None:
     )
 
 
-def costs_for(log: LawLog, drafters: Sequence[str], nodes: Sequence[int]) -> CostModel:
+def costs_for(log: LawLog, drafters: Sequence[str], nodes: Sequence[int]) -> Latency:
     """The cost table of a drafter, for trees with so many nodes by depth; it does not learn: replay has no clock.
 
     Of a pool it is the table of its draft model or head: what the other drafters need is part of every round.
     """
     table: Mapping[str, Any] = log.costs[next((name for name in (MODEL, *HEADS) if name in drafters), drafters[0])]
-    model = CostModel.from_dict({**table, "nodes": list(nodes)})
+    model = Latency.from_dict({**table, "nodes": list(nodes)})
     model.learns = False
     return model
 
 
-def predicted(record: StepRecord, costs: CostModel, *, runs_network: bool) -> StepRecord:
+def predicted(record: StepRecord, costs: Latency, *, runs_network: bool) -> StepRecord:
     """The record with predicted instead of measured times.
 
     Args:

@@ -43,7 +43,7 @@ class Untilted(GivenToken):
     """Rules that emit without a look at the candidates: these follow their own law."""
 
     def chance(self, known: Known, proposal: Proposal, draws: Draws) -> float:
-        if type(proposal) is Iid:
+        if isinstance(proposal, Iid):
             return 1.0 - (1.0 - proposal.law.prob(known.token)) ** proposal.width
         return float(known.token in proposal.draw(draws))
 

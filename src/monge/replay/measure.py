@@ -13,7 +13,7 @@ from monge.core.proposal import Deterministic
 from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
-from monge.engine.costs import measure_costs
+from monge.engine.latency_measurement import measure_latency
 from monge.engine.parts import Parts
 from monge.replay.configuration import MODEL, Configuration
 from monge.verify.target_walk import TargetWalk
@@ -119,7 +119,7 @@ def _filled(target: SequenceModel, width: int) -> Parts:
 
 
 def _timed(parts: Parts) -> Mapping[str, Any]:
-    return measure_costs(parts).as_dict()
+    return measure_latency(parts).as_dict()
 
 
 def _plain(table: Mapping[str, Any]) -> float:

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import torch
-
-from monge.control.base import CostModel, Memory
-from monge.core.draws import TorchDraws
+from monge.control.latency import Latency
+from monge.control.shared import SharedState
+from monge.core.draws import SeededDraws
 from monge.core.verdict import StepRecord
 from monge.engine.parts import Parts
 from monge.replay.costs import predicted
@@ -17,7 +16,7 @@ from monge.replay.run import replay_text
 from monge.replay.survey import Expectation, Position, fixed_window, oracle, survey
 
 DEPTH: Final = 8
-PLAIN: Final = CostModel.linear(plain=1.0, node=0.0, draft=0.0)
+PLAIN: Final = Latency.linear(plain=1.0, node=0.0, draft=0.0)
 """Costs where none are known: a round is a round."""
 
 
@@ -57,10 +56,10 @@ class Hindsight:
         return seconds.index(min(seconds))
 
 
-def seeded(*names: object) -> TorchDraws:
+def seeded(*names: object) -> SeededDraws:
     """Draws that are a function of names."""
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
-    return TorchDraws(torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1))
+    return SeededDraws(int.from_bytes(digest, "big"))
 
 
 def look(
@@ -79,7 +78,7 @@ def look(
     return tuple(found)
 
 
-def hindsight(positions: tuple[tuple[Position, ...], ...], costs: CostModel, depth: int) -> Hindsight:
+def hindsight(positions: tuple[tuple[Position, ...], ...], costs: Latency, depth: int) -> Hindsight:
     """Every fixed window and the oracle, on surveyed texts."""
     return Hindsight(
         windows=tuple(tuple(fixed_window(text, costs, window) for text in positions) for window in range(depth + 1)),
@@ -101,7 +100,7 @@ def nodes_by_depth(positions: Sequence[Sequence[Position]]) -> tuple[int, ...]:
 def play(
     parts: Parts,
     log: LawLog,
-    costs: CostModel = PLAIN,
+    costs: Latency = PLAIN,
     *,
     repeats: int = 1,
     seed: int = 0,
@@ -123,7 +122,7 @@ def play(
     passes: list[Played] = []
     for repeat in range(repeats):
         # A controller may learn across requests, as a decoder's own does; every pass starts afresh.
-        fresh = replace(parts, memory=Memory(costs))
+        fresh = replace(parts, shared=SharedState(costs))
         for number, text in enumerate(log.texts):
             records = replay_text(fresh, log, text, seeded(seed, "replay", repeat, number))
             timed = tuple(predicted(record, costs, runs_network=fresh.runs_network(record.drafter)) for record in records)

@@ -1,15 +1,17 @@
 """Which rules can be replayed, and how."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 from monge.core.proposal import Deterministic, Proposal
 from monge.draft.base import Capabilities
+from monge.engine.parts import Parts
 from monge.replay.errors import UnavailableError
 from monge.replay.given import GivenToken, Scaled, Tested, Untilted
 from monge.replay.given_many import AllAtOnce, SameTest
-from monge.verify.base import Rule, Walk
+from monge.verify.base import Rule, Walk, unsupported_reason
 from monge.verify.block import Block
 from monge.verify.greedy import Greedy
 from monge.verify.k_seq import KSeq
@@ -60,6 +62,19 @@ def given_token(rule: Rule, can: Capabilities, *, is_compact: bool, reads_confid
     if reason is not None:
         raise UnavailableError(f"replay: {rule.title} cannot be replayed here: {reason}")
     return GIVEN[type(rule)](rule)
+
+
+def with_replayable_rule(parts: Parts) -> Parts:
+    """The parts with a rule that a replay can follow: their own if possible."""
+    can, reads_confidence = parts.drafter.capabilities, "confidence" in parts.controller.reads
+    for rule in (parts.rule, SingleDraft(), RrsWithoutReplacement(), Rrs()):
+        if unsupported_reason(rule, can.proposes, can.max_width) is None:
+            try:
+                given_token(rule, can, is_compact=False, reads_confidence=reads_confidence)
+            except UnavailableError:
+                continue
+            return parts if rule is parts.rule else replace(parts, rule=rule)
+    return parts
 
 
 def stands_in(rule: Rule, proposes: frozenset[type[Proposal]], *, is_compact: bool) -> bool:

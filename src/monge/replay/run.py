@@ -8,7 +8,8 @@ from monge.core.draws import Draws
 from monge.core.model import SequenceModel
 from monge.core.prompt import PromptProfile
 from monge.core.verdict import StepRecord
-from monge.engine.loop import close_session, open_sessions, run_round
+from monge.engine.loop import close_session, run_round
+from monge.engine.opening import open_sessions
 from monge.engine.parts import Parts
 from monge.engine.session import Request, Session
 from monge.replay.errors import UnavailableError
@@ -33,7 +34,7 @@ def replay_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tu
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
     session, guide = open_text(parts, log, text, draws)
-    playing = replace(parts, rule=TextVerifier(), target=following(parts, log))
+    playing = replace(parts, greedy_rule=None, rule=TextVerifier(), target=following(parts, log))
     open_sessions([session], playing)
     try:
         while session.finish_reason is None:
@@ -64,7 +65,7 @@ def play_round(session: Session, guide: TextDraws, parts: Parts) -> None:
         run_round([session], parts)
     if guide.error is not None:
         raise guide.error
-    if session.drafting != "together":
+    if session.drafting != "together" or session.error is not None:
         raise UnavailableError(f"replay: the drafter failed after {guide.start} tokens of a text; decode it once to see how")
 
 

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from monge.control.base import Controller, CostModel, Memory
+from monge.control.base import RoundInfo, SoloController
+from monge.control.latency import Latency
+from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
-from monge.engine.loop import close_session, open_sessions
+from monge.engine.loop import close_session
+from monge.engine.opening import open_sessions
 from monge.engine.parts import Parts
 from monge.replay.log import LawLog, LoggedText
 from monge.replay.run import following, open_text, play_round
@@ -53,15 +56,15 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Full(Controller[None]):
+class _Full(SoloController[None]):
     """Always the deepest tree, and the network's confidence beside it."""
 
     depth: int
 
-    def init(self, memory: Memory) -> None:
+    def init(self, shared: SharedState) -> None:
         return None
 
-    def plan(self, state: None, draws: Draws) -> DraftPlan:
+    def plan_one(self, state: None, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
         return DraftPlan(max_depth=self.depth, stop=_NEVER_STOPS)
 
     def update(self, state: None, record: StepRecord) -> None:
@@ -84,10 +87,10 @@ def survey(parts: Parts, log: LawLog, text: LoggedText, draws: Draws, *, depth: 
     Raises:
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
-    looking = replace(parts, controller=_Full(depth), memory=Memory())
+    looking = replace(parts, controller=_Full(depth), shared=SharedState())
     session, guide = open_text(looking, log, text, draws)
     guide.is_forced = True
-    playing = replace(looking, rule=TextVerifier(only_looks=True), target=following(parts, log))
+    playing = replace(looking, greedy_rule=None, rule=TextVerifier(only_looks=True), target=following(parts, log))
     found: list[Position] = []
     open_sessions([session], playing)
     try:
@@ -102,12 +105,12 @@ def survey(parts: Parts, log: LawLog, text: LoggedText, draws: Draws, *, depth: 
     return tuple(found)
 
 
-def fixed_window(positions: Sequence[Position], costs: CostModel, window: int) -> Expectation:
+def fixed_window(positions: Sequence[Position], costs: Latency, window: int) -> Expectation:
     """What a fixed window expects."""
     return _expected(positions, costs, [window])
 
 
-def oracle(positions: Sequence[Position], costs: CostModel, depth: int) -> Expectation:
+def oracle(positions: Sequence[Position], costs: Latency, depth: int) -> Expectation:
     """What the best window at every position expects, chosen with all chances known."""
     return _expected(positions, costs, range(depth + 1))
 
@@ -124,7 +127,7 @@ def survival(positions: Sequence[Position], depth: int) -> tuple[float, ...]:
     return tuple(sum(column) / len(curves) for column in zip(*curves, strict=True))
 
 
-def _expected(positions: Sequence[Position], costs: CostModel, windows: Sequence[int]) -> Expectation:
+def _expected(positions: Sequence[Position], costs: Latency, windows: Sequence[int]) -> Expectation:
     """Backwards over positions: the round's own cost, and what is expected after as many tokens as it may commit."""
     ahead = [Expectation(rounds=0.0, seconds=0.0)]  # ahead[-1 - k]: after k more tokens
     for left, position in enumerate(reversed(positions), start=1):
@@ -133,7 +136,7 @@ def _expected(positions: Sequence[Position], costs: CostModel, windows: Sequence
     return ahead[-1]
 
 
-def _round(position: Position, costs: CostModel, window: int, ahead: Sequence[Expectation], left: int) -> Expectation:
+def _round(position: Position, costs: Latency, window: int, ahead: Sequence[Expectation], left: int) -> Expectation:
     rounds, seconds, reach = 1.0, round_seconds(position, costs, window), 1.0
     # The last token of the text is its round's own, so at most left - 1 draft tokens count as accepted.
     for accepted in range(min(window, left - 1) + 1):
@@ -144,7 +147,7 @@ def _round(position: Position, costs: CostModel, window: int, ahead: Sequence[Ex
     return Expectation(rounds=rounds, seconds=seconds)
 
 
-def round_seconds(position: Position, costs: CostModel, window: int) -> float:
+def round_seconds(position: Position, costs: Latency, window: int) -> float:
     """Predicted seconds of a round with some window."""
     depth = min(window, len(position.nodes) - 1)
     drafting = costs.draft_s(depth) if depth and position.runs_network else 0.0

@@ -13,7 +13,7 @@ from monge.replay.log import LawLog
 
 _TREES: Final = ("chain(8, 'top')", "best_first(num_nodes=16, depth=6)", "best_first(num_nodes=32, depth=8)")
 _DRAWN: Final = (("chain(8)", "single_draft"), ("chain(8)", "block"), ("fixed_width((3, 2, 1, 1))", "rrs_without_replacement"))
-_ADAPTIVE: Final = ("on_the_fly", "price", "fsm")
+_ADAPTIVE: Final = ("on_the_fly", "goodput", "fsm")
 """Controllers that are tried, as far as they are registered."""
 
 

@@ -14,6 +14,7 @@ from monge.scale.rows import ROW_OPTIONS
 
 _JSONL, _PARQUET = ".jsonl", ".parquet"
 _ROWS_AT_ONCE: Final = 1024
+_INT64: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def _write_parquet(lines: Iterable[str], path: Path) -> None:
     schema, records = pyarrow.schema(types), list[dict[str, Any]]()
     with parquet.ParquetWriter(path, schema) as writer:
         for line in lines:
-            records.append(_with_id(json.loads(line), id_type))
+            records.append(_for_columns(json.loads(line), id_type))
             if len(records) == _ROWS_AT_ONCE:
                 writer.write_table(pyarrow.Table.from_pylist(records, schema=schema))
                 records = []
@@ -114,9 +115,11 @@ def _id_type(lines: Iterable[str]) -> type | None:
     return kinds.pop() if len(kinds) == 1 and kinds <= {int, str} else None
 
 
-def _with_id(record: dict[str, Any], id_type: type | None) -> dict[str, Any]:
+def _for_columns(record: dict[str, Any], id_type: type | None) -> dict[str, Any]:
     if id_type is None and record["id"] is not None:
         record["id"] = json.dumps(record["id"], ensure_ascii=False)
+    if record["seed"] is not None and record["seed"] >= _INT64:
+        record["seed"] -= 2 * _INT64  # the column is signed; this seed names the same streams
     return record
 
 

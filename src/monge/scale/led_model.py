@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.errors import OutOfStepError
-from monge.core.model import NodeBlock, SequenceModel
+from monge.core.model import NodeBlock, SequenceModel, dtype_of
 from monge.scale.ranks import Ranks
 
 _CALLS: Final[Mapping[str, Callable[[SequenceModel, Any], Any]]] = {
@@ -41,6 +42,10 @@ class LedModel:
     @property
     def vocab_size(self) -> int:
         return self._model.vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        return dtype_of(self._model)
 
     @property
     def max_length(self) -> int | None:

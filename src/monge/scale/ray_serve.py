@@ -36,7 +36,7 @@ class AppArgs(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     target: str | None = None
-    draft: str | None = None
+    draft: str | tuple[str, ...] | None = None
     drafter: str | None = None
     tree: str | None = None
     verifier: str | None = None
@@ -52,6 +52,7 @@ class AppArgs(BaseModel):
     max_batch_size: int | None = Field(default=None, ge=1)
     served_model_name: str | None = None
     api_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = Field(default=(), description="Names that requests may be sent to; none for any.")
     chat_template: str | None = None
     logprobs_of: LogprobSource | None = None
     max_choices: int | None = None
@@ -152,7 +153,7 @@ def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI,
     limits = args.given(_SETTINGS)
     if "request_timeout_s" in limits:
         limits["request_timeout_s"] = limits["request_timeout_s"] or None
-    settings = ServerSettings(model_name=name, api_keys=args.api_keys, **limits)
+    settings = ServerSettings(model_name=name, api_keys=args.api_keys, allowed_hosts=args.allowed_hosts, **limits)
     decoder = DecoderSpec(target=args.target, draft=args.draft, options=args.given(_LOADING)).load()
     chat = chat_format(decoder.tokenizer, args.chat_template, is_built_in=args.target is None)
     metrics = ServerMetrics(name, engine=engine, gather=gather)

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from monge.core.draws import check_seed
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.attempt import attempt
 from monge.engine.decoder import Decoder
-from monge.engine.session import Request, Session, row_seed
+from monge.engine.session import Request, Session
 
 ROW_OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
     "max_new_tokens": (int,),
@@ -23,7 +24,6 @@ ROW_OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
 }
 """What a row may set for itself, and the types that it may have in JSON."""
 
-_SEEDS: Final = 1 << 63
 _MOST_SHOWN: Final = 40
 """Characters of a value that is wrong."""
 
@@ -33,8 +33,8 @@ class RowRules:
     """How rows are read.
 
     Args:
-        seed: The run's seed. Row i has the seed of row i of `Decoder.generate`, unless it brings its own. Without, seeds are
-            drawn, and controllers may plan by the clock.
+        seed: The run's seed. Row i has its stream i, as row i of `Decoder.generate` does; a row that brings its own seed has
+            stream 0 of that. Without, seeds are drawn, and controllers may plan by the clock.
         options: Options of `Decoder.requests` for rows that say nothing else.
         prompt_field: Where the prompt stands: text, or a list of token ids.
     """
@@ -90,8 +90,8 @@ def check_options(options: Mapping[str, Any], seed: int | None) -> None:
     Raises:
         OptionError: With what is wrong.
     """
-    if seed is not None and not -_SEEDS <= seed < _SEEDS:
-        raise OptionError(f"the seed must lie in -2^63..2^63-1; got {seed}")
+    if seed is not None:
+        check_seed(seed)
     law = {name: options[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in options}
     stop = options.get("stop", ())
     Request(
@@ -141,8 +141,8 @@ def _record(line: bytes) -> dict[str, Any]:
 def _session(record: Mapping[str, Any], index: int, decoder: Decoder, rules: RowRules) -> Session:
     prompt = _prompt(record, rules.prompt_field)
     own = {name: _checked(name, record[name]) for name in ROW_OPTIONS if record.get(name) is not None}
-    seed = None if rules.seed is None else row_seed(rules.seed, index)
-    (request,) = decoder.requests([prompt], **{"seed": seed, **rules.options, **own})
+    row = 0 if rules.seed is None or "seed" in own else index
+    (request,) = decoder.requests([prompt], row=row, **{"seed": rules.seed, **rules.options, **own})
     return decoder.session(request, keeps_records=False)
 
 
@@ -167,6 +167,4 @@ def _checked(name: str, value: Any) -> Any:  # noqa: ANN401 (what the file holds
         raise OptionError(f"{name!r} must be {' or '.join(kind.__name__ for kind in kinds)}; got {type(value).__name__}")
     if isinstance(value, list) and not all(isinstance(item, str) for item in value):
         raise OptionError(f"{name!r} must be a text or a list of texts")
-    if name == "seed" and isinstance(value, int) and not 0 <= value < _SEEDS:
-        raise OptionError(f"'seed' must lie in 0..2^63-1; got {value}")
     return value

@@ -17,7 +17,7 @@ class DecoderSpec:
 
     Args:
         target: Folder or name of the target, as every process finds it; `None` for the built-in one.
-        draft: Likewise for the draft model.
+        draft: Likewise for the draft model, or several of them.
         options: Further options of `monge.load`, plain values and tuples of them only.
 
     Raises:
@@ -25,7 +25,7 @@ class DecoderSpec:
     """
 
     target: str | None = None
-    draft: str | None = None
+    draft: str | tuple[str, ...] | None = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """One target over several processes, as `transformers` shards it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -41,7 +41,7 @@ class Led(Backend):
 @contextmanager
 def tensor_parallel(
     target: str | Path | None = None,
-    draft: str | Path | None = None,
+    draft: str | Path | Sequence[str] | None = None,
     *,
     dtype: str = "auto",
     attention: str | None = None,
@@ -55,7 +55,7 @@ def tensor_parallel(
 
     Args:
         target: Folder or name; `None` for the built-in target.
-        draft: Likewise for the draft model.
+        draft: Likewise for the draft model, or several of them.
         dtype: Type of the weights.
         attention: As for `monge.load`.
         drafter: As for `monge.load`, except those that read the target's hidden states or run its layers.
@@ -84,7 +84,7 @@ def tensor_parallel(
         try:
             yield load(
                 network,
-                default_draft(target, draft, drafter),
+                draft if draft is not None else default_draft(target, None, drafter),
                 tokenizer=load_tokenizer(source, **trust),
                 backend=Led(ranks),
                 drafter=drafter,

@@ -6,26 +6,27 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 from monge.core.errors import MongeError
 from monge.engine.decoder import Decoder
 from monge.serve.chat import ChatFormat
-from monge.serve.errors import ApiError, internal, of_monge, of_validation, refused
+from monge.serve.errors import ApiError, internal, of_monge
 from monge.serve.metrics import ServerMetrics
 from monge.serve.scheduler import Scheduler
-from monge.serve.security import ApiKeyGate, BoundedBodies, CountedAnswers
+from monge.serve.schemas import ChatRequest, CompletionRequest
+from monge.serve.security import ApiKeyGate, BoundedBodies, CountedAnswers, KnownHosts
 from monge.serve.service import Service
 from monge.serve.settings import ServerSettings
 
 _LONGEST_PATH: Final = 100
+_MODEL: Final = "#/components/schemas/{model}"
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -49,6 +50,7 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     for status, text in {
         400: "The request cannot be honoured; the message says why.",
         401: "No valid API key.",
+        403: "Sent to a name that is not served.",
         404: "No such model.",
         408: "The body came too slowly.",
         413: "The body is too large.",
@@ -58,6 +60,20 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
         504: "The request took too long.",
     }.items()
 }
+
+
+class _Described(FastAPI):
+    """An application whose description has the bodies that `Service` reads itself."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The description."""
+        if self.openapi_schema is None:
+            described = super().openapi()
+            _, models = models_json_schema(
+                [(CompletionRequest, "validation"), (ChatRequest, "validation")], ref_template=_MODEL
+            )
+            described["components"]["schemas"] |= models["$defs"]
+        return super().openapi()
 
 
 def create_app(
@@ -87,7 +103,7 @@ def create_app(
         # The connections are gone by now, and what they had asked for is finished or cancelled.
         await asyncio.to_thread(scheduler.close, drain=True)
 
-    app = FastAPI(title="monge", version="1", summary="OpenAI-compatible", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = _Described(title="monge", version="1", summary="OpenAI-compatible", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.snapshot = scheduler.snapshot
     app.state.end_jobs = partial(scheduler.close, drain=False)
     _add_routes(app, service)
@@ -95,6 +111,7 @@ def create_app(
     # The last one added is the first one asked.
     app.add_middleware(BoundedBodies, max_bytes=settings.max_request_bytes, timeout_s=settings.body_timeout_s)
     app.add_middleware(ApiKeyGate, keys=settings.api_keys)
+    app.add_middleware(KnownHosts, hosts=settings.allowed_hosts)
     app.add_middleware(
         CountedAnswers, count=metrics.count_answer, endpoints=[str(getattr(route, "path", "")) for route in app.routes]
     )
@@ -102,9 +119,19 @@ def create_app(
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
-    completions: dict[str, Any] = {"methods": ["POST"], "responses": _ERRORS, "response_class": Response}
-    app.add_api_route("/v1/completions", service.completions, **completions)
-    app.add_api_route("/v1/chat/completions", service.chat_completions, **completions)
+    for path, endpoint, model in (
+        ("/v1/completions", service.completions, CompletionRequest),
+        ("/v1/chat/completions", service.chat_completions, ChatRequest),
+    ):
+        content = {"application/json": {"schema": {"$ref": _MODEL.format(model=model.__name__)}}}
+        app.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            responses=_ERRORS,
+            response_class=Response,
+            openapi_extra={"requestBody": {"required": True, "content": content}},
+        )
     app.add_api_route("/v1/models", service.models, methods=["GET"], responses={401: _ERRORS[401]})
     app.add_api_route(
         "/v1/models/{name:path}", service.model, methods=["GET"], responses={status: _ERRORS[status] for status in (401, 404)}
@@ -124,13 +151,7 @@ def _add_errors(app: FastAPI, metrics: ServerMetrics) -> None:
     async def of_api(request: Request, error: ApiError) -> Response:
         return answer(request, error)
 
-    async def of_body(request: Request, error: RequestValidationError) -> Response:
-        return answer(request, of_validation(error.errors()))
-
     async def of_http(request: Request, error: HTTPException) -> Response:
-        if error.status_code == HTTPStatus.BAD_REQUEST:  # the framework's word for a body that its parser gave up on
-            text = "the body cannot be read; JSON in UTF-8 is expected, without absurd numbers or nesting"
-            return answer(request, refused(text, code="invalid_json"))
         text = f"{request.method} {request.url.path[:_LONGEST_PATH]}: {str(error.detail).lower()}"
         return answer(request, ApiError(error.status_code, text, headers=error.headers))
 
@@ -148,7 +169,6 @@ def _add_errors(app: FastAPI, metrics: ServerMetrics) -> None:
 
     handlers: dict[type[Exception], Any] = {
         ApiError: of_api,
-        RequestValidationError: of_body,
         HTTPException: of_http,
         MongeError: of_library,
         Exception: of_ours,

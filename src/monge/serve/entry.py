@@ -1,7 +1,7 @@
 """One job while it is in the scheduler's hands."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from monge.core.verdict import StepRecord
 from monge.engine.attempt import attempt
@@ -24,6 +24,7 @@ class Entry:
         tally: What drafting is worth to it.
         planner: Name of the controller that plans for it, or `none`.
         sink: Told what is observed.
+        submitted_at: When its request came.
     """
 
     job: Job
@@ -33,7 +34,7 @@ class Entry:
     tally: SpeculationTally
     planner: str
     sink: Sink
-    submitted_at: float = field(default_factory=time.perf_counter)
+    submitted_at: float
     admitted_at: float | None = None
     first_at: float | None = None
     last_at: float = 0.0
@@ -104,7 +105,6 @@ class Entry:
         return Summary(
             num_prompt_tokens=len(self.job.prompt_ids),
             num_generated_tokens=self.num_sent,
-            seed=self.job.seed,
             speculation=self.tally.total(),
             timings=timings,
             error=None if self.session.error is None else f"{type(self.session.error).__name__}: {self.session.error}",
@@ -133,6 +133,7 @@ def request_of(job: Job) -> Request:
         max_new_tokens=job.max_new_tokens,
         rules=job.rules,
         seed=job.seed,
+        row=job.row,
         eos_ids=job.eos_ids,
         stop=job.stop,
         processors=job.processors,

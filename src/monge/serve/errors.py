@@ -1,15 +1,16 @@
 """Errors in the shape that clients of the OpenAI API read."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
+from itertools import islice
 from typing import Any, Final
 
 from fastapi.responses import JSONResponse
 
 from monge.core.errors import ContextLengthError, MongeError, OptionError
 from monge.serve.jobs import QueueFullError, SchedulerClosedError
-from monge.serve.schemas import FIELD_NAMES
+from monge.serve.schemas import FIELD_NAMES, MOST_SHOWN
 
 RETRY_AFTER_S: Final = 1
 """What a client is told to wait when the queue is full."""
@@ -17,11 +18,11 @@ RETRY_AFTER_S: Final = 1
 TOO_LONG: Final = "context_length_exceeded"
 """Code of a request for which there can never be room."""
 
-_CODES: Final = {"json_invalid": "invalid_json", "extra_forbidden": "unknown_parameter"}
-_MOST_SHOWN: Final = 5
+_CODES: Final = {"extra_forbidden": "unknown_parameter"}
 _LONGEST_NAME: Final = 60
 _TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
     499: "cancelled",
@@ -91,32 +92,32 @@ def internal(error_id: str) -> ApiError:
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="internal_error")
 
 
-def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The answer to a body that does not fit the schema: every field at fault by name, values never repeated.
+def of_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
+    """The answer to a body that does not fit the schema: the first fields at fault by name, values never repeated.
 
     Args:
-        errors: Errors of pydantic, at least one.
+        errors: Errors of pydantic, at least one. Those beyond the first few different ones are not looked at.
     """
-    said: list[str] = []
+    said: dict[str, Mapping[str, Any]] = {}
     for error in errors:
-        text = _sentence(error)
-        if text not in said:
-            said.append(text)
-    more = f"; and {len(said) - _MOST_SHOWN} more" if len(said) > _MOST_SHOWN else ""
-    codes = [_CODES[error["type"]] for error in errors if error["type"] in _CODES]
-    return refused("; ".join(said[:_MOST_SHOWN]) + more, _where(errors[0]) or None, codes[0] if codes else None)
+        said.setdefault(_sentence(error), error)
+        if len(said) > MOST_SHOWN:
+            break
+    first, *_ = said.values()
+    codes = [_CODES[error["type"]] for error in said.values() if error["type"] in _CODES]
+    more = "; and more" if len(said) > MOST_SHOWN else ""
+    text = "; ".join(islice(said, MOST_SHOWN)) + more
+    return refused(text, _clipped(_where(first)) or None, codes[0] if codes else None)
 
 
 def _sentence(error: Mapping[str, Any]) -> str:
     where, kind = _where(error), str(error["type"])
-    if kind == "json_invalid":
-        reason = error.get("ctx", {}).get("error", "it cannot be parsed")
-        return f"the body is not JSON: {reason} at position {error['loc'][-1]}"
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), FIELD_NAMES, n=1)
+        name = str(error["loc"][-1])
+        near = difflib.get_close_matches(name, FIELD_NAMES, n=1) if len(name) <= _LONGEST_NAME else []
         return f"unknown field {_clipped(where)!r}" + (f"; did you mean {near[0]!r}?" if near else "")
     if kind == "missing":
-        return f"{where}: required" if where else "the body is empty; send a JSON object with content-type application/json"
+        return f"{where}: required"
     message = str(error["msg"]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     if not where and kind.startswith(("model_attributes", "dict", "model")):
@@ -126,11 +127,9 @@ def _sentence(error: Mapping[str, Any]) -> str:
 
 def _where(error: Mapping[str, Any]) -> str:
     """The field, as a client would write it: `messages.0.content`; without the names of the branches of a union."""
-    if error["type"] == "json_invalid":
-        return ""
-    parts = [part for part in error["loc"] if part != "body"]
+    parts = error["loc"]
     if error["type"] == "extra_forbidden":
-        return ".".join(map(str, [part for part in parts[:-1] if isinstance(part, int) or part in FIELD_NAMES] + parts[-1:]))
+        return ".".join(map(str, [*(part for part in parts[:-1] if isinstance(part, int) or part in FIELD_NAMES), parts[-1]]))
     return ".".join(str(part) for part in parts if isinstance(part, int) or part in FIELD_NAMES)
 
 

@@ -4,13 +4,15 @@ from monge.serve.app import create_app
 from monge.serve.chat import chat_format
 from monge.serve.metrics import ServerMetrics
 from monge.serve.run import listen, serve_until_told, url_of
-from monge.serve.settings import ServerSettings, served_name
+from monge.serve.settings import ServerSettings, hosts_to_accept, is_loopback, served_name
 
 __all__ = [
     "ServerMetrics",
     "ServerSettings",
     "chat_format",
     "create_app",
+    "hosts_to_accept",
+    "is_loopback",
     "listen",
     "serve_until_told",
     "served_name",

@@ -50,7 +50,8 @@ class Job:
         prompt_ids: The prompt, at least one token.
         max_new_tokens: Most tokens to generate.
         rules: Sampling rules.
-        seed: Seed of the job's own draws; zero is a seed.
+        seed: Names, with `row`, the job's own stream of random numbers; zero is a seed.
+        row: Number of its stream among those of the seed.
         stop: Stop strings.
         eos_ids: Tokens that end the text.
         processors: Prefix-dependent logits processors; they run in the decoding thread.
@@ -69,6 +70,7 @@ class Job:
     max_new_tokens: int
     rules: SamplingRules
     seed: int
+    row: int = 0
     stop: tuple[str, ...] = ()
     eos_ids: frozenset[int] = frozenset()
     processors: tuple[Processor, ...] = ()
@@ -158,7 +160,6 @@ class Summary:
     Args:
         num_prompt_tokens: Tokens of the prompt.
         num_generated_tokens: Tokens generated.
-        seed: Reproduces the job.
         speculation: What drafting was worth.
         timings: Seconds by stage.
         error: What went wrong, where `finish_reason` is `error`; for logs, not for clients.
@@ -166,7 +167,6 @@ class Summary:
 
     num_prompt_tokens: int
     num_generated_tokens: int
-    seed: int
     speculation: Speculation
     timings: Timings
     error: str | None = None

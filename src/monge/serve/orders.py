@@ -2,10 +2,10 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
@@ -13,7 +13,6 @@ from monge.core.sampling_rules import SamplingRules
 from monge.engine.decoder import Decoder
 from monge.engine.penalties import text_processors
 from monge.engine.sampling import Processor
-from monge.engine.session import row_seed
 from monge.serve.chat import ChatFormat
 from monge.serve.errors import TOO_LONG, refused
 from monge.serve.jobs import Job
@@ -34,7 +33,7 @@ class Order:
         created: Seconds since the epoch.
         jobs: One per choice: all choices of the first prompt, then those of the second, ...
         num_prompts: Prompts.
-        seed: Reproduces the whole request, choice i having `row_seed(seed, i)`; `None` where measured times decide about texts.
+        seed: Reproduces the whole request, choice i having row i of it; `None` where measured times decide about texts.
         echoes: Per choice, the prompt's text, where it is to be repeated before the completion; empty where not.
         is_stream: Whether the answer is a stream.
         has_usage: Whether a stream ends with usage.
@@ -61,6 +60,15 @@ class Order:
         return sum(len(job.prompt_ids) for job in self.jobs[::step])
 
 
+@runtime_checkable
+class Vocabulary(Protocol):
+    """A tokenizer that says how its tokens are spelled."""
+
+    def get_vocab(self) -> Mapping[str, int]:
+        """Token ids by spelling."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderDesk:
     """Makes orders of requests.
@@ -76,6 +84,12 @@ class OrderDesk:
     settings: ServerSettings
     chat: ChatFormat
     max_job_tokens: int
+    _longest_token: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        tokenizer = self.decoder.tokenizer
+        longest = max(map(len, tokenizer.get_vocab())) if isinstance(tokenizer, Vocabulary) else None
+        object.__setattr__(self, "_longest_token", longest)
 
     def of_completion(self, request: CompletionRequest) -> Order:
         """Order of a completion.
@@ -83,6 +97,8 @@ class OrderDesk:
         Raises:
             ApiError, MongeError: If it cannot be honoured.
         """
+        for prompt in request.prompt:
+            self._check_size("prompt", [prompt])
         with _at("prompt"):
             prompts = [self.decoder.encode(prompt) for prompt in request.prompt]
         wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
@@ -104,6 +120,7 @@ class OrderDesk:
         Raises:
             ApiError, MongeError: If it cannot be honoured.
         """
+        self._check_size("messages", [message.text for message in request.messages])
         prompt = self.chat.encode(request.messages)
         room = self.max_job_tokens - len(prompt)
         if room < 1:
@@ -115,6 +132,21 @@ class OrderDesk:
         wanted = request.max_completion_tokens or request.max_tokens or room
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         return self._order(request, "chat", [prompt], [wanted], texts=[], logprobs=logprobs, hides_completion=False)
+
+    def _check_size(self, param: str, parts: Iterable[str | tuple[int, ...]]) -> None:
+        """Refuse what is too long whatever its tokens are, before time and memory go into finding them.
+
+        A tokenizer that drops characters, as some do with all but one of several blanks, could make less of a text.
+        """
+        size = sum(map(len, parts))
+        is_text = any(isinstance(part, str) for part in parts)
+        if is_text and self._longest_token is None:
+            return
+        most = self.max_job_tokens * (self._longest_token or 1 if is_text else 1)
+        if size > most:
+            what = "characters" if is_text else "tokens"
+            why = f": {self.max_job_tokens} tokens of up to {self._longest_token} characters" if is_text else ""
+            raise refused(f"{param}: {size} {what}; this server takes at most {most}{why}; shorten it", param, TOO_LONG)
 
     def _order(
         self,
@@ -143,7 +175,7 @@ class OrderDesk:
             order_id=("chatcmpl-" if kind == "chat" else "cmpl-") + secrets.token_hex(16),
             created=int(time.time()),
             jobs=tuple(
-                self._job(request, prompt, limit, row_seed(seed, row), logprobs=logprobs, scores_prompt=scores_prompt)
+                self._job(request, prompt, limit, seed, row, logprobs=logprobs, scores_prompt=scores_prompt)
                 for row, (prompt, limit) in enumerate(rows)
             ),
             num_prompts=len(prompts),
@@ -161,6 +193,7 @@ class OrderDesk:
         prompt: tuple[int, ...],
         limit: int,
         seed: int,
+        row: int,
         *,
         logprobs: int | None,
         scores_prompt: bool,
@@ -180,6 +213,7 @@ class OrderDesk:
             max_new_tokens=limit,
             rules=_rules(request),
             seed=seed,
+            row=row,
             stop=request.stop,
             eos_ids=frozenset() if request.ignore_eos else self.decoder.eos_ids,
             processors=self._processors(request, len(prompt)),
@@ -220,7 +254,7 @@ class OrderDesk:
     def _repeats(self, request: SamplingRequest) -> bool:
         asked = self._drafting(request)
         is_planned = asked["speculative"] and asked.get("adaptive", True)
-        return not is_planned or self.decoder.parts.repeats(asked["controller"], _rules(request))
+        return self.decoder.parts.repeats(asked["controller"], _rules(request), is_planned=is_planned)
 
     def _planner(self, request: SamplingRequest, name: str | None) -> str | None:
         return self.decoder.parts.named_for(name, _rules(request), is_seeded=request.seed is not None)

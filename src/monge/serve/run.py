@@ -5,23 +5,25 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
 
 from monge.core.errors import OptionError
 from monge.engine.garbage import settle_objects
+from monge.serve.connections import Connection, ConnectionLimits, Seldom, limits_of_process, told_of_exhaustion
 
 _LARGEST_PORT: Final = 65535
-_BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 30
 _TELL_S: Final = 10
 """Seconds in which jobs that were ended are to be answered: the round that runs comes first."""
 
 
-class _Drained(uvicorn.Server):
+class Server(uvicorn.Server):
     """Ends the jobs that are left when their time is over, so that clients are told; uvicorn would only close connections.
 
     Args:
@@ -33,6 +35,11 @@ class _Drained(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, end_jobs: Callable[[], None], drain_s: int) -> None:
         super().__init__(config)
         self._end_jobs, self._drain_s = end_jobs, drain_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to take connections."""
+        asyncio.get_running_loop().set_exception_handler(told_of_exhaustion)
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more connections, and wait for those that there are."""
@@ -61,7 +68,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise OptionError(f"--port must lie in 0..{_LARGEST_PORT}; got {port}")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        return socket.create_server(address[:2], family=family, backlog=limits_of_process().backlog)
     except (OSError, OverflowError) as error:
         raise OptionError(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from error
 
@@ -70,6 +77,37 @@ def url_of(listener: socket.socket) -> str:
     """Where clients find it."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def server_of(
+    app: FastAPI, *, drain_s: int, access_log: bool = False, limits: ConnectionLimits | None = None, **options: Any
+) -> Server:
+    """A server that runs until it is told to stop.
+
+    Args:
+        app: The application, made by `create_app`.
+        drain_s: Seconds that running requests get; after that they are answered with a 503.
+        access_log: Whether every request is written to the log.
+        limits: Of its connections; `None` for those of this process.
+        **options: Further options of `uvicorn.Config`.
+    """
+    limits = limits or limits_of_process()
+    protocol: Any = partial(Connection, limits=limits)
+    config = uvicorn.Config(
+        app,
+        **{
+            "http": protocol,  # h11's, which bounds the size of headers
+            "ws": "none",
+            "log_level": logging.INFO if access_log else logging.WARNING,
+            "access_log": access_log,
+            "server_header": False,
+            "backlog": limits.backlog,
+            "timeout_keep_alive": _KEEP_ALIVE_S,
+            "timeout_graceful_shutdown": drain_s + _TELL_S,
+        }
+        | options,
+    )
+    return Server(config, app.state.end_jobs, drain_s)
 
 
 def serve_until_told(app: FastAPI, listener: socket.socket, *, drain_s: int, access_log: bool = False) -> None:
@@ -81,19 +119,25 @@ def serve_until_told(app: FastAPI, listener: socket.socket, *, drain_s: int, acc
         drain_s: Seconds that running requests get; after that they are answered with a 503.
         access_log: Whether every request is written to the log.
     """
-    config = uvicorn.Config(
-        app,
-        http="h11",  # bounds the size of headers
-        log_level=logging.INFO if access_log else logging.WARNING,
-        access_log=access_log,
-        server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=drain_s + _TELL_S,
-    )
+    server = server_of(app, drain_s=drain_s, access_log=access_log)
     # uvicorn raises the signal once more when it is done; having drained is no failure.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settle_objects()
     try:
-        _Drained(config, app.state.end_jobs, drain_s).run(sockets=[listener])
+        with _few_warnings():
+            server.run(sockets=[listener])
     finally:
         gc.unfreeze()  # frozen objects outlive the interpreter, and extensions call that a leak
+
+
+@contextmanager
+def _few_warnings() -> Iterator[None]:
+    """Warnings that clients can cause are written once a minute."""
+    loggers, seldom = [logging.getLogger(name) for name in ("uvicorn.error", Connection.__module__)], Seldom()
+    for logger in loggers:
+        logger.addFilter(seldom)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(seldom)

@@ -11,6 +11,7 @@ from monge.core.errors import ContextLengthError, OptionError, OutOfStepError
 from monge.engine.attempt import attempt
 from monge.engine.batch import Batch
 from monge.engine.decoder import Decoder
+from monge.engine.garbage import trim_heap
 from monge.engine.session import Session
 from monge.serve.entry import Entry, request_of
 from monge.serve.jobs import Job, JobFinish, Measure, QueueFullError, SchedulerClosedError, Sink, Snapshot
@@ -21,6 +22,11 @@ from monge.serve.ticket import Ticket
 
 _UNBOUNDED_CONTEXT: Final = 32768
 """Tokens per row of the default budget, for a target that sets no limit itself."""
+_QUIET_S: Final = 1.0
+"""Seconds without a job after which free memory goes back to the system."""
+
+_PIECE_S: Final = 0.25
+"""Seconds that the requests which are being decoded wait for a piece of new prompts."""
 
 
 def no_sink(measure: Measure, value: float | int) -> None:
@@ -43,7 +49,8 @@ class Scheduler:
         max_waiting: Requests that may wait, whole or with some of their jobs.
         kv_budget_tokens: Room in the caches: rows x longest row; `None` lets every row of a full batch be as long as the
             target's context.
-        prefill_chunk: Prompt tokens that are read between two rounds.
+        prefill_chunk: Prompt tokens that are read between two rounds; fewer where others would wait for more than a quarter of
+            a second.
         sink: Told every observation.
 
     Raises:
@@ -62,7 +69,7 @@ class Scheduler:
     ) -> None:
         self._decoder, self._sink, self._prefill_chunk = decoder, sink, prefill_chunk
         self._max_batch_size = decoder.max_batch_size if max_batch_size is None else max_batch_size
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         row = decoder.parts.target.max_length or _UNBOUNDED_CONTEXT
         self._room = Room(self._max_batch_size * row if kv_budget_tokens is None else kv_budget_tokens)
         for name, value in (("max_batch_size", self._max_batch_size), ("max_waiting", max_waiting)):
@@ -105,8 +112,13 @@ class Scheduler:
         (ticket,) = self.submit_all([job])
         return ticket
 
-    def submit_all(self, jobs: Sequence[Job]) -> list[Ticket]:
+    def submit_all(self, jobs: Sequence[Job], *, arrived: float | None = None) -> list[Ticket]:
         """Queue the jobs of one request, all or none of them. May be called from any thread.
+
+        Args:
+            jobs: The jobs.
+            arrived: When the request came, on the clock of `time.perf_counter`; its deadlines and its waiting count from there.
+                `None` for now.
 
         Raises:
             SchedulerClosedError, QueueFullError, ContextLengthError, OptionError: As `submit`.
@@ -114,7 +126,8 @@ class Scheduler:
         with self._changed:  # before sessions are made for nothing
             self._check_queue()
             order_id = next(self._order_ids)
-        entries = [self._entry(job, order_id) for job in jobs]
+        submitted_at = time.perf_counter() if arrived is None else arrived
+        entries = [self._entry(job, order_id, submitted_at) for job in jobs]
         with self._changed:
             self._check_queue()
             self._waiting.extend(entries)
@@ -159,7 +172,7 @@ class Scheduler:
             self._thread.join()
         self._sweep()
 
-    def _entry(self, job: Job, order_id: int) -> Entry:
+    def _entry(self, job: Job, order_id: int, submitted_at: float) -> Entry:
         if job.num_reserved_tokens > self._room.budget:
             raise ContextLengthError(
                 f"prompt of {len(job.prompt_ids)} tokens + max_new_tokens={job.max_new_tokens} = {job.num_reserved_tokens} "
@@ -175,6 +188,7 @@ class Scheduler:
             tally=SpeculationTally(self._max_depth),
             planner=self._planners.of(job),
             sink=self._sink,
+            submitted_at=submitted_at,
         )
 
     def _check_queue(self) -> None:
@@ -182,7 +196,7 @@ class Scheduler:
         if not self._is_open:
             raise SchedulerClosedError(f"no more jobs are taken: {self._failure or 'the scheduler is closing'}")
         num_waiting = len({entry.order_id for entry in self._waiting})
-        if num_waiting >= self._max_waiting:
+        if num_waiting >= self.max_waiting:
             raise QueueFullError(f"{num_waiting} requests are waiting, as many as may; try again later")
 
     def _cancel(self, request_id: int) -> None:
@@ -191,7 +205,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def _new_batch(self) -> Batch:
-        return Batch(self._decoder.parts, prefill_chunk=self._prefill_chunk, isolated=True)
+        return Batch(self._decoder.parts, prefill_chunk=self._prefill_chunk, piece_s=_PIECE_S, isolated=True)
 
     def _run(self) -> None:
         error = attempt(self._decode)
@@ -213,8 +227,15 @@ class Scheduler:
 
     def _has_work(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._running or not self._is_open)
+            is_quiet = not self._changed.wait_for(self._is_called, _QUIET_S)
+        if is_quiet:
+            trim_heap()  # outside of the lock: clients that come now need not wait for it
+        with self._changed:
+            self._changed.wait_for(self._is_called)
             return bool(self._waiting or self._running)
+
+    def _is_called(self) -> bool:
+        return bool(self._waiting or self._running or not self._is_open)
 
     def _sweep(self) -> None:
         """End what was cancelled or is late."""
@@ -223,7 +244,8 @@ class Scheduler:
             cancelled, self._cancelled = self._cancelled, set()
             known = [*self._waiting, *self._running.values()]
             leaving = [entry for entry in known if entry.ticket.request_id in cancelled or entry.is_late(now)]
-            self._waiting = deque(entry for entry in self._waiting if entry not in leaving)
+            gone = {entry.ticket.request_id for entry in leaving}
+            self._waiting = deque(entry for entry in self._waiting if entry.ticket.request_id not in gone)
         for entry in leaving:
             if entry.ticket.request_id in self._running:
                 self._batch.leave(entry.session)

@@ -1,14 +1,41 @@
 """What clients may send: every field is honoured, or neutral, or refused with its reason; unknown fields are refused."""
 
 import json
-from typing import Annotated, Any, Final, Literal
+from itertools import islice
+from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
-from monge.serve.fields import MAX_CHOICES, MAX_LOGPROBS, MAX_SEED, MAX_TOKEN_ID, Biases, NumTokens, Prompts, Stops
+from monge.serve.fields import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_SEED,
+    MAX_TOKEN_ID,
+    MIN_SEED,
+    Biases,
+    NumTokens,
+    Prompts,
+    Stops,
+    at_most,
+    few_parts,
+)
 
 MAX_DRAFT: Final = 1024
 MAX_LABEL: Final = 512
+MAX_LABELS: Final = 16
+MOST_SHOWN: Final = 5
+"""Errors of one body that are spelled out."""
 
 Info = Any
 """Pydantic's `ValidationInfo`, a protocol that cannot be checked at run time."""
@@ -35,6 +62,17 @@ class _Strict(BaseModel):
     """No unknown fields, no conversions ("1" is no number), no NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_unknown(cls, data: object) -> object:
+        """Leave out unknown fields beyond the first few: every one would become an error."""
+        if not isinstance(data, dict) or len(cast("dict[str, object]", data)) <= len(cls.model_fields):
+            return cast(object, data)
+        sent = cast("dict[str, object]", data)
+        known = [name for name in cls.model_fields if name in sent]
+        unknown = islice((name for name in sent if name not in cls.model_fields), MOST_SHOWN + 1)
+        return {name: sent[name] for name in (*known, *unknown)}
 
     @field_validator("*")
     @classmethod
@@ -102,10 +140,10 @@ class SamplingRequest(_Strict):
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
     logit_bias: Biases | None = None
     seed: int | None = Field(
-        default=None, ge=-MAX_SEED - 1, le=MAX_SEED, description="Drawn where absent; returned where it gives the text again."
+        default=None, ge=MIN_SEED, le=MAX_SEED, description="Drawn where absent; returned where it gives the text again."
     )
     stop: Stops = Field(default=(), description="Texts before which the completion ends.")
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
@@ -157,7 +195,7 @@ class Message(_Strict):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: Any = neutral("participants have no names")
     tool_calls: Any = neutral("tools are not called", [])
     function_call: Any = neutral("functions are not called")
@@ -175,14 +213,16 @@ class Message(_Strict):
 class ChatRequest(SamplingRequest):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], BeforeValidator(few_parts), at_most(MAX_MESSAGES)] = Field(
+        min_length=1, max_length=MAX_MESSAGES, fail_fast=True
+    )
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID)] | None = Field(default=None, description="The older name.")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     safety_identifier: str | None = label()
     prompt_cache_key: str | None = label()
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_LABELS), at_most(MAX_LABELS)] | None = Field(
         default=None, description="Labels; they change nothing."
     )
     tools: Any = neutral("tools are not called", [])

@@ -14,6 +14,8 @@ _OPEN: Final = frozenset({"/health", "/metrics", "/version"})
 """Paths for machines that watch; all others need a key where there are keys, unknown ones included."""
 
 _HEADER_BYTES: Final = 4096
+_CLOSE: Final = {"connection": "close"}
+"""Where the rest of a body is not read."""
 
 
 class CountedAnswers:
@@ -76,6 +78,41 @@ class ApiKeyGate:
         return found and scheme.lower() == b"bearer"
 
 
+class KnownHosts:
+    """Refuses requests that were sent to another name.
+
+    A web page can give its own name the address of this machine once it is loaded (DNS rebinding). Its scripts then speak to a
+    server on loopback as to their own site, but they cannot hide the name.
+
+    Args:
+        app: What answers.
+        hosts: Names and addresses that are served, without ports, those of IPv6 in brackets; none lets everything pass.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app, self._hosts = app, frozenset(host.lower().encode() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        sent = [_without_port(value) for name, value in scope.get("headers", ()) if name == b"host"]
+        if scope["type"] != "http" or not self._hosts or self._hosts.issuperset(sent):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            HTTPStatus.FORBIDDEN,
+            "the Host header of this request is no name of this server; send it to localhost or 127.0.0.1, or start the "
+            "server with --allowed-host NAME or with an API key",
+            code="host_not_allowed",
+            headers=_CLOSE,
+        )
+        await _refuse(error, scope, receive, send)
+
+
+def _without_port(host: bytes) -> bytes:
+    name, colon, port = host.strip().lower().rpartition(b":")
+    return (name if colon and port.isdigit() else host.strip().lower()).removesuffix(b".")
+
+
 class BoundedBodies:
     """Reads a body whole before anything else sees it: refused where it is too large, or arrives too slowly.
 
@@ -96,7 +133,9 @@ class BoundedBodies:
         try:
             body = await asyncio.wait_for(self._read(scope, receive), self._timeout_s)
         except TimeoutError:
-            error = ApiError(HTTPStatus.REQUEST_TIMEOUT, f"the body took longer than {self._timeout_s:g} s", code="slow_body")
+            error = ApiError(
+                HTTPStatus.REQUEST_TIMEOUT, f"the body took longer than {self._timeout_s:g} s", code="slow_body", headers=_CLOSE
+            )
             await _refuse(error, scope, receive, send)
             return
         except ApiError as error:
@@ -130,7 +169,7 @@ class BoundedBodies:
 
     def _too_large(self) -> ApiError:
         text = f"the body is larger than {self._max_bytes} bytes, this server's limit"
-        return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, code="request_too_large", headers={"connection": "close"})
+        return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, code="request_too_large", headers=_CLOSE)
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, TypeVar
 
@@ -15,9 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from monge.engine.decoder import Decoder
 from monge.serve.answers import Answers
+from monge.serve.bodies import is_json, parsed
 from monge.serve.chat import ChatFormat
+from monge.serve.clerk import Clerk, while_there
 from monge.serve.errors import ApiError
-from monge.serve.jobs import Completion
 from monge.serve.metrics import Asked, ServerMetrics
 from monge.serve.orders import Order, OrderDesk
 from monge.serve.planners import Planners
@@ -71,17 +72,16 @@ class Service:
         self._texts = TokenTexts(decoder.tokenizer)
         self._created = int(time.time())
         self._fingerprint = _fingerprint(decoder)
-        # One thread: a tokenizer is no good at being asked by several, and the event loop must not wait for a long text.
-        self._clerk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._clerk = Clerk(scheduler.max_waiting)
         metrics.watch(scheduler.snapshot)
 
-    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+    async def completions(self, request: Request) -> Response:
         """Continue prompts."""
-        return await self._answer(body, self._desk.of_completion, request)
+        return await self._answer(request, CompletionRequest, self._desk.of_completion)
 
-    async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
+    async def chat_completions(self, request: Request) -> Response:
         """Answer in a conversation."""
-        return await self._answer(body, self._desk.of_chat, request)
+        return await self._answer(request, ChatRequest, self._desk.of_chat)
 
     async def models(self) -> dict[str, Any]:
         """The served model, in a list."""
@@ -106,16 +106,27 @@ class Service:
         """Metrics, for Prometheus."""
         return Response(await asyncio.to_thread(self._metrics.text), media_type=CONTENT_TYPE_LATEST)
 
-    async def _answer(self, body: Body, understand: Callable[[Body], Order], request: Request) -> Response:
-        if body.model is not None:
-            self._check_model(body.model)
-        order = await asyncio.get_running_loop().run_in_executor(self._clerk, understand, body)
-        tickets = self._scheduler.submit_all(order.jobs)
+    async def _answer(self, request: Request, model: type[Body], understand: Callable[[Body], Order]) -> Response:
+        arrived, timeout_s = time.perf_counter(), self._settings.request_timeout_s
+        content = await request.body() if is_json(request.headers.get("content-type")) else b""
+        reading = self._clerk.do(partial(self._read, content, model, understand))
+        body, order = await while_there(request, asyncio.ensure_future(reading), timeout_s)
+        tickets = self._scheduler.submit_all(order.jobs, arrived=arrived)
         self._metrics.count_request(_asked(body), self._planners.of(order.jobs[0]))
         answers = Answers(order=order, model_name=self._settings.model_name, fingerprint=self._fingerprint, texts=self._texts)
         if order.is_stream:
             return EventStream(answers, tickets)
-        return JSONResponse(answers.whole(await _completions(tickets, request)))
+        try:
+            work = asyncio.gather(*(ticket.completion_async() for ticket in tickets))
+            return JSONResponse(answers.whole(await while_there(request, work)))
+        finally:
+            _cancel(tickets)
+
+    def _read(self, content: bytes, model: type[Body], understand: Callable[[Body], Order]) -> tuple[Body, Order]:
+        body = parsed(content, model)
+        if body.model is not None:
+            self._check_model(body.model)
+        return body, understand(body)
 
     def _check_model(self, name: str) -> None:
         if name != self._settings.model_name:
@@ -136,28 +147,6 @@ def _asked(body: SamplingRequest) -> Asked:
     if isinstance(body.speculation, SpeculationOptions):
         return "options"
     return "off" if body.speculation is False else "default"
-
-
-async def _completions(tickets: Sequence[Ticket], request: Request) -> list[Completion]:
-    """All completions, unless the client leaves before they are there."""
-    work = asyncio.gather(*(ticket.completion_async() for ticket in tickets))
-    left = asyncio.create_task(_departure(request))
-    try:
-        await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
-        raise ApiError(499, "the client closed the connection", code="client_left")
-    finally:
-        left.cancel()
-        work.cancel()
-        _cancel(tickets)
-        # What nobody asks for its error, the event loop reports as lost.
-        await asyncio.gather(work, left, return_exceptions=True)
-
-
-async def _departure(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _cancel(tickets: Sequence[Ticket]) -> None:

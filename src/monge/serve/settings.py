@@ -1,6 +1,8 @@
 """How a server behaves towards its clients."""
 
+import ipaddress
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
@@ -19,6 +21,7 @@ class ServerSettings:
     Args:
         model_name: Name under which the target is served; it is a label of metrics too.
         api_keys: Keys of which a request must bring one, except to `/health`, `/version` and `/metrics`; none for no keys.
+        allowed_hosts: Names and addresses, without ports, of which the `Host` header of a request must have one; none for any.
         max_request_bytes: Largest body.
         max_choices: Most completions of one request: prompts times `n`.
         body_timeout_s: Seconds in which a body must have arrived.
@@ -32,6 +35,7 @@ class ServerSettings:
 
     model_name: str
     api_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     max_request_bytes: int = 4 * 1024 * 1024
     max_choices: int = 32
     body_timeout_s: float | int = 30
@@ -45,6 +49,9 @@ class ServerSettings:
             )
         if not all(key.isascii() and key.isprintable() and key.strip() == key != "" for key in self.api_keys):
             raise OptionError("an API key must be printable ASCII, without blanks at its ends, and not empty")
+        for host in self.allowed_hosts:
+            if not host.isascii() or not host.strip("[]") or set(host) & set("/@ ") or (":" in host and host[0] != "["):
+                raise OptionError(f"an allowed host is a name or an address without a port, as in my.machine; got {host!r}")
         if self.logprobs_of not in get_args(LogprobSource):
             raise OptionError(f"logprobs_of must be one of {', '.join(get_args(LogprobSource))}; got {self.logprobs_of!r}")
         numbers = {
@@ -53,6 +60,31 @@ class ServerSettings:
         for name, value in numbers.items():
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise OptionError(f"{name} must be positive; got {value}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from its own machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def hosts_to_accept(host: str, api_keys: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
+    """Names under which a server may be asked; none for any.
+
+    A server on loopback that asks for no key is open to every page in a browser of its machine, unless it checks names. Where
+    there is a key, pages do not know it; and on other addresses a server has names that it cannot know.
+
+    Args:
+        host: Where it listens.
+        api_keys: Keys that it asks for.
+        allowed: Further names that the operator allows; with any, names are always checked.
+    """
+    if not allowed and (api_keys or not is_loopback(host)):
+        return ()
+    bound = f"[{host}]" if ":" in host else host
+    return tuple(dict.fromkeys(("localhost", "127.0.0.1", "[::1]", bound, *allowed)))
 
 
 def served_name(target: str | None) -> str:

@@ -7,7 +7,8 @@ from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.engine.loop import close_session, open_sessions, run_round
+from monge.engine.loop import close_session, run_round
+from monge.engine.opening import open_sessions
 from monge.engine.parts import Parts
 from monge.engine.session import Request, Session
 from monge.testing.oracle import exact_law

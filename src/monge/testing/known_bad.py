@@ -202,6 +202,11 @@ def _from_top_two(law: Law, draws: Draws) -> tuple[int, ...]:
     return Iid(truncated, 1).draw(draws)
 
 
+def _drop_unreadable(law: Law, draws: Draws) -> tuple[int, ...]:
+    (token,) = Iid(law, 1).draw(draws)
+    return (token,) if token != 1 else ()
+
+
 def _drop_improbable(law: Law, draws: Draws) -> tuple[int, ...]:
     (token,) = Iid(law, 1).draw(draws)
     return (token,) if law.prob(token) >= 0.35 else ()
@@ -213,6 +218,59 @@ def _best_of_two(law: Law, draws: Draws) -> tuple[int, ...]:
 
 def _sorted_without_replacement(law: Law, draws: Draws) -> tuple[int, ...]:
     return tuple(sorted(WithoutReplacement(law, 2).draw(draws), key=law.prob, reverse=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _IfRoom(Proposal):
+    """Independent draws, if as many nodes are left once the nodes before this one are drawn; otherwise nothing."""
+
+    tree: GrowingTree
+    budget: int
+    drawn: Iid
+
+    def draw(self, draws: Draws) -> tuple[int, ...]:
+        has_room = self.tree.num_nodes - 1 + self.drawn.width <= self.budget
+        return self.drawn.draw(draws) if has_room else ()
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnBudget(TreeBuilder):
+    """A budget that counts drawn nodes, so that a repeated token makes room for the children of its level's next node.
+
+    Args:
+        widths: Independent draws of a node, from the root downwards.
+        num_nodes: Most drafted nodes.
+    """
+
+    widths: tuple[int, ...] = (2, 2)
+    num_nodes: int = 5
+
+    @property
+    def limits(self) -> TreeLimits:
+        return TreeLimits(
+            proposes=frozenset[type[Proposal]]({Iid}),
+            max_width=max(self.widths),
+            max_depth=len(self.widths),
+            max_nodes=self.num_nodes,
+        )
+
+    def expand(
+        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+    ) -> Sequence[int]:
+        depth = tree.depths[frontier[0]]
+        proposals = {
+            node: _IfRoom(tree, self.num_nodes, Iid(law, self.widths[depth])) for node, law in zip(frontier, laws, strict=True)
+        }
+        grown = [child for children in tree.grow_level(proposals, draws).values() for child in children]
+        return grown if depth + 1 < len(self.widths) else ()
+
+    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
+        finished = tree.finish()
+        declared = [
+            (one.drawn if offers else Deterministic()) if isinstance(one, _IfRoom) else one
+            for one, offers in zip(finished.proposals, finished.offers, strict=True)
+        ]
+        return replace(finished, proposals=tuple(declared))
 
 
 KNOWN_BAD_RULES: Final[Mapping[str, NodeRule | Verifier]] = MappingProxyType(
@@ -236,9 +294,13 @@ KNOWN_BAD_TREES: Final[Mapping[str, Forged]] = MappingProxyType(
         "top two declared as i.i.d. draws": Forged(_top_two, Iid),
         "drawn from the top two, declared with the full law": Forged(_from_top_two, Iid),
         "improbable draw dropped": Forged(_drop_improbable, Iid),
+        "draw discarded where the draft model fails to read it": Forged(_drop_unreadable, Iid),
         "best of two draws kept": Forged(_best_of_two, Iid),
         "sorted after drawing without replacement": Forged(_sorted_without_replacement, WithoutReplacement, WithoutReplacement),
         "top two declared as drawn without replacement": Forged(_top_two, WithoutReplacement, WithoutReplacement),
     }
 )
 """Wrong drafters, to be shown to `rrs` (i.i.d. claims) and `rrs_without_replacement`."""
+
+KNOWN_BAD_LEVELS: Final[Mapping[str, TreeBuilder]] = MappingProxyType({"budget by drawn nodes": DrawnBudget()})
+"""Wrong drafters whose mistake only rules for whole trees show: to be shown to `layer`."""

@@ -15,14 +15,15 @@ from jaxtyping import Float64
 from monge.core.draws import Draws
 from monge.core.hub_pairs import HubPairs
 from monge.core.independent import tempered
-from monge.core.law import Law, SparseLaw
-from monge.core.proposal import Iid, Proposal, WithoutReplacement
+from monge.core.law import Law, SparseLaw, residual
+from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
 from monge.testing.banks import law_of, masses_of
 from monge.transport.canonical import PairSelection, truncated_program
 from monge.verify.base import NodeRule
 from monge.verify.k_seq import divisors
 from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
+from monge.verify.single_draft import SingleDraft
 from monge.verify.spechub import SpecHub
 
 Make = Callable[[Law], Proposal]
@@ -217,6 +218,48 @@ class RepeatsDroppedProperly(NodeRule):
         return RrsWithoutReplacement().emit(target_law, WithoutReplacement(proposal.law, len(distinct)), distinct, draws)
 
 
+@dataclass(frozen=True, slots=True)
+class CoinInResidual(NodeRule):
+    """One uniform u decides the acceptance, u < a, and then picks the correction token."""
+
+    accepts = frozenset[type[Proposal]]({Iid})
+
+    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+        assert isinstance(proposal, Iid)
+        p, q, (x,) = target_law, proposal.law, offers
+        accept = min(1.0, p.prob(x) / q.prob(x))
+        return x if draws.bernoulli(accept) else draws.categorical(between(residual(p, q), accept, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNoiseInRecovery(NodeRule):
+    """The uniform that drew the candidate from q picks the correction token from the residual."""
+
+    accepts = frozenset[type[Proposal]]({Iid})
+
+    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+        assert isinstance(proposal, Iid)
+        p, q, (x,) = target_law, proposal.law, offers
+        if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
+            return x
+        below = float(masses_of(q)[:x].sum())
+        return draws.categorical(between(residual(p, q), below, below + q.prob(x)))
+
+
+def between(law: Law, low: float, high: float) -> SparseLaw:
+    """The law of `law.quantile(u)` for a uniform that is known to lie between two positions."""
+    part = law.sparse()
+    upper = part.probs.cumsum(0)
+    shared = (upper.clamp(max=high) - (upper - part.probs).clamp(min=low)).clamp(min=0.0)
+    kept = shared > 0.0
+    return SparseLaw(part.token_ids[kept], shared[kept] / shared.sum())
+
+
+def processed(law: Law) -> SparseLaw:
+    """A draft law after a temperature and a top-k."""
+    return tempered(truncated(law), 0.7)
+
+
 def truncated(law: Law) -> SparseLaw:
     """The law of the top two tokens."""
     masses = dict(law.top_masses(2))
@@ -243,6 +286,14 @@ KNOWN_BAD_NODES: Final[Mapping[str, Mutant]] = MappingProxyType(
         "law of the selected candidate from the solver": Mutant(rule=PerturbedProgram(recomputed=False), drawn=pair),
         "SpecTr-GBV, two candidates": Mutant(rule=SpecTrGbv(), drawn=pair),
         "SpecTr-GBV, three candidates": Mutant(rule=SpecTrGbv(), drawn=lambda q: Iid(q, 3)),
+        "acceptance uniform used again in the residual": Mutant(rule=CoinInResidual(), drawn=lambda q: Iid(q, 1)),
+        "draft noise used again for recovery": Mutant(rule=DraftNoiseInRecovery(), drawn=lambda q: Iid(q, 1)),
+        "raw q declared for a processed draft": Mutant(
+            rule=SingleDraft(), drawn=lambda q: Iid(processed(q), 1), declared=lambda q: Iid(q, 1)
+        ),
+        "softmax q declared for a top-1 draft": Mutant(
+            rule=SingleDraft(), drawn=lambda q: Deterministic(q.top(1)), declared=lambda q: Iid(q, 1)
+        ),
         "drawn from the top two, declared whole": Mutant(rule=Rrs(), drawn=lambda q: pair(truncated(q)), declared=pair),
     }
 )
@@ -253,6 +304,8 @@ HARMLESS_NODES: Final[Mapping[str, Mutant]] = MappingProxyType(
         "repeats dropped, verified as draws without replacement": Mutant(rule=RepeatsDroppedProperly(), drawn=pair),
         "a program solved badly, its law recomputed": Mutant(rule=PerturbedProgram(recomputed=True), drawn=pair),
         "SpecTr-GBV, one candidate": Mutant(rule=SpecTrGbv(), drawn=lambda q: Iid(q, 1)),
+        "processed draft, declared so": Mutant(rule=SingleDraft(), drawn=lambda q: Iid(processed(q), 1)),
+        "top-1 draft, declared so": Mutant(rule=SingleDraft(), drawn=lambda q: Deterministic(q.top(1))),
         "drawn from the top two, and declared so": Mutant(rule=Rrs(), drawn=lambda q: pair(truncated(q))),
     }
 )

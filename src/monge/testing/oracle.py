@@ -19,6 +19,10 @@ class OracleError(MongeError, AssertionError):
     """The program cannot be enumerated: it is not a function of its draws, has too many branches, or draws improperly."""
 
 
+class PositionError(OracleError):
+    """The program asks for a position in [0, 1], which has no branches."""
+
+
 class ExactDraws:
     """Replays a list of branch numbers and then takes the first open branch, remembering weight and arity of every choice.
 
@@ -45,13 +49,17 @@ class ExactDraws:
         return token_ids[self._choose(sparse.probs.tolist())]
 
     def uniform(self) -> float:
-        raise OracleError("uniform: a position in [0, 1] has no branches; prove such a rule pointwise instead")
+        raise PositionError("uniform: a position in [0, 1] has no branches; prove such a rule pointwise instead")
 
     def mark(self) -> None:
         self._marked = self._place
 
     def rewind(self) -> None:
         self._place = self._marked
+
+    @property
+    def has_drawn(self) -> bool:
+        return self._place > self._marked
 
     def _choose(self, probs: list[float]) -> int:
         options = [(index, weight) for index, weight in enumerate(probs) if weight > 0]  # mass zero: no branch

@@ -8,6 +8,7 @@ p = target law, q = draft law, K = `width`. For any joint law of the candidates,
 draws without replacement, a minimising H is a prefix of the tokens sorted by increasing p/q.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,8 +26,10 @@ from monge.transport.random_tree import string_laws
 MAX_SUBSET_TOKENS: Final = 20
 """Most tokens whose subsets are searched: a million of them."""
 
-MARGIN_ROUNDING: Final = 1e-13
-"""How far below zero the smallest margin p(H) - q(H)^K may lie by rounding of its sums and still count as zero."""
+DRAFTS_ROUNDING: Final = 1e-12
+"""How far, relatively, log p(H) / log q(H) may lie above a whole number by rounding and still count as that number.
+
+With K draws fewer by this share of K, q(H)^K changes by less than 1e-12, because x log(1/x) < 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +133,46 @@ def greedy_optimum(p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vo
     return mixed_optimum(p, fixed, rest, 1)
 
 
-def accepts_always(p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int) -> bool:
-    """Whether alpha* = 1 for independent draws: p(H) >= q(H)^K for every H.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptanceOne:
+    """When some rule accepts one of K independent draws with probability one.
 
-    Theorem 2 of Khisti et al. (arXiv 2410.18234) for K = 2; the cut gives every K, and that prefixes by p/q suffice.
+    Args:
+        num_drafts: Smallest K for which it does; `None` where no K is enough.
+        tokens: The tightest set H, which asks for that K; empty where every K is enough.
     """
-    check_width(width)
-    _, kept, drawn = _prefixes(check_law("target", p), q)
-    return bool((kept - drawn**width).min() >= -MARGIN_ROUNDING)
+
+    num_drafts: int | None
+    tokens: Offers
+
+    def holds(self, width: int) -> bool:
+        """Whether alpha* = 1 for `width` draws."""
+        check_width(width)
+        return self.num_drafts is not None and self.num_drafts <= width
+
+
+def acceptance_one(p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"]) -> AcceptanceOne:
+    """The acceptance-one condition for independent draws from q: `p(H) >= q(H)^K` for every set H of tokens.
+
+    Equivalently `K >= log p(H) / log q(H)` for every H with q(H) < 1; sets that are prefixes of the tokens sorted by increasing
+    p/q suffice. No K is enough where q drafts a token that p never emits, or p emits a token that q never drafts.
+
+    Reference:
+        Theorem 2 of Khisti et al. (arXiv 2410.18234) for K = 2; the cut gives every K.
+    """
+    p, q = check_law("target", p), check_law("draft law", q)
+    check_pair(p, q)
+    tokens, _ = by_ratio(p, q)
+    never = tokens[p[tokens] == 0.0]
+    if never.size or p[q == 0.0].any():
+        return AcceptanceOne(num_drafts=None, tokens=tuple((never if never.size else tokens).tolist()))
+    if tokens.size == 1:
+        return AcceptanceOne(num_drafts=1, tokens=())
+    asked = _log_prefixes(p[tokens]) / _log_prefixes(q[tokens])
+    size = int(asked.argmax())
+    least = float(asked[size])
+    count = max(1, math.ceil(least * (1.0 - DRAFTS_ROUNDING)))
+    return AcceptanceOne(num_drafts=count, tokens=tuple(sorted(tokens[: size + 1].tolist())) if count > 1 else ())
 
 
 def layer_bound(target: Tabular, draft: Tabular, *, depth: int, width: int) -> float:
@@ -164,6 +199,12 @@ def _prefixes(
     drawn = np.cumsum(q[tokens])
     drawn[-1] = 1.0
     return tokens, np.cumsum(p[tokens]), drawn
+
+
+def _log_prefixes(masses: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n-1"]:
+    """Logarithms of the masses of all prefixes but the whole law, to full relative precision near one, too."""
+    heads, tails = np.cumsum(masses)[:-1], np.cumsum(masses[::-1])[-2::-1]
+    return np.where(heads < tails, np.log(heads), np.log1p(-tails))
 
 
 def _best_prefix(tokens: Int64[np.ndarray, " support"], kept: np.ndarray, contained: np.ndarray) -> Cut:

@@ -8,13 +8,13 @@ sum(min(p, x)) for every kernel, provided x is the law of the kernel that is exe
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Float64, Int64
-from scipy.optimize import linprog
 
-from monge.core.errors import LawError, MongeError, OptionError
+from monge.core.errors import LawError, OptionError
 from monge.transport.coupling import FLOW_TOLERANCE, Coupling
 from monge.transport.laws import check_law, check_pair
 from monge.transport.problem import TransportProblem
@@ -115,7 +115,7 @@ def truncated_program(
     if not 1 <= num_leading <= MAX_LEADING:
         raise OptionError(f"truncated program: num_leading must lie in 1..{MAX_LEADING}; got {num_leading}")
     support = np.flatnonzero(q1 + q2)
-    order = support[np.argsort(-(p - q1 * q2)[support], kind="stable")]
+    order = support[np.argsort((q1 * q2 - p)[support])]
     leading = order[:num_leading]
     base = _tail_law(q1, q2, order, num_leading, tail)
     pairs = np.outer(q1[leading], q2[leading])
@@ -197,22 +197,44 @@ def _tail_law(
 
 
 def _best_choice(p: np.ndarray, base: np.ndarray, pair_masses: np.ndarray) -> Float64[np.ndarray, "leading leading"]:
-    """The w that maximises sum(min(p, base + sum_j w_ij pair_ij)), clipped to [0, 1]; w_ij + w_ji = 1."""
+    """The w in [0, 1] that maximises sum(min(p, base + sum_j w_ij pair_ij)); w_ij + w_ji = 1.
+
+    A flow from pairs to their tokens, as far as these lack mass: what a token has too much of goes to another one along the
+    shortest chain of pairs that can be decided the other way (Edmonds and Karp 1972), until no such chain is left.
+    """
     size = p.size
-    rows, cols = np.triu_indices(size, k=1)
-    num_pairs = rows.size
-    # Variables: w_ij for i < j, then the accepted mass of each token, at most p and at most x = fixed + incidence @ w.
-    gains = np.concatenate([np.zeros(num_pairs), -np.ones(size)])
-    incidence = np.zeros((size, num_pairs))
-    masses = pair_masses[rows, cols]
-    incidence[rows, np.arange(num_pairs)] = masses
-    incidence[cols, np.arange(num_pairs)] = -masses
-    fixed = base + np.bincount(cols, weights=masses, minlength=size)
-    bounds = [(0.0, 1.0)] * num_pairs + [(0.0, float(mass)) for mass in p]
-    result = linprog(gains, A_ub=np.hstack([-incidence, np.eye(size)]), b_ub=fixed, bounds=bounds, method="highs")
-    if result.status != 0:
-        raise MongeError(f"truncated program: HiGHS stopped with status {result.status}: {result.message}")
+    needs = (p - base).tolist()
+    masses: list[list[float]] = pair_masses.tolist()
+    # given[i][j] is the mass of the pair {i, j} that selects i: at first the half of it for either.
+    given = [[0.5 * masses[i][j] if i != j else 0.0 for j in range(size)] for i in range(size)]
+    excess = [sum(given[i]) - max(0.0, needs[i]) for i in range(size)]
+    while (chain := _chain(given, excess)) is not None:
+        steps = list(pairwise(chain))
+        moved = min(excess[chain[0]], -excess[chain[-1]], *(given[i][j] for i, j in steps))
+        for i, j in steps:
+            given[i][j] = 0.0 if given[i][j] == moved else given[i][j] - moved
+            given[j][i] = masses[i][j] - given[i][j]
+        excess[chain[0]] = 0.0 if excess[chain[0]] == moved else excess[chain[0]] - moved
+        excess[chain[-1]] = 0.0 if excess[chain[-1]] == -moved else excess[chain[-1]] + moved
     choice = np.zeros((size, size))
-    choice[rows, cols] = np.clip(result.x[:num_pairs], 0.0, 1.0)
-    choice[cols, rows] = 1.0 - choice[rows, cols]
+    for i, j in combinations(range(size), 2):
+        choice[i, j] = min(1.0, given[i][j] / masses[i][j]) if masses[i][j] > 0.0 else 0.5
+        choice[j, i] = 1.0 - choice[i, j]
     return choice
+
+
+def _chain(given: Sequence[Sequence[float]], excess: Sequence[float]) -> list[int] | None:
+    """The shortest chain of tokens from one with too much to one that lacks mass, each able to give to the next."""
+    came_from = {token: -1 for token, much in enumerate(excess) if much > 0.0}
+    reached = list(came_from)
+    for token in reached:  # grows while it is walked
+        if excess[token] < 0.0:
+            chain = [token]
+            while came_from[chain[-1]] >= 0:
+                chain.append(came_from[chain[-1]])
+            return chain[::-1]
+        for other, mass in enumerate(given[token]):
+            if mass > 0.0 and other not in came_from:
+                came_from[other] = token
+                reached.append(other)
+    return None

@@ -40,6 +40,9 @@ def earliest_deadline_first(cells: Cells, sizes: Mapping[int, float]) -> Schedul
         Earliest deadline first is optimal for one machine that may interrupt its jobs (Jackson 1955; Horn 1974); as a rule of
         acceptance, own construction, novelty not established.
     """
+    if all(len(offers) == 1 for offers in cells.offers):  # nobody competes for a cell
+        alone = [(token, min(length, sizes[token])) for (token,), length in zip(cells.offers, cells.lengths, strict=True)]
+        return Schedule(times=tuple({token: time} for token, time in alone), masses=dict(alone))
     closes = {token: cell for cell, offers in enumerate(cells.offers) for token in offers}
     left = {token: sizes[token] for token in closes}
     masses = dict.fromkeys(closes, 0.0)

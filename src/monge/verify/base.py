@@ -6,7 +6,6 @@ p = target law, q = draft law.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from monge.core.draws import Draws
 from monge.core.errors import NonFiniteLogitsError, ProposalMismatchError
@@ -14,7 +13,6 @@ from monge.core.law import Law, LawSequence
 from monge.core.proposal import Arbitrary, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.chain_decision import ChainDecision
 from monge.verify.descent import Descent
 from monge.verify.problem import NodeProblem, ScoredTree
 
@@ -31,7 +29,6 @@ class NodeRule(ABC):
         is_enumerable: Whether it draws discrete variables only, so that the oracle can run every branch; a rule that asks for
             positions proves its law by integration.
         invariant_for: Proposals for which the text is a function of the seed and the target, whatever the candidates.
-        on_chains: The rule as operations of tensors, for whole rounds that run as one; `None` where it has no such twin.
     """
 
     accepts: frozenset[type[Proposal]]
@@ -39,7 +36,6 @@ class NodeRule(ABC):
     is_lossless: bool = True
     is_enumerable: bool = True
     invariant_for: frozenset[type[Proposal]] = frozenset()
-    on_chains: ClassVar[ChainDecision | None] = None
 
     @property
     def title(self) -> str:

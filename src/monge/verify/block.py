@@ -7,9 +7,9 @@ from monge.core.law import Law, LawSequence
 from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.base import Verifier, Walk
-from monge.verify.target_walk import TargetWalk
-from monge.verify.whole_tree import Excess, drawn_from, excess, is_target_walked, share
+from monge.verify.base import Verifier
+from monge.verify.problem import ScoredTree
+from monge.verify.whole_tree import Excess, decided_part, drawn_from, excess, share, walk_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Block(Verifier):
     Law:
         The accepted prefix, the token after it, and the target's own continuation together follow the target's law, for a chain
         whose tokens were each drawn from the declared law (`Iid`, width 1) or are a function of the path (`Deterministic`, one
-        candidate). A chain with candidates of `Arbitrary` origin is left to the target walk.
+        candidate). From a candidate of `Arbitrary` origin on, the target walk decides.
 
     Rule:
         For a chain x_1 .. x_L: `a_0 = 1`, `a_i = min(1, a_(i-1) p(x_i | x_<i) / q(x_i | x_<i))`; with
@@ -29,7 +29,8 @@ class Block(Verifier):
         where a_i = 1 and p = q: acceptance further down is then certain, and h_i = 0.
 
     Cost:
-        O(support of p) a position, all positions looked at, instead of those up to the first rejection.
+        O(support of p) a position, all positions looked at, instead of those up to the first rejection; a residual is made only
+        where the round ends.
 
     Reference:
         Block Verification (Sun et al., arXiv 2403.10444), Algorithm 2 and Theorem 3: no rule for one path that leaves later
@@ -41,30 +42,33 @@ class Block(Verifier):
     max_width = 1
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-        if is_target_walked(self, tree, target_laws):
-            return Walk(TargetWalk()).verify(tree, target_laws, draws)
-        last = tree.num_nodes - 1
-        scales, leftovers = _weigh(tree, target_laws)
-        accepted = len(scales) - 1  # a token with a = 0 is not accepted, nor is any after it
-        while accepted > 0:
-            is_end = accepted == last
-            prob = scales[accepted] if is_end else share(leftovers[accepted].mass, scales[accepted])
-            if draws.bernoulli(prob):
-                break
-            accepted -= 1
-        law: Law = target_laws[last] if accepted == last else leftovers[accepted].law
-        return Verdict(
-            path=tuple(range(1, accepted + 1)),
-            next_token=draws.categorical(law),
-            next_kind="bonus" if accepted == last else "correction",
-            examined=(1,) * min(accepted + 1, last),
-        )
+        scored = ScoredTree(tree=tree, target_laws=target_laws, draws=draws)
+        return walk_on(scored, _decided(decided_part(self, tree, target_laws), target_laws, draws))
 
 
-def _weigh(tree: TokenTree, target_laws: LawSequence) -> tuple[list[float], list[Excess]]:
+def _decided(tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
+    last = next(node for node, offers in enumerate(tree.offers) if not offers)
+    scales, leftovers = _weigh(tree, target_laws, last)
+    accepted = len(scales) - 1  # a token with a = 0 is not accepted, nor is any after it
+    while accepted > 0:
+        is_end = accepted == last
+        prob = scales[accepted] if is_end else share(leftovers[accepted].mass, scales[accepted])
+        if draws.bernoulli(prob):
+            break
+        accepted -= 1
+    law: Law = target_laws[last] if accepted == last else leftovers[accepted].law
+    return Verdict(
+        path=tuple(range(1, accepted + 1)),
+        next_token=draws.categorical(law),
+        next_kind="bonus" if accepted == last else "correction",
+        examined=(1,) * min(accepted + 1, last),
+    )
+
+
+def _weigh(tree: TokenTree, target_laws: LawSequence, last: int) -> tuple[list[float], list[Excess]]:
     """Every a_i from the root to the end of the chain or to the last positive one, and the excess there (the end has none)."""
     scales, leftovers = [1.0], list[Excess]()
-    for node in range(tree.num_nodes - 1):  # nodes of a chain are numbered from the root down
+    for node in range(last):  # nodes of a chain are numbered from the root down
         p = target_laws[node]
         ((token, q),) = drawn_from(tree.proposals[node], (tree.token_ids[node + 1],), p.device)
         leftovers.append(excess(scales[-1], p, q))

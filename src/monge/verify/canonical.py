@@ -85,7 +85,8 @@ class Canonical(FlowRule):
 
     def _match(self, p: Law, scale: float, proposal: Iid | Independent, count: int) -> "_Match":
         laws = (proposal.law,) if isinstance(proposal, Iid) else proposal.laws
-        tokens = torch.cat([law.sparse().token_ids for law in laws]).unique()
+        first, *others = (law.sparse().token_ids for law in laws)
+        tokens = first if all(ids is first for ids in others) else torch.cat([first, *others]).unique()
         target = scale * p.at(tokens).cpu().numpy()
         # One more symbol, never drafted, carries what p has elsewhere and what the scale leaves out.
         with_rest = np.append(target, max(0.0, 1.0 - target.sum()))

@@ -8,22 +8,27 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from monge.core.law import Law, SparseLaw
+from monge.core.law import DenseLaw, Law, sparse_part, unchecked_law
 
 
-def below(p: Law, token_ids: Int64[Tensor, " support"], masses: Float64[Tensor, " support"]) -> Law:
-    """Normalised `p - y`, where y has the given masses and is zero elsewhere; p itself where all of p is accepted.
+def below(p: Law, token_ids: Int64[Tensor, " support"], masses: Float64[Tensor, " support"], scale: float = 1.0) -> Law:
+    """Normalised `s p - y`, where y has the given masses and is zero elsewhere; p itself where all of s p is accepted.
 
     Args:
         p: Target law.
         token_ids: Increasing token ids.
-        masses: y, at most p.
+        masses: y, at most s p.
+        scale: s.
     """
+    if isinstance(p, DenseLaw):
+        rest = scale * p.probs
+        rest[token_ids] = (rest[token_ids] - masses).clamp_min(0.0)  # y <= s p, but for the rounding of its sums
+        total = rest.sum()
+        # Where nothing is left, nothing is ever rejected: rounding alone brings a caller here.
+        return unchecked_law(rest / total) if float(total) > 0.0 else p
     part = p.sparse()
     index = torch.searchsorted(token_ids, part.token_ids).clamp_max(token_ids.numel() - 1)
     taken = torch.where(token_ids[index] == part.token_ids, masses[index], 0.0)
-    left = (part.probs - taken).clamp_min(0.0)  # y <= p, but for the rounding of its sums
-    kept = left > 0.0
-    if not bool(kept.any()):
-        return p  # nothing is ever rejected: rounding alone brings a caller here
-    return SparseLaw(part.token_ids[kept], left[kept] / left.sum())
+    left = (scale * part.probs - taken).clamp_min(0.0)
+    (kept,) = (left > 0.0).nonzero(as_tuple=True)
+    return sparse_part(part.token_ids[kept], left[kept] / left.sum()) if kept.numel() else p

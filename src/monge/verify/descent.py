@@ -11,18 +11,19 @@ class Descent:
 
     Args:
         scored: The request's part of the round.
+        path: Nodes that are accepted already.
+        examined: `Verdict.examined` of the nodes above the last of them.
 
     Raises:
         ProposalMismatchError: If there is not one law for every node.
     """
 
-    def __init__(self, scored: ScoredTree) -> None:
+    def __init__(self, scored: ScoredTree, path: tuple[int, ...] = (), examined: tuple[int, ...] = ()) -> None:
         num_nodes, num_laws = scored.tree.num_nodes, len(scored.target_laws)
         if num_laws != num_nodes:
             raise ProposalMismatchError(f"verify: the tree has {num_nodes} nodes but {num_laws} laws came")
-        self._scored, self._node = scored, 0
-        self._path: list[int] = []
-        self._examined: list[int] = []
+        self._scored, self._node = scored, path[-1] if path else 0
+        self._path, self._examined = list(path), list(examined)
         self._verdict: Verdict | None = None
 
     @property
@@ -32,7 +33,7 @@ class Descent:
     @property
     def is_walked(self) -> bool:
         """Whether the candidates here are of `Arbitrary` origin, which only the target walk decides exactly."""
-        return type(self._scored.tree.proposals[self._node]) is Arbitrary
+        return isinstance(self._scored.tree.proposals[self._node], Arbitrary)
 
     @property
     def node(self) -> int:

@@ -87,6 +87,12 @@ def with_fixed(
     """Accepted masses with those of deterministic candidates, which the residual delivers whole, in order of ids."""
     if not fixed:
         return token_ids, masses
-    ids = token_ids.new_tensor(fixed)
-    both, order = torch.cat([token_ids, ids]).sort()
-    return both, torch.cat([masses, problem.scale * problem.target_law.at(ids)])[order]
+    ids = token_ids.new_tensor(sorted(fixed))
+    count = token_ids.numel() + ids.numel()
+    at = torch.searchsorted(token_ids, ids) + torch.arange(ids.numel(), device=ids.device)
+    is_drawn = torch.ones(count, dtype=torch.bool, device=ids.device)
+    is_drawn[at] = False
+    tokens, accepted = token_ids.new_empty(count), masses.new_empty(count)
+    tokens[at], accepted[at] = ids, problem.scale * problem.target_law.at(ids)
+    tokens[is_drawn], accepted[is_drawn] = token_ids, masses
+    return tokens, accepted

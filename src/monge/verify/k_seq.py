@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from jaxtyping import Float64
@@ -100,14 +101,20 @@ def divisors(p: Law, q: Law, width: int, scale: float = 1.0) -> tuple[float, flo
     gamma = _gamma(p_masses, q_masses, width, low)
     if gamma <= low:
         return low, gamma
-    while True:
-        rho = 0.5 * (low + high)
+    too_low, enough = gamma - low, _gamma(p_masses, q_masses, width, high) - high  # of opposite signs, or zero
+    for step in count():
+        # A secant finds the root in a few steps; every third step halves the bracket, so that it closes whatever its shape.
+        rho = low + (high - low) * too_low / (too_low - enough) if step % 3 and too_low > enough else 0.5 * (low + high)
+        if not low < rho < high:
+            rho = 0.5 * (low + high)
         if not low < rho < high:  # neighbouring floats: take the upper one, or the residual could be negative
-            return high, _gamma(p_masses, q_masses, width, high)
-        if _gamma(p_masses, q_masses, width, rho) <= rho:
-            high = rho
+            break
+        missing = _gamma(p_masses, q_masses, width, rho) - rho
+        if missing <= 0.0:
+            high, enough = rho, missing
         else:
-            low = rho
+            low, too_low = rho, missing
+    return high, _gamma(p_masses, q_masses, width, high)
 
 
 def _gamma(p_masses: Float64[Tensor, " support"], q_masses: Float64[Tensor, " support"], width: int, rho: float) -> float:

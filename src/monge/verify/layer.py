@@ -1,7 +1,7 @@
 """Layer Verification: any coupling of one node, lifted to whole trees layer by layer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from monge.core.draws import Draws
@@ -9,15 +9,15 @@ from monge.core.errors import NonFiniteLogitsError
 from monge.core.hub_pairs import HubPairs
 from monge.core.independent import Independent
 from monge.core.law import LawSequence
-from monge.core.path_draws import PathDraws
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement, entry_for
 from monge.core.systematic import Systematic
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.base import Verifier, Walk
+from monge.verify.base import Verifier
 from monge.verify.canonical import Canonical
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.flow_rules import FLOW_RULES
+from monge.verify.greedy import Greedy
 from monge.verify.layer_pass import LayerPass
 from monge.verify.optimal import Optimal
 from monge.verify.problem import NodeProblem, ScoredTree
@@ -26,22 +26,24 @@ from monge.verify.single_draft import SingleDraft
 from monge.verify.spechub import SpecHub
 from monge.verify.systematic import EarliestDeadline
 from monge.verify.target_walk import TargetWalk
-from monge.verify.whole_tree import is_target_walked
+from monge.verify.whole_tree import decided_part, walk_on
 
 RULE_OF: Final[Mapping[type[Proposal], FlowRule]] = {
     Deterministic: TargetWalk(),
     Iid: Optimal(),
-    PathDraws: Optimal(),
     Mixed: Optimal(),
     WithoutReplacement: RrsWithoutReplacement(),
     HubPairs: SpecHub(),
     Systematic: EarliestDeadline(),
     Independent: Canonical(),
 }
-"""The rule for every way of drawing where the user names none: the optimal one where there is one."""
+"""The rule for every way of drawing, and for its subclasses, where the user names none: the optimal one where there is one."""
 
 ONE_DRAW: Final = SingleDraft()
 """Optimal for a single draw, with nothing to sort and no positions to draw."""
+
+ONE_DRAW_BESIDE: Final = Greedy()
+"""The same beside deterministic candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,9 @@ class Layer(Verifier):
 
     Law:
         The accepted path, the token after it, and the target's own continuation together follow the target's law, for every
-        way of drawing that the inner rule accepts. A tree with candidates of `Arbitrary` origin is left to the target walk.
+        way of drawing that the inner rule accepts. Which nodes of a level have candidates, and how these are drawn, may depend
+        on earlier levels only, as `GrowingTree` makes sure; the scale s is then known before they are drawn. Below a
+        node with candidates of `Arbitrary` origin the target walk decides.
 
     Rule:
         Down: the root has w = 1. In each layer let s be the sum of w over the nodes with candidates. At such a node v the inner
@@ -85,7 +89,7 @@ class Layer(Verifier):
 
     def __post_init__(self) -> None:
         rule = FLOW_RULES.parse(self.inner) if isinstance(self.inner, str) else self.inner
-        rules = tuple(dict.fromkeys((ONE_DRAW, *RULE_OF.values()))) if rule is None else (rule,)
+        rules = tuple(dict.fromkeys((ONE_DRAW, ONE_DRAW_BESIDE, *RULE_OF.values()))) if rule is None else (rule,)
         settings = {
             "_rules": rules,
             "accepts": frozenset(RULE_OF) if rule is None else rule.accepts,
@@ -110,10 +114,7 @@ class Layer(Verifier):
         passes: dict[int, LayerPass] = {}
         outcomes: dict[int, Verdict | NonFiniteLogitsError] = {}
         for row, one in enumerate(scored):
-            if is_target_walked(self, one.tree, one.target_laws):
-                outcomes[row] = Walk(TargetWalk()).verify_one(one)
-            else:
-                passes[row] = LayerPass(one)
+            passes[row] = LayerPass(replace(one, tree=decided_part(self, one.tree, one.target_laws)))
         while open_rows := [row for row in passes if row not in outcomes and passes[row].is_open]:
             problems: dict[int, Sequence[NodeProblem]] = {}
             for row in open_rows:
@@ -127,7 +128,7 @@ class Layer(Verifier):
         for row, layers in passes.items():
             if row not in outcomes:
                 try:
-                    outcomes[row] = layers.ascend()
+                    outcomes[row] = walk_on(scored[row], layers.ascend())
                 except NonFiniteLogitsError as error:
                     outcomes[row] = error
         return [outcomes[row] for row in range(len(scored))]
@@ -145,5 +146,9 @@ class Layer(Verifier):
 
 
 def _best_rule(problem: NodeProblem) -> FlowRule:
-    is_one_draw = isinstance(problem.proposal, Iid) and len(problem.offers) == 1
-    return ONE_DRAW if is_one_draw else RULE_OF[type(problem.proposal)]
+    proposal = problem.proposal
+    if isinstance(proposal, Iid) and proposal.width == 1:
+        return ONE_DRAW
+    if isinstance(proposal, Mixed) and proposal.width == 1:
+        return ONE_DRAW_BESIDE
+    return entry_for(type(proposal), RULE_OF)

@@ -18,6 +18,7 @@ import torch
 
 from monge.core.law import Law, LawSequence, SparseLaw
 from monge.core.verdict import Verdict
+from monge.verify.completion import below
 from monge.verify.flow import Emission, Flow
 from monge.verify.problem import NodeProblem, ScoredTree
 from monge.verify.whole_tree import verdict_at
@@ -45,7 +46,7 @@ class Kept:
             return target_laws[self.node]
         if isinstance(self.flow, Emission):
             return self.flow.leftover_law
-        return _left(self.scale, target_laws[self.node], self.flow)
+        return below(target_laws[self.node], self.flow.token_ids, self.flow.masses, self.scale)
 
 
 class LayerPass:
@@ -132,13 +133,3 @@ class LayerPass:
     def _keep_leaves(self) -> None:
         leaves = [node for node in self._weights if not self._scored.tree.offers[node]]
         self._kept[-1] += [Kept(node=node, mass=self._weights[node]) for node in leaves]
-
-
-def _left(scale: float, p: Law, flow: Flow) -> Law:
-    """`s p - y`, normalised; p where nothing is left, which is then never drawn from."""
-    part = p.sparse()
-    index = torch.searchsorted(flow.token_ids, part.token_ids).clamp_max(flow.token_ids.numel() - 1)
-    taken = torch.where(flow.token_ids[index] == part.token_ids, flow.masses[index], 0.0)
-    left = (scale * part.probs - taken).clamp_min(0.0)  # y <= s p, but for the rounding of its sums
-    kept = left > 0.0
-    return SparseLaw(part.token_ids[kept], left[kept] / left.sum()) if bool(kept.any()) else p

@@ -77,6 +77,8 @@ def flow_of_first(problem: NodeProblem, fixed: tuple[int, ...], q: Law) -> Flow:
         left = scale * p.prob(token) - q.prob(token)
         if token != x and left > 0.0 and refused > 0.0:
             probs[token] = (1.0 - accept) * min(1.0, left / refused)
-    masses = taken + (wanted - taken) * (1.0 - (1.0 - part.probs) ** (len(drawn) - 1))
+    masses = taken
+    if len(drawn) > 1:
+        masses = taken + (wanted - taken) * (1.0 - (1.0 - part.probs) ** (len(drawn) - 1))
     token_ids, masses = with_fixed(problem, fixed, part.token_ids, masses)
     return Flow(accept_probs=probs, token_ids=token_ids, masses=masses)

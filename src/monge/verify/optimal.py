@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import torch
-from torch import Tensor
-
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, unknown_name
-from monge.core.law import DenseLaw, Law, SparseLaw
+from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
+from monge.verify.completion import below
 from monge.verify.fast.optimal import chances, decide, drawn_offers
 from monge.verify.flow import Flow, FlowRule, walked, with_fixed
 from monge.verify.problem import NodeProblem
@@ -71,15 +69,18 @@ class Optimal(FlowRule):
         if not isinstance(proposal, Iid | Mixed):
             return draws.categorical(p)  # no draw to couple with: the target walk is optimal
         drawn = offers[len(proposal.fixed) :] if isinstance(proposal, Mixed) else offers
+        if len(drawn) == 1:  # the maximal coupling is optimal, with nothing to lay on a line
+            (x,), q = drawn, proposal.law
+            return x if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))) else draws.categorical(residual(p, q))
         if self.given == "positions":
             found = decide(p, proposal.law, drawn, draws, self.bins)
             if found.token is not None:
                 return found.token
             assert found.masses is not None, "a rejection needs the residual"
-            return draws.categorical(_residual(p, found.token_ids, found.masses))
+            return draws.categorical(below(p, found.token_ids, found.masses))
         node = DraftLine.of_node(p, 1.0, proposal.law, len(drawn))
         token = node.enumerated_winner(drawn, draws)
-        return draws.categorical(_residual(p, node.tokens, node.accepted)) if token is None else token
+        return draws.categorical(below(p, node.tokens, node.accepted)) if token is None else token
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, given the positions or the candidates alone; deterministic candidates are what the residual delivers."""
@@ -116,18 +117,3 @@ def _completed(problem: NodeProblem, flow: Flow) -> Flow:
         probs[token] = rejected * min(1.0, due / refused) if refused > 0.0 else 0.0
     token_ids, masses = with_fixed(problem, fixed, flow.token_ids, flow.masses)
     return Flow(accept_probs=probs, token_ids=token_ids, masses=masses)
-
-
-def _residual(p: Law, tokens: Tensor, accepted: Tensor) -> Law:
-    if isinstance(p, DenseLaw):
-        rest = p.probs.clone()
-        rest[tokens] = (rest[tokens] - accepted).clamp_min(0.0)  # accepted <= p, but for the rounding of the product mu q
-        total = rest.sum()
-        return DenseLaw(rest / total) if float(total) > 0.0 else p
-    part = p.sparse()
-    index = torch.searchsorted(tokens, part.token_ids).clamp_max(tokens.numel() - 1)
-    left = torch.where(tokens[index] == part.token_ids, part.probs - accepted[index], part.probs).clamp_min(0.0)
-    kept = left > 0.0
-    if not bool(kept.any()):
-        return p  # all of p is accepted: rounding alone brings a caller here
-    return SparseLaw(part.token_ids[kept], left[kept] / left.sum())

@@ -5,6 +5,7 @@ The theory is in `transport/rearrangement.py`; this is the search that a rule ru
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -36,8 +37,8 @@ class DraftLine:
     def of_node(cls, p: Law, scale: float, q: Law, width: int) -> "DraftLine":
         part = q.sparse()
         tokens = part.token_ids[part.probs > SMALLEST_MASS]
-        line = Rearrangement.build(scale * p.at(tokens).cpu().numpy(), q.at(tokens).cpu().numpy(), width)
-        return cls(tokens=tokens, line=line)
+        target, draft = (scale * p.at(tokens)).cpu().numpy(), q.at(tokens).cpu().numpy()
+        return cls(tokens=tokens, line=_line(target.tobytes(), draft.tobytes(), width))
 
     @property
     def accepted(self) -> Float64[Tensor, " support"]:
@@ -69,8 +70,19 @@ class DraftLine:
         """Accept probability of every distinct draw given all of them."""
         index_of = {token: i for i, token in enumerate(self.tokens.tolist())}
         on_line = tuple(sorted(index_of[token] for token in drawn if token in index_of))
-        found = ScoreTable.build(self.line).accept_probs(on_line) if on_line else {}
+        found = _table(self.line).accept_probs(on_line) if on_line else {}
         return {token: found.get(index_of.get(token, -1), 0.0) for token in dict.fromkeys(drawn)}
+
+
+# An enumeration asks about one node once for every tuple of its candidates.
+@lru_cache(maxsize=32)
+def _line(target: bytes, draft: bytes, width: int) -> Rearrangement:
+    return Rearrangement.build(np.frombuffer(target), np.frombuffer(draft), width)
+
+
+@lru_cache(maxsize=32)
+def _table(line: Rearrangement) -> ScoreTable:
+    return ScoreTable.build(line)
 
 
 def place(line: Rearrangement, windows: Int64[np.ndarray, " own"], position: float) -> float:

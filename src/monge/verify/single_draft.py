@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.verify.fast.chain import SINGLE_DRAFT
 from monge.verify.fast.recursive import recursive
 from monge.verify.fast.trials import Trial
 from monge.verify.flow import Flow, walked
@@ -36,7 +35,6 @@ class SingleDraft(TrialRule):
     method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
     max_width = 1
-    on_chains = SINGLE_DRAFT
 
     def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
         (x,) = offers

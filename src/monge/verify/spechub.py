@@ -114,7 +114,6 @@ class _Tests:
     def accepted(self) -> tuple[Int64[Tensor, " tokens"], Float64[Tensor, " tokens"]]:
         """Increasing token ids, the hub among them, and the mass accepted of each."""
         hub_mass = self.taken[0].new_tensor([sum(self.hub_taken)])
-        token_ids = torch.cat([self.rest.token_ids, self.rest.token_ids.new_tensor([self.hub])])
-        masses = torch.cat([self.taken[0] + self.taken[1], hub_mass])
-        order = token_ids.argsort()
-        return token_ids[order], masses[order]
+        taken, ids, hub = self.taken[0] + self.taken[1], self.rest.token_ids, self.rest.token_ids.new_tensor([self.hub])
+        place = int(torch.searchsorted(ids, self.hub))
+        return torch.cat([ids[:place], hub, ids[place:]]), torch.cat([taken[:place], hub_mass, taken[place:]])

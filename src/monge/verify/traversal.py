@@ -7,9 +7,9 @@ from monge.core.law import Law, LawSequence
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.base import Verifier, Walk
-from monge.verify.target_walk import TargetWalk
-from monge.verify.whole_tree import drawn_from, excess, is_target_walked, share, verdict_at
+from monge.verify.base import Verifier
+from monge.verify.problem import ScoredTree
+from monge.verify.whole_tree import decided_part, drawn_from, excess, share, verdict_at, walk_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class Traversal(Verifier):
     Law:
         The accepted path, the token after it, and the target's own continuation together follow the target's law, for
         candidates drawn without replacement *in drawing order*, for independent draws (repeats dropped), deterministic
-        candidates, and deterministic ones followed by independent draws. A tree with candidates of `Arbitrary` origin is left
-        to the target walk.
+        candidates, and deterministic ones followed by independent draws. Whether a node has candidates may depend on anything
+        known before they are drawn. Below a node with candidates of `Arbitrary` origin the target walk decides.
 
     Rule:
         To visit a node with weight a: `P = p`, `Q = q`; for each child c in drawing order, visit it with weight
@@ -40,12 +40,12 @@ class Traversal(Verifier):
     accepts = frozenset[type[Proposal]]({WithoutReplacement, Iid, Mixed, Deterministic})
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-        if is_target_walked(self, tree, target_laws):
-            return Walk(TargetWalk()).verify(tree, target_laws, draws)
-        found = _visit(tree, target_laws, 0, 1.0, draws)
+        part = decided_part(self, tree, target_laws)
+        found = _visit(part, target_laws, 0, 1.0, draws)
         assert found is not None, "the root is always accepted"
         node, law = found
-        return verdict_at(tree, node, draws.categorical(law))
+        verdict = verdict_at(part, node, draws.categorical(law))
+        return walk_on(ScoredTree(tree=tree, target_laws=target_laws, draws=draws), verdict)
 
 
 def _visit(tree: TokenTree, target_laws: LawSequence, node: int, weight: float, draws: Draws) -> tuple[int, Law] | None:

@@ -4,16 +4,21 @@ p = target law, q = draft law.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float64
+from torch import Tensor
 
 from monge.core.errors import ProposalMismatchError
-from monge.core.law import Law, LawSequence, SparseLaw, one_hot
-from monge.core.proposal import Arbitrary, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.law import DenseLaw, Law, LawSequence, one_hot, unchecked_law
+from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Rule, unsupported_reason
+from monge.verify.completion import below
+from monge.verify.descent import Descent
+from monge.verify.problem import ScoredTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +27,42 @@ class Excess:
 
     Args:
         mass: `|(scale p - q)_+|`.
-        law: The same, normalised; p where there is no mass.
+        scale: At most one.
+        p: Target law.
+        q: Draft law.
     """
 
     mass: float
-    law: Law
+    scale: float
+    p: Law
+    q: Law
+
+    @property
+    def law(self) -> Law:
+        """The same, normalised; p where there is no mass. Made when it is asked for: few are drawn from."""
+        if isinstance(self.p, DenseLaw) and isinstance(self.q, DenseLaw):
+            left = _difference(self.scale, self.p, self.q)
+            total = left.sum()
+            return unchecked_law(left.div_(total)) if float(total) > 0.0 else self.p
+        part = self.q.sparse()
+        return below(self.p, part.token_ids, part.probs, self.scale)
 
 
 def excess(scale: float, p: Law, q: Law) -> Excess:
-    """`(scale * p - q)_+`, its mass and its law."""
-    part = p.sparse()
-    left = (scale * part.probs - q.at(part.token_ids)).clamp_min(0.0)
-    kept = left > 0.0
-    if not bool(kept.any()):
-        return Excess(0.0, p)
-    mass = left.sum()
-    return Excess(float(mass), SparseLaw(part.token_ids[kept], left[kept] / mass))
+    """`(scale * p - q)_+`: its mass, and its law where somebody asks for it."""
+    if isinstance(p, DenseLaw) and isinstance(q, DenseLaw):
+        mass = float(_difference(scale, p, q).sum())
+    elif isinstance(p, DenseLaw):
+        part = q.sparse()  # of a few tokens: what they take of p is missing from its mass
+        mass = max(0.0, scale - float((scale * p.at(part.token_ids)).minimum(part.probs).sum()))
+    else:
+        part = p.sparse()
+        mass = float((scale * part.probs - q.at(part.token_ids)).clamp_min(0.0).sum())
+    return Excess(mass, scale, p, q)
+
+
+def _difference(scale: float, p: DenseLaw, q: DenseLaw) -> Float64[Tensor, " vocab"]:
+    return (p.probs - q.probs if scale == 1.0 else scale * p.probs - q.probs).clamp_min_(0.0)
 
 
 def share(mass: float, scale: float) -> float:
@@ -77,23 +102,63 @@ def drawn_from(proposal: Proposal, tokens: tuple[int, ...], device: torch.device
             q = rest
 
 
-def is_target_walked(rule: Rule, tree: TokenTree, target_laws: LawSequence) -> bool:
-    """Whether some candidates are of `Arbitrary` origin, for which only the target walk is exact.
+def decided_part(
+    rule: Rule, tree: TokenTree, target_laws: LawSequence, walked: tuple[type[Proposal], ...] = (Arbitrary,)
+) -> TokenTree:
+    """The part of a tree that a rule decides: nodes whose candidates are left to the target walk become leaves.
+
+    Nodes keep their numbers; nodes below such a leaf stay, and no node offers them. The rule is asked about the same part
+    whatever is below it, since choosing between a rule and the target walk by a drawn token would bias the text.
+
+    Args:
+        rule: The rule.
+        tree: The tree.
+        target_laws: One law a node.
+        walked: Kinds of proposals that are left to the target walk; see `walk_on`.
 
     Raises:
         ProposalMismatchError: If there is not one law a node, or the rule is not exact for this tree.
     """
     if len(target_laws) != tree.num_nodes:
         raise ProposalMismatchError(f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came")
-    is_arbitrary = False
+    cut, is_drawn = set[int](), False
     for node, offers in enumerate(tree.offers):
         if offers:
-            kind = type(tree.proposals[node])
-            reason = unsupported_reason(rule, (kind,), len(offers))
+            proposal = tree.proposals[node]
+            reason = unsupported_reason(rule, (type(proposal),), len(offers))
             if reason is not None:
                 raise ProposalMismatchError(f"node {node}: {reason}")
-            is_arbitrary = is_arbitrary or kind is Arbitrary
-    return is_arbitrary
+            is_drawn = is_drawn or not isinstance(proposal, (Arbitrary, Deterministic))
+            if isinstance(proposal, walked):
+                cut.add(node)
+    if not is_drawn and tree.offers[0]:
+        cut.add(0)  # nothing is drawn, so the target walk is optimal
+    if not cut:
+        return tree
+    return replace(
+        tree,
+        proposals=tuple(Deterministic() if node in cut else one for node, one in enumerate(tree.proposals)),
+        offers=tuple(() if node in cut else one for node, one in enumerate(tree.offers)),
+    )
+
+
+def walk_on(scored: ScoredTree, verdict: Verdict) -> Verdict:
+    """The target walk from where a rule has come to, if it ended at a leaf of its part that has candidates in the whole tree.
+
+    The token after a leaf is a draw from the target's law; where it is a candidate, the next one is, and so on.
+
+    Args:
+        scored: The whole tree.
+        verdict: What the rule decided about its part.
+    """
+    end = verdict.path[-1] if verdict.path else 0
+    if verdict.next_kind == "correction" or not scored.tree.offers[end]:
+        return verdict
+    descent = Descent(scored, path=verdict.path, examined=verdict.examined)
+    descent.follow(verdict.next_token)
+    while descent.is_open:
+        descent.follow(scored.draws.categorical(descent.problem().target_law))
+    return descent.verdict()
 
 
 def verdict_at(tree: TokenTree, node: int, token: int) -> Verdict:

@@ -9,6 +9,7 @@ import torch
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.law import Law
+from monge.core.model import NodeBlock
 from monge.core.proposal import Iid
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import TokenTree
@@ -106,9 +107,7 @@ def test_every_node_has_the_law_of_the_formula(kind: str, folder: Path) -> None:
         assert check_tree(kind, tree, contexts[request].token_ids) >= deepest
 
 
-def _block(tree: TokenTree):
-    from monge.core.model import NodeBlock
-
+def _block(tree: TokenTree) -> NodeBlock:
     return NodeBlock(tree.token_ids, tree.parents)
 
 
@@ -126,3 +125,29 @@ def test_the_stored_law_is_reproduced(kind: str, folder: Path) -> None:
     assert isinstance(proposal, Iid)
     found = [round(proposal.law.prob(token), 6) for token in range(VOCAB)]
     assert found == pytest.approx(GOLDEN[kind], abs=2e-6), found
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "eagle3", "mtp-qwen", "dflash2", "dspark-rnn"])
+def test_a_level_that_is_read_again_has_the_laws_that_it_had(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward that two requests share raises half-way: each of them is taken back to the level before it."""
+    target, texts = table(), [(0, 2, 3, 1), (3, 1)]
+    drafter = HeadDrafter(target=target, head=head_of(kind, folder), tree=TREES.parse("fixed_width((2, 2, 2), children='iid')"))
+    contexts = [context(request, text) for request, text in enumerate(texts)]
+    target.open({request: text[:-1] for request, text in enumerate(texts)})
+    states = list(drafter.open(contexts))
+    expected, shared, extend = grown(drafter, contexts, states), [0], drafter._run.extend
+
+    def stumbling(blocks):
+        if len(blocks) == 1:
+            return extend(blocks)
+        shared[0] += 1
+        for request, block in blocks.items():  # what it leaves behind is of no use
+            extend({request: NodeBlock(tuple((token + 1) % VOCAB for token in block.token_ids), block.parents)})
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(drafter._run, "extend", stumbling)
+    for one, other in zip(grown(drafter, contexts, [()] * 2), expected, strict=True):
+        assert (one.token_ids, one.parents, one.offers) == (other.token_ids, other.parents, other.offers)
+        for proposal, same in zip(one.proposals, other.proposals, strict=True):
+            assert not isinstance(proposal, Iid) or largest_difference(proposal.law, same.law) < LARGEST_ERROR
+    assert shared[0] == drafter.capabilities.max_depth - 1 > 0

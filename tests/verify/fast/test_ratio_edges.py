@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from monge.core.draws import TapeDraws, TorchDraws
+from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.errors import OptionError
 from monge.core.law import DenseLaw
 from monge.core.proposal import Iid
@@ -93,7 +93,7 @@ def test_same_noise_same_verdict_as_the_plain_search_on_the_edges(width: int) ->
 
 def test_the_rule_with_bins() -> None:
     p, q = (DenseLaw(torch.from_numpy(law)) for law in laws(3, 400, noise=2.0))
-    draws = TorchDraws(torch.Generator().manual_seed(1))
+    draws = SeededDraws(1)
     rule, proposal = Optimal(bins=64), Iid(q, 2)
     pairs = [(rule.emit(p, proposal, offers, draws), offers) for offers in (proposal.draw(draws) for _ in range(80))]
     assert {token in offers for token, offers in pairs} == {True, False}

@@ -95,5 +95,5 @@ def grown(widths: tuple[int, ...], q: Law, draws: RequestDraws) -> TokenTree:
     growing = GrowingTree(0)
     level = [0]
     for width in widths:
-        level = [child for node in level for child in growing.grow(node, Iid(q, width), draws)]
+        level = [child for own in growing.grow_level(dict.fromkeys(level, Iid(q, width)), draws).values() for child in own]
     return growing.finish()

@@ -31,7 +31,11 @@ class TreeLimits:
 
 
 class TreeBuilder(ABC):
-    """Grows a tree level by level. Usable by every drafter that has a law for each node."""
+    """Grows a tree level by level. Usable by every drafter that has a law for each node.
+
+    Which nodes of a level get children, how many, and how they are drawn may depend on the text, the plan, earlier levels and
+    the draft laws at the level's own nodes: on nothing that this level draws. `GrowingTree.grow_level` checks it.
+    """
 
     @property
     @abstractmethod
@@ -55,6 +59,20 @@ class TreeBuilder(ABC):
     @abstractmethod
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
         """The finished tree."""
+
+
+def nodes_left(tree: GrowingTree, plan: DraftPlan, own: int) -> int:
+    """Drafted nodes that a plan still allows, to be read before a level is drawn.
+
+    A builder takes the *declared* width of every node that gets children off this number. Counting the nodes drawn so far in
+    the same level would let its repeated tokens decide which of its nodes get children; rules for whole trees are then biased.
+
+    Args:
+        tree: The tree, down to the level whose children come next.
+        plan: The round's limits.
+        own: The builder's own number of drafted nodes.
+    """
+    return max(0, plan.nodes(own) - (tree.num_nodes - 1))
 
 
 def check_sizes(builder: str, **sizes: int) -> None:

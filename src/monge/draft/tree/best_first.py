@@ -51,11 +51,11 @@ class BestFirst(TreeBuilder):
     def expand(
         self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
     ) -> Sequence[int]:
+        best = {node: law.top_masses(self.width) for node, law in zip(frontier, laws, strict=True)}
+        proposals = {node: Deterministic(tuple(token for token, _ in masses)) for node, masses in best.items()}
         grown: list[int] = []
-        for node, law in zip(frontier, laws, strict=True):
-            best = law.top_masses(self.width)
-            children = tree.grow(node, Deterministic(tuple(token for token, _ in best)), draws)
-            for child, (_, mass) in zip(children, best, strict=True):
+        for node, children in tree.grow_level(proposals, draws).items():
+            for child, (_, mass) in zip(children, best[node], strict=True):
                 tree.path_probs[child] = tree.path_probs[node] * mass
             grown.extend(children)
         if tree.depths[frontier[0]] + 1 >= plan.depth(self.depth):

@@ -182,12 +182,13 @@ class SystematicChildren(Children):
     Args:
         exponent: Tokens are offered in proportion to this power of their draft mass.
         layout: How they are dealt to the candidates' bins: `least_full` or `snake`.
-        top: Only so many of the most probable tokens are ever offered; `None` takes them all.
+        top: Only so many of the most probable tokens are ever offered; `None` takes them all. Drafting and verification take
+            time in proportion.
     """
 
     exponent: float | int = SystematicDesign().exponent
     layout: str = SystematicDesign().layout
-    top: int | None = None
+    top: int | None = 512
     proposes = Systematic
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.law import Law
 from monge.core.tree import GrowingTree, TokenTree
-from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes
+from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes, nodes_left
 from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 
 
@@ -16,8 +16,8 @@ from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 class FixedWidth(TreeBuilder):
     """A tree whose nodes of depth j have `widths[j]` candidates each.
 
-    Under a plan with fewer nodes, a node whose candidates might not all fit gets none: which nodes these are depends only on
-    what was drawn before them.
+    Under a plan with fewer nodes, a node whose candidates might not all fit gets none. A level is counted with the widths that
+    its nodes declare, so which nodes these are depends on earlier levels only, not on repeated tokens of this one.
 
     Args:
         widths: Candidates per node, from the root downwards.
@@ -50,11 +50,11 @@ class FixedWidth(TreeBuilder):
         self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
     ) -> Sequence[int]:
         depth = tree.depths[frontier[0]]
-        width, budget = self.widths[depth], plan.nodes(self.limits.max_nodes)
-        grown: list[int] = []
-        for node, law in zip(frontier, laws, strict=True):
-            if tree.num_nodes - 1 + width <= budget:
-                grown.extend(tree.grow(node, children_of(self.children, law, width, plan), draws))
+        width = self.widths[depth]
+        num_served = nodes_left(tree, plan, self.limits.max_nodes) // width
+        served = list(zip(frontier, laws, strict=True))[:num_served]
+        proposals = {node: children_of(self.children, law, width, plan) for node, law in served}
+        grown = [child for children in tree.grow_level(proposals, draws).values() for child in children]
         return grown if depth + 1 < plan.depth(len(self.widths)) else ()
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:

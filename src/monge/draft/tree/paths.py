@@ -9,7 +9,7 @@ from monge.core.law import Law
 from monge.core.path_draws import PathDraws
 from monge.core.proposal import Iid, Proposal
 from monge.core.tree import GrowingTree, TokenTree
-from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes
+from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes, nodes_left
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Paths(TreeBuilder):
     its own number of draws. At most `num_paths` * `depth` nodes, and fewer the more the paths agree.
 
     Under a plan with fewer nodes, a node draws no more candidates than certainly fit, and the other paths that pass it end
-    there: how many do is known before anything is drawn. Then, and where a stop rule weighs whole levels, whether a node has
+    there: how many do is known before the level is drawn. Then, and where a stop rule weighs whole levels, whether a node has
     candidates depends on other paths than its own, and they are declared as independent draws of the node alone.
 
     Args:
@@ -54,12 +54,14 @@ class Paths(TreeBuilder):
         all_fit = plan.nodes(self.limits.max_nodes) >= self.num_paths * plan.depth(self.depth)
         weighs_levels = plan.stop is not None and plan.stop.needs_confidence
         kind = PathDraws if all_fit and not weighs_levels else Iid
-        grown: list[int] = []
+        left = nodes_left(tree, plan, self.limits.max_nodes)
+        proposals: dict[int, Proposal] = {}
         for node, law in zip(frontier, laws, strict=True):
             passing = tree.multiplicity(node) if node else self.num_paths
-            width = min(passing, plan.nodes(self.limits.max_nodes) - (tree.num_nodes - 1))
-            if width > 0:
-                grown.extend(tree.grow(node, kind(law, width), draws))
+            if (width := min(passing, left)) > 0:
+                proposals[node] = kind(law, width)
+                left -= width
+        grown = [child for children in tree.grow_level(proposals, draws).values() for child in children]
         return grown if tree.depths[frontier[0]] + 1 < plan.depth(self.depth) else ()
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:

@@ -61,11 +61,13 @@ class Sequoia(TreeBuilder):
         self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
     ) -> Sequence[int]:
         shape, following = self.shape(plan), list[int]()
-        for node, law in zip(frontier, laws, strict=True):
-            subtrees = _below(shape, tree, node).children
-            grown = tree.grow(node, children_of(self.children, law, len(subtrees), plan), draws)
+        subtrees = {node: _below(shape, tree, node).children for node in frontier}
+        proposals = {
+            node: children_of(self.children, law, len(subtrees[node]), plan) for node, law in zip(frontier, laws, strict=True)
+        }
+        for node, grown in tree.grow_level(proposals, draws).items():
             # A repeated draw leaves fewer nodes than candidates: the first ones take the larger subtrees.
-            following.extend(child for child, subtree in zip(grown, subtrees, strict=False) if subtree.children)
+            following.extend(child for child, subtree in zip(grown, subtrees[node], strict=False) if subtree.children)
         return following
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:

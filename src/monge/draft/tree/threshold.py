@@ -7,9 +7,9 @@ from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.law import Law
-from monge.core.proposal import Deterministic
+from monge.core.proposal import Deterministic, Proposal
 from monge.core.tree import GrowingTree, TokenTree
-from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes
+from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes, nodes_left
 from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 
 
@@ -19,15 +19,16 @@ class Threshold(TreeBuilder):
 
     With v the draft's probability of the path to a node and q the draft law there, the k-th draw is worth
     `v sum_i q_i (1 - q_i)^(k-1)`, the chance that the path is right and the draw is no repeat; the k-th of the most probable
-    tokens is worth `v q_(k)`. The number of candidates is fixed from these values before any of them is drawn, so the tree
-    adapts to the text and to earlier draws and still anticipates nothing: unlike a ranked tree it may hold sampled children.
+    tokens is worth `v q_(k)`. The numbers of candidates of a level are fixed from these values before any of them is drawn, so
+    the tree adapts to the text and to earlier levels and still anticipates nothing: unlike a ranked tree it may hold sampled
+    children.
 
     Args:
         min_prob: Smallest worth of a candidate, in (0, 1].
         depth: Deepest node.
         width: Most candidates of a node.
         num_nodes: Most drafted nodes; nodes of likelier paths are served first, and one whose candidates might not all fit
-            gets none.
+            gets none. A level counts with the widths that its nodes declare, repeats included.
         children: How children are drawn.
 
     Reference:
@@ -58,13 +59,17 @@ class Threshold(TreeBuilder):
     def expand(
         self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
     ) -> Sequence[int]:
-        budget, following = plan.nodes(self.num_nodes), list[int]()
-        for node, law in sorted(zip(frontier, laws, strict=True), key=lambda row: -tree.path_probs[row[0]]):
-            width = self._width(tree.path_probs[node], law)
-            if width == 0 or tree.num_nodes - 1 + width > budget:
-                continue
-            for child in tree.grow(node, children_of(self.children, law, width, plan), draws):
-                tree.path_probs[child] = tree.path_probs[node] * law.prob(tree.token_ids[child])
+        left, law_of = nodes_left(tree, plan, self.num_nodes), dict(zip(frontier, laws, strict=True))
+        proposals: dict[int, Proposal] = {}
+        for node in sorted(frontier, key=lambda node: -tree.path_probs[node]):
+            width = self._width(tree.path_probs[node], law_of[node])
+            if 0 < width <= left:
+                proposals[node] = children_of(self.children, law_of[node], width, plan)
+                left -= width
+        following: list[int] = []
+        for node, children in tree.grow_level(proposals, draws).items():
+            for child in children:
+                tree.path_probs[child] = tree.path_probs[node] * law_of[node].prob(tree.token_ids[child])
                 following.append(child)
         # The first candidate of a node is worth its path: below the threshold there is none.
         worth_reading = [node for node in following if tree.path_probs[node] >= self.min_prob]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float64, Int64
 
 from monge.core.draws import Draws
@@ -18,12 +19,12 @@ from monge.verify.score_search import SMALLEST_MASS
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeLine:
-    """The line of one node; fields as in `Lines`, without the dimension of nodes."""
+    """The line of one node; fields as in `Lines`, without the dimension of nodes, and the tokens in the order of the line."""
 
     width: int
     floor: float
     masses: Float64[np.ndarray, " support"]
-    ranks: Int64[np.ndarray, " support"]
+    tokens: Int64[np.ndarray, " placed"]
     reaches: Float64[np.ndarray, " edges"]
     borders: Float64[np.ndarray, " borders"]
     gains: Float64[np.ndarray, " windows"]
@@ -32,31 +33,35 @@ class NodeLine:
     @classmethod
     def build(cls, p: Float64[np.ndarray, " support"], q: Float64[np.ndarray, " support"], width: int) -> "NodeLine":
         """The line of a target, scaled for a sub-target and zero on deterministic candidates, and of a draft law."""
-        placed = np.flatnonzero(q > SMALLEST_MASS)
-        ratios = p[placed] / q[placed]
-        order = np.argsort(ratios, kind="stable")
-        tokens, ratios = placed[order], ratios[order]
+        has_place = q > SMALLEST_MASS
+        placed = None if bool(has_place.all()) else np.flatnonzero(has_place)
+        ratios = p / q if placed is None else p[placed] / q[placed]
+        order = np.argsort(ratios)  # several times as fast as a stable sort, which only ties need
+        ordered = ratios[order]
+        if bool((ordered[1:] == ordered[:-1]).any()):
+            order = np.argsort(ratios, kind="stable")
+        tokens, ratios = order if placed is None else placed[order], ordered
         kept, drawn = p[tokens], q[tokens]
-        below = np.cumsum(kept)
-        reaches = np.concatenate(((0.0,), np.cumsum(drawn)))
+        below = _running(kept)
+        reaches = np.concatenate(((0.0,), _running(drawn)))
         reaches /= reaches[-1]
         missed = max(0.0, float((reaches[1:] ** width - below).max()))
-        others = np.cumsum(drawn[::-1])[::-1]
+        others = _running(drawn[::-1].copy())[::-1]
         ceiling = max(0.0, float(np.minimum((1.0 - missed - (below - kept)) / others, ratios).max()))
         floor = missed ** (1.0 / width)
         split = int(np.searchsorted(reaches, floor))
         gains = np.minimum(ratios, ceiling)
         borders = np.concatenate((reaches[:split], (floor,), reaches[split:]))
         gains = np.concatenate((gains[: max(split, 1)], gains[max(split, 1) - 1 :]))  # w0 splits a window, or starts the first
-        received = np.concatenate(((0.0,), np.cumsum((borders[1:] - borders[:-1]) * gains)))
-        masses, ranks = np.zeros(p.size), np.full(p.size, -1)
-        masses[tokens] = np.minimum(kept, ceiling * drawn)
-        ranks[tokens] = np.arange(tokens.size)
+        received = np.concatenate(((0.0,), _running((borders[1:] - borders[:-1]) * gains)))
+        masses = np.minimum(p, ceiling * q)
+        if placed is not None:
+            masses[~has_place] = 0.0
         return cls(
             width=width,
             floor=floor,
             masses=masses,
-            ranks=ranks,
+            tokens=tokens,
             reaches=reaches,
             borders=borders,
             gains=gains,
@@ -69,11 +74,30 @@ class NodeLine:
         best = max(range(len(scores)), key=scores.__getitem__)
         return best if scores[best] > self.floor else None
 
+    def win_probs(self, offers: Sequence[int], positions: Sequence[float]) -> list[float]:
+        """Probability that each draw is the accepted one, given all positions: over the swaps alone."""
+        scores = [self.scores(column, position) for column, position in zip(offers, positions, strict=True)]
+        probs = list[float]()
+        for draw, (own, swapped, swap_prob) in enumerate(scores):
+            won = 0.0
+            for place, weight in ((own, 1.0 - swap_prob), (swapped, swap_prob)):
+                if weight > 0.0 and place > self.floor:
+                    others = [(rival, scores[rival]) for rival in range(len(scores)) if rival != draw]
+                    won += weight * math.prod(_is_below(other, place, rival > draw) for rival, other in others)
+            probs.append(won)
+        return probs
+
     def score(self, column: int, position: float, swap: float) -> float:
         """Score of a draw, from two uniforms in [0, 1)."""
-        rank = -1 if column < 0 else int(self.ranks[column])
-        if rank < 0:
-            return 0.0  # a mass too small for the line: refused
+        own, swapped, swap_prob = self.scores(column, position)
+        return swapped if swap < swap_prob else own
+
+    def scores(self, column: int, position: float) -> tuple[float, float, float]:
+        """The two scores that a draw may have, and the probability of the second, from a uniform in [0, 1)."""
+        (places,) = (self.tokens == column).nonzero()
+        if not places.size:
+            return 0.0, 0.0, 0.0  # a mass too small for the line: refused
+        rank = int(places[0])
         left, right = self.reaches[rank : rank + 2].tolist()
         own = max(right - position * (right - left), math.nextafter(left, right))
         window = rank + (own > self.floor)
@@ -86,10 +110,11 @@ class NodeLine:
         is_below = side < level
         steps = int(is_below.argmax())
         if here == gain or not is_below[steps]:
-            return own
+            return own, own, 0.0
         swapped = self._crossing(level, window - steps if is_left else window + steps, is_left)
         there = self._density(swapped)
-        return swapped if here != there and swap < (here - gain) / (here - there) else own
+        # Clamped for the rounding where the surplus touches zero.
+        return own, swapped, min(1.0, max(0.0, (here - gain) / (here - there))) if here != there else 0.0
 
     def _crossing(self, level: float, window: int, is_left: bool) -> float:
         """Where E crosses a level in a window, left or right of its peak; see `_crossings` in `verify/fast/scores.py`."""
@@ -122,3 +147,16 @@ class NodeLine:
 
     def _density(self, w: float) -> float:
         return self.width * w ** (self.width - 1) if w > self.floor else 0.0
+
+
+def _running(masses: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    """Sums up to each place, in a quarter of numpy's time."""
+    return torch.from_numpy(masses).cumsum(0).numpy()
+
+
+def _is_below(scores: tuple[float, float, float], place: float, is_later: bool) -> float:
+    """Probability that a draw scores below a place; of equal scores that of the later draw counts as the smaller."""
+    own, swapped, swap_prob = scores
+    return (own < place or (own == place and is_later)) * (1.0 - swap_prob) + (
+        swapped < place or (swapped == place and is_later)
+    ) * swap_prob

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from monge.core.devices import sent
 from monge.core.draws import Draws
-from monge.core.law import DenseLaw, Law
+from monge.core.law import DenseLaw, Law, SparseLaw
 from monge.core.proposal import Iid, Mixed
 from monge.verify.fast.lines import Lines
 from monge.verify.fast.one_node import NodeLine
@@ -65,6 +65,8 @@ def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
     if not problems:
         return []
     parts = [_draft_law(problem).sparse() for problem in problems]
+    if parts[0].probs.is_cpu:  # where a vector's price is its call, and a long one's its length, padded rows gain nothing
+        return [_chances(problem, part) for problem, part in zip(problems, parts, strict=True)]
     p = [problem.scale * problem.target_law.at(part.token_ids) for problem, part in zip(problems, parts, strict=True)]
     drawn = [drawn_offers(problem) for problem in problems]
     positions = [[problem.draws.uniform() for _ in tokens] for problem, tokens in zip(problems, drawn, strict=True)]
@@ -80,6 +82,16 @@ def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
         Flow(accept_probs=_by_token(own, row), token_ids=part.token_ids, masses=masses[: part.token_ids.numel()])
         for own, row, part, masses in zip(drawn, probs, parts, lines.masses, strict=True)
     ]
+
+
+def _chances(problem: NodeProblem, part: SparseLaw) -> Flow:
+    """The same at one node on the CPU."""
+    drawn = drawn_offers(problem)
+    positions = [problem.draws.uniform() for _ in drawn]
+    p = (problem.scale * problem.target_law.at(part.token_ids)).numpy()
+    line = NodeLine.build(p, part.probs.numpy(), len(drawn))
+    probs = line.win_probs(_columns(part.token_ids.numpy(), drawn), positions)
+    return Flow(accept_probs=_by_token(drawn, probs), token_ids=part.token_ids, masses=torch.from_numpy(line.masses))
 
 
 def _draft_law(problem: NodeProblem) -> Law:

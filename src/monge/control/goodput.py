@@ -1,0 +1,276 @@
+"""The default controller: the draft depth of most expected tokens per second, and plain decoding where drafts do not pay."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from monge.control.acceptance import DepthCounts, expected_tokens
+from monge.control.base import Controller, RoundInfo, check_windows, latency_of
+from monge.control.calibration import Calibration
+from monge.control.latency import Latency
+from monge.control.shared import SharedState
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.stopping import StopRule
+from monge.core.verdict import StepRecord
+
+_FIRST_WEIGHT: Final = 4.0  # rounds that the first guess of acceptance counts for
+_REQUEST_KEEP: Final = 0.9  # weight that a round keeps with every later one, in a request's acceptance
+_SHARED_KEEP: Final = 0.99  # the same in the acceptance of all requests
+_SPEED_KEEP: Final = 0.98  # the same in the running speed
+_UNSTOPPED: Final = 64  # one round in so many drafts to its full depth, so that deep levels stay known
+_PROBE_SHARE: Final = 0.005  # share of the time that probes may take while drafting does not pay
+_GROWTH: Final = 10  # the longest cooldown over the first, where a probe is slow: the network reads much missed text
+_SETTLED: Final = 8  # rounds after which drafting that pays again forgets earlier cooldowns
+_RETRY: Final = 16  # one round in so many asks model-free drafters that do not pay
+
+
+@dataclass(slots=True)
+class Learned:
+    """What all requests of a decoder taught.
+
+    Args:
+        network: Acceptance by depth of drafts that a network made.
+        model_free: Acceptance by depth of drafts that no network made.
+        calibration: From the draft network's confidence to acceptance.
+        tokens: Tokens of rounds in which a network drafted, recent rounds weighing most.
+        seconds: Predicted seconds of these rounds.
+        cooldown: Rounds left before the network is probed.
+        backoff: Rounds of the last cooldown; 0 while drafting pays.
+        probing: Rounds left of the present probe.
+        num_drafted: Rounds planned to draft since the last cooldown.
+        num_planned: All rounds planned.
+    """
+
+    network: DepthCounts = DepthCounts()
+    model_free: DepthCounts = DepthCounts()
+    calibration: Calibration = field(default_factory=Calibration)
+    tokens: float = 0.0
+    seconds: float = 0.0
+    cooldown: int = 0
+    backoff: int = 0
+    probing: int = 0
+    num_drafted: int = 0
+    num_planned: int = 0
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second of one request while a network drafts; 0 before the first such round."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputState:
+    """State of one request.
+
+    Args:
+        shared: What the decoder's requests share.
+        network: This request's acceptance of drafts that a network made.
+        model_free: The same of drafts that no network made.
+    """
+
+    shared: SharedState
+    network: DepthCounts = DepthCounts()
+    model_free: DepthCounts = DepthCounts()
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a round is expected to bring, by depth from 0 on.
+
+    Args:
+        acceptance: Acceptance of each request's levels, from depth 1 on.
+        tokens: Tokens of each request.
+        batch_tokens: Tokens of the batch if all planned requests draft so deep.
+        verify_s: Seconds without drafting.
+        seconds: Seconds of the round.
+    """
+
+    acceptance: Sequence[tuple[float, ...]]
+    tokens: Sequence[Sequence[float]]
+    batch_tokens: Sequence[float]
+    verify_s: Sequence[float]
+    seconds: Sequence[float]
+
+    @property
+    def plain_speed(self) -> float:
+        """Tokens per second of plain decoding."""
+        return self.batch_tokens[0] / self.seconds[0]
+
+    @property
+    def draft_speed(self) -> float:
+        """Largest expected tokens per second of a round that drafts."""
+        return max(gained / spent for gained, spent in zip(self.batch_tokens[1:], self.seconds[1:], strict=True))
+
+    def best_depth(self, price: float) -> int:
+        """The depth, at least 1, of largest tokens - price * seconds."""
+        return max(range(1, len(self.seconds)), key=lambda depth: self.batch_tokens[depth] - price * self.seconds[depth])
+
+    def loss_s(self, depth: int) -> float:
+        """Seconds by which a round of some depth is behind plain decoding of its tokens."""
+        return max(0.0, self.seconds[depth] - self.batch_tokens[depth] / self.plain_speed)
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput(Controller[GoodputState]):
+    """Draft as deep as expected tokens per second grow; decode plainly where drafting does not pay.
+
+    Tokens per second are largest where tokens - price * seconds is, with the attainable speed as the price. So a level is
+    drafted if its chance of being accepted is at least the price of its seconds. The chance comes from the acceptance by depth
+    of this request, shrunk to that of all requests, and from the draft network's confidence where it gives one. Requests that
+    share rounds share one depth, since all wait for the deepest draft. Model-free drafters of a pool draft first where what
+    they find is worth more.
+
+    If the expected speed does not exceed that of plain decoding by `margin`, the network pauses for a cooldown. A probe of a
+    few rounds ends it; each probe that fails doubles the next cooldown, until probes take half a percent of the time.
+
+    Args:
+        max_window: Largest depth; the tree builder's own depth is a limit too.
+        margin: Share by which drafting must beat plain decoding.
+        probe: Rounds of a probe.
+        first_cooldown: Rounds of the first cooldown.
+        last_cooldown: Rounds of the longest cooldown.
+
+    Reference:
+        Renewal-reward argument of Dinkelbach, 1967; own design.
+    """
+
+    max_window: int = 8
+    margin: float | int = 0.02
+    probe: int = 2
+    first_cooldown: int = 8
+    last_cooldown: int = 1024
+
+    reads = frozenset({"accepted", "tokens", "confidence", "latency", "notes"})
+    selects = True
+
+    def __post_init__(self) -> None:
+        check_windows("goodput", lowest=1, highest=self.max_window)
+        if not 1 <= self.first_cooldown <= self.last_cooldown or self.probe < 1 or not self.margin >= 0.0:
+            raise OptionError(
+                "goodput: need 1 <= first_cooldown <= last_cooldown, probe >= 1 and margin >= 0; got "
+                f"{self.first_cooldown}, {self.last_cooldown}, {self.probe}, {self.margin}"
+            )
+
+    def init(self, shared: SharedState) -> GoodputState:
+        latency_of(shared, "goodput")
+        return GoodputState(shared)
+
+    def drafts_at_once(self, shared: SharedState) -> bool:
+        return _learned(shared).cooldown == 0
+
+    def plan(self, states: Sequence[GoodputState], info: RoundInfo, draws: Sequence[Draws]) -> list[DraftPlan]:
+        shared = states[0].shared
+        learned, latency = _learned(shared), latency_of(shared, "goodput")
+        if learned.num_planned == 0:
+            learned.probing = self.probe  # nothing is known yet
+        learned.num_planned += 1
+        forecast = self._forecast(states, info, learned, latency)
+        price = max(info.batch_size * learned.speed, forecast.plain_speed)
+        depth, own_price = forecast.best_depth(price), price / info.batch_size
+        drafts = self._drafts(learned, forecast, latency.catch_up_s + self.probe * forecast.loss_s(depth))
+        at, plans = (info.batch_size, max(info.context_lengths)), list[DraftPlan]()
+        chains_s = [latency.verify_s(num_nodes, *at) for num_nodes in range(self.max_window + 1)]
+        for state, acceptance, tokens in zip(states, forecast.acceptance, forecast.tokens, strict=True):
+            worth = tokens[depth] - own_price * forecast.seconds[depth] if drafts else 1.0 - own_price * forecast.seconds[0]
+            lookup_depth = self._lookup_depth(state, learned, worth, own_price, chains_s)
+            if drafts:
+                window, stop = self._limits(learned, forecast, depth, acceptance, own_price)
+                plans.append(DraftPlan(max_depth=window, stop=stop, lookup_depth=lookup_depth, price=price))
+            else:
+                plans.append(DraftPlan(max_depth=0, lookup_depth=lookup_depth, price=price))
+        return plans
+
+    def update(self, state: GoodputState, record: StepRecord) -> GoodputState:
+        learned = _learned(state.shared)
+        if record.depth == 0:
+            # What a request accepted long ago says less about it than others do.
+            return replace(state, network=state.network.aged(_SHARED_KEEP)) if state.network.reached else state
+        seen = [(len(record.examined), record.num_accepted)]
+        if record.drafter in state.shared.model_free:
+            learned.model_free = learned.model_free.seen(seen, _SHARED_KEEP)
+            return replace(state, model_free=state.model_free.seen(seen, _REQUEST_KEEP))
+        learned.network = learned.network.seen(seen, _SHARED_KEEP)
+        learned.calibration = learned.calibration.update(record.confidences, record.num_accepted, len(record.examined))
+        # Predicted, not measured: one slow moment of the machine is not to change the price of a second.
+        latency = latency_of(state.shared, "goodput")
+        seconds = latency.verify_s(record.num_nodes, record.batch_size, record.context_length)
+        seconds += latency.draft_s(max(record.depth, record.levels_read), record.batch_size)
+        learned.tokens = _SPEED_KEEP * learned.tokens + record.num_accepted + 1
+        learned.seconds = _SPEED_KEEP * learned.seconds + seconds
+        return replace(state, network=state.network.seen(seen, _REQUEST_KEEP))
+
+    def _forecast(self, states: Sequence[GoodputState], info: RoundInfo, learned: Learned, latency: Latency) -> Forecast:
+        deepest, at = latency.within(self.max_window), (info.batch_size, max(info.context_lengths))
+        usual = learned.network.acceptance(deepest, weight=_FIRST_WEIGHT)
+        acceptance = [state.network.acceptance(deepest, usual) for state in states]
+        tokens, num_idle = [expected_tokens(own) for own in acceptance], info.batch_size - len(states)
+        verify_s = [latency.verify_s(latency.num_nodes(depth), *at) for depth in range(deepest + 1)]
+        return Forecast(
+            acceptance=acceptance,
+            tokens=tokens,
+            batch_tokens=[num_idle + sum(own) for own in zip(*tokens, strict=True)],
+            verify_s=verify_s,
+            seconds=[spent + latency.draft_s(depth, info.batch_size) for depth, spent in enumerate(verify_s)],
+        )
+
+    def _drafts(self, learned: Learned, forecast: Forecast, probe_loss_s: float) -> bool:
+        """Whether the network drafts in the coming round; cooldown and probe advance."""
+        if learned.cooldown > 0:
+            learned.cooldown -= 1
+            learned.probing, learned.num_drafted = self.probe, 0
+            return False
+        if learned.probing > 0:
+            learned.probing -= 1
+        elif forecast.draft_speed < (1.0 + self.margin) * forecast.plain_speed:
+            longest = min(self.last_cooldown, math.ceil(probe_loss_s / (_PROBE_SHARE * forecast.seconds[0])))
+            learned.backoff = max(self.first_cooldown, longest // _GROWTH, min(2 * learned.backoff, longest))
+            learned.cooldown = learned.backoff
+            return False
+        elif learned.num_drafted >= _SETTLED:
+            learned.backoff = 0
+        learned.num_drafted += 1
+        return True
+
+    def _limits(
+        self, learned: Learned, forecast: Forecast, depth: int, acceptance: tuple[float, ...], price: float
+    ) -> tuple[int, StopRule]:
+        """Largest depth of one request's draft, and when it ends before that."""
+        deepest, calibration = len(acceptance), learned.calibration
+        if calibration.num_rounds == 0 or learned.num_drafted % _UNSTOPPED == 0:
+            # A price of 0 stops nothing and asks for the network's confidence. A network without one drafts to `depth`.
+            return (depth if calibration.num_rounds == 0 else deepest), StopRule(draw_prices=(0.0,))
+        return deepest, StopRule(
+            bias=calibration.bias,
+            slope=calibration.slope,
+            temperatures=calibration.temperatures,
+            draw_prices=_marginal(price, forecast.verify_s),
+            read_prices=_marginal(price, forecast.seconds),
+            expected=acceptance,
+            following=calibration.following,
+        )
+
+    def _lookup_depth(
+        self, state: GoodputState, learned: Learned, worth: float, price: float, chains_s: Sequence[float]
+    ) -> int | None:
+        """Depth of model-free drafts; 0 where another round is `worth` more, `None` where the pool has no such drafters."""
+        shared = state.shared
+        limit = max((one.max_depth for one in shared.members if one.name in shared.model_free), default=0)
+        deepest = min(self.max_window, limit)
+        if not deepest:
+            return None
+        tokens = expected_tokens(state.model_free.acceptance(deepest, learned.model_free.acceptance(deepest)))
+        worths = [tokens[depth] - price * chains_s[depth] for depth in range(deepest + 1)]
+        best = max(range(1, deepest + 1), key=worths.__getitem__)
+        return best if worths[best] > worth or learned.num_planned % _RETRY == 0 else 0
+
+
+def _learned(shared: SharedState) -> Learned:
+    return shared.notes.setdefault("goodput", Learned())
+
+
+def _marginal(price: float, seconds: Sequence[float]) -> tuple[float, ...]:
+    """Tokens that the further seconds of each level are worth."""
+    return tuple(max(0.0, price * (after - before)) for before, after in zip(seconds, seconds[1:], strict=False))

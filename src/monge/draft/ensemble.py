@@ -1,0 +1,277 @@
+"""Several draft models on one tree."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError, UnsupportedModelError
+from monge.core.independent import Independent
+from monge.core.law import Law
+from monge.core.model import NodeBlock, SequenceModel
+from monge.core.proposal import Proposal
+from monge.core.sampling_rules import SamplingRules, laws_from_logits
+from monge.core.tree import GrowingTree
+from monge.core.verdict import Verdict
+from monge.draft.base import Capabilities, Draft, PieceReader
+from monge.draft.model import ReadPaths, read_slots, read_text
+
+States = tuple[ReadPaths, ...]
+"""State of one request: for every model the nodes that it has read behind the committed text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleDrafter(PieceReader[States]):
+    """Draft with several models at once: at every node each of them draws one child from its own law.
+
+    The tree grows level by level; each model reads every node of the frontier, in one forward for all requests of the batch.
+    With `paths`, each model draws one path of its own and reads that path only; paths share their nodes while they agree.
+
+    A node that does not fit the limit of nodes with all of its candidates gets none. This is decided before the level is
+    drawn, so which nodes these are depends on earlier levels alone.
+
+    Args:
+        models: The draft models, at least two, all in the target's vocabulary.
+        depth: Deepest node.
+        num_nodes: Most drafted nodes.
+        paths: Whether each model draws one path, instead of a child at every node.
+        rules: Sampling rules of the draft laws; `None` drafts under the request's own.
+        top_k: Draft from the `top_k` most probable tokens of every model only; the declared laws are the truncated ones.
+
+    Raises:
+        OptionError: If there are fewer than two models, one is given twice, or a size is below one.
+        UnsupportedModelError: If a model reads only chains, and the tree is none.
+
+    Reference:
+        Draft laws of different models: Khisti et al., arXiv 2410.18234; SpecInfer, arXiv 2305.09781.
+    """
+
+    models: tuple[SequenceModel, ...]
+    depth: int = 3
+    num_nodes: int = 16
+    paths: bool = False
+    rules: SamplingRules | None = None
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.models) < 2:
+            raise OptionError(f"ensemble: give at least two draft models, as in draft=[A, B]; got {len(self.models)}")
+        if len({id(model) for model in self.models}) < len(self.models):
+            raise OptionError(
+                "ensemble: one draft model is given twice; its draws at several temperatures are a tree's children"
+            )
+        for name, size in (("depth", self.depth), ("num_nodes", self.num_nodes), ("top_k", self.top_k)):
+            if size is not None and size < 1:
+                raise OptionError(f"ensemble: {name} must be at least 1; got {size}")
+        if self.num_nodes < len(self.models):
+            raise OptionError(f"ensemble: num_nodes must be at least {len(self.models)}, one a model; got {self.num_nodes}")
+        for number, model in enumerate(self.models, start=1):
+            if model.no_tree_reason is not None and self.depth > 1 and not self.paths:
+                raise UnsupportedModelError(
+                    f"ensemble: draft model {number} cannot read trees: {model.no_tree_reason}; use ensemble(paths=True)"
+                )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        lengths = [model.max_length for model in self.models if model.max_length is not None]
+        return Capabilities(
+            proposes=frozenset[type[Proposal]]({Independent}),
+            max_width=len(self.models),
+            max_depth=self.depth,
+            needs_trees=True,
+            max_length=min(lengths, default=None),
+        )
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[States]:
+        # All but the last token: a round starts by reading what is not read yet, the root at least.
+        for model in self.models:
+            model.open({context.request_id: context.token_ids[:-1] for context in contexts})
+        return [self._unread] * len(contexts)
+
+    def read(self, contexts: Sequence[Context]) -> None:
+        for model in self.models:
+            texts = {context.request_id: context.token_ids[:-1] for context in contexts}
+            model.append({request: text[model.length(request) :] for request, text in texts.items()})
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[States],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[States]]:
+        rows = [self._row(context, plan, own) for context, plan, own in zip(contexts, plans, draws, strict=True)]
+        active = [row for row in rows if row.frontier]
+        texts = {row.context.request_id: row.context.token_ids for row in active}
+        logits = [read_text(model, texts) for model in self.models] if active else []
+        while active:
+            for row in active:
+                row.grow([own.get(row.context.request_id) for own in logits])
+            active = [row for row in active if row.frontier]
+            logits = self._read_level(active)
+            active = [row for row in active if row.frontier]
+        return [row.finish() for row in rows]
+
+    def observe(
+        self, contexts: Sequence[Context], drafts: Sequence[Draft[States]], verdicts: Sequence[Verdict]
+    ) -> Sequence[States]:
+        if not any(any(draft.state) for draft in drafts):
+            return [self._unread] * len(contexts)  # nothing was read that could be kept or dropped
+        for index, model in enumerate(self.models):
+            model.commit(
+                {
+                    context.request_id: read_slots(draft.state[index], draft.tree, verdict)
+                    for context, draft, verdict in zip(contexts, drafts, verdicts, strict=True)
+                }
+            )
+        return [self._unread] * len(contexts)
+
+    def close(self, context: Context) -> None:
+        for model in self.models:
+            model.close(context.request_id)
+
+    @property
+    def _unread(self) -> States:
+        return ((),) * len(self.models)
+
+    def _row(self, context: Context, plan: DraftPlan, draws: Draws) -> "_Row":
+        rules = self.rules or context.rules
+        return _Row(
+            context,
+            draws,
+            rules if self.top_k is None else rules.within_top(self.top_k),
+            depth=plan.depth(self.depth),
+            num_nodes=plan.nodes(self.num_nodes),
+            num_models=len(self.models),
+            paths=self.paths,
+        )
+
+    def _read_level(self, rows: Sequence["_Row"]) -> Sequence[Mapping[int, Tensor]]:
+        """Every model's logits at the frontiers, by request; a request whose frontier cannot be read stops there.
+
+        What is drawn stays drawn: the tree so far is offered (see `Drafter.draft`). If a forward that requests share raises,
+        each is read alone.
+        """
+        try:
+            logits = self._extend(rows)
+        except Exception:  # noqa: BLE001  whatever it is, the tokens are drawn
+            logits = [dict[int, Tensor]() for _ in self.models]
+            for row in rows:
+                self._read_alone(row, logits)
+        for row in rows:
+            if row.frontier:
+                row.note_read()
+        return logits
+
+    def _read_alone(self, row: "_Row", logits: Sequence[dict[int, Tensor]]) -> None:
+        try:
+            for index, model in enumerate(self.models):
+                model.commit({row.context.request_id: ()})
+                for block in row.blocks[index]:
+                    model.extend({row.context.request_id: block})
+            for known, own in zip(logits, self._extend([row]), strict=True):
+                known.update(own)
+        except Exception as error:  # noqa: BLE001  see above
+            row.error, row.frontier = error, {}
+
+    def _extend(self, rows: Sequence["_Row"]) -> list[dict[int, Tensor]]:
+        found: list[dict[int, Tensor]] = []
+        for index, model in enumerate(self.models):
+            blocks = {row.context.request_id: row.next_block(index) for row in rows}
+            wanted = {request: block for request, block in blocks.items() if block.token_ids}
+            found.append(dict(model.extend(wanted)) if wanted else {})
+        return found
+
+
+class _Row:
+    """One request while its tree grows.
+
+    Args:
+        context: The request.
+        draws: Its randomness.
+        rules: How logits become draft laws.
+        depth: Deepest node.
+        num_nodes: Most drafted nodes.
+        num_models: Number of models.
+        paths: Whether a model draws below its own draws only.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        draws: Draws,
+        rules: SamplingRules,
+        *,
+        depth: int,
+        num_nodes: int,
+        num_models: int,
+        paths: bool,
+    ) -> None:
+        self.context, self.tree = context, GrowingTree(context.token_ids[-1])
+        self._draws, self._rules, self._depth, self._num_nodes, self._has_paths = draws, rules, depth, num_nodes, paths
+        self._everyone = tuple(range(num_models))
+        self.frontier: dict[int, tuple[int, ...]] = {0: self._everyone} if depth > 0 else {}
+        """Nodes whose children are drawn next, each with the models that draw there."""
+        self.blocks: list[list[NodeBlock]] = [[] for _ in self._everyone]
+        """By model: the levels that it has read below the root."""
+        self.error: Exception | None = None
+        self._slots: list[dict[int, int]] = [{} for _ in self._everyone]
+        """By model: the nodes that it has read below the root, with their places in reading order."""
+
+    def grow(self, logits: Sequence[Float[Tensor, "nodes vocab"] | None]) -> None:
+        """Draw a level, given every model's logits at those nodes of the frontier where it draws."""
+        drawn_by: dict[int, tuple[int, ...]] = {}
+        room, laws_at = self._num_nodes - (self.tree.num_nodes - 1), dict[int, dict[int, Law]]()
+        for node, laws in self._laws(logits).items():
+            room -= len(laws)  # draws may agree, but that must not decide whether a neighbour has candidates
+            if room < 0:
+                break
+            laws_at[node] = laws
+        self.tree.grow_level({node: Independent(tuple(laws.values())) for node, laws in laws_at.items()}, self._draws)
+        for node, laws in laws_at.items():
+            for index, child in zip(laws, self.tree.offers(node), strict=True):
+                drawn_by[child] = (*drawn_by.get(child, ()), index)
+        if self.tree.depths[-1] == self._depth:
+            drawn_by = {}
+        self.frontier = drawn_by if self._has_paths else dict.fromkeys(drawn_by, self._everyone)
+
+    def next_block(self, index: int) -> NodeBlock:
+        """What a model reads of the frontier, below the nodes that it has read before."""
+        slots, nodes = self._slots[index], self._nodes_of(index)
+        parents = tuple(slots.get(self.tree.parents[node], -1) for node in nodes)
+        return NodeBlock(tuple(self.tree.token_ids[node] for node in nodes), parents)
+
+    def note_read(self) -> None:
+        """Remember that the models have read the frontier."""
+        for index, slots in enumerate(self._slots):
+            block, nodes = self.next_block(index), self._nodes_of(index)
+            if nodes:
+                self.blocks[index].append(block)
+                slots.update(zip(nodes, range(len(slots), len(slots) + len(nodes)), strict=True))
+
+    def finish(self) -> Draft[States]:
+        """The finished tree, and what the models have read of it."""
+        tree = self.tree.finish()
+        read = tuple(tuple(tree.path_tokens(node) for node in slots) for slots in self._slots)
+        return Draft(tree, read, error=self.error)
+
+    def _nodes_of(self, index: int) -> list[int]:
+        return [node for node, models in self.frontier.items() if index in models]
+
+    def _laws(self, logits: Sequence[Float[Tensor, "nodes vocab"] | None]) -> dict[int, dict[int, Law]]:
+        """By node of the frontier: the draft laws of the models that draw there; nodes without any are left out."""
+        laws: dict[int, dict[int, Law]] = {node: {} for node in self.frontier}
+        for index, own in enumerate(logits):
+            nodes = self._nodes_of(index)
+            for node, law in zip(nodes, [] if own is None else laws_from_logits(own, self._rules), strict=True):
+                if law is None:
+                    # The model leaves this node out, which depends on nothing drawn below it.
+                    name = f"draft model {index + 1}, request {self.context.request_id}"
+                    warnings.warn(f"{name}: logits are not finite; it drafts nothing here", stacklevel=2)
+                else:
+                    laws[node][index] = law
+        return {node: own for node, own in laws.items() if own}

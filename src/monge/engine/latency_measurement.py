@@ -1,0 +1,214 @@
+"""Measuring the latency of rounds on this machine, by running them."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import torch
+
+from monge.control.base import RoundInfo, SoloController
+from monge.control.latency import Latency
+from monge.control.shared import SharedState
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.model import SizedModel
+from monge.core.sampling_rules import SamplingRules
+from monge.core.verdict import StepRecord
+from monge.engine.apart import apart
+from monge.engine.clock import now
+from monge.engine.latency_files import load_latency, save_latency
+from monge.engine.loop import close_session, run_round
+from monge.engine.opening import open_sessions
+from monge.engine.parts import Parts
+from monge.engine.session import Request, Session
+
+BUDGET_S: Final = 1.0
+_DEPTHS: Final = (0, 1, 2, 4, 8)
+_PROMPT: Final = 32  # tokens of the text that the table is measured on
+_LONG_PROMPT: Final = 512  # tokens of the text that shows what context costs
+_CYCLES: Final = 6  # most rounds of each depth; those of the first cycle are warm-up
+_PATIENCE: Final = 4.0  # budgets after which a batch size is left out, or one cycle has to do
+_REQUESTS: Final = -1_000_000  # ids of the measured requests: below those of real ones
+
+
+@dataclass(frozen=True, slots=True)
+class _Cycle(SoloController[int]):
+    """Plans the depths in turn, for one drafter of a pool."""
+
+    depths: tuple[int, ...]
+    drafter: str | None = None
+
+    def init(self, shared: SharedState) -> int:
+        return 0
+
+    def plan_one(self, state: int, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
+        return DraftPlan(max_depth=self.depths[state % len(self.depths)], drafter=self.drafter)
+
+    def update(self, state: int, record: StepRecord) -> int:
+        return state + 1
+
+
+def with_latency(parts: Parts, *, batch_sizes: Sequence[int], folder: Path | None = None) -> Parts:
+    """The parts with latency, if a controller reads it: their own, that kept in the folder, or newly measured.
+
+    Raises:
+        OptionError: If there is a folder and no controller reads latency, if the folder cannot be read or written, or if a
+            batch is empty.
+    """
+    if min(batch_sizes) < 1:
+        raise OptionError(f"max_batch_size must be at least 1; got {min(batch_sizes)}")
+    if folder is not None and "latency" not in parts.reads:
+        raise OptionError(
+            f"costs (--costs) {str(folder)!r}: {', '.join(parts.controllers) or parts.controller_name} reads no measured "
+            "times; leave it out, or choose a controller that does, such as 'goodput'"
+        )
+    if "latency" not in parts.reads or parts.shared.latency is not None:
+        return parts
+    key = latency_key(parts)
+    latency = None if folder is None else load_latency(folder, key)
+    if latency is None:
+        latency = apart(lambda: measure_latency(parts, batch_sizes=batch_sizes))
+        if folder is not None:
+            save_latency(latency, folder, key)
+    return replace(parts, shared=SharedState(latency))
+
+
+def measure_latency(parts: Parts, *, batch_sizes: Sequence[int] = (1,), budget_s: float = BUDGET_S) -> Latency:
+    """Run real rounds of several depths on random text, and tabulate their median times.
+
+    Batch sizes whose rounds would take several budgets are left out: decoding corrects the table.
+
+    Args:
+        parts: The parts that will decode.
+        batch_sizes: Requests decoded together; the smallest is always measured.
+        budget_s: Seconds after which no further round is begun.
+    """
+    networks = [member.name for member in parts.shared.members if member.runs_network] or [None]
+    first, *others = [_Drafting(name) for name in networks]
+    verify: dict[int, dict[int, float]] = {}
+    sizes = sorted(set(batch_sizes))
+    share = budget_s / (len(sizes) * len(networks) + 1)
+    cycle_s = 0.0  # of one request: a batch takes at most as long as its requests one after another
+    for size in sizes:
+        if size * cycle_s > _PATIENCE * budget_s:
+            continue
+        verifying = defaultdict[int, list[float]](list)
+        for record in first.measure(parts, size, share):
+            verifying[record.num_nodes].append(record.times.total_s - record.times.draft_s)
+        verify[size] = {nodes: median(times) for nodes, times in verifying.items()}
+        for other in others:
+            other.measure(parts, size, share)
+        cycle_s = cycle_s or (sum(verify[size].values()) + sum(first.seconds[size].values())) / size
+    return Latency(
+        verify_s=verify,
+        draft_s=first.seconds,
+        context_s=_context_s(parts, sizes[0], share, verify[sizes[0]]),
+        base_context=_PROMPT,
+        graph_sizes=parts.target.widths if isinstance(parts.target, SizedModel) else (),
+        nodes=_filled(first.nodes),
+        deepest=parts.drafter.capabilities.max_depth,
+        drafters={one.name: (one.seconds, _filled(one.nodes)) for one in (first, *others) if one.name is not None},
+    )
+
+
+def latency_key(parts: Parts) -> str:
+    """What latency depends on: the networks, their types and device, drafter and tree, verifier, threads."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    described = (parts.target, parts.drafter, parts.rule, device, torch.get_num_threads())
+    return " | ".join(map(repr, described))
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """Measured drafting of one drafter.
+
+    Args:
+        name: Its name in the pool; `None` without a pool.
+        seconds: Seconds of drafting by batch size and depth.
+        nodes: Drafted nodes by depth.
+    """
+
+    name: str | None
+    seconds: dict[int, dict[int, float]] = field(default_factory=dict[int, dict[int, float]])
+    nodes: dict[int, int] = field(default_factory=dict[int, int])
+
+    def measure(self, parts: Parts, batch_size: int, budget_s: float) -> Sequence[StepRecord]:
+        """Run rounds of all depths, and note the seconds of drafting."""
+        own = [member.max_depth for member in parts.shared.members if member.name == self.name]
+        deepest = own[0] if own else parts.drafter.capabilities.max_depth
+        cycle = _Cycle(tuple(sorted({min(depth, deepest) for depth in _DEPTHS})), self.name)
+        records, times = _rounds(parts, cycle, batch_size, _PROMPT, budget_s), defaultdict[int, list[float]](list)
+        for record in records:
+            times[record.depth].append(record.times.draft_s)
+            self.nodes[record.depth] = max(record.num_nodes, self.nodes.get(record.depth, 0))
+        self.seconds[batch_size] = {depth: median(own) for depth, own in times.items()}
+        return records
+
+
+def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s: float) -> Sequence[StepRecord]:
+    """Records of rounds of all depths, one request's of each round.
+
+    The first cycle is warm-up: a network that runs for the first time can take many times its later time. It is counted only
+    where rounds are so slow that two cycles take several budgets.
+    """
+    trial, size = replace(parts, controller=cycle, shared=SharedState()), len(cycle.depths)
+    longest = min(length for length in (parts.target.max_length, parts.drafter.capabilities.max_length, 1 << 30) if length)
+    most = min(_CYCLES * (sum(cycle.depths) + size) + 1, longest - 1)
+    prompt = max(1, min(prompt, longest - most))
+    sessions = [
+        Session(
+            Request(
+                prompt_ids=_text(prompt, parts.target.vocab_size, row), max_new_tokens=most, rules=SamplingRules(), seed=row
+            ),
+            request_id=_REQUESTS - row,
+        )
+        for row in range(batch_size)
+    ]
+    open_sessions(sessions, trial)
+    start = now()
+    try:
+        for number in range(_CYCLES * size):
+            passed, cycles = now() - start, number / size
+            is_late = passed > budget_s and (cycles >= 2 or (cycles >= 1 and passed > _PATIENCE * budget_s))
+            if is_late or any(session.finish_reason is not None for session in sessions):
+                break
+            run_round(sessions, trial)
+    finally:
+        for session in sessions:
+            close_session(session, trial)
+    records = sessions[0].records
+    return records[size:] if len(records) >= 2 * size else records
+
+
+def _context_s(parts: Parts, batch_size: int, budget_s: float, verify_s: Mapping[int, float]) -> float:
+    """Seconds per token of context and per request: the fastest plain rounds on a short and on a long text."""
+    few, many = min(verify_s), max(verify_s)
+    per_token = max(verify_s[many] - verify_s[few], 0.0) / max(many - few, 1)
+    longest = _LONG_PROMPT if per_token == 0.0 else min(_LONG_PROMPT, int(_PATIENCE * budget_s / per_token))
+    if longest <= 2 * _PROMPT:
+        return 0.0
+    short, long = (_rounds(parts, _Cycle((0,)), batch_size, length, budget_s) for length in (_PROMPT, longest))
+    further = long[0].context_length - short[0].context_length
+    if further <= _PROMPT:
+        return 0.0
+    fastest = [min(record.times.total_s for record in records) for records in (short, long)]
+    slope = (fastest[1] - fastest[0]) / further / batch_size
+    return max(0.0, slope) if math.isfinite(slope) else 0.0
+
+
+def _filled(nodes: Mapping[int, int]) -> tuple[int, ...]:
+    """Nodes of the depths 0, 1, .., interpolated from those of some depths."""
+    known, filled = sorted({0: 0, **nodes}.items()), [0]
+    for (low, few), (high, many) in zip(known, known[1:], strict=False):
+        filled += [math.ceil(few + (many - few) * (depth - low) / (high - low)) for depth in range(low + 1, high + 1)]
+    return tuple(filled)
+
+
+def _text(length: int, vocab_size: int, seed: int) -> tuple[int, ...]:
+    """Tokens that repeat nothing soon, so that no drafter finds them easy."""
+    return tuple((7 + 31 * seed + 7919 * position * (position + 1)) % vocab_size for position in range(length))

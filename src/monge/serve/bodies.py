@@ -1,0 +1,67 @@
+"""Bodies of requests: from bytes to checked fields."""
+
+import email.message
+import gc
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from monge.serve.errors import of_validation, refused
+from monge.serve.fields import MAX_MESSAGES
+
+MAX_STRINGS: Final = 32 * MAX_MESSAGES
+"""Names and texts of one body. No valid request has as many: a message has nine fields, and a part has two."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def is_json(content_type: str | None) -> bool:
+    """Whether a content type says JSON; browsers send no other site a body that does, unless that site allows it."""
+    message = email.message.Message()
+    message["content-type"] = content_type or ""
+    subtype = message.get_content_subtype()
+    return message.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))
+
+
+def parsed(content: bytes, model: type[Model]) -> Model:
+    """A body, checked.
+
+    Raises:
+        ApiError: If it is not JSON in UTF-8, or does not fit the model.
+    """
+    if not content:
+        raise refused("the body is empty; send a JSON object with content-type application/json")
+    try:
+        return model.model_validate(_fields(content))
+    except ValidationError as error:
+        raise of_validation(error.errors(include_url=False, include_input=False)) from error
+
+
+def _fields(content: bytes) -> Any:  # noqa: ANN401 (any JSON)
+    # While a body is parsed nothing else of this process runs, and one that is all names takes the longest.
+    # Quotes inside of texts are escaped.
+    if content.count(b'"') - content.count(b'\\"') > 2 * MAX_STRINGS:
+        raise refused(f"the body has more than {MAX_STRINGS} names and texts; no request needs as many")
+    try:
+        with _no_collections():
+            return json.loads(content)
+    except json.JSONDecodeError as error:
+        raise refused(f"the body is not JSON: {error.msg} at position {error.pos}", code="invalid_json") from error
+    except (ValueError, RecursionError) as error:  # no UTF-8; integers of thousands of digits; thousands of brackets
+        text = "the body cannot be read; JSON in UTF-8 is expected, without absurd numbers or nesting"
+        raise refused(text, code="invalid_json") from error
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """No garbage is looked for: a parser makes none, and a million lists would be looked at again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,90 @@
+"""The one thread that reads bodies: parsing, checking and tokenising, all of which would hold up the event loop."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from monge.serve.answers import failure
+from monge.serve.errors import ApiError
+from monge.serve.jobs import QueueFullError
+
+Result = TypeVar("Result")
+
+
+class Clerk:
+    """Does one piece of work at a time, in a thread of its own; pieces wait for their turn in the order in which they came.
+
+    One thread, because a tokenizer may not be asked by several, and because the event loop then waits for no more than one
+    call into C code that keeps the interpreter's lock.
+
+    Args:
+        max_waiting: Pieces that may wait for their turn or be under way.
+    """
+
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting, self._num_waiting = max_waiting, 0
+        self._turn = asyncio.Semaphore(1)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="clerk")
+
+    async def do(self, work: Callable[[], Result]) -> Result:
+        """What the work returns. A caller that is cancelled before its turn takes its work with it.
+
+        Raises:
+            QueueFullError: If too many pieces wait.
+        """
+        if self._num_waiting >= self._max_waiting:
+            raise QueueFullError(f"{self._num_waiting} requests are waiting to be read, as many as may; try again later")
+        self._num_waiting += 1
+        try:
+            await self._turn.acquire()
+            return await asyncio.wrap_future(self._begun(work))
+        finally:
+            self._num_waiting -= 1
+
+    def _begun(self, work: Callable[[], Result]) -> "Future[Result]":
+        loop = asyncio.get_running_loop()
+        future = self._thread.submit(work)
+        # Not when the caller is cancelled, which the thread does not notice.
+        future.add_done_callback(partial(_hand_over, loop, self._turn))
+        return future
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, turn: asyncio.Semaphore, _: "Future[Any]") -> None:
+    with suppress(RuntimeError):  # the loop has ended, so that nobody waits
+        loop.call_soon_threadsafe(turn.release)
+
+
+async def while_there(request: Request, work: "asyncio.Future[Result]", timeout_s: float | int | None = None) -> Result:
+    """What the work returns, unless the client leaves before.
+
+    Args:
+        request: The client's request, whose body has been read.
+        work: Cancelled where the client leaves or the time is over.
+        timeout_s: Seconds that the work may take; `None` for no limit.
+
+    Raises:
+        ApiError: If the client leaves, or the time is over.
+    """
+    left = asyncio.ensure_future(_departure(request))
+    try:
+        await asyncio.wait({work, left}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        if left.done():
+            raise ApiError(499, "the client closed the connection", code="client_left")
+        raise failure("deadline", "")
+    finally:
+        left.cancel()
+        work.cancel()
+        # What nobody asks for its error, the event loop reports as lost.
+        await asyncio.gather(work, left, return_exceptions=True)
+
+
+async def _departure(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,157 @@
+"""What one connection may take: seconds to say what it wants, a place among a bounded number, and lines in the log."""
+
+import asyncio
+import errno
+import logging
+import resource
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+_LOG: Final = logging.getLogger(__name__)
+_MOST: Final = 4096
+_NO_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_QUIET_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """Bounds of a server's connections.
+
+    Args:
+        max_connections: Connections that are open at a time.
+        backlog: Connections that the system holds until they are taken; all of them may be taken at once.
+        header_timeout_s: Seconds from the first byte of a request, or from the connection, to the end of its headers.
+        body_timeout_s: Seconds from there to the end of its body.
+        write_timeout_s: Seconds in which a client that is sent something must take some of it.
+    """
+
+    max_connections: int
+    backlog: int = 128
+    header_timeout_s: float | int = 10
+    body_timeout_s: float | int = 40
+    write_timeout_s: float | int = 30
+
+
+def limits_of_process(**others: float | int) -> ConnectionLimits:
+    """Limits that leave this process half of the file descriptors that it has not opened yet.
+
+    Args:
+        **others: Further fields of the limits.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = max(4, soft - sum(1 for _ in Path("/dev/fd").iterdir())) if soft != resource.RLIM_INFINITY else 4 * _MOST
+    # Together they stay below what is free, since a burst is taken from the backlog before any connection is closed.
+    return ConnectionLimits(max_connections=min(_MOST, free // 2), backlog=min(128, free // 4), **others)  # pyright: ignore[reportArgumentType]
+
+
+class Connection(H11Protocol):
+    """An HTTP/1.1 connection that is closed where its client takes too long.
+
+    uvicorn bounds the time between two requests and no other. Where too many connections are open, the one that has kept the
+    server waiting for a request the longest is closed, so that clients who ask for something are served.
+
+    Args:
+        limits: What is allowed.
+        **options: Of uvicorn's.
+    """
+
+    def __init__(self, *, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(**options)
+        self._limits = limits
+        self._waits_for: Literal["headers", "body"] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._since = self.loop.time()
+        self.is_dropped = False
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it has a whole request that is not answered yet."""
+        return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        self._wait_for("headers")
+        standing = [one for one in self.connections if isinstance(one, Connection) and not one.is_dropped]
+        if len(standing) > self._limits.max_connections:
+            _LOG.warning(
+                "%d connections are open, as many as may be: those that have asked for nothing the longest are closed "
+                "(`ulimit -n` bounds the number; told once a minute)",
+                self._limits.max_connections,
+            )
+            waiting = [one for one in standing if not one.is_served]  # this one is among them
+            min(waiting, key=lambda one: one._since).drop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._wait_for(None)
+        self.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        state = self.conn.their_state
+        self._wait_for("headers" if state is h11.IDLE else "body" if state is h11.SEND_BODY else None)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE:  # as long as nothing of the next request is here, uvicorn's own clock runs
+            unread, _ = self.conn.trailing_data
+            self._wait_for("headers" if unread else None)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self.drop)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def drop(self) -> None:
+        """Close it at once, whatever has not been sent."""
+        self.is_dropped = True
+        self.transport.abort()
+
+    def _wait_for(self, what: Literal["headers", "body"] | None) -> None:
+        """Start the clock for the next part of a request, unless it is running; stop it where nothing is waited for."""
+        if what == self._waits_for:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._waits_for, self._since = what, self.loop.time()
+        if what is not None:
+            seconds = self._limits.header_timeout_s if what == "headers" else self._limits.body_timeout_s
+            self._timer = self.loop.call_later(seconds, self.drop)
+
+
+class Seldom(logging.Filter):
+    """Lets each warning pass once a minute, since clients can cause as many as they like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = dict[str, float]()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to write it."""
+        now, text = time.monotonic(), str(record.msg)
+        if record.levelno == logging.WARNING and now - self._told.get(text, -_QUIET_S) < _QUIET_S:
+            return False
+        self._told[text] = now
+        return True
+
+
+def told_of_exhaustion(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+    """An exception handler for event loops: no traceback for every connection that cannot be taken."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in _NO_RESOURCES:
+        _LOG.warning("a connection cannot be taken: %s (told once a minute)", error.strerror)
+    else:
+        loop.default_exception_handler(dict(context))

@@ -1,0 +1,47 @@
+"""A result tells its seed only where that gives the text again, alone and in a crowd."""
+
+import pytest
+
+from monge.api import load
+from monge.cli.serve import _say
+from tests.bench.tiny import save_pair
+
+PROMPTS = [[5, 6, 7, 8, 9], [40, 41], [300, 7, 300], [9] * 20, [1, 2, 3], [77], [8, 8, 8], [12, 13, 14, 15]]
+OPTIONS = {"max_new_tokens": 24, "temperature": 1.0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def decoders():
+    """Of the built-in pair: in bfloat16 seven of eight texts differ alone and in a crowd."""
+    return {dtype: load(dtype=dtype, controller="fixed") for dtype in ("float32", "bfloat16", "float16")}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_told_seed_gives_the_text_of_a_crowd_alone(decoders, dtype):
+    decoder = decoders[dtype]
+    crowd = decoder.generate(PROMPTS, seed=3, **OPTIONS)
+    for prompt, result in zip(PROMPTS, crowd, strict=True):
+        if result.seed is not None:
+            (alone,) = decoder.generate([prompt], seed=result.seed, row=result.row, **OPTIONS)
+            assert alone.token_ids == result.token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("dtype", "seed"), [("float32", 3), ("bfloat16", None), ("float16", None)])
+def test_seeds_are_told_in_float32_and_not_below(decoders, dtype, seed, temperature):
+    (result,) = decoders[dtype].generate([PROMPTS[0]], seed=3, **OPTIONS | {"temperature": temperature})
+    assert result.seed == seed
+
+
+def test_the_target_or_the_draft_model_may_be_the_coarse_one(tmp_path):
+    target, draft = save_pair(tmp_path)
+    whole, half = load(target, dtype="float32"), load(draft, dtype="bfloat16")
+    for networks in ((whole, half), (half, whole)):
+        mixed = load(*(one.parts.target.network for one in networks), controller="fixed")
+        assert str(mixed.parts.coarse_dtype) == "torch.bfloat16"
+
+
+@pytest.mark.parametrize(("dtype", "is_told"), [("float32", False), ("bfloat16", True)])
+def test_a_server_says_at_its_start_that_seeds_do_not_repeat(decoders, capsys, dtype, is_told):
+    _say(decoders[dtype], "serving here", verbose=False, is_open=False)
+    assert ("seed null" in " ".join(capsys.readouterr().err.split())) is is_told

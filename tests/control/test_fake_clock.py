@@ -1,0 +1,93 @@
+"""A pool, mixed candidates and whole-tree rules under controllers that read the clock: every draw enumerated in the real loop.
+
+The clock is a fake that moves with the work, and with the tokens that are read: what is planned then depends on the text.
+"""
+
+from typing import Any
+
+import pytest
+
+from monge.api import make_parts
+from monge.control.latency import Latency
+from monge.engine.clock import measured_by
+from monge.engine.parts import Parts
+from monge.testing.decoding import Case, output_law, target_law
+from monge.testing.oracle import law_error
+from monge.testing.tabular import RandomTable, TabularModel
+from tests.verify.tables import remembered_tables  # noqa: F401
+
+VOCAB = 3
+POOL = "pool('ngram(2)', 'model')"
+COSTS = {
+    "drafting is cheap": Latency.linear(plain=1.0, node=0.05, draft=0.05),
+    "drafting is dear": Latency.linear(plain=1.0, node=0.4, draft=0.5),
+}
+
+
+class Clock:
+    """Seconds that pass where `spend` is called, and a little whenever it is read."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        self.seconds += 0.01
+        return self.seconds
+
+    def spend(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+class Timed(TabularModel):
+    """A network whose forwards take time by the number of nodes and by their tokens."""
+
+    def __init__(self, seed: int, clock: Clock, weight: float, sizes: set[int]) -> None:
+        super().__init__(RandomTable(VOCAB, seed), VOCAB)
+        self._clock, self._weight, self._sizes = clock, weight, sizes
+
+    def extend(self, blocks: Any) -> Any:
+        for block in blocks.values():
+            self._sizes.add(len(block.token_ids))
+            self._clock.spend(self._weight * (1.0 + 0.1 * len(block.token_ids) + 0.5 * sum(block.token_ids)))
+        return super().extend(blocks)
+
+
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize(
+    ("tree", "verifier", "controller", "horizon"),
+    [
+        ("fixed_width((2,), 'mixed(1)')", "layer('rrs')", "goodput(first_cooldown=1, probe=1)", 3),
+        pytest.param(
+            *("fixed_width((2, 1), 'mixed(1)')", "layer('greedy')", "goodput(first_cooldown=1, probe=1)", 2),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("fixed_width((2, 1), 'mixed(1)')", "layer(\"optimal('candidates')\")", "goodput(first_cooldown=1, probe=1)", 3),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("fixed_width((2, 1), 'mixed(1)')", "layer('rrs')", "mixed_split('goodput(first_cooldown=1, probe=1)')", 3),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("threshold(0.05, 2, 2, 5, 'mixed(1)')", "layer('rrs')", "goodput", 3),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_plans_that_follow_the_clock_leave_the_law_alone(
+    tree: str, verifier: str, controller: str, horizon: int, costs: str
+) -> None:
+    clock, sizes = Clock(), set[int]()
+
+    def parts() -> Parts:
+        clock.seconds = 0.0
+        target, draft = Timed(5, clock, 1.0, sizes), Timed(17, clock, 0.2, set())
+        return make_parts(target, draft, drafter=POOL, tree=tree, verifier=verifier, controller=controller, costs=COSTS[costs])
+
+    case = Case(prompt=(0, 1, 0, 1, 0), horizon=horizon, max_new_tokens=horizon + 2)
+    with measured_by(clock):
+        output = output_law(parts, case, max_runs=1_000_000)
+    assert law_error(output, target_law(TabularModel(RandomTable(VOCAB, 5), VOCAB), case)) < 1e-12
+    assert max(sizes) > 1, "something is drafted"
+    assert len(sizes) > 1 or costs == "drafting is cheap", "where it is dear, some rounds draft and others do not"

@@ -1,0 +1,176 @@
+"""The default controller: depth, stop rule, model-free drafters, cooldown and probes, batches."""
+
+from typing import Any
+
+import pytest
+
+from monge.bench.control_simulation import WORLDS, speed
+from monge.control.base import RoundInfo
+from monge.control.fixed import Fixed
+from monge.control.goodput import Goodput, GoodputState
+from monge.control.latency import Latency
+from monge.control.shared import SharedState
+from monge.core.draws import TapeDraws
+from monge.core.errors import OptionError
+from monge.core.selection import Member
+from tests.control.scripts import chain_round, draws, plan_one, shared_of
+
+POOL = (Member(name="ngram", max_depth=8, runs_network=False), Member(name="model", max_depth=8, runs_network=True))
+
+
+def decode(
+    controller: Goodput, shared: SharedState, accepted: int, rounds: int, state: GoodputState | None = None, **fields: Any
+) -> tuple[GoodputState, list[int]]:
+    """Depths of rounds of which up to `accepted` tokens are accepted."""
+    state, depths = state or controller.init(shared), []
+    for _ in range(rounds):
+        plan = plan_one(controller, state)
+        depths.append(plan.max_depth or 0)
+        window = depths[-1]
+        state = controller.update(state, chain_round(window, min(accepted, window), plan=plan, **fields))
+    return state, depths
+
+
+def test_a_good_cheap_draft_is_used_to_its_full_depth() -> None:
+    _, depths = decode(Goodput(), shared_of(node=0.01, draft=0.02), 8, 20)
+    assert depths[-1] == 8
+    assert 0 not in depths
+
+
+def test_a_draft_that_is_never_accepted_pauses_for_longer_and_longer() -> None:
+    _, depths = decode(Goodput(first_cooldown=4, last_cooldown=64), shared_of(node=0.1, draft=0.2), 0, 400)
+    starts = [place for place in range(1, 400) if depths[place] and not depths[place - 1]]
+    gaps = [after - before for before, after in zip(starts, starts[1:], strict=False)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 2 * gaps[0]
+    assert sum(depth > 0 for depth in depths[50:]) < 0.1 * 350
+
+
+def test_probes_take_a_small_share_of_the_time() -> None:
+    """However large the longest cooldown is: what a probe loses bounds it."""
+    plain, slow = 1.0, shared_of(node=0.02, draft=0.05)
+    _, depths = decode(Goodput(last_cooldown=100_000), slow, 0, 6000)
+    lost = sum(0.07 * depth for depth in depths[1000:]) / (5000 * plain)
+    assert lost < 0.02
+    assert any(depths[3000:]), "it goes on looking"
+
+
+def test_a_draft_that_becomes_good_is_found_again() -> None:
+    controller, shared = Goodput(), shared_of(node=0.02, draft=0.05)
+    state, _ = decode(controller, shared, 0, 200)
+    _, depths = decode(controller, shared, 8, 300, state)
+    assert depths[-50:].count(0) == 0
+
+
+def test_a_new_request_begins_with_what_others_taught() -> None:
+    controller, shared = Goodput(), shared_of(node=0.1, draft=0.3)
+    decode(controller, shared, 0, 100)
+    state = controller.init(shared)
+    assert plan_one(controller, state).max_depth == 0
+    assert not controller.drafts_at_once(shared)
+    assert controller.drafts_at_once(shared_of())
+
+
+def test_confidence_ends_drafts_early() -> None:
+    controller, shared = Goodput(), shared_of(node=0.1, draft=0.1)
+    state = controller.init(shared)
+    for number in range(120):
+        plan = plan_one(controller, state)
+        window, sure = plan.max_depth or 0, number % 2
+        confidence = 0.95 if sure else 0.05
+        record = chain_round(window, window * sure, plan=plan, confidences=(confidence,) * window, levels_read=window)
+        state = controller.update(state, record)
+    plan = plan_one(controller, state)
+    assert plan.stop is not None
+    assert plan.stop.acceptance(1, 0.95) > 0.8
+    assert plan.stop.acceptance(1, 0.05) < 0.3
+    assert not plan.stop.draws(1, plan.stop.acceptance(1, 0.02) * 0.1)
+
+
+def test_some_rounds_draft_to_the_full_depth() -> None:
+    controller, shared = Goodput(), shared_of(node=0.05, draft=0.1)
+    state, unstopped = controller.init(shared), 0
+    for _ in range(200):
+        plan = plan_one(controller, state)
+        window = min(plan.max_depth or 0, 2)
+        unstopped += plan.stop is not None and plan.stop.draw_prices == (0.0,)
+        state = controller.update(state, chain_round(window, window, plan=plan, confidences=(0.9,) * window))
+    assert 3 <= unstopped <= 6
+
+
+def pooled(node: float, draft: float) -> SharedState:
+    return SharedState(Latency.linear(plain=1.0, node=node, draft=draft), members=POOL)
+
+
+def test_model_free_drafts_go_first_where_they_are_worth_more() -> None:
+    controller, shared = Goodput(), pooled(0.02, 0.5)
+    state, _ = decode(controller, shared, 6, 30, drafter="ngram")
+    assert plan_one(controller, state).lookup_depth == 8
+
+
+def test_model_free_drafts_that_fail_are_asked_rarely() -> None:
+    """Eight further nodes cost half a round here, and are never accepted."""
+    controller, shared = Goodput(), pooled(0.06, 0.01)
+    state = controller.init(shared)
+    asked = []
+    for _ in range(200):
+        plan = plan_one(controller, state)
+        asked.append(bool(plan.lookup_depth))
+        name, window = ("ngram", plan.lookup_depth or 0) if asked[-1] else ("model", min(plan.max_depth or 0, 8))
+        state = controller.update(state, chain_round(window, 0 if asked[-1] else window, plan=plan, drafter=name))
+    assert sum(asked[100:]) <= 10
+    assert any(asked[100:])
+
+
+def test_model_free_drafts_go_on_while_the_network_pauses() -> None:
+    controller, shared = Goodput(), pooled(0.01, 1.0)
+    state, _ = decode(controller, shared, 4, 30, drafter="ngram")
+    state, _ = decode(controller, shared, 0, 30, state, drafter="model")
+    plan = plan_one(controller, state)
+    assert plan.max_depth == 0
+    assert plan.lookup_depth
+
+
+def test_without_a_pool_no_lookups_are_planned() -> None:
+    assert plan_one(Goodput(), Goodput().init(shared_of())).lookup_depth is None
+
+
+def test_a_batch_shares_one_decision() -> None:
+    """Two requests that accept everything; alone their drafts pay, in a batch of sixteen that wait for them they do not."""
+    latency = Latency(verify_s={1: {0: 1.0, 8: 1.2}, 16: {0: 1.5, 8: 6.0}}, draft_s={1: {0: 0.0, 8: 0.4}, 16: {0: 0.0, 8: 2.0}})
+    for batch_size, drafts in ((2, True), (16, False)):
+        controller, shared = Goodput(), SharedState(latency)
+        states = [controller.init(shared) for _ in range(2)]
+        for _ in range(12):
+            info = RoundInfo(context_lengths=(10, 20), batch_size=batch_size)
+            plans = controller.plan(states, info, [TapeDraws([])] * 2)
+            windows = [plan.max_depth or 0 for plan in plans]
+            states = [
+                controller.update(state, chain_round(window, window, plan=plan, batch_size=batch_size))
+                for state, window, plan in zip(states, windows, plans, strict=True)
+            ]
+        assert all(windows) == drafts
+        assert any(windows) == drafts
+
+
+@pytest.mark.parametrize(("world", "least"), [("light load", 1.15), ("verification ten times dearer", 1.1)])
+def test_in_simulated_worlds_it_beats_the_best_fixed_window(world: str, least: float) -> None:
+    """Whose acceptance changes every ten rounds on average; the window is chosen in hindsight."""
+    rounds = list(WORLDS[world].rounds(1500, draws(0)))
+    best = max(speed(Fixed(max_depth=window), WORLDS[world], rounds, draws(1)) for window in range(1, 9))
+    assert speed(Goodput(max_window=16), WORLDS[world], rounds, draws(1)) > least * best
+
+
+def test_a_useless_draft_costs_three_percent_at_most() -> None:
+    world = WORLDS["useless draft three quarters of the time"]
+    rounds = [one for one in world.rounds(4000, draws(0)) if one.acceptance[0] < 0.5]
+    assert speed(Goodput(max_window=16), world, rounds, draws(1)) > 0.97
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"probe": 0}, {"first_cooldown": 0}, {"first_cooldown": 9, "last_cooldown": 8}, {"margin": -0.1}, {"max_window": 0}],
+)
+def test_impossible_settings(settings: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        Goodput(**settings)

@@ -1,0 +1,475 @@
+"""Faults at every call of a part, enumerated: the written text keeps the target's law, or the request ends in an error."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monge.api import make_parts
+from monge.control.fixed import Fixed
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import NonFiniteLogitsError
+from monge.core.law import Law
+from monge.core.model import NodeBlock
+from monge.core.tree import GrowingTree, TokenTree
+from monge.core.verdict import Verdict
+from monge.draft.base import AnyDrafter, Capabilities, Draft, Drafter
+from monge.draft.head import HeadDrafter
+from monge.draft.heads import ShapeDrafter
+from monge.draft.layer_skip import LayerSkipDrafter
+from monge.draft.model import ModelDrafter
+from monge.draft.tree.base import TreeBuilder, TreeLimits
+from monge.draft.tree.registry import TREES
+from monge.engine.batch import Batch
+from monge.engine.decoder import Decoder
+from monge.engine.parts import Parts
+from monge.engine.session import Request, Session
+from monge.heads.readers.registry import load_head
+from monge.testing.decoding import Case, target_law
+from monge.testing.oracle import exact_law
+from monge.testing.tabular import RandomTable, TabularModel
+from monge.verify.base import Rule, Verifier, as_verifier
+from monge.verify.problem import ScoredTree
+from monge.verify.registry import VERIFIERS
+from tests.draft.test_layer_skip import Layered
+from tests.draft.test_translated import foreign
+from tests.heads.readers.published import KINDS
+from tests.heads.toy import random_head
+
+pytestmark = [
+    pytest.mark.usefixtures("unchecked_types"),
+    pytest.mark.filterwarnings("ignore:request .*the drafter failed:UserWarning"),
+]
+
+Text = tuple[int, ...]
+END = -1
+"""Stands behind what a request had written when it ended in an error."""
+
+
+class Fault(Exception):
+    """An error that no library knows."""
+
+
+@dataclass(slots=True)
+class Faults:
+    """Counts the calls of one kind and raises in one of them.
+
+    Args:
+        key: Part, method, and `before` or `after` its work.
+        number: The call that raises, from 0; `None` for none.
+        goes_on: Whether all later calls raise too.
+    """
+
+    key: tuple[str, str, str]
+    number: int | None
+    goes_on: bool = False
+    count: int = 0
+
+    def meet(self, *key: str) -> None:
+        if key != self.key:
+            return
+        self.count += 1
+        if self.number is not None and (self.count == self.number + 1 or (self.goes_on and self.count > self.number)):
+            raise Fault(f"call {self.count - 1} of {key}")
+
+    def around(self, part: str, method: str, work: Callable[[], Any]) -> Any:
+        self.meet(part, method, "before")
+        done = work()
+        self.meet(part, method, "after")
+        return done
+
+
+class FaultyModel(TabularModel):
+    def __init__(self, seed: int, vocab_size: int, part: str, faults: Faults) -> None:
+        super().__init__(RandomTable(vocab_size, seed), vocab_size)
+        self._part, self._faults = part, faults
+
+    def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        self._faults.around(self._part, "open", lambda: TabularModel.open(self, prefixes))
+
+    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        self._faults.around(self._part, "append", lambda: TabularModel.append(self, pieces))
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Any:
+        return self._faults.around(self._part, "extend", lambda: TabularModel.extend(self, blocks))
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        self._faults.around(self._part, "commit", lambda: TabularModel.commit(self, paths))
+
+    def close(self, sequence: int) -> None:
+        self._faults.around(self._part, "close", lambda: TabularModel.close(self, sequence))
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyDrafter(Drafter[Any]):
+    """Somebody else's drafter, of which nobody knows where it raises."""
+
+    inner: AnyDrafter
+    faults: Faults
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[Any]:
+        return self.faults.around("drafter", "open", lambda: self.inner.open(contexts))
+
+    def draft(
+        self, contexts: Sequence[Context], states: Sequence[Any], plans: Sequence[DraftPlan], draws: Sequence[Draws]
+    ) -> Sequence[Draft[Any]]:
+        return self.faults.around("drafter", "draft", lambda: self.inner.draft(contexts, states, plans, draws))
+
+    def observe(self, contexts: Sequence[Context], drafts: Sequence[Draft[Any]], verdicts: Sequence[Verdict]) -> Sequence[Any]:
+        return self.faults.around("drafter", "observe", lambda: self.inner.observe(contexts, drafts, verdicts))
+
+    def close(self, context: Context) -> None:
+        self.faults.around("drafter", "close", lambda: self.inner.close(context))
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyBuilder(TreeBuilder):
+    inner: TreeBuilder
+    faults: Faults
+
+    @property
+    def limits(self) -> TreeLimits:
+        return self.inner.limits
+
+    def expand(
+        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+    ) -> Sequence[int]:
+        return self.faults.around("builder", "expand", lambda: self.inner.expand(tree, frontier, laws, plan, draws))
+
+    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
+        return self.faults.around("builder", "finish", lambda: self.inner.finish(tree, plan))
+
+
+class FaultyVerifier(Verifier):
+    def __init__(self, rule: Rule, faults: Faults) -> None:
+        self._inner, self._faults = as_verifier(rule), faults
+        self.accepts, self.max_width = rule.accepts, rule.max_width
+
+    def verify(self, tree: TokenTree, target_laws: Any, draws: Draws) -> Verdict:
+        return self._inner.verify(tree, target_laws, draws)
+
+    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
+        return self._faults.around("verifier", "verify", lambda: self._inner.verify_many(scored))
+
+
+class CannotRead(TabularModel):
+    """A network that cannot read one token, wherever it stands in what is drafted."""
+
+    token = 1
+    prompt: Text = ()
+    """Beginning of the texts in which it cannot."""
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Any:
+        logits = super().extend(blocks)
+        for sequence, block in blocks.items():
+            text = (*self.text(sequence), *block.token_ids)
+            if self.token in block.token_ids and text[: len(self.prompt)] == self.prompt:
+                raise Fault(f"token {self.token}")
+        return logits
+
+
+class CannotEmbed(TabularModel):
+    """A target one of whose tokens its heads cannot read, once they are made."""
+
+    is_broken = False
+
+    def embed(self, token_ids: Sequence[int]) -> Any:
+        if self.is_broken and 1 in token_ids:
+            raise Fault("token 1")
+        return super().embed(token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RaisesAfterDrawing(ModelDrafter):
+    """Somebody else's drafter, which dislikes what it has drawn."""
+
+    token: int = 1
+    request_id: int = 0
+
+    def draft(
+        self, contexts: Sequence[Context], states: Sequence[Any], plans: Sequence[DraftPlan], draws: Sequence[Draws]
+    ) -> Sequence[Draft[Any]]:
+        drafts = ModelDrafter.draft(self, contexts, states, plans, draws)
+        for context, draft in zip(contexts, drafts, strict=True):
+            if context.request_id == self.request_id and self.token in draft.tree.token_ids[1:]:
+                raise Fault(f"token {self.token}")
+        return drafts
+
+
+def written(make: Callable[[], Parts], case: Case, *, isolated: bool = True) -> dict[Text, float]:
+    """Law of what the loop writes up to the horizon; what ended in an error before ends with `END`."""
+    return exact_law(lambda draws: _run(make(), case, draws, isolated=isolated))
+
+
+def _run(parts: Parts, case: Case, draws: Draws, *, isolated: bool) -> Text:
+    prompts = list(case.neighbours)
+    prompts.insert(case.slot, case.prompt)
+    sessions = [
+        Session(
+            Request(
+                prompt_ids=prompt,
+                max_new_tokens=case.max_new_tokens,
+                rules=case.rules,
+                seed=row,
+                draws=draws if row == case.slot else None,
+            ),
+            request_id=row,
+        )
+        for row, prompt in enumerate(prompts)
+    ]
+    watched, batch = sessions[case.slot], Batch(parts, isolated=isolated)
+    try:
+        batch.join(sessions)
+        while watched.finish_reason is None and watched.num_generated < case.horizon:
+            batch.step()
+    except Fault:
+        watched.fail(Fault())
+    text = watched.completion_ids[: case.horizon]
+    return text if len(text) == case.horizon or watched.error is None else (*text, END)
+
+
+def excess(law: Mapping[Text, float], truth: Mapping[Text, float]) -> float:
+    """By how much a beginning is written more often than under the target's law.
+
+    Where nothing ends in an error that is the largest difference of the two laws of beginnings, since both sum to one. Where
+    something does, some texts of the target's law are cut off: no beginning is written more often than under that law.
+    """
+    beginnings = {text[:length] for text in (*truth, *law) for length in range(len(text) + 1) if END not in text[:length]}
+
+    def mass(of: Mapping[Text, float], beginning: Text) -> float:
+        return sum(weight for text, weight in of.items() if text[: len(beginning)] == beginning)
+
+    return max(mass(law, beginning) - mass(truth, beginning) for beginning in beginnings)
+
+
+def num_errors(law: Mapping[Text, float]) -> float:
+    """Mass of the texts that ended in an error."""
+    return sum(weight for text, weight in law.items() if text[-1:] == (END,))
+
+
+PAIRS = [
+    ("chain(2)", "single_draft"),
+    ("chain(2)", "block"),
+    ("chain(2)", "layer"),
+    ("fixed_width((2, 1), 'iid')", "rrs"),
+    ("fixed_width((2, 1), 'iid')", "layer('rrs')"),
+    ("paths(2, 2)", "multipath_block"),
+]
+MORE_PAIRS = [
+    ("chain(3)", "block"),
+    ("fixed_width((2, 1), 'iid')", "layer('k_seq')"),
+    ("fixed_width((2, 1), 'iid')", "multipath_block"),
+    ("fixed_width((2, 1), 'without_replacement')", "rrs_without_replacement"),
+    ("fixed_width((2, 1), 'without_replacement')", "traversal"),
+    ("fixed_width((2, 1), 'greedy_plus_one')", "greedy"),
+    ("fixed_width((2, 1), 'systematic')", "systematic"),
+    ("threshold(0.1, 2, 2, 6, 'iid')", "rrs"),
+    ("sequoia(3, 2, (0.5, 0.3), 'iid')", "rrs"),
+    ("best_first(4, 3, 2, 2)", "target_walk"),
+]
+
+
+def case_of(tree: str, **options: Any) -> Case:
+    """Two tokens where a round has few branches, one where it has many: what is thrown away shows in the first."""
+    return Case(horizon=2 if tree.startswith("chain") else 1, max_new_tokens=3, **options)
+
+
+@pytest.mark.parametrize(("tree", "verifier"), PAIRS + MORE_PAIRS)
+def test_a_token_that_the_draft_model_cannot_read_costs_speculation_and_no_bias(tree: str, verifier: str) -> None:
+    def make() -> Parts:
+        draft = CannotRead(RandomTable(3, 23), 3)
+        return make_parts(TabularModel(RandomTable(3, 11), 3), draft, tree=tree, verifier=verifier)
+
+    case = case_of(tree)
+    law, truth = written(make, case), target_law(make().target, case)  # type: ignore[arg-type]
+    assert num_errors(law) == 0.0
+    assert excess(law, truth) < 1e-12
+
+
+@pytest.mark.parametrize("seeds", [(5, 6), (7, 9)])
+def test_only_the_nodes_that_cannot_be_read_end(seeds: tuple[int, int]) -> None:
+    """Of independent paths, the others go on: rules for whole paths rely on it that a path ends for its own sake."""
+
+    def make() -> Parts:
+        draft = CannotRead(RandomTable(2, seeds[1]), 2)
+        return make_parts(TabularModel(RandomTable(2, seeds[0]), 2), draft, tree="paths(2, 3)", verifier="multipath_block")
+
+    case = Case(horizon=2, max_new_tokens=4)
+    assert excess(written(make, case), target_law(make().target, case)) < 1e-12  # type: ignore[arg-type]
+
+
+def networks_that_cannot_read_a_token(kind: str, folder: Path) -> Parts:
+    target, draft = TabularModel(RandomTable(3, 11), 3), CannotRead(RandomTable(3, 23), 3)
+    tree = "fixed_width((2, 1), 'iid')"
+    if kind in {"pool", "cascade"}:
+        return make_parts(target, draft, drafter=f"{kind}('ngram(2)', 'model')", tree=tree, verifier="rrs")
+    if kind == "layer_skip":
+        target = Layered()
+        target.shortened = lambda _: draft  # type: ignore[method-assign]
+        return make_parts(target, drafter=LayerSkipDrafter(target=target, tree=TREES.parse(tree)), verifier="rrs")
+    if kind == "shape":
+        target = CannotEmbed(RandomTable(3, 11), 3)
+        drafter = ShapeDrafter(target=target, head=random_head(target), tree=TREES.parse("chain(2)"))
+        target.is_broken = True
+        return make_parts(target, drafter=drafter, verifier="rrs")
+    target, path, tree = CannotEmbed(RandomTable(3, 11), 3), folder / kind, "chain(2)"
+    head = load_head(path if path.exists() else KINDS[kind](3, 3).write(path))
+    drafter = HeadDrafter(target=target, head=head, tree=TREES.parse(tree))
+    target.is_broken = True
+    return make_parts(target, drafter=drafter, verifier="rrs")
+
+
+@pytest.mark.parametrize("kind", ["pool", "cascade", "layer_skip", "shape", "hydra", "mtp-qwen"])
+def test_other_networks_that_cannot_read_a_token(kind: str, tmp_path: Path) -> None:
+    def make() -> Parts:
+        return networks_that_cannot_read_a_token(kind, tmp_path)
+
+    case = case_of("fixed_width((2, 1), 'iid')", prompt=(0, 2) if kind in {"pool", "cascade"} else (0, 2, 0))
+    law, truth = written(make, case), target_law(make().target, case)  # type: ignore[arg-type]
+    assert num_errors(law) == 0.0
+    assert excess(law, truth) < 1e-12
+
+
+@pytest.mark.parametrize(("tree", "verifier"), PAIRS)
+def test_a_drafter_of_others_that_raises_after_drawing_ends_its_request(tree: str, verifier: str) -> None:
+    def make() -> Parts:
+        drafter = RaisesAfterDrawing(model=TabularModel(RandomTable(3, 23), 3), tree=TREES.parse(tree))
+        return make_parts(TabularModel(RandomTable(3, 11), 3), drafter=drafter, verifier=verifier)
+
+    case = case_of(tree)
+    law, truth = written(make, case), target_law(make().target, case)  # type: ignore[arg-type]
+    assert 0.1 < num_errors(law) < 1.0
+    assert excess(law, truth) < 1e-12
+    if tree == "chain(2)":
+        law = written(make, case_of(tree, neighbours=((0,),), slot=1))
+        assert num_errors(law) == 0.0, "the request that fails is the other one"
+        assert excess(law, truth) < 1e-12
+
+
+def test_who_has_drawn_in_vain_is_told_what_to_do() -> None:
+    drafter = RaisesAfterDrawing(model=TabularModel(RandomTable(3, 23), 3), tree=TREES.parse("chain(2)"))
+    parts = make_parts(TabularModel(RandomTable(3, 11), 3), drafter=drafter)
+    prompts = [(0,), (0,), (2,)]
+    results = Decoder(parts, max_batch_size=3).generate(prompts, max_new_tokens=40, temperature=1.0, seed=0)
+    assert [result.finish_reason for result in results] == ["error", "length", "length"]
+    assert "request 0: the drafter failed (Fault: token 1) after it had drawn" in str(results[0].error)
+    assert "may raise before its first draw, or return the tree so far with `Draft.error`" in str(results[0].error)
+    plain = make_parts(TabularModel(RandomTable(3, 11), 3), TabularModel(RandomTable(3, 23), 3), tree="chain(2)")
+    alone = Decoder(plain, max_batch_size=3).generate(prompts, max_new_tokens=40, temperature=1.0, seed=0)
+    assert [result.token_ids for result in results[1:]] == [result.token_ids for result in alone[1:]]
+    assert results[0].token_ids == alone[0].token_ids[: len(results[0].token_ids)]
+
+
+def test_what_is_drawn_is_offered_and_neighbours_keep_their_drafts() -> None:
+    def texts(draft: TabularModel) -> Any:
+        parts = make_parts(TabularModel(RandomTable(3, 11), 3), draft, tree="chain(3)", verifier="single_draft")
+        return Decoder(parts, max_batch_size=3).generate([(0,), (2,), (0, 2)], max_new_tokens=40, temperature=1.0, seed=10)
+
+    broken = CannotRead(RandomTable(3, 23), 3)
+    broken.prompt = (2,)
+    with pytest.warns(
+        UserWarning, match="request 1: the drafter failed .Fault: token 1.; the request is decoded without"
+    ) as said:
+        results = texts(broken)
+    assert len([one for one in said if "drafter failed" in str(one.message)]) == 1
+    plain = texts(TabularModel(RandomTable(3, 23), 3))
+    assert [results[row].token_ids for row in (0, 2)] == [plain[row].token_ids for row in (0, 2)]
+    assert [one.error for one in results] == [None] * 3
+    depths = [record.depth for record in results[1].records]
+    last = max(number for number, depth in enumerate(depths) if depth)
+    assert 0 < depths[last] < 3, "the last tree is as far as it was drawn"
+    assert not any(depths[last + 1 :])
+    assert len(depths) > last + 5
+
+
+def test_a_draft_model_of_other_words_offers_what_it_drew_before_its_context_ended() -> None:
+    """Three of the target's tokens are six of the draft model's, which reads no more: the first drawn one is not read."""
+
+    def make() -> Parts:
+        draft = foreign(TabularModel(RandomTable(4, 23), 4, max_length=6))
+        return make_parts(TabularModel(RandomTable(3, 11), 3), draft, tree="chain(2)", verifier="block")
+
+    case = Case(prompt=(2, 2, 2), horizon=2, max_new_tokens=3)
+    law = written(make, case)
+    assert num_errors(law) == 0.0
+    assert excess(law, target_law(TabularModel(RandomTable(3, 11), 3), case)) < 1e-12
+    with pytest.warns(UserWarning, match="the drafter failed .ContextLengthError: the text's 3 tokens are 7 of the draft"):
+        (result,) = Decoder(make()).generate([(2, 2, 2)], max_new_tokens=3, temperature=1.0, seed=0)
+    assert [record.depth for record in result.records][:1] == [1]
+
+
+def faulty(faults: Faults, tree: str, verifier: str) -> Parts:
+    target, draft = FaultyModel(11, 2, "target", faults), FaultyModel(23, 2, "draft", faults)
+    drafter = FaultyDrafter(ModelDrafter(model=draft, tree=FaultyBuilder(TREES.parse(tree), faults)), faults)
+    rule = FaultyVerifier(VERIFIERS.parse(verifier), faults)
+    return Parts(target=target, drafter=drafter, rule=rule, controller=Fixed())
+
+
+CALLS = [
+    *[("draft", method) for method in ("open", "append", "extend", "commit", "close")],
+    *[("target", method) for method in ("open", "append", "extend", "commit", "close")],
+    *[("drafter", method) for method in ("open", "draft", "observe", "close")],
+    *[("builder", method) for method in ("expand", "finish")],
+    ("verifier", "verify"),
+]
+ONLY_SPECULATION = {("draft", "extend"), ("draft", "close"), ("drafter", "observe"), ("drafter", "close")}
+"""Calls that never cost a text, alone: the request is decoded without the drafter, if it has to be."""
+WAYS = [("before", False), ("before", True), ("after", False)]
+PLACES = [
+    *[("chain(2)", "block", part, method) for part, method in CALLS],
+    *[
+        (*pair, part, method)
+        for pair in PAIRS
+        for part, method in (("draft", "extend"), ("drafter", "draft"), ("builder", "expand"))
+        if pair != ("chain(2)", "block")
+    ],
+]
+
+
+@pytest.mark.parametrize(
+    ("tree", "verifier", "part", "method", "neighbours"),
+    [
+        pytest.param(*place, neighbours, marks=() if place[1] == "block" or not neighbours else pytest.mark.slow)
+        for place in PLACES
+        for neighbours in ((), ((1, 1),))
+    ],
+)
+def test_a_fault_at_any_call_keeps_the_law_or_ends_the_request(
+    tree: str, verifier: str, part: str, method: str, neighbours: tuple[Text, ...]
+) -> None:
+    case = case_of(tree, neighbours=neighbours)
+    truth, num_faults = target_law(TabularModel(RandomTable(2, 11), 2), case), 0
+    for when, goes_on in WAYS:
+        for number in count():
+            fault = Faults((part, method, when), number, goes_on)
+            law, has_fired = law_with(fault, case, tree=tree, verifier=verifier)
+            if not has_fired:
+                break
+            num_faults += 1
+            assert excess(law, truth) < 1e-12, fault
+            if (part, method) in ONLY_SPECULATION:
+                assert num_errors(law) == 0.0, fault
+            if part in {"target", "verifier"}:
+                law, _ = law_with(fault, case, tree=tree, verifier=verifier, isolated=False)
+                assert excess(law, truth) < 1e-12, fault
+    assert num_faults >= len(WAYS)
+
+
+def law_with(fault: Faults, case: Case, *, tree: str, verifier: str, isolated: bool = True) -> tuple[dict[Text, float], bool]:
+    """What is written with a fault, and whether there was one in any branch."""
+    met = list[Faults]()
+
+    def make() -> Parts:
+        met.append(replace(fault, count=0))
+        return faulty(met[-1], tree, verifier)
+
+    law = written(make, case, isolated=isolated)
+    return law, any(one.count > (fault.number or 0) for one in met)

@@ -1,0 +1,418 @@
+"""Clients that mean harm: the server answers others meanwhile, and what one request may cost is bounded."""
+
+import asyncio
+import difflib
+import json
+import logging
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from fastapi.responses import Response
+from fastapi.testclient import TestClient
+from pydantic import ValidationError
+
+from monge.serve.bodies import parsed
+from monge.serve.connections import ConnectionLimits, Seldom, told_of_exhaustion
+from monge.serve.fields import MAX_MESSAGES
+from monge.serve.schemas import ChatRequest, CompletionRequest
+from tests.serve.attack import ATTACKS, table
+from tests.serve.process import served
+from tests.serve.served import ALPHABET, CONTEXT, LONG, Letters, live, slow_decoder, toy_app, toy_decoder, wait_for
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+TURN = {"role": "user", "content": "a"}
+MANY = 20_000
+KEYS = {f"{number:x}": 1 for number in range(MANY)}
+BODIES = {
+    "messages that are none": (CHAT, {"messages": [1] * MANY}),
+    "messages without fields": (CHAT, {"messages": [{}] * MANY}),
+    "many messages": (CHAT, {"messages": [TURN] * MANY}),
+    "parts that are none": (CHAT, {"messages": [{"role": "user", "content": [1] * MANY}]}),
+    "parts of many messages": (CHAT, {"messages": [{"role": "user", "content": [{}] * 100}] * 200}),
+    "a few messages that are none": (CHAT, {"messages": [1] * (MAX_MESSAGES - 1)}),
+    "unknown fields": (COMPLETIONS, {"prompt": "a"} | KEYS),
+    "unknown fields of a message": (CHAT, {"messages": [TURN | KEYS]}),
+    "unknown fields of options": (COMPLETIONS, {"prompt": "a", "speculation": KEYS}),
+    "a long unknown field": (COMPLETIONS, {"prompt": "a", "k" * MANY: 1}),
+    "biases": (COMPLETIONS, {"prompt": "a", "logit_bias": dict.fromkeys(KEYS, 1.0)}),
+    "biases that are none": (COMPLETIONS, {"prompt": "a", "logit_bias": dict.fromkeys(KEYS, "")}),
+    "labels": (CHAT, {"messages": [TURN], "metadata": KEYS}),
+    "stops": (COMPLETIONS, {"prompt": "a", "stop": ["b"] * MANY}),
+    "stops that are none": (COMPLETIONS, {"prompt": "a", "stop": [1] * MANY}),
+    "prompts": (COMPLETIONS, {"prompt": ["a"] * MANY}),
+    "prompts that are none": (COMPLETIONS, {"prompt": [{}] * MANY}),
+    "tools": (CHAT, {"messages": [TURN], "tools": [{}] * MANY}),
+    "no object": (COMPLETIONS, [{}] * MANY),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_causes_few_errors(name):
+    path, body = BODIES[name]
+    with pytest.raises(ValidationError) as caught:
+        (CompletionRequest if path == COMPLETIONS else ChatRequest).model_validate(body)
+    assert caught.value.error_count() <= 20
+
+
+@pytest.fixture(scope="module")
+def client():
+    with TestClient(toy_app(), raise_server_exceptions=False) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_an_answer_looks_for_few_names_and_repeats_little(client, name, monkeypatch):
+    path, body = BODIES[name]
+    looked, close_matches = [], difflib.get_close_matches
+    monkeypatch.setattr(difflib, "get_close_matches", lambda *given, **how: looked.append(1) or close_matches(*given, **how))
+    answer = client.post(path, json=body)
+    assert answer.status_code == 400
+    assert len(looked) <= 20
+    assert len(answer.content) < 1000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"prompt": "a", "tools": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"prompt": "a", "tools": ' + '{"a":' * 100_000 + "1" + "}" * 100_000 + "}",
+        '{"prompt": "a", "seed": ' + "1" * 100_000 + "}",
+        '{"prompt": "a", "temperature": 1' + "0" * 5000 + "}",
+        '{"prompt": "a", "temperature": 1e400}',
+        '{"prompt": "a", "temperature": NaN}',
+        '{"prompt": "a"' * 1000,
+        b'{"prompt": "\xff"}',
+    ],
+    ids=lambda content: repr(content[:40]),
+)
+def test_absurd_json_is_the_clients_fault(client, content):
+    answer = client.post(COMPLETIONS, content=content, headers=JSON)
+    assert answer.status_code == 400
+    assert len(answer.content) < 1000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"prompt": "a"' + "".join(f', "{number}" : 1' for number in range(200_000)) + "}",
+        '{"prompt": [' + ",".join([r'"\\"'] * 200_000) + "]}",
+    ],
+    ids=["names", "texts"],
+)
+def test_a_body_of_too_many_names_is_not_even_parsed(client, monkeypatch, content):
+    seen, loads = [], json.loads
+    monkeypatch.setattr(json, "loads", lambda content: seen.append(1) or loads(content))
+    answer = client.post(COMPLETIONS, content=content, headers=JSON)
+    assert answer.status_code == 400
+    assert seen == []
+    assert "no request needs as many" in answer.json()["error"]["message"]
+
+
+def test_quotes_inside_of_texts_are_no_names():
+    text = '[{"' * 100_000
+    assert parsed(json.dumps({"prompt": text}).encode(), CompletionRequest).prompt == (text,)
+
+
+def test_the_largest_conversation_passes():
+    texts = ['"', "\\", '\\"', '[{"a": "b"}, ' * 10]
+    parts = [{"type": "text", "text": texts[number % 4]} for number in range(MAX_MESSAGES // 2)]
+    messages = [{"role": "user", "content": [part, part]} for part in parts] + [TURN] * (MAX_MESSAGES // 2)
+    body = parsed(json.dumps({"messages": messages}).encode(), ChatRequest)
+    assert [one.text for one in body.messages[:4]] == [2 * text for text in texts]
+
+
+@pytest.mark.parametrize("value", [5e-324, 1e-300, 1e-38, 1e-3])
+def test_a_repetition_penalty_that_makes_logits_infinite_is_refused_by_name(client, value):
+    error = client.post(COMPLETIONS, json={"prompt": "a", "repetition_penalty": value})
+    assert error.status_code == 400
+    assert error.json()["error"]["param"] == "repetition_penalty"
+
+
+EXTREMES = {
+    "temperature": [5e-324, 1e-300, 1e-38, 1e38, 1e300],
+    "top_p": [5e-324, 1e-300],
+    "min_p": [5e-324, 1],
+    "top_k": [1, 2**31 - 1],
+    "presence_penalty": [-2, 2],
+    "frequency_penalty": [-2, 2],
+    "repetition_penalty": [0.01, 10],
+    "logit_bias": [{"0": 100}, {str(token): -100 for token in range(len(ALPHABET))}],
+    "max_tokens": [0, 2**31, 2**63, 10**30, 1e300],
+    "seed": [2**63 - 1, -(2**63), 2**63],
+    "n": [2**63],
+}
+
+
+@pytest.mark.parametrize("temperature", [None, 1e-300, 1e300])
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in EXTREMES.items() for value in values])
+def test_extreme_values_are_served_or_refused(client, name, value, temperature):
+    given = {} if temperature is None else {"temperature": temperature}
+    answer = client.post(
+        COMPLETIONS, content=json.dumps({"prompt": "a", "max_tokens": 4} | given | {name: value}), headers=JSON
+    )
+    assert answer.status_code in (200, 400), answer.text
+    if answer.status_code == 400:
+        assert answer.json()["error"]["param"] == name
+
+
+def connected(url):
+    return socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=30)
+
+
+def is_closed(connection):
+    """Whether the other side has closed a connection to which nothing is sent."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        connection.settimeout(30)
+
+
+HASTY = ConnectionLimits(max_connections=100, header_timeout_s=0.2, body_timeout_s=0.2, write_timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /health HTTP/1.1\r\nHost: x",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nx",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{",
+        b"POST /nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+    ],
+    ids=repr,
+)
+def test_a_client_that_does_not_finish_what_it_says_is_cut_off(sent):
+    with live(toy_app(), HASTY) as url, connected(url) as connection:
+        connection.sendall(sent)
+        wait_for(lambda: ended(connection))
+
+
+def ended(connection):
+    connection.settimeout(0.05)
+    try:
+        return not connection.recv(65536)
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_a_client_that_says_a_little_now_and_then_is_cut_off():
+    with live(toy_app(), HASTY) as url, connected(url) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+
+        def cut_off():
+            try:
+                connection.sendall(b"a: b\r\n")
+            except OSError:
+                return True
+            return False
+
+        wait_for(cut_off)
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs a table of connections")
+def test_a_client_that_takes_nothing_is_cut_off():
+    size, app = 200_000_000, toy_app()
+
+    async def much():
+        return Response(b"x" * size)
+
+    app.add_api_route("/much", much)
+    with live(app, HASTY) as url, connected(url) as connection:
+        connection.sendall(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_for(lambda: is_cut_off(url, connection))
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def is_cut_off(url, connection):
+    """Whether the server's end of a connection is closed, though its client has not read what was sent."""
+    ends = f":{urlsplit(url).port:04X}", f":{connection.getsockname()[1]:04X}"
+    rows = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()]
+    return not any((here[-5:], there[-5:], state) == (*ends, "01") for here, there, state in rows)
+
+
+def test_an_answered_client_may_take_its_time_for_the_next_request():
+    with live(toy_app(), HASTY) as url, httpx.Client(base_url=url) as keeping:
+        assert keeping.get("/health").status_code == 200
+        time.sleep(0.5)  # longer than any of the times; no synchronisation
+        assert keeping.get("/health").status_code == 200
+
+
+@contextmanager
+def silent(url, number):
+    """Connections that say nothing."""
+    connections = []
+    try:
+        for _ in range(number):
+            connections.append(connected(url))
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_connections_are_bounded_and_the_silent_ones_make_room():
+    limits = ConnectionLimits(max_connections=8, backlog=4, header_timeout_s=600)
+    body = LONG | {"stream": True}
+    with live(toy_app(slow_decoder()), limits) as url, httpx.stream("POST", f"{url}{COMPLETIONS}", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        with silent(url, 40) as connections:
+            wait_for(lambda: sum(map(is_closed, connections)) >= 32)
+            assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+        assert len([next(lines) for _ in range(20)]) == 20, "a request that is served keeps its connection"
+
+
+@pytest.mark.slow
+def test_silent_clients_under_a_low_limit_of_descriptors_neither_stop_the_server_nor_fill_its_log(tmp_path):
+    with served(descriptors=256) as (process, url):
+        with silent(url, 300):
+            for _ in range(5):
+                assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+        process.terminate()
+        log = process.communicate(timeout=60)[1]
+    assert len(log.splitlines()) < 10, log[:2000]
+    assert log.count("connections are open, as many as may be") == 1
+
+
+def test_running_out_of_descriptors_is_one_line(caplog):
+    logger, seldom = logging.getLogger("monge.serve.connections"), Seldom()
+    logger.addFilter(seldom)
+    loop = asyncio.new_event_loop()
+    try:
+        for _ in range(1000):
+            told_of_exhaustion(loop, {"exception": OSError(24, "Too many open files")})
+    finally:
+        logger.removeFilter(seldom)
+        loop.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "a connection cannot be taken: Too many open files (told once a minute)"
+    ]
+
+
+class Spelled(Letters):
+    """Says how its tokens are spelled, and notes which texts it was asked for; it may be held."""
+
+    def __init__(self):
+        self.seen, self.opened = [], threading.Event()
+        self.opened.set()
+
+    def get_vocab(self):
+        return {letter: number for number, letter in enumerate(ALPHABET)}
+
+    def __call__(self, text, *, add_special_tokens=True):
+        self.seen.append(text)
+        assert self.opened.wait(60), "nobody let it go on"
+        return super().__call__(text)
+
+
+def spelled_app(tokenizer, **options):
+    decoder = toy_decoder()
+    decoder.tokenizer = tokenizer
+    return toy_app(decoder, **options)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {"prompt": "a" * 1_000_000}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", "a" * (CONTEXT + 1)]}, "prompt"),
+        (COMPLETIONS, {"prompt": [1] * (CONTEXT + 1)}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 300}] * 2}, "messages"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_text_that_can_have_no_room_is_refused_before_it_is_tokenised(path, body, param):
+    tokenizer = Spelled()
+    with TestClient(spelled_app(tokenizer)) as client:
+        error = client.post(path, json=body).json()["error"]
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert f"this server takes at most {CONTEXT}" in error["message"]
+    assert tokenizer.seen == []
+
+
+def test_a_text_that_just_fits_is_served():
+    with TestClient(spelled_app(Spelled())) as fresh:
+        assert fresh.post(COMPLETIONS, json={"prompt": "a" * (CONTEXT - 1), "max_tokens": 1}).status_code == 200
+
+
+@contextmanager
+def held_clerk(**options):
+    """A live server whose tokenizer is busy with the text `first`, the tokenizer, and a thread pool for clients."""
+    tokenizer = Spelled()
+    tokenizer.opened.clear()
+    with live(spelled_app(tokenizer, **options)) as url, ThreadPoolExecutor(8) as pool:
+        try:
+            first = pool.submit(asked, url, "first")
+            wait_for(lambda: tokenizer.seen == ["first"])
+            yield url, tokenizer, pool, first
+        finally:
+            tokenizer.opened.set()
+
+
+def asked(url, prompt):
+    return httpx.post(f"{url}{COMPLETIONS}", json={"prompt": prompt, "max_tokens": 2}, timeout=60)
+
+
+def test_few_requests_wait_to_be_tokenised():
+    with held_clerk(max_waiting=2) as (url, tokenizer, pool, first):
+        others = [pool.submit(asked, url, "other") for _ in range(4)]
+        wait_for(lambda: sum(other.done() for other in others) == 3)
+        refused = [other.result() for other in others if other.done()]
+        assert {answer.status_code for answer in refused} == {429}
+        assert refused[0].json()["error"]["code"] == "queue_full"
+        assert httpx.get(f"{url}/health").status_code == 200
+        tokenizer.opened.set()
+        assert [first.result().status_code, *sorted(other.result().status_code for other in others)] == [
+            200,
+            200,
+            429,
+            429,
+            429,
+        ]
+
+
+def test_a_text_whose_client_left_is_not_tokenised():
+    with held_clerk() as (url, tokenizer, pool, first):
+        with connected(url) as leaving:
+            body = json.dumps({"prompt": "left"}).encode()
+            head = f"POST {COMPLETIONS} HTTP/1.1\nHost: x\nContent-Type: application/json\nContent-Length: {len(body)}\n\n"
+            leaving.sendall(head.replace("\n", "\r\n").encode() + body)
+        wait_for(lambda: 'code="client_left"' in httpx.get(f"{url}/metrics").text)
+        last = pool.submit(asked, url, "last")
+        tokenizer.opened.set()
+        assert first.result().status_code == last.result().status_code == 200
+    assert tokenizer.seen == ["first", "last"]
+
+
+def test_the_time_before_the_queue_counts_towards_the_deadline():
+    with held_clerk(settings={"request_timeout_s": 0.5}) as (url, _, pool, first):
+        waiting = pool.submit(asked, url, "waiting")
+        for answer in (first.result(), waiting.result()):
+            assert answer.status_code == 504
+            assert answer.json()["error"]["code"] == "request_timeout"
+
+
+@pytest.mark.slow
+def test_health_is_quick_whatever_runs():
+    """On a machine that does nothing else; `python -m tests.serve.attack URL` prints the times."""
+    with served(descriptors=256) as (_, url):
+        rows = table(url)
+    late = {name: taken[int(0.95 * len(taken))] for name, taken in rows.items() if taken}
+    assert late.keys() == set(ATTACKS)
+    assert max(late.values()) < 0.1, late
