@@ -1,5 +1,4 @@
 import json
-import re
 import sys
 
 import pytest
@@ -57,14 +56,11 @@ def test_named_arms_of_a_useless_draft(bench, tmp_path):
 
 
 def test_named_arms_only_are_compared_with_plain_decoding(bench):
-    arguments = ["--named-only", "--own-time", "--arm", "mine: controller=goodput", "--temperature", 0, "--no-plots"]
+    arguments = ["--named-only", "--arm", "mine: controller=goodput", "--temperature", 0, "--no-plots"]
     result = bench("--quick", "--max-new-tokens", 4, "--repeats", 2, *arguments)
     assert result.exit_code == 0
     assert "x none" in result.stdout
     assert "95% interval" in result.stdout
-    assert re.search(
-        r"mine: plans and updates \d+ µs a round, the table of costs \d+ µs; together \d+\.\d% of its time", result.stdout
-    )
     assert "transformers" not in result.stdout
     assert "tuning" not in result.stdout
 
