@@ -237,7 +237,6 @@ def test_controllers_decide_and_costs_go_on_learning():
     plain, ours = both(speculative={"controller": "goodput", "costs": costs})
     assert torch.equal(plain, ours)
     seen = costs.as_dict()
-    assert seen > 0
     plain, ours = both(speculative={"controller": "goodput", "costs": costs})
     assert torch.equal(plain, ours)
     assert costs.as_dict() != seen
