@@ -241,7 +241,7 @@ def test_controllers_decide_and_costs_go_on_learning():
     assert torch.equal(plain, ours)
     assert costs.as_dict() != seen
     with pytest.raises(OptionError, match="did you mean 'goodput'"):
-        both(speculative={"controller": "prise"})
+        both(speculative={"controller": "goodputt"})
 
 
 def test_costs_are_kept_in_a_folder(tmp_path):
