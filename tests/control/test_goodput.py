@@ -9,7 +9,9 @@ from monge.control.base import RoundInfo
 from monge.control.fixed import Fixed
 from monge.control.goodput import Goodput, GoodputState
 from monge.control.latency import Latency
+from monge.control.registry import CONTROLLERS
 from monge.control.shared import SharedState
+from monge.control.windows import WINDOWS
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
 from monge.core.selection import Member
@@ -165,6 +167,12 @@ def test_a_useless_draft_costs_three_percent_at_most() -> None:
     world = WORLDS["useless draft three quarters of the time"]
     rounds = [one for one in world.rounds(4000, draws(0)) if one.acceptance[0] < 0.5]
     assert speed(Goodput(max_window=16), world, rounds, draws(1)) > 0.97
+
+
+def test_the_old_name_says_the_new_one() -> None:
+    for registry in (CONTROLLERS, WINDOWS):
+        with pytest.raises(OptionError, match="controller 'price' is called 'goodput' now"):
+            registry.parse("price")
 
 
 @pytest.mark.parametrize(

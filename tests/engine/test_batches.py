@@ -7,6 +7,7 @@ import torch
 
 import monge
 from monge.core.errors import NonFiniteLogitsError
+from monge.draft.model import ModelDrafter
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
 from monge.engine.result import result_of
@@ -92,6 +93,23 @@ def test_a_forward_of_the_draft_model_that_fails_now_and_then_changes_no_text(mo
         assert found[number].token_ids == expected[number].token_ids
         assert [record.depth for record in found[number].records] == [record.depth for record in expected[number].records]
     draft.check_integrity()
+
+
+class DrawsInVain(ModelDrafter):
+    """Raises after a draw, with no tree to show for it."""
+
+    def draft(self, contexts, states, plans, draws):
+        draws[0].uniform()
+        raise RuntimeError("broken")
+
+
+def test_a_request_alone_whose_drafter_drew_in_vain_ends_with_the_reason():
+    """The round then has no request left, and a network reads no empty batch."""
+    made = decoder(tree="chain(2)", controller="fixed", drafter="model")
+    drafter = DrawsInVain(model=made.parts.drafter.model, tree=made.parts.drafter.tree)
+    (result,) = Decoder(replace(made.parts, drafter=drafter)).generate([(1, 2, 3)], max_new_tokens=8, temperature=1.0, seed=1)
+    assert result.finish_reason == "error"
+    assert "the drafter failed (RuntimeError: broken) after it had drawn" in result.error
 
 
 def test_end_of_text_inside_a_block_leaves_the_batch():

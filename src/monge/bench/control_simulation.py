@@ -2,7 +2,7 @@
 
 A round's acceptance is drawn from regimes that last; every position deviates a little. All controllers meet the same rounds and
 the same coins, so their speeds are compared in pairs. The drafter's confidence is that acceptance itself. Times are those of a
-linear cost table in units of a plain forward. The controllers are the real ones, and their own time is taken.
+linear latency model in units of a plain forward. The controllers are the real ones, and their own time is taken.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ class World:
     node: float = 0.02
 
     def costs(self) -> Latency:
-        """The cost table of this world."""
+        """The latency of this world."""
         return Latency.linear(plain=1.0, node=self.node, draft=self.draft)
 
     def rounds(self, count: int, draws: Draws) -> Iterator[Round]:

@@ -2,7 +2,7 @@
 
 Requests come in kinds that suit different drafters, and the prompt tells the kind by what it repeats. A drafter with a network
 and a lookup propose chains; what the lookup would have had accepted is known in every round, as in the real loop. All
-controllers meet the same rounds and coins, and seconds are those of a linear cost table in units of a plain forward.
+controllers meet the same rounds and coins, and seconds are those of a linear latency model in units of a plain forward.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -131,7 +131,7 @@ def selection_speed(
 def compare_selections(
     num_rounds: int, make_draws: Callable[[int], Draws], arms: Mapping[str, str] = ARMS, *, clock: Callable[[], float]
 ) -> list[dict[str, Any]]:
-    """Speeds of the best drafter with its best fixed window, of `price` with that drafter, and of the selections.
+    """Speeds of the best drafter with its best fixed window, of `goodput` with that drafter, and of the selections.
 
     Args:
         num_rounds: Rounds of every arm, in whole requests.

@@ -41,6 +41,8 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, num_waiting: int = 0
     timer.lap("draft_s")
     rows = [row for row in rows if row.session.error is None]
     rows = _stage(rows, partial(_score_and_verify, parts=parts, timer=timer), parts, isolated)
+    if not rows:
+        return
     parts.target.commit({row.context.request_id: (0, *row.verdict.path) for row in rows})
     rows = every(rows, _commit, isolated=isolated)
     observe([(row.session, row.drafted, row.verdict, row.scored) for row in rows], parts)
@@ -65,6 +67,9 @@ def abandon_session(session: Session, parts: Parts) -> None:
 
 
 def _stage(rows: list[Row], stage: Any, parts: Parts, isolated: bool) -> list[Row]:
+    """Run a stage; the rows that got through. Networks read no empty batch, so without rows nothing runs."""
+    if not rows:
+        return rows
     if not isolated:
         stage(rows)
     return [row for row in (together(rows, stage, parts) if isolated else rows) if row.session.error is None]

@@ -23,7 +23,7 @@ def untimed(log: LawLog, drafters: Sequence[str]) -> str | None:
 
 
 def costs_for(log: LawLog, drafters: Sequence[str], nodes: Sequence[int]) -> Latency:
-    """The cost table of a drafter, for trees with so many nodes by depth; it does not learn: replay has no clock.
+    """The latency of a drafter, for trees with so many nodes by depth; it does not learn: replay has no clock.
 
     Of a pool it is the table of its draft model or head: what the other drafters need is part of every round.
     """
