@@ -74,8 +74,9 @@ def test_reading_missed_text_is_no_cost_of_a_draft() -> None:
     latency = Latency(verify_s=TABLE, draft_s=DRAFT)
     for _ in range(10):
         latency.observe(round_of(0, 0, rest_s=1.0))
-        latency.observe(round_of(2, 2, rest_s=1.2, draft_s=5.4))
+        latency.observe(round_of(2, 2, rest_s=1.8, draft_s=5.4))
     assert latency.draft_s(2) == pytest.approx(0.4)
+    assert latency.verify_s(2) == pytest.approx(1.2), "nor of their verification"
     assert latency.catch_up_s == pytest.approx(5.0)
     assert latency.of("model").catch_up_s == pytest.approx(5.0), "views share it"
 
