@@ -164,23 +164,25 @@ class Goodput(Controller[GoodputState]):
     def plan(self, states: Sequence[GoodputState], info: RoundInfo, draws: Sequence[Draws]) -> list[DraftPlan]:
         shared = states[0].shared
         learned, latency = _learned(shared), latency_of(shared, "goodput")
+        at = info.batch_size, max(info.context_lengths)
         if learned.num_planned == 0:
             learned.probing = self.probe  # nothing is known yet
         learned.num_planned += 1
-        forecast = self._forecast(states, info, learned, latency)
+        if learned.cooldown > 0:
+            learned.cooldown -= 1
+            learned.probing, learned.num_drafted = self.probe, 0
+            return self._plain(states, learned, latency, at)
+        forecast = self._forecast(states, at, learned, latency)
         price = max(info.batch_size * learned.speed, forecast.plain_speed)
         depth, own_price = forecast.best_depth(price), price / info.batch_size
-        drafts = self._drafts(learned, forecast, latency.catch_up_s + self.probe * forecast.loss_s(depth))
-        at, plans = (info.batch_size, max(info.context_lengths)), list[DraftPlan]()
-        chains_s = [latency.verify_s(num_nodes, *at) for num_nodes in range(self.max_window + 1)]
+        if not self._drafts(learned, forecast, latency.catch_up_s + self.probe * forecast.loss_s(depth)):
+            return self._plain(states, learned, latency, at)
+        plans: list[DraftPlan] = []
         for state, acceptance, tokens in zip(states, forecast.acceptance, forecast.tokens, strict=True):
-            worth = tokens[depth] - own_price * forecast.seconds[depth] if drafts else 1.0 - own_price * forecast.seconds[0]
-            lookup_depth = self._lookup_depth(state, learned, worth, own_price, chains_s)
-            if drafts:
-                window, stop = self._limits(learned, forecast, depth, acceptance, own_price)
-                plans.append(DraftPlan(max_depth=window, stop=stop, lookup_depth=lookup_depth, price=price))
-            else:
-                plans.append(DraftPlan(max_depth=0, lookup_depth=lookup_depth, price=price))
+            worth = tokens[depth] - own_price * forecast.seconds[depth]
+            window, stop = self._limits(learned, forecast, depth, acceptance, own_price)
+            lookup_depth = self._lookup_depth(state, learned, latency, at, worth=worth, price=own_price)
+            plans.append(DraftPlan(max_depth=window, stop=stop, lookup_depth=lookup_depth, price=price))
         return plans
 
     def update(self, state: GoodputState, record: StepRecord) -> GoodputState:
@@ -202,26 +204,32 @@ class Goodput(Controller[GoodputState]):
         learned.seconds = _SPEED_KEEP * learned.seconds + seconds
         return replace(state, network=state.network.seen(seen, _REQUEST_KEEP))
 
-    def _forecast(self, states: Sequence[GoodputState], info: RoundInfo, learned: Learned, latency: Latency) -> Forecast:
-        deepest, at = latency.within(self.max_window), (info.batch_size, max(info.context_lengths))
+    def _plain(
+        self, states: Sequence[GoodputState], learned: Learned, latency: Latency, at: tuple[int, int]
+    ) -> list[DraftPlan]:
+        """Plans without the network; model-free drafters may draft."""
+        batch_size, plain_s = at[0], latency.verify_s(0, *at)
+        own_price = max(learned.speed, 1.0 / plain_s)
+        worth = 1.0 - own_price * plain_s
+        depths = [self._lookup_depth(state, learned, latency, at, worth=worth, price=own_price) for state in states]
+        return [DraftPlan(max_depth=0, lookup_depth=depth, price=batch_size * own_price) for depth in depths]
+
+    def _forecast(self, states: Sequence[GoodputState], at: tuple[int, int], learned: Learned, latency: Latency) -> Forecast:
+        deepest, batch_size = latency.within(self.max_window), at[0]
         usual = learned.network.acceptance(deepest, weight=_FIRST_WEIGHT)
         acceptance = [state.network.acceptance(deepest, usual) for state in states]
-        tokens, num_idle = [expected_tokens(own) for own in acceptance], info.batch_size - len(states)
+        tokens, num_idle = [expected_tokens(own) for own in acceptance], batch_size - len(states)
         verify_s = [latency.verify_s(latency.num_nodes(depth), *at) for depth in range(deepest + 1)]
         return Forecast(
             acceptance=acceptance,
             tokens=tokens,
             batch_tokens=[num_idle + sum(own) for own in zip(*tokens, strict=True)],
             verify_s=verify_s,
-            seconds=[spent + latency.draft_s(depth, info.batch_size) for depth, spent in enumerate(verify_s)],
+            seconds=[spent + latency.draft_s(depth, batch_size) for depth, spent in enumerate(verify_s)],
         )
 
     def _drafts(self, learned: Learned, forecast: Forecast, probe_loss_s: float) -> bool:
-        """Whether the network drafts in the coming round; cooldown and probe advance."""
-        if learned.cooldown > 0:
-            learned.cooldown -= 1
-            learned.probing, learned.num_drafted = self.probe, 0
-            return False
+        """Whether the network drafts in the coming round; a probe advances, a cooldown begins."""
         if learned.probing > 0:
             learned.probing -= 1
         elif forecast.draft_speed < (1.0 + self.margin) * forecast.plain_speed:
@@ -253,7 +261,7 @@ class Goodput(Controller[GoodputState]):
         )
 
     def _lookup_depth(
-        self, state: GoodputState, learned: Learned, worth: float, price: float, chains_s: Sequence[float]
+        self, state: GoodputState, learned: Learned, latency: Latency, at: tuple[int, int], *, worth: float, price: float
     ) -> int | None:
         """Depth of model-free drafts; 0 where another round is `worth` more, `None` where the pool has no such drafters."""
         shared = state.shared
@@ -262,7 +270,7 @@ class Goodput(Controller[GoodputState]):
         if not deepest:
             return None
         tokens = expected_tokens(state.model_free.acceptance(deepest, learned.model_free.acceptance(deepest)))
-        worths = [tokens[depth] - price * chains_s[depth] for depth in range(deepest + 1)]
+        worths = [tokens[depth] - price * latency.verify_s(depth, *at) for depth in range(deepest + 1)]
         best = max(range(1, deepest + 1), key=worths.__getitem__)
         return best if worths[best] > worth or learned.num_planned % _RETRY == 0 else 0
 
