@@ -104,20 +104,23 @@ def test_absurd_json_is_the_clients_fault(client, content):
     [
         '{"prompt": "a"' + "".join(f', "{number}" : 1' for number in range(200_000)) + "}",
         '{"prompt": [' + ",".join([r'"\\"'] * 200_000) + "]}",
+        '{"prompt": [' + ",".join(["[]"] * 200_000) + "]}",
+        '{"prompt": ["\\\\", ' + ",".join(["{}"] * 200_000) + "]}",
+        '{"prompt": [' + ",".join(["1"] * 600_000) + "]}",
     ],
-    ids=["names", "texts"],
+    ids=["names", "texts", "lists", "objects", "token_ids"],
 )
-def test_a_body_of_too_many_names_is_not_even_parsed(client, monkeypatch, content):
+def test_a_body_of_too_many_items_is_not_even_parsed(client, monkeypatch, content):
     seen, loads = [], json.loads
     monkeypatch.setattr(json, "loads", lambda content: seen.append(1) or loads(content))
     answer = client.post(COMPLETIONS, content=content, headers=JSON)
     assert answer.status_code == 400
     assert seen == []
-    assert "no request needs as many" in answer.json()["error"]["message"]
+    assert "the body has more than" in answer.json()["error"]["message"]
 
 
-def test_quotes_inside_of_texts_are_no_names():
-    text = '[{"' * 100_000
+def test_punctuation_inside_of_texts_does_not_count():
+    text = '[{",\\' * 200_000
     assert parsed(json.dumps({"prompt": text}).encode(), CompletionRequest).prompt == (text,)
 
 

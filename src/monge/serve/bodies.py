@@ -3,6 +3,7 @@
 import email.message
 import gc
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -13,7 +14,12 @@ from monge.serve.errors import of_validation, refused
 from monge.serve.fields import MAX_MESSAGES
 
 MAX_STRINGS: Final = 32 * MAX_MESSAGES
-"""Names and texts of one body. No valid request has as many: a message has nine fields, and a part has two."""
+"""Names and texts of one body, and its lists and objects. A message has nine fields, and a part has two."""
+
+MAX_ITEMS: Final = 1 << 19
+"""Items of all lists and objects of one body: token ids, above all."""
+
+_TEXT: Final = re.compile(rb'"[^"]*"?')
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -41,10 +47,16 @@ def parsed(content: bytes, model: type[Model]) -> Model:
 
 
 def _fields(content: bytes) -> Any:  # noqa: ANN401 (any JSON)
-    # While a body is parsed nothing else of this process runs, and one that is all names takes the longest.
-    # Quotes inside of texts are escaped.
-    if content.count(b'"') - content.count(b'\\"') > 2 * MAX_STRINGS:
-        raise refused(f"the body has more than {MAX_STRINGS} names and texts; no request needs as many")
+    # Nothing else of this process runs while a body is parsed, so its size is judged first, by what a scan of bytes can see.
+    no_escapes = content.replace(b"\\\\", b"").replace(b'\\"', b"")
+    limit = MAX_STRINGS
+    if no_escapes.count(b'"') > 2 * limit:
+        raise refused(f"the body has more than {limit} names and texts; no request needs as many")
+    no_texts = _TEXT.sub(b"", no_escapes)
+    if no_texts.count(b"[") + no_texts.count(b"{") > limit:
+        raise refused(f"the body has more than {limit} lists and objects; no request needs as many")
+    if no_texts.count(b",") > MAX_ITEMS:
+        raise refused(f"the body has more than {MAX_ITEMS} items in its lists; send shorter prompts, or fewer in a request")
     try:
         with _no_collections():
             return json.loads(content)
