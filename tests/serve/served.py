@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from fastapi import FastAPI
 
 from monge.api import make_parts
+from monge.engine.chat_format import InstructionFormat
 from monge.engine.decoder import Decoder
 from monge.serve.app import create_app
-from monge.serve.chat import InstructionFormat
 from monge.serve.connections import ConnectionLimits
 from monge.serve.run import listen, server_of, url_of
 from monge.serve.settings import ServerSettings

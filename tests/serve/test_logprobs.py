@@ -8,9 +8,9 @@ import torch
 from fastapi.testclient import TestClient
 
 from monge.api import built_in, load
+from monge.engine.chat_format import chat_format
 from monge.engine.loading import load_network
 from monge.serve.app import create_app
-from monge.serve.chat import chat_format
 from monge.serve.settings import ServerSettings
 from monge.serve.token_text import TokenTexts
 

@@ -19,6 +19,7 @@ from monge.cli.bench_memory import memory
 from monge.cli.bench_peers import peers
 from monge.cli.bench_serve import bench_serve
 from monge.cli.bench_steps import steps
+from monge.cli.chat import chat
 from monge.cli.demo import demo
 from monge.cli.generate import generate
 from monge.cli.listing import list_parts
@@ -37,6 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("generate")(generate)
+app.command("chat")(chat)
 app.command("batch")(batch)
 app.command("list")(list_parts)
 app.command("demo")(demo)

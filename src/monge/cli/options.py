@@ -66,6 +66,12 @@ CrossTokenizer = Annotated[
         panel=MODELS,
     ),
 ]
+ChatTemplate = Annotated[
+    str | None,
+    option(
+        "--chat-template", help="`instruction`, or a file with a Jinja template.", panel=MODELS, default="the tokenizer's own"
+    ),
+]
 Dtype = Annotated[
     str | None,
     option("--dtype", help="Type of the weights: float32, bfloat16, ...", panel=MODELS, default=default_of(load, "dtype")),

@@ -206,6 +206,25 @@ class LayeredModel(SequenceModel, Protocol):
 
 
 @runtime_checkable
+class ReopenableModel(SequenceModel, Protocol):
+    """A network that can go on from a text that it read before: the next turn of a conversation, for example."""
+
+    def reopen(self, sequence: int, new: int, length: int) -> bool:
+        """Continue an open sequence under another id, from a part of its committed tokens.
+
+        Args:
+            sequence: An open sequence without uncommitted nodes; it is closed afterwards.
+            new: The id of what continues it.
+            length: How many of its committed tokens are kept, from the first on.
+
+        Returns:
+            False where that is not possible, for example because hidden states of the kept tokens are needed again; nothing
+            has changed then.
+        """
+        ...
+
+
+@runtime_checkable
 class ForeignModel(SequenceModel, Protocol):
     """A draft model with another tokenizer, seen through the target's tokens."""
 

@@ -14,6 +14,7 @@ from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
 from monge.engine.batch import decode
+from monge.engine.chat_format import ChatFormat, Message, chat_format, checked_messages
 from monge.engine.parts import Parts
 from monge.engine.result import GenerationResult, result_of
 from monge.engine.sampling import Processor
@@ -47,12 +48,20 @@ class Decoder:
         tokenizer: Turns text into ids and back; without one, prompts are token ids.
         eos_ids: Tokens that end a text.
         max_batch_size: Requests decoded together.
+        chat: How conversations are written; `None` takes the tokenizer's own template.
     """
 
     def __init__(
-        self, parts: Parts, *, tokenizer: Any = None, eos_ids: frozenset[int] = frozenset(), max_batch_size: int = 8
+        self,
+        parts: Parts,
+        *,
+        tokenizer: Any = None,
+        eos_ids: frozenset[int] = frozenset(),
+        max_batch_size: int = 8,
+        chat: ChatFormat | None = None,
     ) -> None:
         self.parts, self.tokenizer, self.eos_ids, self.max_batch_size = parts, tokenizer, eos_ids, max_batch_size
+        self.chat_format = chat_format(tokenizer) if chat is None else chat
         self._request_ids = count()
 
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[GenerationResult]:
@@ -69,6 +78,26 @@ class Decoder:
         for _ in decode(sessions, self.parts, max_batch_size=self.max_batch_size):
             pass
         return [result_of(session) for session in sessions]
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> GenerationResult:
+        """Answer a conversation. A `Conversation` answers turn by turn, and reads earlier turns once.
+
+        Args:
+            messages: The turns so far, each with its `role` and its `content`.
+            **options: As for `requests`.
+
+        Raises:
+            OptionError: If a message is malformed, or the model has no chat template, or its template refuses the turns.
+        """
+        return self.generate([self.encode_chat(messages)], **options)[0]
+
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Token ids of a conversation, up to where the assistant's answer starts.
+
+        Raises:
+            OptionError: As `chat`.
+        """
+        return self.chat_format.encode(checked_messages(messages))
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
         """Complete one prompt, piece by piece: one piece a round.
@@ -160,6 +189,12 @@ class Decoder:
             )
             for number, prompt in enumerate(prompts)
         ]
+
+    @property
+    def max_length(self) -> int | None:
+        """Most tokens of a prompt and its completion; `None` where the models have no bound."""
+        bounds = (self.parts.target.max_length, self.parts.drafter.capabilities.max_length)
+        return min((bound for bound in bounds if bound is not None), default=None)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of a prompt.

@@ -131,6 +131,13 @@ class HfTreeModel:
             self._rows.open(sequence)
         self.append(prefixes)
 
+    def reopen(self, sequence: int, new: int, length: int) -> bool:
+        row = self._rows[sequence]
+        if self._features is not None or len(row.nodes) or length > row.length:
+            return False
+        self._rows.rename(sequence, new, length)
+        return True
+
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
         for start in range(0, max(map(len, pieces.values())), _PREFILL):
             parts = {

@@ -11,6 +11,7 @@ from monge.core.errors import ModelLoadError, OptionError, UnsupportedModelError
 from monge.core.model import SequenceModel
 from monge.engine.backends import BACKENDS, Backend
 from monge.engine.sharding import is_sharded
+from monge.engine.sources import resolve, tokenizer_obstacle
 from monge.engine.spelling import translation
 from monge.engine.translated import TranslatedModel
 from monge.engine.vocabulary import ResizedVocabulary
@@ -31,7 +32,7 @@ def load_network(
     """A causal language model in evaluation mode.
 
     Args:
-        source: A loaded model (returned as it is), a folder, or a name that `transformers` resolves.
+        source: A loaded model (returned as it is), a folder, a GGUF file, `smollm2`, or a name that `transformers` resolves.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Where to put it; `None` leaves it on the CPU.
         attention: `eager`, `sdpa` or `flex_attention`; `None` takes the network's own default.
@@ -45,6 +46,7 @@ def load_network(
     """
     if isinstance(source, PreTrainedModel):
         return source.eval()
+    source = resolve(source)
     _check_folder(source)
     _check_dtype(dtype)
     device = None if device is None else usable_device(device)
@@ -96,7 +98,10 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> An
     Raises:
         ModelLoadError: If there is none or it cannot be read.
     """
+    source = resolve(source)
     _check_folder(source)
+    if (obstacle := tokenizer_obstacle(source)) is not None:
+        raise ModelLoadError(f"the tokenizer in {source} could not be rebuilt ({obstacle}); give one: tokenizer=...")
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
@@ -191,7 +196,9 @@ def _check_folder(source: str | Path) -> None:
     path = Path(source)
     looks_local = isinstance(source, Path) or str(source).startswith((".", "/", "~")) or path.exists()
     if looks_local and path.expanduser().is_file():
-        raise ModelLoadError(f"{str(source)!r} is a file; give the folder of a checkpoint (config.json and weights)")
+        raise ModelLoadError(
+            f"{str(source)!r} is a file; give the folder of a checkpoint (config.json and weights), or a *.gguf file"
+        )
     if looks_local and not path.expanduser().is_dir():
         raise ModelLoadError(f"no folder {str(source)!r}; give the folder of a checkpoint (config.json and weights)")
     if looks_local and not (path.expanduser() / "config.json").is_file():

@@ -55,7 +55,8 @@ def run_round(sessions: Sequence[Session], parts: Parts, *, num_waiting: int = 0
 
 def close_session(session: Session, parts: Parts) -> None:
     """Give back what a request holds in the caches."""
-    parts.target.close(session.context.request_id)
+    if not session.stays_open:
+        parts.target.close(session.context.request_id)
     if session.drafting != "off":
         close_drafter(session, parts)
 

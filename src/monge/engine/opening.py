@@ -6,6 +6,7 @@ from typing import Any
 
 from monge.control.base import PromptReader
 from monge.core.context import Context
+from monge.core.model import ReopenableModel
 from monge.core.prompt import PromptProfile
 from monge.draft.base import piece_reader
 from monge.engine.clock import now
@@ -57,10 +58,26 @@ def _open_target(sessions: Sequence[Session], parts: Parts) -> Sequence[PromptPr
     controllers = {one.context.request_id: parts.planner(one.request.controller).controller for one in sessions}
     readers = {number: one for number, one in controllers.items() if isinstance(one, PromptReader)}
     profiles = {one.context.request_id: one.prompt for one in sessions if one.context.request_id in readers}
+    continued = {one.context.request_id: _continue(one, parts) for one in sessions if one.continues is not None}
     with_laws = {number: profiles[number] for number, one in readers.items() if one.reads_prompt_laws}
-    plain = {one.context.request_id: one.context.token_ids[:-1] for one in sessions if one.context.request_id not in with_laws}
+    with_laws = {number: profile for number, profile in with_laws.items() if not continued.get(number)}
+    left = {one.context.request_id: one.context.token_ids[continued.get(one.context.request_id, 0) : -1] for one in sessions}
+    plain = {number: tokens for number, tokens in left.items() if not continued.get(number) and number not in with_laws}
+    if rest := {number: left[number] for number, length in continued.items() if length and left[number]}:
+        parts.target.append(rest)
     if plain:
         parts.target.open(plain)
     if with_laws:
         profiles |= open_profiled(parts.target, with_laws)
     return [profiles.get(number) for number in controllers]
+
+
+def _continue(session: Session, parts: Parts) -> int:
+    """Take over what an earlier request left in the target's cache; how many tokens of the prompt are read thereby."""
+    assert session.continues is not None
+    earlier, length = session.continues
+    target, number = parts.target, session.context.request_id
+    if length and isinstance(target, ReopenableModel) and target.reopen(earlier, number, length):
+        return length
+    target.close(earlier)
+    return 0

@@ -54,6 +54,12 @@ class RowTable:
         self._index_of[sequence] = len(self._rows)
         self._rows.append(CacheRow(sequence))
 
+    def rename(self, sequence: int, new: int, length: int) -> None:
+        """Give a sequence's row to another one, which keeps the first columns."""
+        assert new not in self._index_of, f"sequence {new} is open already"
+        index = self._index_of.pop(sequence)
+        self._index_of[new], self._rows[index] = index, CacheRow(new, length)
+
     def close(self, sequence: int) -> None:
         """Take a row back; the last one fills the gap."""
         index, last = self._index_of.pop(sequence), self._rows.pop()

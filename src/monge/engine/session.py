@@ -125,6 +125,10 @@ class Session:
         self.records: list[StepRecord] = []
         self.num_rounds = 0
         self.finish_reason: FinishReason | None = None
+        self.stays_open = False
+        """Whether its text stays in the target's cache when it ends, for a request that goes on from it."""
+        self.continues: tuple[int, int] | None = None
+        """A request whose text stayed there, and how many of its first tokens are the first ones of this prompt."""
         self.error: Exception | None = None
         self.logprobs: tuple[TokenLogprob, ...] = ()
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()

@@ -8,13 +8,13 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
 from monge.core.errors import OptionError
+from monge.engine.chat_format import chat_format
 from monge.engine.garbage import settle_objects
 from monge.engine.logprobs import LogprobSource
 from monge.scale.metrics_board import BoardClient
 from monge.scale.ray_cluster import require_ray
 from monge.scale.spec import DecoderSpec
 from monge.serve.app import create_app
-from monge.serve.chat import chat_format
 from monge.serve.metrics import Gather, ServerMetrics
 from monge.serve.settings import ServerSettings, served_name
 

@@ -15,8 +15,8 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 from monge.core.errors import MongeError
+from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
-from monge.serve.chat import ChatFormat
 from monge.serve.errors import ApiError, internal, of_monge
 from monge.serve.metrics import ServerMetrics
 from monge.serve.scheduler import Scheduler

@@ -1,7 +1,7 @@
 """What starting a server takes, in one place: for commands, which import it only when they are called."""
 
+from monge.engine.chat_format import chat_format
 from monge.serve.app import create_app
-from monge.serve.chat import chat_format
 from monge.serve.metrics import ServerMetrics
 from monge.serve.run import listen, serve_until_told, url_of
 from monge.serve.settings import ServerSettings, hosts_to_accept, is_loopback, served_name

@@ -10,10 +10,10 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
+from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.engine.penalties import text_processors
 from monge.engine.sampling import Processor
-from monge.serve.chat import ChatFormat
 from monge.serve.errors import TOO_LONG, refused
 from monge.serve.jobs import Job
 from monge.serve.schemas import ChatRequest, CompletionRequest, SamplingRequest
@@ -121,7 +121,10 @@ class OrderDesk:
             ApiError, MongeError: If it cannot be honoured.
         """
         self._check_size("messages", [message.text for message in request.messages])
-        prompt = self.chat.encode(request.messages)
+        try:
+            prompt = self.chat.encode([{"role": message.role, "content": message.text} for message in request.messages])
+        except OptionError as error:
+            raise refused(str(error), "messages") from error
         room = self.max_job_tokens - len(prompt)
         if room < 1:
             raise refused(

@@ -13,10 +13,10 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import Receive, Scope, Send
 
+from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.serve.answers import Answers
 from monge.serve.bodies import is_json, parsed
-from monge.serve.chat import ChatFormat
 from monge.serve.clerk import Clerk, while_there
 from monge.serve.errors import ApiError
 from monge.serve.metrics import Asked, ServerMetrics

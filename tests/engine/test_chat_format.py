@@ -1,19 +1,17 @@
-"""Conversations become prompts as the format says, and what a template refuses is the client's error."""
+"""Conversations become prompts as the format says, and what a template refuses is an error."""
 
 import pytest
 from transformers import AutoTokenizer
 
 from monge.api import built_in
 from monge.core.errors import OptionError
-from monge.serve.chat import InstructionFormat, NoFormat, TemplateFormat, chat_format
-from monge.serve.errors import ApiError
-from monge.serve.schemas import Message
+from monge.engine.chat_format import InstructionFormat, NoFormat, TemplateFormat, chat_format, checked_messages
 
 TURNS = [
-    Message(role="system", content="Be brief."),
-    Message(role="user", content="Name a colour."),
-    Message(role="assistant", content="Red."),
-    Message(role="user", content="Another."),
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Name a colour."},
+    {"role": "assistant", "content": "Red."},
+    {"role": "user", "content": "Another."},
 ]
 TEMPLATE = """{%- if messages[0].role == "developer" %}{{ raise_exception("no developers") }}{% endif %}
 {%- for m in messages %}<|end|>{{ m.role }}: {{ m.content }}
@@ -36,21 +34,20 @@ def test_template(tokenizer):
     assert tokenizer.decode(ids[1:]) == "user: Name a colour.\nassistant:"
 
 
-def test_what_a_template_refuses_is_a_400(tokenizer):
-    with pytest.raises(ApiError, match="refuses this conversation: no developers") as caught:
-        TemplateFormat(tokenizer, TEMPLATE).encode([Message(role="developer", content="x")])
-    assert caught.value.status == 400
+def test_a_template_refuses_a_conversation(tokenizer):
+    with pytest.raises(OptionError, match="refuses this conversation: no developers"):
+        TemplateFormat(tokenizer, TEMPLATE).encode([{"role": "developer", "content": "x"}])
 
 
-def test_no_template_is_a_400(tokenizer):
-    with pytest.raises(ApiError, match="no chat template; use /v1/completions"):
+def test_no_template():
+    with pytest.raises(OptionError, match="no chat template; complete a plain prompt"):
         NoFormat().encode(TURNS)
 
 
 def test_a_template_cannot_reach_out_of_its_sandbox(tokenizer):
     template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     with pytest.raises(OptionError, match="does not work: SecurityError"):
-        TemplateFormat(tokenizer, template)
+        TemplateFormat(tokenizer, template).check()
 
 
 def test_choice(tokenizer, tmp_path):
@@ -64,3 +61,18 @@ def test_choice(tokenizer, tmp_path):
     (tmp_path / "broken.jinja").write_text("{% for %}")
     with pytest.raises(OptionError, match="does not work: TemplateSyntaxError"):
         chat_format(tokenizer, str(tmp_path / "broken.jinja"), is_built_in=True)
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ("Hello", "must be a list"),
+        ([], "must be a list"),
+        ([{"role": "user"}], r"messages\[0\] must have a 'role' and a 'content'"),
+        ([TURNS[0], {"role": "robot", "content": "a"}], r"messages\[1\]: the role must be one of .*; got 'robot'"),
+        ([{"role": "user", "content": ["a"]}], "the content must be text; got list"),
+    ],
+)
+def test_malformed_messages_are_refused_by_place(messages, complaint):
+    with pytest.raises(OptionError, match=complaint):
+        checked_messages(messages)

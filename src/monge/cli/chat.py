@@ -1,0 +1,178 @@
+"""`monge chat`."""
+
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Annotated, Any, Final
+
+from monge.cli import options
+from monge.cli.console import notes, quiet_host, reported
+from monge.cli.loading import loaded
+from monge.core.errors import MongeError, OptionError
+from monge.engine.conversation import Conversation
+from monge.engine.decoder import Decoder
+from monge.engine.result import GenerationStats
+from monge.engine.sources import NAMED
+
+_HELP: Final = (
+    "/reset forgets the conversation, /stats shows figures, /help shows this, /exit or Ctrl-D ends; "
+    "Ctrl-C cuts an answer off"
+)
+    "/reset forgets the conversation, /stats shows figures, /help shows this, /exit or Ctrl-D ends; Ctrl-C cuts an answer off"
+)
+_DEFAULT: Final = "smollm2"
+
+System = Annotated[
+    str | None,
+    options.option("--system", help="The system message.", panel=options.SAMPLING, default="the chat template's own, if any"),
+]
+
+
+@reported
+def chat(
+    *,
+    target: options.Target = None,
+    draft: options.Drafts = None,
+    system: System = None,
+    chat_template: options.ChatTemplate = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    attention: options.Attention = None,
+    backend: options.Backend = None,
+    draft_backend: options.DraftBackend = None,
+    drafter: options.Drafter = None,
+    tree: options.Tree = None,
+    verifier: options.Verifier = None,
+    controller: options.Controller = None,
+    costs: options.Costs = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Talk with a model, turn by turn.
+
+    Answers appear as they are decoded. Earlier turns stay in the target's cache, so only the new message is read. Without
+    `--target`, the model is SmolLM2-135M-Instruct where its package is installed, and the built-in target otherwise. When the
+    context is full, the oldest turns are left out, and a line says so.
+
+    **Examples**
+
+        monge chat
+        monge chat --target ./model.gguf --system "You are a poet." --temperature 0.7 --top-p 0.9
+        echo "What is the capital of France?" | monge chat --target smollm2
+    """
+    quiet_host()
+    if target is None and draft is None:
+        target = _default_target()
+    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs)
+    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, draft_backend=draft_backend)
+    loading |= options.given(chat_template=chat_template, max_batch_size=1)
+    sampling = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p)
+    with loaded(target, draft, tensor_parallel=False, **parts, **loading) as decoder:
+        conversation = Conversation(decoder, system=system, seed=seed, top_k=top_k, **sampling)
+        decoder.encode_chat([{"role": "user", "content": "Hello"}])  # a model without a template is refused before it is asked
+        if verbose:
+            notes().print(f"drafter {decoder.parts.drafter!r}, verifier {decoder.parts.rule!r}", style="dim", markup=False)
+        if sys.stdin.isatty():
+            notes().print(_HELP, style="dim", markup=False)
+        for text in _messages():
+            if text.startswith("/"):
+                if not _command(text, conversation, decoder):
+                    break
+            else:
+                _answer(conversation, text)
+
+
+def _default_target() -> str | None:
+    """SmolLM2 if it is there; else the built-in target, with a line that says how to get it."""
+    try:
+        NAMED[_DEFAULT].path()
+    except MongeError as error:
+        notes().print(f"talking with the built-in target, which knows little: {error}", style="yellow", markup=False)
+        return None
+    if find_spec("gguf") is None:
+        notes().print("talking with the built-in target: smollm2 needs the package gguf", style="yellow", markup=False)
+        return None
+    return _DEFAULT
+
+
+def _messages() -> Iterator[str]:
+    """What the user says: lines from a terminal, with editing, or lines of standard input."""
+    if not sys.stdin.isatty():
+        yield from filter(None, map(str.strip, sys.stdin))
+        return
+    import readline  # noqa: F401  importing it gives `input` history and editing
+
+    while True:
+        try:
+            text = input("\n> ").strip()
+        except KeyboardInterrupt:
+            notes().print()
+            continue
+        except EOFError:
+            notes().print()
+            return
+        if text:
+            yield text
+
+
+def _answer(conversation: Conversation, text: str) -> None:
+    """Stream one answer; Ctrl-C keeps what there is of it."""
+    pieces = conversation.reply(text)
+    try:
+        for piece in pieces:
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        pieces.close()
+        notes().print("\ninterrupted; the answer so far is kept", style="dim")
+    except OptionError as error:  # the conversation goes on
+        notes().print(str(error), style="red", markup=False, soft_wrap=True)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    if conversation.num_dropped:
+        notes().print(
+            f"the context is full: the model saw this message without the {conversation.num_dropped} oldest ones",
+            style="yellow",
+        )
+
+
+def _command(text: str, conversation: Conversation, decoder: Decoder) -> bool:
+    """Carry out a command; false if the conversation ends."""
+    name = text.split(maxsplit=1)[0]
+    if name in {"/exit", "/quit"}:
+        return False
+    if name == "/reset":
+        conversation.reset()
+        notes().print("the conversation is forgotten", style="dim")
+    elif name == "/stats":
+        notes().print(stats_line(conversation, decoder), style="cyan", markup=False, soft_wrap=True)
+    else:
+        if name != "/help":
+            notes().print(f"unknown command {name}", style="red", markup=False)
+        notes().print(_HELP, style="dim", markup=False)
+    return True
+
+
+def stats_line(conversation: Conversation, decoder: Decoder) -> str:
+    """Figures of the conversation so far: tokens, speed, tokens a forward, and speed against plain decoding."""
+    if not conversation.sessions:
+        return "nothing was answered yet"
+    records = [record for session in conversation.sessions for record in session.records]
+    num_tokens = sum(session.num_generated for session in conversation.sessions)
+    prefill_s = sum(session.prefill_s for session in conversation.sessions)
+    stats = GenerationStats.of(records, num_tokens=num_tokens, prefill_s=prefill_s)
+    figures: list[Any] = [
+        f"{len(conversation.sessions)} answers, {num_tokens} tokens",
+        f"{stats.tokens_per_s:.1f} tokens/s",
+        f"{stats.block_efficiency:.2f} tokens a forward",
+    ]
+    latency = decoder.parts.shared.latency
+    if latency is not None and stats.decode_s > 0:
+        figures.append(f"{num_tokens / stats.decode_s * latency.round_s(0):.2f}x plain decoding, as its round was measured")
+    figures.append(f"{prefill_s:.2f} s of reading prompts")
+    return " | ".join(figures)

