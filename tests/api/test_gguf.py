@@ -1,0 +1,170 @@
+"""GGUF files as targets and drafts: converted once, exactly, with their tokenizer and ends of text; refused by name otherwise."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import monge
+from monge.core.errors import ModelLoadError
+from monge.engine import sources
+from monge.engine.loading import load_network, load_tokenizer
+from monge.engine.sources import NAMED, PackagedModel, resolve
+
+gguf = pytest.importorskip("gguf")
+
+HIDDEN, HEADS, FEED, LAYERS = 32, 4, 64, 2
+WORDS = ["<unk>", "<s>", "</s>", "<|end|>", *"abcdefghijklmnopqrstuvwxyz", "Ġ", "ab", "Ġa"]
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def write(path: Path, *, architecture: str = "llama", words: list[str] | None = WORDS) -> Path:
+    """A tiny network with half of its weights exact in bfloat16."""
+    writer, draws = gguf.GGUFWriter(path, architecture), np.random.default_rng(0)
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(FEED)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_vocab_size(len(WORDS))
+    if words is not None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
+        writer.add_token_list(words)
+        writer.add_token_types([3] * 4 + [1] * (len(words) - 4))
+        writer.add_token_merges(["a b", "Ġ a"])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_eot_token_id(3)
+        writer.add_chat_template(TEMPLATE)
+
+    def add(name: str, *shape: int) -> None:
+        values = torch.from_numpy(draws.normal(size=shape).astype(np.float32))
+        writer.add_tensor(name, values.bfloat16().float().numpy() if "attn" in name else values.numpy())
+
+    add("token_embd.weight", len(WORDS), HIDDEN)
+    add("output_norm.weight", HIDDEN)
+    add("output.weight", len(WORDS), HIDDEN)
+    for layer in range(LAYERS):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(f"blk.{layer}.{name}.weight", HIDDEN, HIDDEN)
+        add(f"blk.{layer}.attn_norm.weight", HIDDEN)
+        add(f"blk.{layer}.ffn_norm.weight", HIDDEN)
+        add(f"blk.{layer}.ffn_gate.weight", FEED, HIDDEN)
+        add(f"blk.{layer}.ffn_up.weight", FEED, HIDDEN)
+        add(f"blk.{layer}.ffn_down.weight", HIDDEN, FEED)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONGE_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def path(cache):
+    return write(cache / "tiny.gguf")
+
+
+def test_weights_are_those_of_the_file(path):
+    ours = load_network(path)
+    theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    assert ours.dtype == torch.float32
+    for name, weights in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], weights), name
+
+
+def test_weights_are_kept_in_the_narrowest_exact_type(path):
+    from safetensors import safe_open
+
+    with safe_open(Path(resolve(path)) / "model.safetensors", "pt") as file:
+        kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  it is no mapping
+    assert {kind for name, kind in kinds.items() if "proj" in name and "self_attn" in name} == {"BF16"}
+    assert {kind for name, kind in kinds.items() if "mlp" in name} == {"F32"}
+
+
+def test_the_second_start_reads_what_the_first_wrote(path, monkeypatch):
+    folder = resolve(path)
+
+    def refused(*_):
+        raise AssertionError("converted again")
+
+    monkeypatch.setattr(sources, "_write", refused)
+    assert resolve(str(path)) == folder
+
+
+def test_it_decodes_as_target_and_as_draft(path):
+    plain, drafted = monge.load(path, drafter="none"), monge.load(str(path), str(path), tree="chain(3)", controller="fixed")
+    (one,), (other,) = plain.generate("ab a", max_new_tokens=12), drafted.generate("ab a", max_new_tokens=12)
+    assert one.token_ids == other.token_ids
+    assert other.stats.block_efficiency > 1.5
+    assert plain.eos_ids == {2, 3}, "the end of a turn ends a text"
+
+
+def test_its_chat_template_comes_with_it(path):
+    decoder = monge.load(path, drafter="none")
+    assert decoder.encode_chat([{"role": "user", "content": "ab"}]) == tuple(load_tokenizer(path)("ab")["input_ids"])
+
+
+def test_what_cannot_be_read_is_refused_by_name(path, tmp_path):
+    missing = tmp_path / "missing.gguf"
+    with pytest.raises(ModelLoadError, match="no file .*missing.gguf"):
+        monge.load(missing)
+    (text := tmp_path / "text.gguf").write_text("hello")
+    with pytest.raises(ModelLoadError, match="is no GGUF file: it starts with b'hell'"):
+        monge.load(text)
+    (short := tmp_path / "short.gguf").write_bytes(path.read_bytes()[:-5000])
+    with pytest.raises(ModelLoadError, match="it may be truncated"):
+        monge.load(short)
+    (header := tmp_path / "header.gguf").write_bytes(path.read_bytes()[:300])
+    with pytest.raises(ModelLoadError, match="it may be truncated"):
+        monge.load(header)
+    strange = write(tmp_path / "strange.gguf", architecture="mystery")
+    with pytest.raises(ModelLoadError, match=r"transformers cannot read strange.gguf.*mystery"):
+        monge.load(strange)
+
+
+def test_a_tokenizer_that_cannot_be_rebuilt_leaves_the_weights(cache, tmp_path):
+    bare = write(tmp_path / "bare.gguf", words=None)
+    with pytest.raises(ModelLoadError, match="tokenizer .* could not be rebuilt"):
+        monge.load(bare)
+    assert load_network(bare).dtype == torch.float32
+
+
+def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch, cache):
+    other = write(tmp_path / "other.gguf", words=[*WORDS[:-1], "Ġb"])
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=1000))
+    with pytest.raises(ModelLoadError, match="make room, or set MONGE_CACHE"):
+        monge.load(other)
+    assert not list((cache / "gguf").glob("other*"))
+    assert not list((cache / "gguf").glob(".writing*"))
+
+
+def test_a_package_that_is_missing_or_empty(monkeypatch):
+    monkeypatch.setitem(NAMED, "none such", PackagedModel("no-such-package", "pip install no-such-package"))
+    with pytest.raises(ModelLoadError, match="is not installed; run: pip install no-such-package"):
+        monge.load("none such")
+    monkeypatch.setitem(NAMED, "no file", PackagedModel("pytest", "pip install pytest"))
+    with pytest.raises(ModelLoadError, match="has no GGUF file; install it again"):
+        monge.load("no file")
+
+
+def test_its_configuration_says_how_it_computes(path):
+    config = json.loads((Path(resolve(path)) / "config.json").read_text())
+    assert config["dtype"] == "float32"
+    assert "quantization_config" not in config
