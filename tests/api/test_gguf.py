@@ -1,4 +1,4 @@
-"""GGUF files as targets and drafts: converted once, exactly, with their tokenizer and ends of text; refused by name otherwise."""
+"""GGUF files as targets and drafts: converted once and exactly, with tokenizer and ends of text; refused by name otherwise."""
 
 import json
 import shutil

@@ -3,29 +3,21 @@
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from monge.cli import options
 from monge.cli.console import notes, quiet_host, reported
 from monge.cli.loading import loaded
-from monge.core.errors import MongeError, OptionError
+from monge.core.errors import MongeError
 from monge.engine.conversation import Conversation
 from monge.engine.decoder import Decoder
 from monge.engine.result import GenerationStats
 from monge.engine.sources import NAMED
 
 _HELP: Final = (
-    "/reset forgets the conversation, /stats shows figures, /help shows this, /exit or Ctrl-D ends; "
-    "Ctrl-C cuts an answer off"
-)
     "/reset forgets the conversation, /stats shows figures, /help shows this, /exit or Ctrl-D ends; Ctrl-C cuts an answer off"
 )
 _DEFAULT: Final = "smollm2"
-
-System = Annotated[
-    str | None,
-    options.option("--system", help="The system message.", panel=options.SAMPLING, default="the chat template's own, if any"),
-]
 
 
 @reported
@@ -33,7 +25,7 @@ def chat(
     *,
     target: options.Target = None,
     draft: options.Drafts = None,
-    system: System = None,
+    system: options.System = None,
     chat_template: options.ChatTemplate = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
@@ -130,7 +122,7 @@ def _answer(conversation: Conversation, text: str) -> None:
     except KeyboardInterrupt:
         pieces.close()
         notes().print("\ninterrupted; the answer so far is kept", style="dim")
-    except OptionError as error:  # the conversation goes on
+    except MongeError as error:  # the conversation goes on
         notes().print(str(error), style="red", markup=False, soft_wrap=True)
     sys.stdout.write("\n")
     sys.stdout.flush()

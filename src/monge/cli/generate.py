@@ -28,6 +28,9 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="The text to continue; without it, --file or standard input.")] = None,
     *,
     file: options.File = None,
+    is_chat: options.Chat = False,
+    system: options.System = None,
+    chat_template: options.ChatTemplate = None,
     target: options.Target = None,
     draft: options.Drafts = None,
     cross_tokenizer: options.CrossTokenizer = False,
@@ -67,6 +70,7 @@ def generate(
         monge generate "The history of mathematics"
         monge generate "Question: What is 7 times 8?" --temperature 0.8 --seed 1 --stop "Question:"
         monge generate --file prompts.jsonl --batch-size 8 --json > completions.jsonl
+        monge generate --chat "Why is the sky blue?" --target smollm2
         cat letter.txt | monge generate --drafter ngram --max-new-tokens 40
         monge generate "Once" --controller goodput --trace rounds.png --trace rounds.json
         torchrun --nproc-per-node 2 -m monge generate "Once" --target ./my-target --tensor-parallel
@@ -76,11 +80,14 @@ def generate(
     prompts, writers = _prompts(prompt, file), {path: check_trace(path) for path in trace or ()}
     parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=_one(controller), costs=costs)
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size)
-    loading |= options.given(draft_backend=draft_backend, cross_tokenizer=cross_tokenizer or None)
+    if not is_chat and (system is not None or chat_template is not None):
+        raise OptionError("--system and --chat-template say how a message is written; give --chat beside them")
+    loading |= options.given(chat_template=chat_template, draft_backend=draft_backend, cross_tokenizer=cross_tokenizer or None)
     parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
     limits = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p, stop=stop)
     with loaded(target, draft, tensor_parallel=tensor_parallel, **parts, **loading) as decoder:
-        sessions = decoder.sessions(prompts, top_k=top_k, seed=seed, ignore_eos=ignore_eos, **limits)
+        given = [decoder.encode_chat(_turns(prompt, system)) for prompt in prompts] if is_chat else prompts
+        sessions = decoder.sessions(given, top_k=top_k, seed=seed, ignore_eos=ignore_eos, **limits)
         say_memory(decoder)
         if verbose:
             say_parts(decoder, sessions[0].request.controller)
@@ -89,6 +96,12 @@ def generate(
         for path, writer in writers.items():
             write_trace(path, writer, list(map(completion_of, sessions, prompts)))
     _leave(sessions, complete=complete)
+
+
+def _turns(prompt: str, system: str | None) -> list[dict[str, str]]:
+    """A prompt as a user's message."""
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": prompt}]
 
 
 def _say_seed(request: Request, *, is_new: bool, always: bool) -> None:

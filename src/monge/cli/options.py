@@ -72,6 +72,12 @@ ChatTemplate = Annotated[
         "--chat-template", help="`instruction`, or a file with a Jinja template.", panel=MODELS, default="the tokenizer's own"
     ),
 ]
+Chat = Annotated[
+    bool, option("--chat", help="Take every prompt as a user's message, by the model's chat template.", panel=MODELS)
+]
+System = Annotated[
+    str | None, option("--system", help="The system message.", panel=MODELS, default="the chat template's own, if any")
+]
 Dtype = Annotated[
     str | None,
     option("--dtype", help="Type of the weights: float32, bfloat16, ...", panel=MODELS, default=default_of(load, "dtype")),
