@@ -129,7 +129,6 @@ test-newest: $(VENV)/.test
 
 # Other engines with the same models: each is installed in an environment of its own, which takes minutes and some GB.
 peers: $(VENV)/.demo
-	@$(PIP) install -e ".[openvino]" -c $(VENV)/constraints.txt
 	$(BIN)/monge bench peers --install $(PEERS)
 
 # Ray is some 500 MB, so it has an environment of its own; without it these tests are skipped.

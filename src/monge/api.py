@@ -20,7 +20,7 @@ from monge.draft.base import AnyDrafter
 from monge.draft.by_name import AnyHead, drafter_of, drafters_in, make_drafter, no_head_reason, options_of
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
-from monge.engine.backends import Backend
+from monge.engine.backends.registry import Backend
 from monge.engine.chat_format import chat_format
 from monge.engine.decoder import Decoder
 from monge.engine.latency_measurement import with_latency
@@ -90,11 +90,9 @@ def load(
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Where to put the models.
         attention: `eager`, `sdpa` or `flex_attention`.
-        backend: `eager` runs the networks as `transformers` does; `compiled` compiles their steps for this machine, once;
-            `openvino` exports them for the OpenVINO runtime, once; `openvino(weights='int8')` with weights of fewer bits, whose
-            law is that of the network so rounded. An object of `monge.engine.backends` does too.
-        draft_backend: How the draft model alone runs; `None` runs it as the target. Rounded weights of a draft model change
-            what is drafted, never the law of the text: candidates are verified against the law that they were drawn from.
+        backend: `eager` runs the networks as `transformers` does; `compiled` compiles their steps for this machine, once. An
+            instance of `monge.engine.backends.base.Backend` is accepted as well.
+        draft_backend: The backend of the draft model; `None` for that of the target.
         max_batch_size: Requests decoded together.
         trust_remote_code: Run code that comes with a checkpoint.
         cross_tokenizer: Take a draft model with another tokenizer too: it drafts the tokens that both have, or with the drafter

@@ -13,7 +13,6 @@ from monge.draft.registry import DRAFTERS
 from monge.draft.tree.chain import Chain
 from monge.draft.tree.fixed_width import FixedWidth
 from monge.draft.tree.registry import TREES
-from monge.engine.backends import BACKENDS
 from monge.verify.registry import VERIFIERS
 
 
@@ -45,7 +44,6 @@ from monge.verify.registry import VERIFIERS
         (VERIFIERS, "canonical(size='a')", "verifier 'canonical': size must be int, such as 5; got 'a'"),
         (VERIFIERS, "layer(inner=3)", "inner must be FlowRule | str | None; got 3"),
         (VERIFIERS, "optimal(bins='x')", "bins must be int | None; got 'x'"),
-        (BACKENDS, "openvino(weights=8)", "weights must be str, such as 'same'; got 8"),
     ],
 )
 def test_values_of_another_type_are_refused(room, text, message):

@@ -54,7 +54,7 @@ def lint_imports(root: Path, *contracts: str) -> subprocess.CompletedProcess[str
 def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package that may be spoilt; each test takes away what it planted."""
     root = tmp_path_factory.mktemp("house")
-    ignore = shutil.ignore_patterns("__pycache__", "models")
+    ignore = shutil.ignore_patterns("__pycache__", "*.safetensors", "tokenizer.json")
     shutil.copytree(ROOT / "src" / "monge", root / "monge", ignore=ignore)
     shutil.copy(ROOT / ".importlinter", root)
     return root

@@ -10,7 +10,7 @@ from monge.cli import bench_steps
 from monge.cli.bench_steps import report, steps
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock
-from monge.engine.hf import HfTreeModel
+from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.tiny import network
 
 SMALL = StepSettings(backends=("eager",), nodes=(1, 3), batch_sizes=(1, 2), context=5, repeats=2)
@@ -47,7 +47,7 @@ def test_what_runs_eagerly_after_all_has_no_numbers(monkeypatch, capsys):
     def refused(*_, **__):
         raise BackendError("there is no compiler")
 
-    monkeypatch.setattr("monge.engine.compiled.compile_step", refused)
+    monkeypatch.setattr("monge.engine.backends.compiled.compile_step", refused)
     settings = StepSettings(backends=("eager", "compiled"), nodes=(1,), batch_sizes=(1,), context=4, repeats=1)
     document = measure(settings, target())
     assert {one["backend"] for one in document["cells"]} == {"eager"}

@@ -14,7 +14,7 @@ from monge.draft.layer_skip import LayerSkipDrafter
 from monge.draft.tree.chain import Chain
 from monge.engine.decoder import Decoder
 from monge.engine.loading import as_sequence_model
-from monge.engine.shortened import shortened
+from monge.engine.models.layer_subset import shortened
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel

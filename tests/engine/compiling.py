@@ -1,19 +1,17 @@
 """Compiled tiny networks for tests: each architecture is compiled once a run, whatever the number of test processes."""
 
 import fcntl
-import importlib.util
 import os
 import shutil
 from contextlib import contextmanager
 
 import pytest
 
-from monge.engine.compiled import compile_step
-from monge.engine.compiled_store import FOLDER_VARIABLE
+from monge.engine.backends.compiled import compile_step
+from monge.engine.backends.program_cache import FOLDER_VARIABLE
 
 MISSING = {
     "compiled": None if any(map(shutil.which, ("c++", "g++", "clang++"))) else "there is no C++ compiler",
-    "openvino": None if importlib.util.find_spec("openvino") is not None else "openvino is not installed",
 }
 
 

@@ -64,13 +64,13 @@ def device() -> Iterator[str]:
 
 
 class Rerun:
-    """A `Recorder` that runs the work again, and puts what it gives where it lay the first time."""
+    """A `Capture` that runs the work again, and puts what it gives where it lay the first time."""
 
     def __init__(self):
-        self.num_recorded = 0
+        self.num_captured = 0
 
-    def record(self, work):
-        self.num_recorded += 1
+    def __call__(self, work):
+        self.num_captured += 1
         _recording.is_on = True
         try:
             outputs = work()
@@ -161,7 +161,7 @@ def _is_asynchronous(args, kwargs):
 
 def _wait(what):
     if getattr(_recording, "is_on", False):
-        raise RuntimeError(f"{what}: the host waits for a number while the work is recorded")
+        raise RuntimeError(f"{what}: the host waits for a number while the work is captured")
     inside = [frame for frame in extract_stack() if "/monge/" in frame.filename and "/tests/" not in frame.filename]
     if inside:
         waits[inside[-1].filename.rsplit("/monge/", 1)[1], inside[-1].lineno, what] += 1

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from monge.core.model import NodeBlock
-from monge.engine.hf import HfTreeModel
+from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.tiny import network, prompts
 
 BLOCK = NodeBlock((5, 6, 7, 8), (-1, 0, 0, 1))

@@ -12,15 +12,15 @@ from torch._dynamo.utils import counters
 import monge
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock
-from monge.engine import compiled as backend
-from monge.engine.compiled import CompiledStep, compile_step
-from monge.engine.compiled_store import FOLDER_VARIABLE, cache_folder
-from monge.engine.few_rows import matrix_of
-from monge.engine.hf import HfTreeModel
+from monge.engine.backends import compiled as backend
+from monge.engine.backends.base import StepOutput
+from monge.engine.backends.compiled import CompiledStep, compile_step
+from monge.engine.backends.packed_linear import matrix_of
+from monge.engine.backends.parity_check import step_spec
+from monge.engine.backends.program_cache import FOLDER_VARIABLE, cache_folder
+from monge.engine.backends.traced_step import TracedStep
 from monge.engine.loading import as_draft_model, as_sequence_model
-from monge.engine.step import StepOutput
-from monge.engine.step_check import step_spec
-from monge.engine.step_module import Step
+from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.compiling import shared_programs
 from tests.engine.tiny import network, perturbed, prompts
 from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greedy
@@ -120,7 +120,7 @@ class TestSteps:
         if is_narrow:
             other = copy.deepcopy(other)
             other.load_state_dict({name: weight.bfloat16().float() for name, weight in other.state_dict().items()})
-        kinds = {tensor.dtype for name, tensor in Step(other, step_spec(other)).tensors().items() if "panels" in name}
+        kinds = {tensor.dtype for name, tensor in TracedStep(other, step_spec(other)).tensors().items() if "panels" in name}
         assert kinds == {torch.int32 if is_narrow else torch.float32}
         growth = RandomGrowth(other, prompts((5,), seed=1), seed=2, step=compiled(other))
         assert max(growth.round(compare=True) for _ in range(3)) < LARGEST_DIFFERENCE
@@ -194,7 +194,7 @@ class TestStoredPrograms:
                 path.write_bytes(content)
             return backend.find_program(key, ".pt2")[0]
 
-        monkeypatch.setattr(backend, "_build", build)
+        monkeypatch.setattr(backend, "_compile", build)
         assert isinstance(compile_step(target(), told.append), CompiledStep)
         assert len(built) == 1
         assert "cannot be used" in told[0]
@@ -231,13 +231,13 @@ def falls_back(model, reason):
 @pytest.mark.parametrize(("dtype", "is_transposed"), [(torch.float64, True), (torch.bfloat16, False)])
 def test_only_types_with_a_kernel_for_it_are_laid_out_anew(dtype, is_transposed):
     model = copy.deepcopy(target()).to(dtype)
-    weight = Step(model, step_spec(model)).tensors()["_network.lm_head.weight"]
+    weight = TracedStep(model, step_spec(model)).tensors()["_network.lm_head.weight"]
     assert (weight.stride(0) == 1) is is_transposed
     assert torch.equal(weight, model.lm_head.weight)
 
 
 def test_float32_lies_in_panels():
-    tensors = Step(target(), step_spec(target())).tensors()
+    tensors = TracedStep(target(), step_spec(target())).tensors()
     assert "_network.lm_head.weight" not in tensors
     assert torch.equal(matrix_of(tensors["_network.lm_head.panels"], target().config.vocab_size), target().lm_head.weight)
 

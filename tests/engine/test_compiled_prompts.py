@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from monge.core.model import NodeBlock
-from monge.engine.compiled import CompiledStep, compile_step
-from monge.engine.compiled_store import FOLDER_VARIABLE
-from monge.engine.hf import HfTreeModel
-from monge.engine.step import StepOutput
-from monge.engine.step_check import largest_difference
+from monge.engine.backends.base import StepOutput
+from monge.engine.backends.compiled import CompiledStep, compile_step
+from monge.engine.backends.parity_check import largest_difference
+from monge.engine.backends.program_cache import FOLDER_VARIABLE
+from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, prompts
 

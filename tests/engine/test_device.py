@@ -8,7 +8,7 @@ import torch
 import monge
 from monge.control.latency import Latency
 from monge.engine import latency_measurement
-from monge.engine.hf import HfTreeModel
+from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine import pretend
 from tests.engine.tiny import VOCAB, network, perturbed, prompts
 from tests.heads.readers.published import KINDS
@@ -20,7 +20,7 @@ TRUNCATED = {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "min_p": 0.01}
 
 @pytest.fixture
 def device(monkeypatch):
-    monkeypatch.setattr(latency_measurement, "apart", lambda work: work())  # the device is known in this thread only
+    monkeypatch.setattr(latency_measurement, "run_in_thread", lambda work: work())  # the device is known in this thread only
     with pretend.device() as name:
         yield name
 

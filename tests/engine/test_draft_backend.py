@@ -1,7 +1,4 @@
-"""A draft model that runs in another way than the target: other drafts, the same law."""
-
-import importlib.util
-from functools import partial
+"""A draft model that runs on another backend than the target: the same law."""
 
 import pytest
 
@@ -9,61 +6,38 @@ import monge
 from monge.api import built_in
 from monge.bench.pair import load_pair
 from monge.core.errors import OptionError
-from monge.engine.openvino import openvino_step
-from monge.engine.openvino_weights import with_weights
-from tests.engine.compiling import shared_programs
+from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, perturbed, prompts
 from tests.parity.comparing import assert_same_tokens, plain_greedy
-
-HAS_OPENVINO = importlib.util.find_spec("openvino") is not None
-needs_openvino = pytest.mark.skipif(not HAS_OPENVINO, reason="openvino is not installed: pip install 'monge[openvino]'")
-INT8 = "openvino(weights='int8')"
 
 
 def target():
     return network("llama", "sdpa")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def folder(tmp_path_factory):
-    """Stored graphs, shared by the test processes of a run."""
-    with shared_programs(tmp_path_factory, partial(openvino_step, weights_kind="same", notify=lambda _: None)) as made:
-        if HAS_OPENVINO:
-            made(target())
+@pytest.fixture
+def compiled(tmp_path_factory):
+    """Stored programs, shared by the test processes of a run."""
+    require("compiled")
+    with shared_programs(tmp_path_factory) as compiled:
+        compiled(target())
         yield
 
 
-@needs_openvino
+@pytest.mark.usefixtures("compiled")
 class TestDecoding:
     def test_the_text_is_the_targets(self):
-        decoder = monge.load(target(), perturbed(target()), draft_backend=INT8, controller="fixed")
+        decoder = monge.load(target(), perturbed(target()), draft_backend="compiled", controller="fixed")
         assert repr(decoder.parts.target).endswith("sdpa)")
-        assert repr(decoder.parts.draft_models[0]).endswith("sdpa, openvino, int8 weights)")
+        assert repr(decoder.parts.draft_models[0]).endswith("sdpa, compiled)")
         texts = prompts((9, 4), seed=5)
         for prompt, result in zip(texts, decoder.generate(texts, max_new_tokens=40, ignore_eos=True), strict=True):
             assert_same_tokens(target(), prompt, result.token_ids, plain_greedy(target(), prompt, 40))
             assert result.stats.block_efficiency > 1.05
 
-    def test_the_declared_draft_law_is_that_of_the_rounded_network(self):
-        """Otherwise candidates would be verified against another law than they were drawn from."""
-        draft, texts = perturbed(target()), prompts((9, 4), seed=6)
-        decoders = (
-            monge.load(target(), draft, draft_backend=INT8, controller="fixed"),
-            monge.load(target(), with_weights(draft, "int8"), controller="fixed"),
-        )
-        records = [
-            [
-                (record.num_accepted, record.token_ids)
-                for result in decoder.generate(texts, max_new_tokens=40, temperature=1.0, seed=3)
-                for record in result.records
-            ]
-            for decoder in decoders
-        ]
-        assert records[0] == records[1]
-
     def test_the_target_alone_may_be_fast(self):
-        decoder = monge.load(target(), perturbed(target()), backend="openvino", draft_backend="eager", controller="fixed")
-        assert repr(decoder.parts.target).endswith("sdpa, openvino)")
+        decoder = monge.load(target(), perturbed(target()), backend="compiled", draft_backend="eager", controller="fixed")
+        assert repr(decoder.parts.target).endswith("sdpa, compiled)")
         assert repr(decoder.parts.draft_models[0]).endswith("sdpa)")
 
 
@@ -74,8 +48,13 @@ class TestRefusals:
             monge.load(target(), draft_backend="compiled", **options)
 
     def test_unknown_names(self):
-        with pytest.raises(OptionError, match="unknown backend 'openvin'; did you mean 'openvino'"):
-            monge.load(target(), perturbed(target()), draft_backend="openvin")
+        with pytest.raises(OptionError, match="unknown backend 'compile'; did you mean 'compiled'"):
+            monge.load(target(), perturbed(target()), draft_backend="compile")
+
+    @pytest.mark.parametrize("name", ["openvino", "openvino(weights='int8')"])
+    def test_a_removed_backend(self, name):
+        with pytest.raises(OptionError, match="backend 'openvino' was removed; use 'compiled'"):
+            monge.load(target(), backend=name)
 
     def test_a_comparison_without_one(self):
         with pytest.raises(OptionError, match="says how a draft model runs, and there is none"):

@@ -8,8 +8,8 @@ import torch
 from monge.api import built_in
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
-from monge.engine.hf import HfTreeModel
 from monge.engine.loading import load_network
+from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.prompts import open_profiled
 from monge.testing.tabular import RandomTable, TabularModel
 

@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 import monge
 from monge.control.latency import Latency
 from monge.core.errors import OptionError
-from monge.engine.hf import HfTreeModel
+from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.tiny import PAD, VOCAB, network, padded, perturbed, prompts
 
 ROWS = prompts((9, 4, 7, 11), seed=7)

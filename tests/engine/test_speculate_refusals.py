@@ -21,7 +21,7 @@ from transformers import (
 
 import monge
 from monge.core.errors import ContextLengthError, OptionError, VocabularyMismatchError
-from monge.engine.network_facts import cache_keyword
+from monge.engine.models.network_facts import cache_keyword
 from tests.engine.tiny import network, padded, perturbed, prompts
 
 ROWS = prompts((6, 4), seed=8)

@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.model import NodeBlock
-from monge.engine.hf import HfTreeModel
-from monge.engine.step import NodeStep
+from monge.engine.backends.base import NodeStep
+from monge.engine.models.hf_tree import HfTreeModel
 
 Text = tuple[int, ...]
 

@@ -7,8 +7,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from monge.api import make_parts
 from monge.core.model import NodeBlock
 from monge.engine.decoder import Decoder
-from monge.engine.hf import HfTreeModel
-from monge.engine.hf_chain import HfChainModel
+from monge.engine.models.hf_chain import HfChainModel
+from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.tiny import COMMON, STATEFUL, network, perturbed, prompts, seeded
 from tests.parity.comparing import assert_same_tokens, fresh_logits, plain_greedy
 
@@ -29,15 +29,15 @@ def test_windowed_layers_take_tokens_back(name):
 @pytest.mark.parametrize("lengths", [(1,), (1, 5), (30, 1, 9, 24)])
 @pytest.mark.parametrize("cls", [HfTreeModel, HfChainModel])
 def test_prompts_of_any_length_are_read_in_parts(monkeypatch, cls, lengths):
-    monkeypatch.setattr("monge.engine.hf._PREFILL", 8)
-    monkeypatch.setattr("monge.engine.hf_chain._PREFILL", 8)
+    monkeypatch.setattr("monge.engine.models.hf_tree._PREFILL", 8)
+    monkeypatch.setattr("monge.engine.models.hf_chain._PREFILL", 8)
     check_last_logits(cls(network("mistral_window")), network("mistral_window"), lengths)
 
 
 @pytest.mark.filterwarnings("ignore")  # hints to install faster kernels
 @pytest.mark.parametrize("name", STATEFUL)
 def test_recurrent_state_survives_a_long_prompt(monkeypatch, name):
-    monkeypatch.setattr("monge.engine.hf_chain._PREFILL", 4)
+    monkeypatch.setattr("monge.engine.models.hf_chain._PREFILL", 4)
     config = AutoConfig.for_model(name, **{**COMMON, **STATEFUL[name]})
     target = seeded(lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval())
     check_last_logits(HfChainModel(target), target, (11, 1, 6))

@@ -5,7 +5,7 @@ import torch
 
 from monge.core.errors import MongeError, OptionError
 from monge.core.model import FeatureModel, NodeBlock
-from monge.engine.hf import HfTreeModel
+from monge.engine.models.hf_tree import HfTreeModel
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.engine.tiny import TREE_FAMILIES, network, prompts
 

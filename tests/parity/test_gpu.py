@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import monge
-from monge.engine.graphs import GraphRecorder
-from monge.engine.recorded import record_step
+from monge.engine.backends.cuda_graph import GraphCapture, capture_step
 from tests.engine.tiny import network, padded, perturbed, prompts
 from tests.parity.comparing import RandomGrowth
 
@@ -59,15 +58,15 @@ def test_sampling_is_reproducible():
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "gpt2"])
-def test_recorded_node_logits(name):
+def test_captured_node_logits(name):
     own = on_gpu(network(name, "sdpa"))
-    step = record_step(own, GraphRecorder(own.device), print)
+    step = capture_step(own, GraphCapture(own.device), print)
     growth = RandomGrowth(own, ROWS[:3], seed=2, reference=network(name), step=step)
     assert max(growth.round(compare=True) for _ in range(6)) < LARGEST_DIFFERENCE
 
 
 @pytest.mark.parametrize("rules", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9}])
-def test_recorded_texts(rules):
+def test_captured_texts(rules):
     target, draft = on_gpu(network("llama", "sdpa")), on_gpu(perturbed(network("llama", "sdpa")))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # one would say that the network runs eagerly

@@ -11,8 +11,8 @@ from transformers.modeling_layers import MtpModel
 
 from monge.draft.eagle import ChainRun
 from monge.draft.head_run import Pairs, TargetEnds
-from monge.engine.hf import HfTreeModel
-from monge.engine.network_facts import cache_keyword
+from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.models.network_facts import cache_keyword
 from monge.heads.readers.base import ChainHead
 from monge.heads.readers.registry import load_head
 from tests.engine.tiny import FAMILIES, Family, network, prompts, seeded

@@ -11,7 +11,7 @@ from monge.core.errors import LawError, MongeError, OptionError
 from monge.core.model import NodeBlock
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
 from monge.core.tree import GrowingTree, ancestor_mask, depths_of, fixed_chain, lone_root
-from monge.engine.masks import UncommittedNodes
+from monge.engine.models.masks import UncommittedNodes
 from monge.testing.strategies import dense_law
 
 PARENTS = st.integers(1, 9).flatmap(lambda size: st.tuples(*(st.integers(-1, node - 1) for node in range(size))))

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from monge.api import make_parts
 from monge.engine.decoder import Decoder
-from monge.engine.hf import HfTreeModel
+from monge.engine.models.hf_tree import HfTreeModel
 from monge.serve import scheduler as room
 from monge.serve.scheduler import Scheduler
 from monge.testing.tabular import RandomTable, TabularModel

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from monge.core.errors import OptionError, UnsupportedModelError, unknown_name
 from monge.core.model import FeatureModel
 from monge.engine.loading import as_sequence_model
-from monge.engine.network_facts import OutputLayer
+from monge.engine.models.network_facts import OutputLayer
 from monge.heads.shape.calibrate import calibrate_alignments, calibrate_ridge
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor

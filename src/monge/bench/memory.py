@@ -19,7 +19,7 @@ import torch
 from monge.api import load
 from monge.bench.provenance import provenance
 from monge.core.errors import BackendError, MongeError, OptionError
-from monge.engine.backends import BACKENDS
+from monge.engine.backends.registry import BACKENDS
 
 MIB: Final = 2**20
 _TEXTS: Final = 8  # prompts that take turns, of other lengths each
@@ -42,7 +42,7 @@ class MemorySettings:
         options: Further options of `monge.load`: target, draft, dtype.
     """
 
-    backends: tuple[str, ...] = ("eager", "compiled", "openvino")
+    backends: tuple[str, ...] = ("eager", "compiled")
     rounds: int = 10_000
     samples: int = 20
     max_new_tokens: int = 256

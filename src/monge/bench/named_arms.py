@@ -11,7 +11,7 @@ from monge.core.registry import Registry
 from monge.draft.by_name import drafters_in
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
-from monge.engine.backends import BACKENDS
+from monge.engine.backends.registry import BACKENDS
 from monge.verify.registry import VERIFIERS
 
 _ROOMS: Final[Mapping[str, Registry[Any]]] = {

@@ -8,7 +8,7 @@ from typing import Final
 
 from monge.bench.peer_list import Peer
 from monge.core.errors import BackendError
-from monge.engine.step import Notify
+from monge.engine.backends.base import Notify
 
 _READY: Final = "monge-peer.txt"  # what was installed, written last
 

@@ -19,7 +19,7 @@ from monge.bench.provenance import provenance
 from monge.bench.statistics import Summary, paired_ratios
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock, SequenceModel
-from monge.engine.backends import BACKENDS
+from monge.engine.backends.registry import BACKENDS
 from monge.engine.loading import as_sequence_model
 
 _WARM_UPS: Final = 3
@@ -39,7 +39,7 @@ class StepSettings:
         prompts: Tokens of prompts that are read whole, as requests begin.
     """
 
-    backends: tuple[str, ...] = ("eager", "compiled", "openvino")
+    backends: tuple[str, ...] = ("eager", "compiled")
     nodes: tuple[int, ...] = (1, 2, 4, 5, 8, 16, 32)
     batch_sizes: tuple[int, ...] = (1, 4, 16)
     context: int = 128

@@ -70,7 +70,7 @@ def drafters(
 
         monge bench drafters
         monge bench drafters --head my-shape --head my-medusa --head my-eagle --num-prompts 12
-        monge bench drafters --backend openvino --clock cpu --threads 1
+        monge bench drafters --backend compiled --clock cpu --threads 1
     """
     quiet_host()
     options.set_threads(threads)

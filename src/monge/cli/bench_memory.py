@@ -54,7 +54,7 @@ def memory(
     **Examples**
 
         monge bench memory --threads 1
-        monge bench memory --backend openvino --rounds 100000
+        monge bench memory --backend compiled --rounds 100000
     """
     quiet_host()
     given = options.given(

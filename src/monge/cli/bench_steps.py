@@ -56,7 +56,6 @@ def steps(
 
         monge bench steps --threads 1
         monge bench steps --backend eager --backend compiled --prompt 100 --prompt 500
-        monge bench steps --backend openvino --backend "openvino(weights='int8')" --nodes 1 --nodes 4 --batch 1
     """
     quiet_host()
     options.set_threads(threads)

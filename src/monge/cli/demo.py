@@ -19,7 +19,7 @@ from monge.cli.completion import completion_of
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.generate import decode_with_bar, say_summary, stream_live
 from monge.core.errors import MongeError
-from monge.engine.compiled import compiler_obstacle
+from monge.engine.backends.compiled import compiler_obstacle
 
 EXAMPLES: Final[tuple[tuple[str, int, dict[str, Any]], ...]] = (
     ("gsm8k", 4, {"temperature": 0.0, "stop": ["\nQuestion:"]}),

@@ -91,7 +91,7 @@ Backend = Annotated[
     str | None,
     option(
         "--backend",
-        help="How they run: eager, compiled, openvino, or \"openvino(weights='int8')\".",
+        help="The backend: eager or compiled.",
         panel=MODELS,
         default=default_of(load, "backend"),
     ),
@@ -100,7 +100,7 @@ DraftBackend = Annotated[
     str | None,
     option(
         "--draft-backend",
-        help="How the draft model alone runs, e.g. \"openvino(weights='int8')\".",
+        help="The backend of the draft model: eager or compiled.",
         panel=MODELS,
         default="as the target",
     ),

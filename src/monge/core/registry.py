@@ -22,6 +22,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         parts: Names to classes.
         provided: Settings that the engine gives and no user writes: networks, trees.
         renamed: New names by old ones; an old name gives an error that says the new one.
+        removed: What to do instead, by names of parts that no longer exist; for messages.
     """
 
     def __init__(
@@ -31,15 +32,19 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         *,
         provided: Iterable[str] = (),
         renamed: Mapping[str, str] = MappingProxyType({}),
+        removed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         if len(set(parts.values())) != len(parts):
             raise OptionError(f"registry of {kind}s: one class is registered under two names")
         self.kind = kind
         self._parts, self._provided, self._renamed = dict(parts), frozenset(provided), dict(renamed)
+        self._removed = dict(removed)
 
     def __getitem__(self, name: str) -> type[Part]:
         if name in self._renamed:
             raise OptionError(f"{self.kind} {name!r} is called {self._renamed[name]!r} now; use that name")
+        if name in self._removed:
+            raise OptionError(f"{self.kind} {name!r} was removed; {self._removed[name]}")
         if name not in self._parts:
             raise unknown_name(self.kind, name, self._parts)
         return self._parts[name]

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from monge.core.errors import OptionError
-from monge.engine.attempt import attempt
+from monge.engine.catch import catch
 from monge.engine.loop import abandon_session, close_session, run_round
 from monge.engine.opening import open_sessions
 from monge.engine.parts import Parts
@@ -47,7 +47,7 @@ class Batch:
             for session in sessions:
                 self._prefills.join(session)
         elif sessions:
-            error = attempt(lambda: open_sessions(sessions, self._parts))
+            error = catch(lambda: open_sessions(sessions, self._parts))
             if error is not None:
                 for session in sessions:
                     abandon_session(session, self._parts)

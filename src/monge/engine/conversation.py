@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from monge.engine.attempt import attempt
 from monge.engine.batch import decode
+from monge.engine.catch import catch
 from monge.engine.chat_format import Message
 from monge.engine.decoder import Decoder, Piece, piece_of
 from monge.engine.session import Session
@@ -101,4 +101,4 @@ class Conversation:
         else:
             # An interrupted forward may have left nodes behind, and one that failed may have opened nothing.
             number = session.context.request_id
-            attempt(lambda: self._decoder.parts.target.close(number))
+            catch(lambda: self._decoder.parts.target.close(number))

@@ -13,7 +13,7 @@ from monge.core.errors import DrafterError
 from monge.core.tree import lone_root
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft
-from monge.engine.attempt import attempt
+from monge.engine.catch import catch
 from monge.engine.parts import Parts
 from monge.engine.session import Session
 
@@ -63,7 +63,7 @@ def _observe(rows: Sequence[tuple[Session, Draft[Any], Verdict, Tensor]], parts:
     if count:
         verdicts = [replace(verdict, successors=_successors(own, count)) for verdict, own in zip(verdicts, logits, strict=True)]
     contexts, states = [session.context for session in sessions], list[tuple[Session, Any]]()
-    error = attempt(lambda: states.extend(zip(sessions, parts.drafter.observe(contexts, drafts, verdicts), strict=True)))
+    error = catch(lambda: states.extend(zip(sessions, parts.drafter.observe(contexts, drafts, verdicts), strict=True)))
     if error is not None:
         for session in sessions:
             _recover(session, parts, None if len(sessions) > 1 else error)
@@ -83,7 +83,7 @@ def _successors(logits: Float[Tensor, "nodes vocab"], count: int) -> tuple[tuple
 
 def start(session: Session, parts: Parts, first: Context | None = None) -> None:
     """Show the drafter a new request, or the first part of its prompt; if it raises, the request is decoded without it."""
-    error = attempt(lambda: _open(session, parts, first or session.context))
+    error = catch(lambda: _open(session, parts, first or session.context))
     if error is not None:
         give_up(session, parts, error)
 
@@ -95,7 +95,7 @@ def give_up(session: Session, parts: Parts, error: Exception) -> None:
 
 def close_drafter(session: Session, parts: Parts) -> None:
     """Tell the drafter that a request has ended. Its text is written, so what the drafter raises is a warning."""
-    error = attempt(lambda: parts.drafter.close(session.context))
+    error = catch(lambda: parts.drafter.close(session.context))
     if error is not None:
         warnings.warn(
             f"request {session.context.request_id}: the drafter failed to forget it ({type(error).__name__}: {error})",
@@ -115,7 +115,7 @@ def _attempt(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Par
             session.mark()
     contexts, draws = [session.context for session in sessions], [session.draws for session in sessions]
     states, made = [session.drafter_state for session in sessions], list[tuple[Session, Draft[Any]]]()
-    error = attempt(lambda: made.extend(zip(sessions, parts.drafter.draft(contexts, states, plans, draws), strict=True)))
+    error = catch(lambda: made.extend(zip(sessions, parts.drafter.draft(contexts, states, plans, draws), strict=True)))
     if error is None:
         for session, draft in made:
             if draft.error is not None:
@@ -143,9 +143,9 @@ def _drawn_in_vain(session: Session, error: Exception) -> DrafterError:
 
 def _recover(session: Session, parts: Parts, error: Exception | None) -> None:
     """Drop what the failed call left behind; with an error, or if that fails too, without the drafter from now on."""
-    again = attempt(lambda: parts.drafter.close(session.context))
+    again = catch(lambda: parts.drafter.close(session.context))
     if error is None and again is None:
-        again = attempt(lambda: _open(session, parts, session.context))
+        again = catch(lambda: _open(session, parts, session.context))
     error = error or again
     if error is None:
         session.drafting = "alone"

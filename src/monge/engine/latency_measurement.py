@@ -19,12 +19,12 @@ from monge.core.errors import OptionError
 from monge.core.model import SizedModel
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
-from monge.engine.apart import apart
 from monge.engine.clock import now
 from monge.engine.latency_files import load_latency, save_latency
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import open_sessions
 from monge.engine.parts import Parts
+from monge.engine.run_in_thread import run_in_thread
 from monge.engine.session import Request, Session
 
 BUDGET_S: Final = 1.0
@@ -72,7 +72,7 @@ def with_latency(parts: Parts, *, batch_sizes: Sequence[int], folder: Path | Non
     key = latency_key(parts)
     latency = None if folder is None else load_latency(folder, key)
     if latency is None:
-        latency = apart(lambda: measure_latency(parts, batch_sizes=batch_sizes))
+        latency = run_in_thread(lambda: measure_latency(parts, batch_sizes=batch_sizes))
         if folder is not None:
             save_latency(latency, folder, key)
     return replace(parts, shared=SharedState(latency))

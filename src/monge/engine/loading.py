@@ -9,12 +9,12 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from monge.core.errors import ModelLoadError, OptionError, UnsupportedModelError, VocabularyMismatchError, unknown_name
 from monge.core.model import SequenceModel
-from monge.engine.backends import BACKENDS, Backend
+from monge.engine.backends.registry import BACKENDS, Backend
+from monge.engine.models.cross_tokenizer import TranslatedModel
+from monge.engine.models.resized_vocabulary import ResizedVocabulary
+from monge.engine.models.vocabulary_mapping import translation
 from monge.engine.sharding import is_sharded
 from monge.engine.sources import resolve, tokenizer_obstacle
-from monge.engine.spelling import translation
-from monge.engine.translated import TranslatedModel
-from monge.engine.vocabulary import ResizedVocabulary
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 """Types of weights by name."""

@@ -8,7 +8,7 @@ from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
 from monge.core.splits import splits_along
 from monge.core.verdict import StageTimes, StepRecord, Verdict
-from monge.engine.attempt import attempt
+from monge.engine.catch import catch
 from monge.engine.clock import StageTimer
 from monge.engine.drafting import close_drafter, observe, propose
 from monge.engine.latency_learning import learn_latency
@@ -63,8 +63,8 @@ def close_session(session: Session, parts: Parts) -> None:
 
 def abandon_session(session: Session, parts: Parts) -> None:
     """Give back what a request holds that failed while it was opened: some of the parts may not know it."""
-    attempt(lambda: parts.target.close(session.context.request_id))
-    attempt(lambda: parts.drafter.close(session.context))
+    catch(lambda: parts.target.close(session.context.request_id))
+    catch(lambda: parts.drafter.close(session.context))
 
 
 def _stage(rows: list[Row], stage: Any, parts: Parts, isolated: bool) -> list[Row]:

@@ -13,7 +13,7 @@ from monge.core.context import Context
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
 from monge.draft.base import PieceReader, piece_reader
-from monge.engine.attempt import attempt
+from monge.engine.catch import catch
 from monge.engine.clock import now
 from monge.engine.drafting import give_up, start
 from monge.engine.logprobs import of_logits
@@ -114,7 +114,7 @@ class Prefills:
         done = [prompt for prompt in self._prompts if prompt.num_left == 0 or prompt.session.error is not None]
         self._prompts = [prompt for prompt in self._prompts if prompt not in done]
         for prompt in done:
-            error = prompt.session.error or attempt(partial(self._finish, prompt))
+            error = prompt.session.error or catch(partial(self._finish, prompt))
             if error is not None:
                 prompt.session.fail(error)
                 self._close(prompt.session)
@@ -132,7 +132,7 @@ class Prefills:
 
     def _read(self, group: Sequence[tuple[_Prompt, int]]) -> None:
         began = now()
-        error = attempt(lambda: self._read_target(group))
+        error = catch(lambda: self._read_target(group))
         for prompt, size in group:
             if error is None:
                 prompt.num_read += size
@@ -178,9 +178,9 @@ class Prefills:
         drafting = [job for job in drafting if not reads_prompt_later(job[0].session, self._parts)]
         if drafter is None or not drafting:
             return
-        error = attempt(lambda: drafter.read([prompt.context() for prompt, _ in drafting]))
+        error = catch(lambda: drafter.read([prompt.context() for prompt, _ in drafting]))
         for prompt, _ in drafting if error is not None else ():
-            again = error if len(drafting) == 1 else attempt(partial(_read_again, drafter, prompt.context()))
+            again = error if len(drafting) == 1 else catch(partial(_read_again, drafter, prompt.context()))
             if again is not None:
                 give_up(prompt.session, self._parts, again)
 

@@ -11,7 +11,7 @@ from monge.core.context import Context, DraftPlan
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft
-from monge.engine.attempt import attempt
+from monge.engine.catch import catch
 from monge.engine.logprobs import TokenLogprob
 from monge.engine.parts import Parts
 from monge.engine.session import Session
@@ -68,7 +68,7 @@ def together(rows: Sequence[Row], stage: Stage, parts: Parts) -> list[Row]:
     """
     for row in rows:
         row.session.mark()
-    if attempt(lambda: stage(rows)) is None:
+    if catch(lambda: stage(rows)) is None:
         return list(rows)
     for row in rows:
         row.session.rewind()
@@ -90,7 +90,7 @@ def each(rows: Sequence[Row], work: Callable[[Row], None]) -> list[Row]:
     """Do something for row by row; the rows for which it raised have failed, and are left out."""
     passed: list[Row] = []
     for row in rows:
-        error = attempt(lambda row=row: work(row))
+        error = catch(lambda row=row: work(row))
         if error is None:
             passed.append(row)
         else:

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from monge.core.errors import ModelLoadError
-from monge.engine.compiled_store import cache_folder
+from monge.engine.backends.program_cache import cache_folder
 
 _FORMAT: Final = 1  # raised whenever what is written from a GGUF file changes
 _SAMPLES: Final = 64  # blocks of a file that its digest reads, spread over it

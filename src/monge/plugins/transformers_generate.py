@@ -26,7 +26,7 @@ from monge.draft.by_name import AnyHead, drafter_of
 from monge.draft.tree.base import TreeBuilder
 from monge.engine.batch import decode
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network
-from monge.engine.network_facts import forward_parameters
+from monge.engine.models.network_facts import forward_parameters
 from monge.engine.parts import Parts
 from monge.engine.session import Request, Session, check_length
 from monge.plugins.transformers_processors import draft_rules, row_processors

@@ -8,7 +8,7 @@ from typing import Any, Final
 from monge.core.draws import check_seed
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.engine.attempt import attempt
+from monge.engine.catch import catch
 from monge.engine.decoder import Decoder
 from monge.engine.session import Request, Session
 
@@ -112,7 +112,7 @@ def read_row(line: bytes, index: int, decoder: Decoder, rules: RowRules) -> Batc
         row.row_id = record.get("id")
         row.session = _session(record, index, decoder, rules)
 
-    error = attempt(fill)
+    error = catch(fill)
     if error is not None:
         row.error = said(error)
     return row

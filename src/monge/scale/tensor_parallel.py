@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from monge.api import built_in, default_draft, load
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
-from monge.engine.backends import Backend, Eager
+from monge.engine.backends.registry import Backend, Eager
 from monge.engine.decoder import Decoder
 from monge.engine.loading import load_network, load_tokenizer
 from monge.engine.sharding import is_sharded

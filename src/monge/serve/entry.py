@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 from monge.core.verdict import StepRecord
-from monge.engine.attempt import attempt
+from monge.engine.catch import catch
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.session import Request, Session
 from monge.serve.jobs import Event, Job, JobFinish, Measure, Sink, Summary, Timings
@@ -77,7 +77,7 @@ class Entry:
 
     def _new_text(self, *, last: bool) -> str:
         found: list[str] = []
-        error = attempt(lambda: found.append(_take(self.session, last=last)))
+        error = catch(lambda: found.append(_take(self.session, last=last)))
         if error is not None:
             self.session.fail(error)
         return "".join(found)

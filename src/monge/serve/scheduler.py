@@ -8,8 +8,8 @@ from itertools import count
 from typing import Final
 
 from monge.core.errors import ContextLengthError, OptionError, OutOfStepError
-from monge.engine.attempt import attempt
 from monge.engine.batch import Batch
+from monge.engine.catch import catch
 from monge.engine.decoder import Decoder
 from monge.engine.garbage import trim_heap
 from monge.engine.session import Session
@@ -208,7 +208,7 @@ class Scheduler:
         return Batch(self._decoder.parts, prefill_chunk=self._prefill_chunk, piece_s=_PIECE_S, isolated=True)
 
     def _run(self) -> None:
-        error = attempt(self._decode)
+        error = catch(self._decode)
         if error is not None:
             with self._changed:
                 self._is_open, self._failure = False, f"{type(error).__name__}: {error}"
@@ -255,7 +255,7 @@ class Scheduler:
         """Let the first of the queue in, as long as there is room; nobody overtakes."""
         while entry := self._next():
             entry.admitted_at = time.perf_counter()
-            error = attempt(lambda session=entry.session: self._batch.join([session]))
+            error = catch(lambda session=entry.session: self._batch.join([session]))
             if isinstance(error, OutOfStepError):
                 raise error
             if error is not None:
@@ -275,7 +275,7 @@ class Scheduler:
 
     def _round(self) -> None:
         before, served = self._batch.num_prompt_tokens, list[Session]()
-        error = attempt(lambda: served.extend(self._batch.step(num_waiting=len(self._waiting))))
+        error = catch(lambda: served.extend(self._batch.step(num_waiting=len(self._waiting))))
         for one in (error, *(session.error for session in served)):
             if isinstance(one, OutOfStepError):
                 raise one  # no later round can be better

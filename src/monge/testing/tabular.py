@@ -11,7 +11,7 @@ from torch import Tensor
 
 from monge.core.errors import MongeError
 from monge.core.model import NodeBlock
-from monge.engine.features import FeatureLog
+from monge.engine.models.hidden_states import FeatureLog
 
 Style = Literal["positive", "sparse", "ties"]
 

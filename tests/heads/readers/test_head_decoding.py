@@ -12,7 +12,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.draft.head import HeadDrafter
 from monge.draft.tree.registry import TREES
 from monge.engine.decoder import Decoder
-from monge.engine.hf import HfTreeModel
+from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.parts import Parts
 from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.registry import load_head

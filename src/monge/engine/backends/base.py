@@ -1,0 +1,136 @@
+"""A backend runs a network; most replace its forwards over few tree nodes, its steps, by something faster."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from monge.core.model import SequenceModel
+from monge.engine.models.tree_cache import TreeCache
+
+Notify = Callable[[str], None]
+"""Told in a sentence what takes long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpec:
+    """What the inputs of a network's step look like.
+
+    Attributes:
+        kinds: Kinds of attention layers, one mask each, in the order of the masks.
+        mask_dtype: `torch.bool`, or the float type of an additive mask.
+        cache_shapes: `(heads, head_dim)` of keys and values, layer by layer, keys first.
+        dtype: Type of keys, values and logits.
+        layers: Hidden states that come with the logits, numbered as `FeatureModel` numbers them.
+    """
+
+    kinds: tuple[str, ...]
+    mask_dtype: torch.dtype
+    cache_shapes: tuple[tuple[int, int], ...]
+    dtype: torch.dtype
+    layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """What a step gives for every node.
+
+    Attributes:
+        logits: `[batch, nodes, vocab]`.
+        states: Hidden states of the step's layers, `[batch, nodes, hidden]` each.
+    """
+
+    logits: Tensor
+    states: tuple[Tensor, ...] = ()
+
+
+@runtime_checkable
+class NodeStep(Protocol):
+    """Reads a few nodes of every row, once a first forward of the network has laid out the cache.
+
+    Attributes:
+        name: What runs, for tables of results.
+        layers: Hidden states that it gives.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+        """Read nodes; keys and values go where the cache was told to place them.
+
+        Args:
+            token_ids: Tokens, `[batch, nodes]`.
+            positions: Their positions.
+            masks: For every kind of attention layer which columns a node sees, `[batch, 1, nodes, seq]`.
+            cache: The cache, placed.
+        """
+        ...
+
+
+@runtime_checkable
+class ChainStep(NodeStep, Protocol):
+    """A step that is told of the commonest block, a chain behind one text, without tensors being made for it."""
+
+    def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> StepOutput:
+        """What a call gives for a chain of one row whose nodes see all columns before them, and themselves.
+
+        Args:
+            token_ids: Tokens of the chain.
+            start: Column and position of the first of them.
+            cache: The cache, placed.
+        """
+        ...
+
+
+@runtime_checkable
+class PromptStep(NodeStep, Protocol):
+    """A step that also reads prompts, of which nobody wants the logits.
+
+    Attributes:
+        prompt_tokens: Tokens of all rows that it reads sooner than the network does; more are the network's.
+    """
+
+    prompt_tokens: int
+
+    def read_prompt(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+        """What a call gives, with the logits of any one node."""
+        ...
+
+
+@runtime_checkable
+class SizedStep(NodeStep, Protocol):
+    """A step that reads blocks of a few widths only, so that nothing has to be prepared while decoding goes on.
+
+    Attributes:
+        widths: Nodes a row, ascending. Narrower blocks are padded to the next width, wider ones are the network's, and so are
+            those of which nobody wants the logits.
+    """
+
+    widths: tuple[int, ...]
+
+
+StepMaker = Callable[[tuple[int, ...]], NodeStep]
+"""Makes the step that gives these hidden states; raises `BackendError` where there is none."""
+
+
+class Backend(ABC):
+    """What runs a network.
+
+    Attributes:
+        reads_shards: Whether it runs networks whose weights lie in several processes.
+    """
+
+    reads_shards: ClassVar[bool] = False
+
+    @abstractmethod
+    def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
+        """The network behind the interface of the loop: trees where it can read them, chains otherwise.
+
+        Args:
+            network: A causal language model in evaluation mode.
+        """

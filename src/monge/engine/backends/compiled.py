@@ -1,0 +1,272 @@
+"""The compiled backend: steps as machine code, without Python or dispatch between their operations. CPU only."""
+
+import copy
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+from transformers import PreTrainedModel
+
+from monge.core.errors import BackendError
+from monge.core.model import Forward
+from monge.engine.backends.base import Notify, StepOutput, StepSpec
+from monge.engine.backends.packed_linear import compiler_options, load_packed_linear, pack_linears
+from monge.engine.backends.parity_check import (
+    AGREEMENT,
+    as_backend_error,
+    largest_difference,
+    module_difference,
+    require_agreement,
+    step_obstacle,
+    step_spec,
+)
+from monge.engine.backends.program_cache import (
+    StoredProgram,
+    find_program,
+    module_key,
+    program_key,
+    scratch_folder,
+    store_program,
+)
+from monge.engine.backends.traced_step import TracedStep, export_module, export_step
+from monge.engine.models.masks import chain_visibility
+from monge.engine.models.network_facts import chooses_logits
+from monge.engine.models.tree_cache import TreeCache
+from monge.engine.run_in_thread import run_in_thread
+
+_PROMPT: Final = 384  # prompt tokens of a forward: with more, one thread is slower between products than eager operations are
+_MODULE_FORMAT: Final = "compiled module 3"  # raised whenever the trace or the files change
+_OPTIONS: Final = {
+    # Weights are not stored: a program receives them when it is loaded.
+    "aot_inductor.package_constants_in_so": False,
+    # Between two products a step has a few thousand numbers: threads would take longer to start than to work.
+    "cpp.threads": 1,
+    **compiler_options(),
+}
+
+Run = Callable[[list[Tensor]], Sequence[Tensor]]
+"""Runs a program: its inputs, flattened, to its outputs."""
+
+
+class CompiledStep:
+    """A compiled step; a `ChainStep` and a `PromptStep`. One program serves all numbers of rows, nodes and columns.
+
+    Args:
+        stored: The program.
+        module: The traced module, which holds the weights.
+        spec: Shapes of inputs and outputs.
+        prompt_tokens: See `PromptStep`; 0 where the program gives logits of all nodes.
+    """
+
+    name = "compiled"
+
+    def __init__(self, stored: StoredProgram, module: TracedStep, spec: StepSpec, prompt_tokens: int = 0) -> None:
+        self._run = load_program(stored, module.tensors())
+        self.layers, self.module, self.spec = spec.layers, module, spec
+        self.prompt_tokens = prompt_tokens
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+        return self._read(token_ids, positions, _first(token_ids.shape[1]), masks, cache)
+
+    def read_prompt(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+        return self._read(token_ids, positions, _first(1), masks, cache)
+
+    def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> StepOutput:
+        positions = torch.arange(start, start + len(token_ids))[None]
+        mask = chain_visibility(len(token_ids), start)[None].contiguous()
+        if self.spec.mask_dtype != torch.bool:
+            mask = torch.where(mask, 0.0, torch.finfo(self.spec.mask_dtype).min).to(self.spec.mask_dtype)
+        masks = [mask] * len(self.spec.kinds)
+        return self._output([torch.tensor([token_ids]), positions, positions, _first(len(token_ids)), *masks, *cache.kept()])
+
+    def _read(
+        self, token_ids: Tensor, positions: Tensor, shown: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> StepOutput:
+        # Programs ignore strides, and masks of chains are views of a wider mask.
+        dense = (mask.contiguous() for mask in masks)
+        return self._output([token_ids, positions, cache.columns(token_ids.shape[1]), shown, *dense, *cache.kept()])
+
+    def _output(self, inputs: list[Tensor]) -> StepOutput:
+        logits, *states = self._run(inputs)
+        return StepOutput(logits=logits, states=tuple(states))
+
+
+@cache
+def _first(count: int) -> Tensor:
+    """Indices of the first nodes."""
+    return torch.arange(count)
+
+
+def compile_step(network: PreTrainedModel, notify: Notify, layers: tuple[int, ...] = ()) -> CompiledStep:
+    """Compile a network's step, or load it from the program cache; check it against the network.
+
+    Args:
+        network: A network in evaluation mode.
+        notify: Receives messages about slow work.
+        layers: Hidden states that come with the logits.
+
+    Raises:
+        BackendError: If the network cannot be compiled here; the message says why.
+    """
+    if (reason := obstacle(network)) is not None:
+        raise BackendError(reason)
+    name = type(network).__name__
+    with as_backend_error(f"{name} cannot be compiled"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
+        compiled = _load_or_compile(network, step_spec(network, layers), name, notify)
+        difference = run_in_thread(lambda: largest_difference(network, compiled))
+    require_agreement(network, compiled, "compiled", difference)
+    return compiled
+
+
+def obstacle(network: PreTrainedModel) -> str | None:
+    """Why a network cannot be compiled, if that is known before trying."""
+    if (reason := step_obstacle(network, "compiled")) is not None:
+        return reason
+    if network.device.type != "cpu":
+        return f"{type(network).__name__} is on {network.device}, and steps are compiled for the CPU only"
+    return compiler_obstacle()
+
+
+def compiler_obstacle() -> str | None:
+    """Why nothing can be compiled on this machine."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "there is no C++ compiler on this machine; install g++ or clang++, or name one in the environment variable CXX"
+    return None
+
+
+def _load_or_compile(network: PreTrainedModel, spec: StepSpec, name: str, notify: Notify) -> CompiledStep:
+    step = TracedStep(network, spec)
+    key = program_key(network, spec)
+    stored = _stored(key, name, notify)
+    if network.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
+        notify(f"this processor has no bfloat16 instructions: {name} is several times faster with dtype='float32'")
+    if stored is None:
+        what = f"{name} with its hidden states" if spec.layers else name
+        notify(f"compiling {what}, once for this machine; it can take minutes")
+        stored = _compile(step, spec, key)
+    return CompiledStep(stored, step, spec, _PROMPT if chooses_logits(network) else 0)
+
+
+def _compile(step: TracedStep, spec: StepSpec, key: str) -> StoredProgram:
+    return compile_program(export_step(step, spec), step.tensors(), key)
+
+
+def _stored(key: str, name: str, notify: Notify) -> StoredProgram | None:
+    stored, damage = find_program(key, ".pt2")
+    if damage is not None:
+        notify(f"the stored program of {name} cannot be used: {damage}")
+    return stored
+
+
+class CompiledModule:
+    """A compiled module beside a network, such as a head. One program serves all batch sizes and all weights.
+
+    Args:
+        stored: The program.
+        tensors: Weights and buffers by name.
+    """
+
+    def __init__(self, stored: StoredProgram, tensors: Mapping[str, Tensor]) -> None:
+        self._run = load_program(stored, tensors)
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self._run([tensor.contiguous() for tensor in inputs]))  # programs ignore strides
+
+
+def compile_module(notify: Notify, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
+    """Compile a module, or load it from the program cache; check it against the module.
+
+    Args:
+        notify: Receives messages about slow work.
+        module: See `ModuleHost.hosted`.
+        like: Likewise.
+
+    Raises:
+        BackendError: If the module cannot be compiled here; the message says why.
+    """
+    name = type(module).__name__
+    with as_backend_error(f"{name} cannot be compiled"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
+        program = _load_or_compile_module(_packed(module), like, name, notify)
+        difference, bound = run_in_thread(lambda: module_difference(module, program, like)), AGREEMENT[like[0].dtype]
+    if not difference <= bound:
+        raise BackendError(f"{name}, compiled, gives other numbers: {difference:.2g} of the largest, not {bound:.2g}")
+    return program
+
+
+def _load_or_compile_module(module: torch.nn.Module, like: Sequence[Tensor], name: str, notify: Notify) -> CompiledModule:
+    key = module_key(module, like, _MODULE_FORMAT)
+    stored = _stored(key, name, notify)
+    if stored is None:
+        notify(f"compiling {name}, once for this machine; it can take a minute")
+        stored = _compile_module(module, like, key)
+    return CompiledModule(stored, _tensors(module))
+
+
+def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredProgram:
+    inputs = tuple(tensor.new_zeros(3, tensor.shape[1]) for tensor in like)
+    program = export_module(module, inputs, tuple({0: Dim.DYNAMIC} for _ in inputs))
+    return compile_program(program, _tensors(module), key)
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+
+
+def _packed(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy that shares its tensors, except for matrices: they lie in the order that products of a few rows read."""
+    kept = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    maps = {id(one.weight) for one in module.modules() if isinstance(one, torch.nn.Linear)}
+    for tensor in module.parameters():
+        if tensor.ndim == 2 and tensor.dtype in {torch.float32, torch.float64} and id(tensor) not in maps:
+            kept[id(tensor)] = torch.nn.Parameter(tensor.detach().t().contiguous().t(), requires_grad=False)
+    twin = copy.deepcopy(module, dict(kept))
+    pack_linears(twin)
+    return twin
+
+
+def compile_program(program: ExportedProgram, tensors: Mapping[str, Tensor], key: str) -> StoredProgram:
+    """Compile and store a traced program.
+
+    Args:
+        program: The program.
+        tensors: Its weights and buffers by name, which are not stored.
+        key: Its name in the program cache.
+    """
+    with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
+        package = Path(scratch) / "program.pt2"
+        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=_OPTIONS)
+        made = {name: one for name, one in program.constants.items() if name not in tensors and isinstance(one, Tensor)}
+        return store_program(key, package, made)
+
+
+def load_program(stored: StoredProgram, tensors: Mapping[str, Tensor]) -> Run:
+    """Load a program with these weights and buffers, which it keeps alive. Its inputs must be contiguous."""
+    load_packed_linear()
+    program: Any = torch._inductor.aoti_load_package(str(stored.path))
+    known = {**tensors, **stored.constants}
+    constants = {name: known[name].detach() for name in program.get_constant_fqns()}
+    program.load_constants(constants, check_full_update=True, user_managed=True)
+    return _LoadedProgram(program.loader.run, constants)
+
+
+class _LoadedProgram:
+    """A program and the tensors to whose memory it points."""
+
+    def __init__(self, run: Run, constants: Mapping[str, Tensor]) -> None:
+        self._run, self._constants = run, constants
+
+    def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
+        return self._run(inputs)

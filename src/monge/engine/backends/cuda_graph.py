@@ -1,0 +1,174 @@
+"""The compiled backend on a GPU: steps captured as CUDA graphs and replayed without Python or launches in between."""
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from monge.core.errors import BackendError
+from monge.engine.backends.base import Notify, StepOutput, StepSpec
+from monge.engine.backends.parity_check import (
+    as_backend_error,
+    largest_difference,
+    require_agreement,
+    step_obstacle,
+    step_spec,
+)
+from monge.engine.backends.traced_step import TracedStep
+from monge.engine.models.tree_cache import TreeCache
+
+WIDTHS: Final = (1, 2, 4, 8, 16, 32, 64)
+"""Nodes a row for which graphs are captured."""
+_MAX_GRAPHS: Final = 64  # the least recently used graph is dropped: batches come in many sizes
+
+Outputs = tuple[Tensor, ...]
+Capture = Callable[[Callable[[], Outputs]], tuple[Callable[[], None], Outputs]]
+"""Captures work that always uses the same memory; returns the replay and the tensors that hold its results."""
+
+
+class GraphCapture:
+    """Captures CUDA graphs that share one memory pool; a `Capture`.
+
+    Raises:
+        BackendError: If the device is no CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type != "cuda":
+            raise BackendError(f"steps on {device} are neither compiled nor captured: that is done on CPUs and CUDA devices")
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+        with torch.cuda.device(self._device):
+            # Libraries initialize themselves at first use, which cannot be captured.
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                work()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may use the device meanwhile: a server decodes in one and answers in others.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                outputs = work()
+        return graph.replay, outputs
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedGraph:
+    """A captured step: the memory of its inputs, its replay, the memory of its outputs."""
+
+    inputs: tuple[Tensor, ...]
+    masks: tuple[Tensor, ...]
+    replay: Callable[[], None]
+    outputs: Outputs
+
+    def run(self, inputs: Sequence[Tensor], masks: Sequence[Tensor]) -> Outputs:
+        """Copy the inputs in, replay, copy the outputs out: the next replay overwrites them."""
+        for own, given in zip(self.inputs, inputs, strict=True):
+            own.copy_(given, non_blocking=True)
+        for own, mask in zip(self.masks, masks, strict=True):
+            own.fill_(False if own.dtype == torch.bool else torch.finfo(own.dtype).min)
+            own[..., : mask.shape[-1]] = mask
+        self.replay()
+        return tuple(output.clone() for output in self.outputs)
+
+
+class CudaGraphStep:
+    """A step with one CUDA graph for each slice of rows and each width, captured at first use; a `SizedStep`.
+
+    A graph attends to all columns of the cache, because shapes are fixed; the mask hides unused columns. When the cache moves
+    to other memory, graphs are captured anew.
+
+    Args:
+        module: The traced step.
+        spec: Shapes of inputs and outputs.
+        capture: Captures work on the network's device.
+    """
+
+    name = "cuda_graph"
+    widths = WIDTHS
+
+    def __init__(self, module: TracedStep, spec: StepSpec, capture: Capture) -> None:
+        self.module, self.spec, self._capture = module, spec, capture
+        self.layers = spec.layers
+        self._layout: object = None
+        self._graphs: OrderedDict[tuple[int, int, int], CapturedGraph] = OrderedDict()
+        self._has_memory = True
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+        if cache.layout is not self._layout:
+            self.clear()
+            self._layout = cache.layout
+        inputs = token_ids, positions, cache.columns(token_ids.shape[1])
+        key = cache.rows.start, cache.rows.stop, token_ids.shape[1]
+        if key not in self._graphs and self._has_memory:
+            self._add(key, inputs, cache)
+        if (graph := self._graphs.get(key)) is None:
+            logits, *states = self.module(inputs[0], (*inputs[1:], _all_nodes(inputs[0])), masks, cache.kept())
+        else:
+            self._graphs.move_to_end(key)
+            logits, *states = graph.run(inputs, masks)
+        return StepOutput(logits=logits, states=tuple(states))
+
+    def clear(self) -> None:
+        """Drop all graphs."""
+        self._graphs.clear()
+
+    def _add(self, key: tuple[int, int, int], inputs: tuple[Tensor, Tensor, Tensor], cache: TreeCache) -> None:
+        try:
+            self._graphs[key] = self._captured(inputs, cache)
+        except torch.OutOfMemoryError as error:
+            self._has_memory = False
+            (rows, nodes), mebibytes = inputs[0].shape, cache.num_bytes / 2**20
+            warnings.warn(
+                f"no memory for the CUDA graph of {rows} requests by {nodes} nodes with {mebibytes:.0f} MiB of keys and "
+                f"values; {len(self._graphs)} graphs are captured, other sizes run eagerly: {error}",
+                stacklevel=6,
+            )
+        if len(self._graphs) > _MAX_GRAPHS:
+            self._graphs.popitem(last=False)
+
+    def _captured(self, inputs: tuple[Tensor, Tensor, Tensor], cache: TreeCache) -> CapturedGraph:
+        token_ids, positions, columns = (tensor.clone() for tensor in inputs)
+        rows, nodes = token_ids.shape
+        # Any mask does for capturing, but a query that sees no column has no attention weights.
+        mask = torch.ones(rows, 1, nodes, cache.capacity, dtype=self.spec.mask_dtype, device=token_ids.device)
+        masks = tuple(mask.clone() for _ in self.spec.kinds)
+        places, kept = (positions, columns, _all_nodes(token_ids)), cache.kept()
+        replay, outputs = self._capture(lambda: self.module(token_ids, places, masks, kept))
+        return CapturedGraph((token_ids, positions, columns), masks, replay, outputs)
+
+
+def capture_step(network: PreTrainedModel, capture: Capture, notify: Notify, layers: tuple[int, ...] = ()) -> CudaGraphStep:
+    """Make the step of a network whose graphs are captured while decoding; check it against the network.
+
+    Args:
+        network: A network in evaluation mode.
+        capture: Captures work on its device.
+        notify: Receives messages about slow work.
+        layers: Hidden states that come with the logits.
+
+    Raises:
+        BackendError: If the network cannot be captured; the message says why.
+    """
+    if (reason := step_obstacle(network, "captured")) is not None:
+        raise BackendError(reason)
+    name = type(network).__name__
+    notify(f"capturing CUDA graphs of {name}; each size is captured at first use")
+    with as_backend_error(f"{name} cannot be captured"):
+        spec = step_spec(network, layers)
+        step = CudaGraphStep(TracedStep(network, spec), spec, capture)
+        difference = largest_difference(network, step)
+        step.clear()  # these graphs point to a cache that no longer exists
+    require_agreement(network, step, "captured", difference)
+    return step
+
+
+def _all_nodes(token_ids: Tensor) -> Tensor:
+    """All nodes have logits."""
+    return torch.arange(token_ids.shape[1], device=token_ids.device)

@@ -1,0 +1,59 @@
+"""The backends by name."""
+
+import logging
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from transformers import PreTrainedModel
+
+from monge.core.errors import BackendError
+from monge.core.model import SequenceModel
+from monge.core.registry import Registry
+from monge.engine.backends.base import Backend
+from monge.engine.models.hf_chain import HfChainModel
+from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.models.network_facts import tree_obstacle
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Eager(Backend):
+    """The network as `transformers` runs it, on any device."""
+
+    def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
+        return HfTreeModel(network) if tree_obstacle(network) is None else HfChainModel(network)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled(Backend):
+    """Steps compiled to machine code on CPUs, captured as CUDA graphs on GPUs; kept for the next start.
+
+    A network that supports neither runs eagerly, with a warning.
+    """
+
+    def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
+        try:
+            return self._on_cpu(network) if network.device.type == "cpu" else self._on_gpu(network)
+        except BackendError as error:
+            warnings.warn(f"backend 'compiled' is not used, the network runs eagerly: {error}", stacklevel=4)
+            return Eager().sequence_model(network)
+
+    def _on_cpu(self, network: PreTrainedModel) -> SequenceModel:
+        from monge.engine.backends.compiled import compile_module, compile_step  # the compiler is slow to import
+
+        make_step = partial(compile_step, network, _LOG.info)
+        return HfTreeModel(network, make_step(), make_step, partial(compile_module, _LOG.info))
+
+    def _on_gpu(self, network: PreTrainedModel) -> SequenceModel:
+        from monge.engine.backends.cuda_graph import GraphCapture, capture_step
+
+        make_step = partial(capture_step, network, GraphCapture(network.device), _LOG.info)
+        return HfTreeModel(network, make_step(), make_step)
+
+
+BACKENDS: Final[Registry[Backend]] = Registry(
+    "backend", {"eager": Eager, "compiled": Compiled}, removed={"openvino": "use 'compiled'"}
+)

@@ -1,0 +1,1 @@
+"""Networks as models that read trees."""

@@ -1,0 +1,318 @@
+"""A `transformers` network as a model that reads trees."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from monge.core.devices import sent
+from monge.core.errors import BackendError, MongeError, UnsupportedModelError
+from monge.core.model import Forward, NodeBlock
+from monge.engine.backends.base import ChainStep, NodeStep, PromptStep, SizedStep, StepMaker, StepOutput, StepSpec
+from monge.engine.backends.module_runner import ModuleMaker, ModuleRunner
+from monge.engine.clock import now
+from monge.engine.models.cache_rows import CacheRow, RowTable
+from monge.engine.models.hidden_states import FeatureLog
+from monge.engine.models.layer_subset import shortened
+from monge.engine.models.masks import MaskForm, forward_inputs
+from monge.engine.models.network_facts import (
+    cache_keyword,
+    check_causal,
+    chooses_logits,
+    context_length,
+    layer_windows,
+    num_weights,
+    tree_obstacle,
+)
+from monge.engine.models.padding import of_similar_size
+from monge.engine.models.tree_cache import TreeCache
+
+_PREFILL: Final = 1024  # tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt
+_STEP: Final = 64  # nodes a row that a step reads; in larger blocks arithmetic counts, not what lies between operations
+_GROWTH: Final = 1.5  # of the cache of a step of fixed widths, which is prepared again when the cache moves
+_UNWANTED: Final = 1 << 20  # logits that nobody asked for and a step gives all the same: a short prompt's, where words are few
+
+
+class HfTreeModel:
+    """Reads trees for many sequences in one forward; a `ModuleHost` and a `LayeredModel`.
+
+    Every node gets its own position (committed length + depth) and sees the committed text, its ancestors and itself. Layers
+    with a sliding window keep all columns and apply the window in the mask, so trees and rollback are exact there too.
+
+    Args:
+        model: A causal language model in evaluation mode that takes 4-D masks and position ids.
+        step: Reads small blocks of nodes in the network's place, short prompts too; longer ones are read by the network itself.
+        step_with: Makes the step that gives hidden states as well, for when they are watched.
+        module_with: Runs the output layer and the steps of heads; `None` leaves them as they are.
+
+    Raises:
+        UnsupportedModelError: If the network cannot read trees; the message says why.
+    """
+
+    no_draft_reason: str | None = None
+    no_tree_reason: str | None = None
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        step: NodeStep | None = None,
+        step_with: StepMaker | None = None,
+        module_with: ModuleMaker | None = None,
+    ) -> None:
+        check_causal(model)
+        reason = tree_obstacle(model)
+        if reason is not None:
+            raise UnsupportedModelError(reason)
+        self._model, self._step_with, self._hosted = model, step_with, ModuleRunner(model, module_with)
+        config = model.config.get_text_config()
+        self._windows = layer_windows(config)
+        self._take(step)
+        self._attention = str(config._attn_implementation)
+        self._device, self._dtype, self._embedding = model.device, model.dtype, model.get_input_embeddings()
+        self._form = MaskForm(self._windows, self._attention, self._dtype, self._device)
+        growth = {"growth": _GROWTH} if self._widths else {}
+        self._cache = TreeCache(config.num_hidden_layers, model.device, **growth)
+        self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
+        self._rows = RowTable(self._cache)
+        self._forward_s = 0.0
+        self._shortened: list[HfTreeModel] = []
+        self._features: FeatureLog | None = None
+        self.hidden_size, self.num_layers = int(config.hidden_size), int(config.num_hidden_layers)
+        self.vocab_size = int(config.vocab_size)
+        self.max_length = context_length(config)
+
+    def __repr__(self) -> str:
+        size = num_weights(self._model) / 1e6
+        how = self._attention if self._step is None else f"{self._attention}, {self._step.name}"
+        return f"HfTreeModel({type(self._model).__name__}, {size:.1f}M parameters, {self._dtype}, {how})"
+
+    @property
+    def forward_s(self) -> float:
+        """Seconds spent inside the network's own forward."""
+        return self._forward_s + sum(model.forward_s for model in self._shortened)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See `TypedModel`."""
+        return self._dtype
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory held by keys and values."""
+        return self._cache.num_bytes
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """See `SizedModel`."""
+        return self._widths
+
+    @property
+    def network(self) -> PreTrainedModel:
+        """The network."""
+        return self._model
+
+    @property
+    def step(self) -> NodeStep | None:
+        """What reads small blocks in the network's place."""
+        return self._step
+
+    @property
+    def lays_chains(self) -> bool:
+        """Whether the cache is laid out, a chain's node sees all columns up to its own, and nobody watches hidden states."""
+        is_plain = self._features is None and all(window is None for window in self._windows.values())
+        return is_plain and self._cache.is_settled
+
+    def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        for sequence in prefixes:
+            self._rows.open(sequence)
+        self.append(prefixes)
+
+    def reopen(self, sequence: int, new: int, length: int) -> bool:
+        row = self._rows[sequence]
+        if self._features is not None or len(row.nodes) or length > row.length:
+            return False
+        self._rows.rename(sequence, new, length)
+        return True
+
+    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        for start in range(0, max(map(len, pieces.values())), _PREFILL):
+            parts = {
+                sequence: tuple(tokens[start : start + _PREFILL]) for sequence, tokens in pieces.items() if len(tokens) > start
+            }
+            for group in of_similar_size({sequence: len(part) for sequence, part in parts.items()}):
+                self._read({sequence: NodeBlock.chain(parts[sequence]) for sequence in group}, keep_logits=False)
+                self.commit({sequence: range(len(parts[sequence])) for sequence in group})
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+        if len(blocks) == 1 and self._chain_step is not None and self._cache.is_settled:
+            ((sequence, block),) = blocks.items()
+            row, count = self._rows[sequence], len(block.token_ids)
+            if count <= _STEP and row.nodes.is_chain and block.continues(len(row.nodes)):
+                return {sequence: self._read_chain(row, block, self._chain_step)}
+        logits = self._read(blocks, keep_logits=True)
+        first = min(self._rows.index(sequence) for sequence in blocks)
+        return {
+            sequence: logits[self._rows.index(sequence) - first, : len(block.token_ids)] for sequence, block in blocks.items()
+        }
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        for sequence, path in paths.items():
+            row = self._rows[sequence]
+            # A path that is the first nodes in reading order lies where it belongs.
+            if any(slot != position for position, slot in enumerate(path)):
+                self._cache.keep(self._rows.index(sequence), row.length, [row.length + slot for slot in path])
+            row.length += len(path)
+            row.nodes.clear()
+            if self._features is not None:
+                self._features.commit(sequence, path)
+
+    def length(self, sequence: int) -> int:
+        return self._rows[sequence].length
+
+    def close(self, sequence: int) -> None:
+        self._rows.close(sequence)
+        if not len(self._rows) and not self._widths:  # steps of a few widths may be recorded for this memory
+            self._cache.give_back()
+        if self._features is not None:
+            self._features.close(sequence)
+
+    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> None:
+        if len(self._rows):
+            raise MongeError(f"hidden states must be watched before sequences are open; {len(self._rows)} are")
+        self._features = FeatureLog(layers, self.num_layers, only_last=only_last)
+        self._take(self._watching_step(self._features.layers))
+
+    def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
+        return None if self._features is None else self._features.take(sequence)
+
+    def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
+        with torch.inference_mode():
+            return self._hosted.logits(states)
+
+    def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
+        with torch.inference_mode():
+            return self._embedding(sent(torch.tensor(list(token_ids)), self._device))
+
+    def hosted(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
+        """What runs a small module; see `ModuleHost`."""
+        return self._hosted.run(module, like)
+
+    def shortened(self, layers: Sequence[int]) -> "HfTreeModel":
+        """A model that runs only these layers; see `LayeredModel`."""
+        self._shortened.append(HfTreeModel(shortened(self._model, layers)))
+        return self._shortened[-1]
+
+    def step_spec(self) -> StepSpec:
+        """What a step has to read in this network's place; known once a sequence was opened."""
+        kept = self._cache.kept()
+        return StepSpec(
+            kinds=tuple(self._windows),
+            mask_dtype=self._dtype if self._attention == "eager" else torch.bool,
+            cache_shapes=tuple((tensor.shape[1], tensor.shape[3]) for tensor in kept),
+            dtype=self._dtype,
+        )
+
+    def lay_chain(self, sequence: int, num_nodes: int) -> TreeCache:
+        """The cache with room for a chain of uncommitted nodes behind all that is read; who asked for it reads them."""
+        row, index = self._rows[sequence], self._rows.index(sequence)
+        self._cache.place(slice(index, index + 1), (row.end,), num_nodes, self._rows.held)
+        row.nodes.add_chain(num_nodes)
+        return self._cache
+
+    def note_forward(self, seconds: float) -> None:
+        """Count the time of a forward that somebody else ran."""
+        self._forward_s += seconds
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` if the bookkeeping contradicts itself."""
+        self._rows.check_integrity()
+
+    def _read(self, blocks: Mapping[int, NodeBlock], *, keep_logits: bool) -> Tensor:
+        rows = self._rows.together(blocks)
+        members = self._rows.rows(rows)
+        row_blocks = [blocks[row.sequence] for row in members]
+        starts = [row.end for row in members]
+        for row, block in zip(members, row_blocks, strict=True):
+            row.nodes.add(block)
+        lengths, nodes = [row.length for row in members], [row.nodes for row in members]
+        width = self._width(max(len(block.token_ids) for block in row_blocks), keep_logits=keep_logits)
+        token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
+        self._cache.place(rows, starts, width, self._rows.held)
+        masks = self._form.masks(visible, positions, lengths, nodes)
+        token_ids, positions = sent(token_ids, self._device), sent(positions, self._device)
+        start = now()
+        with torch.inference_mode():
+            output = self._forward(token_ids, positions, masks, keep_logits=keep_logits)
+            if self._features is not None:
+                for index, (row, block) in enumerate(zip(members, row_blocks, strict=True)):
+                    self._features.read(row.sequence, [state[index, : len(block.token_ids)] for state in output.states])
+        self._forward_s += now() - start
+        self._cache.settle()
+        return output.logits
+
+    def _read_chain(self, row: CacheRow, block: NodeBlock, step: ChainStep) -> Tensor:
+        """`_read` for a chain behind one text."""
+        cache, start = self.lay_chain(row.sequence, len(block.token_ids)), now()
+        with torch.inference_mode():
+            output = step.read_chain(block.token_ids, cache.starts[0], cache)
+            if self._features is not None:
+                self._features.read(row.sequence, [state[0] for state in output.states])
+            logits = output.logits[0]
+        self._forward_s += now() - start
+        return logits
+
+    def _take(self, step: NodeStep | None) -> None:
+        """Read small blocks by this step from now on."""
+        self._step = step
+        self._prompt_step = step if isinstance(step, PromptStep) else None
+        self._widths = step.widths if isinstance(step, SizedStep) else ()
+        sees_all = all(window is None for window in self._windows.values())
+        self._chain_step = step if sees_all and isinstance(step, ChainStep) else None
+
+    def _width(self, num_nodes: int, *, keep_logits: bool) -> int:
+        """Nodes to which every row of a forward is padded."""
+        widths = self._widths if keep_logits and self._cache.is_settled else ()
+        return next((width for width in widths if width >= num_nodes), num_nodes)
+
+    def _forward(self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool) -> StepOutput:
+        """By the step, where there is one and it is faster."""
+        if self._step is not None and self._cache.is_settled:
+            inputs, size = (token_ids, positions, tuple(masks.values()), self._cache), token_ids.numel()
+            if self._prompt_step is not None and not keep_logits and size <= self._prompt_step.prompt_tokens:
+                return self._prompt_step.read_prompt(*inputs)
+            is_cheap = size * self.vocab_size <= _UNWANTED and not self._widths
+            if token_ids.shape[1] <= _STEP and (keep_logits or is_cheap):
+                return self._step(*inputs)
+        return self._whole(token_ids, positions, masks, keep_logits=keep_logits)
+
+    def _whole(self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool) -> StepOutput:
+        """A forward of the network itself."""
+        inputs: dict[str, Any] = {
+            "input_ids": token_ids,
+            "position_ids": positions,
+            "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())),
+            self._cache_keyword: self._cache,
+            "use_cache": True,
+        }
+        if self._chooses_logits and not keep_logits:
+            inputs["logits_to_keep"] = 1
+        if self._features is None:
+            return StepOutput(logits=self._model(**inputs).logits)
+        return self._features.forward(self._model, inputs)
+
+    def _watching_step(self, layers: tuple[int, ...]) -> NodeStep | None:
+        """The step that gives these hidden states, or `None`, with a warning, where only the network itself does."""
+        if self._step is None or self._step.layers == layers:
+            return self._step
+        reason = f"a step of kind {self._step.name!r} was given that shows none"
+        if self._step_with is not None:
+            try:
+                return self._step_with(layers)
+            except BackendError as error:
+                reason = str(error)
+        warnings.warn(f"hidden states are watched, so every step of the target runs eagerly: {reason}", stacklevel=3)
+        return None

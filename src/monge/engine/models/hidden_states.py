@@ -1,0 +1,98 @@
+"""Hidden states of committed tokens, kept from the forwards that score trees."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from monge.core.errors import OptionError
+from monge.engine.backends.base import StepOutput
+
+
+class FeatureLog:
+    """Remembers hidden states of uncommitted nodes, and of committed tokens until somebody takes them.
+
+    Args:
+        layers: Indices of hidden states; 0 is the embedding's output, i that of layer i, the last one after the final norm.
+        num_layers: Layers of the network.
+        only_last: Whether of the committed tokens only the last is remembered.
+
+    Raises:
+        OptionError: If an index is out of range.
+    """
+
+    def __init__(self, layers: Sequence[int], num_layers: int, *, only_last: bool = False) -> None:
+        wrong = [layer for layer in layers if not 0 <= layer <= num_layers]
+        if wrong or not layers:
+            raise OptionError(
+                f"hidden states of layers {list(layers)} were asked for; this network has 0 (embedding) to {num_layers} "
+                "(what its output layer reads)"
+            )
+        self.layers, self._is_last = tuple(layers), tuple(layers) == (num_layers,)
+        self._only_last = only_last
+        self._shows_last: bool | None = None  # whether a hook on its decoder sees the last state, once a network was asked
+        self._nodes: dict[int, list[Tensor]] = {}
+        self._fresh: dict[int, list[Tensor]] = {}
+
+    def forward(self, network: PreTrainedModel, inputs: Mapping[str, Any]) -> StepOutput:
+        """A forward of the network with the states that are watched.
+
+        To show all states, `transformers` puts a hook on every layer, which takes small networks longer than a layer does; the
+        last one alone is what the output layer reads.
+        """
+        if self._is_last and self._shows_last is None:
+            probe = torch.zeros(1, 1, dtype=torch.long, device=network.device)
+            self._shows_last = bool(_with_last(network, {"input_ids": probe, "use_cache": False}).states)
+        if self._is_last and self._shows_last:
+            return _with_last(network, inputs)
+        output = network(**inputs, output_hidden_states=True)
+        return StepOutput(logits=output.logits, states=tuple(output.hidden_states[layer] for layer in self.layers))
+
+    def read(self, sequence: int, states: Sequence[Float[Tensor, "nodes hidden"]]) -> None:
+        """New uncommitted nodes, one tensor per watched layer."""
+        # A copy, even of one: some steps write the next outputs into the same memory.
+        self._nodes.setdefault(sequence, []).append(torch.cat(tuple(states), dim=-1))
+
+    def commit(self, sequence: int, path: Sequence[int]) -> None:
+        """Keep the nodes of a path, drop the rest."""
+        nodes = self._nodes.pop(sequence, [])
+        if path and nodes and self._only_last:
+            known, last = _joined(nodes), path[-1]
+            self._fresh[sequence] = [known if len(known) == 1 else known[last : last + 1]]
+        elif path and nodes:
+            first, last = path[0], path[-1]
+            is_run = list(path) == list(range(first, last + 1))  # a slice takes a tenth of what picking rows takes
+            rows = slice(first, last + 1) if is_run else list(path)
+            self._fresh.setdefault(sequence, []).append(_joined(nodes)[rows])
+
+    def take(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
+        """Hidden states of the tokens committed since the last call, layers side by side; `None` where there are none.
+
+        Of the last token, where only that is remembered, whether or not it was taken before.
+        """
+        fresh = self._fresh.get(sequence, []) if self._only_last else self._fresh.pop(sequence, [])
+        return _joined(fresh) if fresh else None
+
+    def close(self, sequence: int) -> None:
+        """Forget a sequence."""
+        self._nodes.pop(sequence, None)
+        self._fresh.pop(sequence, None)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _with_last(network: PreTrainedModel, inputs: Mapping[str, Any]) -> StepOutput:
+    """A forward with the last state, or with none where the network's decoder is not what calls its layers."""
+    seen: list[Tensor] = []
+    decoder: torch.nn.Module = network.get_decoder()
+    hook = decoder.register_forward_hook(lambda _module, _inputs, output: seen.append(output[0]))
+    try:
+        logits = network(**inputs).logits
+    finally:
+        hook.remove()
+    return StepOutput(logits=logits, states=tuple(seen))

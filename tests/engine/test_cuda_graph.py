@@ -1,0 +1,258 @@
+"""Steps captured as CUDA graphs: the same logits, each graph captured once, on a simulated device."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+import monge
+from monge.core.errors import BackendError
+from monge.core.model import NodeBlock
+from monge.engine import latency_measurement
+from monge.engine.backends import cuda_graph
+from monge.engine.backends.cuda_graph import GraphCapture, capture_step
+from monge.engine.models.hf_tree import HfTreeModel
+from tests.engine import pretend
+from tests.engine.tiny import network, perturbed, prompts
+from tests.parity.comparing import RandomGrowth
+
+LARGEST_DIFFERENCE = 5e-5
+"""Allowed between float32 forwards in another order of summation; as for the eager backend."""
+
+
+@pytest.fixture
+def device():
+    with pretend.device() as name:
+        yield name
+
+
+def placed(model, device):
+    return copy.deepcopy(model).to(device)
+
+
+def captured_model(model, capture):
+    return HfTreeModel(model, capture_step(model, capture, print))
+
+
+def both(target, device, capture):
+    """The network without recordings, and with."""
+    return HfTreeModel(target), captured_model(placed(target, device), capture)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral_window", "gemma3", "gpt2", "opt", "deepseek_v3"])
+def test_node_logits(device, name, attention):
+    capture, own = pretend.Rerun(), placed(network(name, attention), device)
+    step = capture_step(own, capture, print)
+    growth = RandomGrowth(own, prompts((9, 4, 6), seed=1), seed=2, reference=network(name, attention), step=step)
+    before = capture.num_captured
+    differences = [growth.round(compare=True) for _ in range(6)]
+    assert growth.non_prefix_commits > 6, "the rounds were to move columns of the cache"
+    assert max(differences) < LARGEST_DIFFERENCE, differences
+    assert capture.num_captured > before
+
+
+@pytest.mark.parametrize("num_nodes", [1, 3, 64, 65])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_sizes(device, num_nodes, num_rows):
+    capture = pretend.Rerun()
+    models = both(network("llama", "sdpa"), device, capture)
+    before = capture.num_captured
+    texts = dict(enumerate(prompts((300, 1, 20)[:num_rows], seed=3)))
+    blocks = {row: NodeBlock.chain(prompts((num_nodes + row,), seed=row)[0]) for row in texts}
+    eager, ours = ({} for _ in models)
+    for model, logits in zip(models, (eager, ours), strict=True):
+        model.open(texts)
+        logits.update(model.extend(blocks))
+    for row, expected in eager.items():
+        torch.testing.assert_close(ours[row].cpu(), expected, atol=LARGEST_DIFFERENCE, rtol=0)
+    assert capture.num_captured == before + (num_nodes + num_rows - 1 <= 64)
+
+
+def test_decoding_records_nothing_that_it_has(device):
+    """Every width once, then only where the cache has moved."""
+    capture = pretend.Rerun()
+    models = both(network("llama", "sdpa"), device, capture)
+    for model in models:
+        model.open({0: (5, 6), 1: (7,)})
+    counts, places = [capture.num_captured], [models[1]._cache.layout]
+    for length in range(90):
+        blocks = {row: NodeBlock.chain((5, 9, 4)[: 1 + length % 3]) for row in (0, 1)}
+        expected, got = (model.extend(blocks) for model in models)
+        for row in blocks:
+            torch.testing.assert_close(got[row].cpu(), expected[row], atol=LARGEST_DIFFERENCE, rtol=0)
+        for model in models:
+            model.commit(dict.fromkeys(blocks, (0,)))
+        counts.append(capture.num_captured)
+        places.append(models[1]._cache.layout)
+    moves = sum(after is not before for before, after in zip(places, places[1:], strict=False))
+    assert 1 <= moves <= 2, "the cache was to move, and seldom"
+    assert counts[-1] - counts[0] == 3 * (1 + moves)
+    assert counts[3] == counts[40], "widths 1, 2 and 4 were all there"
+
+
+def test_each_set_of_neighbouring_rows_has_its_own(device):
+    models = both(network("llama", "sdpa"), device, pretend.Rerun())
+    for model in models:
+        model.open({0: (5, 6), 1: (7,), 2: (8, 9, 4)})
+    for rows in ((0, 1, 2), (1, 2), (2,), (0, 2), (1,), (0, 1, 2)):
+        blocks = {row: NodeBlock((3, 4), (-1, -1)) for row in rows}
+        expected, got = (model.extend(blocks) for model in models)
+        for row in rows:
+            torch.testing.assert_close(got[row].cpu(), expected[row], atol=LARGEST_DIFFERENCE, rtol=0)
+        for model in models:
+            model.commit(dict.fromkeys(rows, (1,)))
+
+
+def test_few_are_kept(device, monkeypatch):
+    monkeypatch.setattr(cuda_graph, "_MAX_GRAPHS", 2)
+    capture = pretend.Rerun()
+    model = captured_model(placed(network("llama", "sdpa"), device), capture)
+    model.open({0: (5, 6)})
+    before = capture.num_captured
+
+    def read(*counts):
+        for count in counts:
+            model.extend({0: NodeBlock.chain((7,) * count)})
+            model.commit({0: ()})
+        return capture.num_captured - before
+
+    assert read(1, 2, 1, 4) == 3
+    assert read(1) == 3, "the width that was met last was to stay"
+    assert read(2) == 4
+
+
+class NoRoom(pretend.Rerun):
+    """Has room for some recordings."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.room = room
+
+    def __call__(self, work):
+        if self.num_captured == self.room:
+            raise torch.OutOfMemoryError("out of memory: tried to allocate 2 GiB")
+        return super().__call__(work)
+
+
+def test_without_room_other_sizes_run_as_they_are(device):
+    target, capture = network("llama", "sdpa"), NoRoom(room=100)
+    models = both(target, device, capture)
+    capture.room = capture.num_captured + 1
+    for model in models:
+        model.open({0: (5, 6)})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for count in (1, 2, 4, 1):
+            block = {0: NodeBlock.chain((7,) * count)}
+            expected, got = (model.extend(block)[0] for model in models)
+            torch.testing.assert_close(got.cpu(), expected, atol=LARGEST_DIFFERENCE, rtol=0)
+            for model in models:
+                model.commit({0: (0,)})
+    (warning,) = (one for one in caught if "no memory" in str(one.message))
+    text = "no memory for the CUDA graph of 1 requests by 2 nodes with 0 MiB of keys and values; 1 graphs are captured"
+    assert str(warning.message).startswith(text)
+    assert "tried to allocate 2 GiB" in str(warning.message)
+
+
+def test_what_a_step_gave_stays(device):
+    """The next repetition writes its own to the same place."""
+    model = captured_model(placed(network("llama", "sdpa"), device), pretend.Rerun())
+    model.open({0: (5, 6)})
+    first = model.extend({0: NodeBlock.chain((7, 8))})[0]
+    before = first.cpu().clone()
+    model.extend({0: NodeBlock.chain((9, 4), after=1)})
+    assert torch.equal(first.cpu(), before)
+
+
+def test_hidden_states(device):
+    target = network("llama", "sdpa")
+    own, capture = placed(target, device), pretend.Rerun()
+    ours = HfTreeModel(own, capture_step(own, capture, print), lambda layers: capture_step(own, capture, print, layers))
+    states = []
+    for model in (HfTreeModel(target), ours):
+        model.watch((0, 1))
+        model.open({0: (5, 6, 7)})
+        model.extend({0: NodeBlock((3, 4, 9), (-1, 0, 0))})
+        model.commit({0: (0, 2)})
+        states.append(model.features(0).cpu())
+    torch.testing.assert_close(states[1], states[0], atol=LARGEST_DIFFERENCE, rtol=0)
+
+
+class Deaf(pretend.Rerun):
+    """Gives what the first run gave."""
+
+    def __call__(self, work):
+        _, outputs = super().__call__(work)
+        first = work()
+        for held, new in zip(outputs, first, strict=True):
+            held.copy_(new)
+        return lambda: None, outputs
+
+
+class TestRefusals:
+    def test_a_recording_that_is_wrong(self, device):
+        with pytest.raises(BackendError, match=r"LlamaForCausalLM, captured, has other logits than the network: .* not 0.0001"):
+            capture_step(placed(network("llama", "sdpa"), device), Deaf(), print)
+
+    def test_a_network_that_waits_for_a_number(self, device):
+        own = placed(network("llama", "sdpa"), device)
+        own.model.norm.register_forward_pre_hook(lambda module, inputs: float(inputs[0].sum()) and None)
+        with pytest.raises(BackendError, match=r"LlamaForCausalLM cannot be captured: RuntimeError: .* waits for a number"):
+            capture_step(own, pretend.Rerun(), print)
+
+    @pytest.mark.parametrize(
+        ("name", "attention", "reason"), [("bloom", "eager", "only networks that read trees are captured")]
+    )
+    def test_networks_that_read_no_trees(self, device, name, attention, reason):
+        with pytest.raises(BackendError, match=reason):
+            capture_step(placed(network(name, attention), device), pretend.Rerun(), print)
+
+    def test_flex_attention(self, device):
+        own = placed(network("llama", "sdpa"), device)
+        own.config._attn_implementation = "flex_attention"
+        with pytest.raises(BackendError, match="runs attention 'flex_attention'; eager and sdpa are captured"):
+            capture_step(own, pretend.Rerun(), print)
+
+    def test_a_device_without_graphs(self, device):
+        with pytest.raises(BackendError, match="steps on meta are neither compiled nor captured"):
+            GraphCapture(torch.device(device))
+
+
+class TestTexts:
+    @pytest.mark.parametrize("rules", [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}])
+    @pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2))"])
+    def test_are_those_of_the_host(self, device, monkeypatch, tree, rules):
+        captures = []
+        monkeypatch.setattr(cuda_graph, "GraphCapture", lambda _: captures.append(pretend.Rerun()) or captures[-1])
+        target, draft = network("llama", "sdpa"), perturbed(network("llama", "sdpa"))
+        expected = written(monge.load(target, draft, tree=tree, controller="fixed"), rules)
+        decoder = monge.load(placed(target, device), placed(draft, device), tree=tree, backend="compiled", controller="fixed")
+        counts = [capture.num_captured for capture in captures]
+        assert written(decoder, rules) == expected
+        assert all(capture.num_captured > count for capture, count in zip(captures, counts, strict=True))
+        assert len(captures) == 2
+
+    def test_costs_are_steps(self, device, monkeypatch):
+        """A tree costs what the width costs that it is padded to."""
+        monkeypatch.setattr(cuda_graph, "GraphCapture", lambda _: pretend.Rerun())
+        monkeypatch.setattr(
+            latency_measurement, "run_in_thread", lambda work: work()
+        )  # the device is known in this thread only
+        target, draft = (placed(model, device) for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa"))))
+        costs = monge.load(target, draft, backend="compiled", controller="goodput", tree="chain(8)").parts.shared.latency
+        assert costs.graph_sizes == cuda_graph.WIDTHS
+        assert set(costs.as_dict()["verify_s"]["1"]) == {"0", "1", "3", "7", "15"}
+        assert costs.verify_s(2) == costs.verify_s(3)
+
+    def test_what_cannot_be_recorded_runs_as_it_is(self, device):
+        target = network("llama", "sdpa")
+        with pytest.warns(UserWarning, match="backend 'compiled' is not used, the network runs eagerly: steps on meta"):
+            decoder = monge.load(placed(target, device), drafter="none", backend="compiled")
+        assert written(decoder, {"temperature": 0}) == written(monge.load(target, drafter="none"), {"temperature": 0})
+
+
+def written(decoder, rules):
+    results = decoder.generate(list(prompts((9, 4), seed=5)), max_new_tokens=10, seed=3, **rules)
+    return [result.token_ids for result in results]

@@ -1,0 +1,165 @@
+"""Hidden states from the steps of fast backends: those of the network, and heads draft from them as they do on eager steps."""
+
+import warnings
+
+import pytest
+import torch
+
+import monge
+from monge.bench.head_training import feature_model
+from monge.core.errors import BackendError
+from monge.core.model import NodeBlock
+from monge.engine.backends.base import StepOutput
+from monge.engine.backends.compiled import CompiledStep, compile_step
+from monge.engine.loading import as_sequence_model
+from monge.engine.models.hf_tree import HfTreeModel
+from monge.heads.shape.checkpoint import save_head
+from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from tests.engine.compiling import require, shared_programs
+from tests.engine.tiny import COMMON, VOCAB, network, prompts
+from tests.heads.readers.published import eagle
+
+LARGEST_DIFFERENCE = 5e-5
+"""Allowed between float32 forwards in another order of summation; as for logits."""
+ALL, LAST = (0, 1, 2), (2,)
+
+
+def target():
+    return network("llama", "sdpa")
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory):
+    """The compiled backend; its programs for these tests are made once a run."""
+    require("compiled")
+
+    def make(layers):
+        return compile_step(target(), notify=lambda _: None, layers=layers)
+
+    with shared_programs(tmp_path_factory, make) as made:
+        for layers in ((), LAST):
+            made(layers)
+        yield "compiled"
+
+
+@pytest.fixture
+def read(backend, monkeypatch):
+    """Notes what the backend's steps show, step by step."""
+    seen, kind = [], CompiledStep
+    run = kind.__call__
+
+    def noting(step, *inputs):
+        seen.append(step.layers)
+        return run(step, *inputs)
+
+    monkeypatch.setattr(kind, "__call__", noting)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("heads")
+    model = feature_model(target())
+    sizes = TargetSizes.of(model)
+    shape = ShapeHead(make_predictor("gated", sizes, num_steps=2, is_branched=True, width=4, gate_rank=2), sizes)
+    shape.remember(model)
+    save_head(shape, folder / "shape", dtype=torch.float32, about={})
+    return {"shape": folder / "shape", "eagle": eagle(COMMON["hidden_size"], VOCAB).write(folder / "eagle")}
+
+
+def load(backend):
+    return as_sequence_model(target(), backend=backend)
+
+
+@pytest.mark.parametrize("layers", [LAST, pytest.param(ALL, marks=pytest.mark.slow)])
+def test_states_of_the_committed_text(backend, read, layers):
+    model = load(backend)
+    model.watch(layers)
+    read.clear()
+    texts = {seq: list(text) for seq, text in enumerate(prompts((6, 3), seed=4))}
+    model.open({seq: text[:-1] for seq, text in texts.items()})
+    taken = {seq: [model.features(seq)] for seq in texts}
+    for number in range(3):
+        # Rows of different length, and a block that reads one of them only; every path leaves a node out.
+        blocks = {
+            seq: NodeBlock((text[-1], 5 + number, 7 + seq)[: 3 - seq], (-1, 0, 0)[: 3 - seq]) for seq, text in texts.items()
+        }
+        model.extend(blocks)
+        model.extend({0: NodeBlock((11,), (2,))})
+        model.commit({0: (0, 2, 3), 1: (0,)})
+        texts[0] += [7, 11, 13 + number]
+        texts[1] += [13 + number]
+        for seq in texts:
+            taken[seq].append(model.features(seq))
+    assert read == [layers] * 6
+    for seq, text in texts.items():
+        with torch.inference_mode():
+            states = target()(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+        expected = torch.cat([states[layer][0] for layer in layers], dim=-1)
+        torch.testing.assert_close(torch.cat(taken[seq]), expected, atol=LARGEST_DIFFERENCE, rtol=0)
+
+
+def test_states_of_one_step_survive_the_next(backend):
+    model = load(backend)
+    model.watch(LAST)
+    model.open({0: (5, 6)})
+    model.features(0)
+    model.extend({0: NodeBlock.chain((7,))})
+    model.commit({0: (0,)})
+    first = model.features(0)
+    kept = first.clone()
+    model.extend({0: NodeBlock.chain((9,))})
+    assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize(("kind", "temperature"), [("shape", 0.0), ("eagle", 1.0)])
+def test_verdicts_of_heads_are_those_of_the_eager_backend(backend, read, heads, kind, temperature):
+    texts = prompts((9, 4), seed=6)
+    records = []
+    for name in ("eager", backend):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            decoder = monge.load(target(), heads[kind], tree="best_first(4, 2, 2)", backend=name, controller="fixed")
+        read.clear()
+        results = decoder.generate(texts, max_new_tokens=24, temperature=temperature, seed=3)
+        records.append([(record.num_accepted, record.token_ids) for result in results for record in result.records])
+        assert (len(read) > 0) is (name == backend)
+    assert records[0] == records[1]
+    assert all(read), "every step was to show hidden states"
+
+
+def test_other_states_are_refused(backend, monkeypatch):
+    kind = CompiledStep
+    run = kind.__call__
+
+    def other(*inputs):
+        output = run(*inputs)
+        return StepOutput(logits=output.logits, states=tuple(state * 1.01 for state in output.states))
+
+    monkeypatch.setattr(kind, "__call__", other)
+    with pytest.raises(BackendError, match="has other logits or hidden states than the network"):
+        compile_step(target(), notify=lambda _: None, layers=LAST)
+    model = load(backend)
+    with pytest.warns(UserWarning, match="hidden states are watched, so every step .* runs eagerly: .* other logits or hidden"):
+        model.watch(LAST)
+    model.open({0: (5, 6)})
+    model.features(0)
+    model.extend({0: NodeBlock.chain((7,))})
+    model.commit({0: (0,)})
+    with torch.inference_mode():
+        expected = target()(torch.tensor([(5, 6, 7)]), output_hidden_states=True).hidden_states[-1][0, -1:]
+    torch.testing.assert_close(model.features(0), expected, atol=LARGEST_DIFFERENCE, rtol=0)
+
+
+def test_a_step_alone_is_left_out():
+    class Blind:
+        name, layers = "blind", ()
+
+        def __call__(self, *_):
+            raise AssertionError("it shows no hidden states")
+
+    model = HfTreeModel(target(), Blind())
+    with pytest.warns(UserWarning, match="every step of the target runs eagerly: a step of kind 'blind' was given"):
+        model.watch(LAST)
+    model.open({0: (5, 6)})
+    model.extend({0: NodeBlock.chain((7,))})

@@ -1,0 +1,81 @@
+"""Hidden states of committed tokens, on tables whose hidden states are their logits."""
+
+import pytest
+import torch
+
+from monge.core.errors import OptionError
+from monge.core.model import FeatureModel, NodeBlock
+from monge.engine.models.hidden_states import FeatureLog
+from monge.testing.tabular import RandomTable, TabularModel
+from tests.engine.tiny import FAMILIES, network
+
+
+def test_tables_show_their_logits() -> None:
+    model = TabularModel(RandomTable(3, 1), 3)
+    assert isinstance(model, FeatureModel)
+    model.watch((1,))
+    model.open({0: (0, 1)})
+    logits = model.extend({0: NodeBlock((2, 1, 0), (-1, 0, 0))})[0]
+    model.commit({0: (0, 2)})
+    features = model.features(0)
+    assert features is not None
+    assert features.shape == (4, 3)
+    assert torch.equal(features[2:], logits[[0, 2]])
+    assert torch.equal(model.unembed(features), features)
+    assert model.features(0) is None
+
+
+def test_where_the_last_state_is_enough_it_is_there_as_often_as_asked() -> None:
+    every, last = (TabularModel(RandomTable(3, 1), 3) for _ in range(2))
+    every.watch((1,))
+    last.watch((1,), only_last=True)
+    for model in (every, last):
+        model.open({0: (0, 1), 1: (2,)})
+    expected = torch.empty(0)
+    for path in ((0, 2), (0,), (), (0, 1)):
+        for model in (every, last):
+            model.extend({0: NodeBlock((2, 1, 0), (-1, 0, 0))})
+            model.commit({0: path})
+        seen = every.features(0)
+        if seen is not None:
+            expected = seen[-1:]
+        for _ in range(2):
+            assert torch.equal(last.features(0), expected)
+    last.close(0)
+    assert last.features(0) is None
+
+
+def test_layers_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"layers \[3\] were asked for; this network has 0 \(embedding\) to 1"):
+        TabularModel(RandomTable(3, 1), 3).watch((3,))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_last_state_alone_is_that_of_all(name: str) -> None:
+    """Seen by a hook on the network's body, which is left without one."""
+    held = network(name)
+    last = held.config.get_text_config().num_hidden_layers
+    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "use_cache": False}
+    with torch.inference_mode():
+        one, two = (FeatureLog(layers, last).forward(held, inputs) for layers in ((last,), (0, last)))
+    assert torch.equal(one.logits, two.logits)
+    assert len(one.states) == 1
+    assert torch.equal(one.states[0], two.states[1])
+    assert not held.get_decoder()._forward_hooks
+
+
+def test_no_hook_is_left_where_the_network_fails() -> None:
+    held = network("llama")
+    with pytest.raises(IndexError):
+        FeatureLog((2,), 2).forward(held, {"input_ids": torch.tensor([[10**6]])})
+    assert not held.get_decoder()._forward_hooks
+
+
+def test_a_decoder_that_is_never_called_shows_nothing_so_all_states_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = network("llama")
+    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "use_cache": False}
+    with torch.inference_mode():
+        expected = FeatureLog((2,), 2).forward(held, inputs)
+        monkeypatch.setattr(held, "get_decoder", torch.nn.Identity)
+        got = FeatureLog((2,), 2).forward(held, inputs)
+    assert torch.equal(got.states[0], expected.states[0])

@@ -1,0 +1,199 @@
+"""Small modules in the backend of a network: the numbers of the module itself, or the module itself with a reason."""
+
+import shutil
+import warnings
+from functools import partial
+
+import pytest
+import torch
+
+import monge
+from monge.bench.head_training import feature_model
+from monge.core.errors import BackendError
+from monge.engine.backends import compiled
+from monge.engine.backends.module_runner import ModuleRunner
+from monge.engine.backends.program_cache import FOLDER_VARIABLE, cache_folder, module_key
+from monge.engine.loading import as_sequence_model
+from monge.engine.models.network_facts import OutputLayer
+from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from monge.heads.shape.steps import FirstStep, LaterStep
+from tests.engine.compiling import require, shared_programs
+from tests.engine.tiny import COMMON, network, prompts
+
+LARGEST_DIFFERENCE = 5e-5
+"""Allowed between float32 forwards in another order of summation; as for logits."""
+HIDDEN = COMMON["hidden_size"]
+
+
+def target():
+    return network("llama", "sdpa")
+
+
+def silent(_):
+    pass
+
+
+def no_building(*_, **__):
+    raise AssertionError("nothing was to be made here")
+
+
+def shape_head(seed=0, *, is_branched=True, alignment="none", kind="gated"):
+    sizes = TargetSizes.of(feature_model(target()))
+    settings = {"width": 4, "gate_rank": 2} if kind == "gated" else {}
+    predictor = make_predictor(kind, sizes, num_steps=2, is_branched=is_branched, **settings)
+    head = ShapeHead(predictor, sizes, alignment, None if alignment == "none" else 4)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in [*head.predictor.parameters(), *head.alignments.buffers()]:
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) - 0.5)
+    head.remember(feature_model(target()))
+    return head.eval()
+
+
+def rows(count, *widths, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.rand(count, width, generator=generator) - 0.5 for width in widths]
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory):
+    """The compiled backend; its programs for these tests are made once a run."""
+    require("compiled")
+
+    def make(module):
+        return compiled.compile_module(silent, module, rows(1, *widths(module)))
+
+    with shared_programs(tmp_path_factory, make) as made:
+        for module in (OutputLayer(target()), FirstStep(shape_head()).eval(), LaterStep(shape_head(), 2).eval()):
+            made(module)
+        yield "compiled"
+
+
+def widths(module):
+    if isinstance(module, LaterStep):
+        predictor = module.head.predictor
+        return predictor.start(*rows(1, HIDDEN, HIDDEN)).shape[1], HIDDEN, HIDDEN
+    return (HIDDEN, HIDDEN) if isinstance(module, FirstStep) else (HIDDEN,)
+
+
+def assert_same(program, module, count):
+    inputs = rows(count, *widths(module), seed=count)
+    with torch.inference_mode():
+        for ours, theirs in zip(program(*inputs), module(*inputs), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=LARGEST_DIFFERENCE, rtol=0)
+
+
+@pytest.fixture
+def own_folder(backend, monkeypatch, tmp_path):
+    """A copy of the stored programs that a test may spoil."""
+    shutil.copytree(cache_folder() / "programs", tmp_path / "programs")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    return tmp_path / "programs"
+
+
+@pytest.mark.parametrize("step", [FirstStep, partial(LaterStep, number=2)], ids=["first", "later"])
+def test_steps_give_the_head_s_numbers(backend, step):
+    module = step(shape_head()).eval()
+    program = ModuleRunner(target(), partial(compiled.compile_module, silent)).run(module, rows(1, *widths(module)))
+    assert program is not module
+    for count in (1, 3, 64, 65, 1):
+        assert_same(program, module, count)
+
+
+def test_what_was_given_survives_the_next_call(backend):
+    module = FirstStep(shape_head()).eval()
+    program = compiled.compile_module(silent, module, rows(1, HIDDEN, HIDDEN))
+    with torch.inference_mode():
+        given = program(*rows(2, HIDDEN, HIDDEN, seed=1))
+        kept = [tensor.clone() for tensor in given]
+        program(*rows(2, HIDDEN, HIDDEN, seed=2))
+    assert all(map(torch.equal, given, kept))
+
+
+def test_the_output_layer_is_the_network_s(backend):
+    model, eager = as_sequence_model(target(), backend=backend), feature_model(target())
+    (states,) = rows(3, HIDDEN)
+    torch.testing.assert_close(model.unembed(states), eager.unembed(states), atol=LARGEST_DIFFERENCE, rtol=0)
+
+
+@pytest.mark.slow  # every one of them is another architecture
+@pytest.mark.parametrize("kind", ["gated", "ridge"])
+@pytest.mark.parametrize("alignment", ["gaussian", "diagonal"])
+@pytest.mark.parametrize("is_branched", [True, False])
+def test_every_kind_of_head(backend, kind, alignment, is_branched):
+    head = shape_head(kind=kind, alignment=alignment, is_branched=is_branched)
+    with torch.no_grad():
+        for step in head.alignments:
+            step.strength.fill_(0.5)
+    for module in (FirstStep(head).eval(), LaterStep(head, 2).eval()):
+        assert_same(compiled.compile_module(silent, module, rows(1, *widths(module))), module, 3)
+
+
+def test_heads_of_one_architecture_share_a_program_and_no_numbers(backend, monkeypatch):
+    monkeypatch.setattr(compiled, "_compile_module", no_building)
+    modules = [FirstStep(shape_head(seed)).eval() for seed in (0, 1)]
+    programs = [compiled.compile_module(no_building, module, rows(1, HIDDEN, HIDDEN)) for module in modules]
+    for program, module in zip(programs, modules, strict=True):
+        assert_same(program, module, 3)
+    inputs = rows(1, HIDDEN, HIDDEN)
+    assert not torch.allclose(programs[0](*inputs)[1], programs[1](*inputs)[1], atol=0.01)
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".constants"])
+def test_damaged_programs_are_made_again(backend, own_folder, monkeypatch, suffix):
+    module = FirstStep(shape_head()).eval()
+    for path in own_folder.glob(f"*{suffix}"):
+        path.write_bytes(path.read_bytes()[:100])
+    told = []
+    program = compiled.compile_module(told.append, module, rows(1, HIDDEN, HIDDEN))
+    assert_same(program, module, 3)
+    assert "of FirstStep cannot be used: " in told[0]
+    assert "FirstStep" in told[1]
+    monkeypatch.setattr(compiled, "_compile_module", no_building)
+    compiled.compile_module(no_building, module, rows(1, HIDDEN, HIDDEN))
+
+
+def test_other_numbers_are_refused(backend, monkeypatch):
+    call = compiled.CompiledModule.__call__
+    monkeypatch.setattr(
+        compiled.CompiledModule, "__call__", lambda self, *inputs: tuple(one * 1.01 for one in call(self, *inputs))
+    )
+    module = FirstStep(shape_head()).eval()
+    with pytest.raises(BackendError, match="FirstStep, .* gives other numbers: 0.01 of the largest, not 0.0001"):
+        compiled.compile_module(silent, module, rows(1, HIDDEN, HIDDEN))
+
+
+def test_what_cannot_be_traced_runs_as_it_is(backend):
+    class Branching(torch.nn.Module):
+        def forward(self, states):
+            return (states if bool(states.sum() > 0) else -states,)
+
+    module = Branching().eval()
+    with pytest.warns(UserWarning, match="part of a head runs eagerly: Branching cannot .*"):
+        assert ModuleRunner(target(), partial(compiled.compile_module, silent)).run(module, rows(1, HIDDEN)) is module
+
+
+@pytest.mark.parametrize(("tree", "temperature"), [("chain(2)", 1.0), ("fixed_width((2, 1), children='iid')", 0.7)])
+def test_verdicts_are_those_of_the_eager_head(backend, tree, temperature):
+    texts, records = prompts((9, 4), seed=6), []
+    for name in ("eager", backend):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            decoder = monge.load(target(), shape_head(), tree=tree, backend=name, controller="fixed")
+        results = decoder.generate(texts, max_new_tokens=24, temperature=temperature, seed=3)
+        records.append([(record.num_accepted, record.token_ids) for result in results for record in result.records])
+    assert records[0] == records[1]
+    assert sum(accepted for accepted, _ in records[0]) > 0
+
+
+def test_what_a_trace_takes_for_constant_is_part_of_the_name():
+    def key(**values):
+        layer = OutputLayer(target())
+        vars(layer).update(values)
+        return module_key(layer, rows(1, HIDDEN), "1")
+
+    assert key() == key()
+    assert len({key(), key(cap=30.0), key(factor=0.5), key(divisor=2.0)}) == 4
+    head = shape_head()
+    assert module_key(FirstStep(head), rows(1, 2), "1") == module_key(FirstStep(shape_head(1)), rows(1, 2), "1")
+    assert module_key(LaterStep(head, 2), rows(1, 2), "1") != module_key(LaterStep(head, 3), rows(1, 2), "1")

@@ -1,0 +1,278 @@
+"""Products of few rows: the machine code beside exact sums and beside its plain twin."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from monge.core.errors import BackendError
+from monge.engine.backends import packed_linear
+from monge.engine.backends.compiled import compile_module, compile_step
+from monge.engine.backends.packed_linear import COLUMNS, OPERATION, PackedLinear, matrix_of, pack_linears, panels_of
+from monge.engine.backends.program_cache import FOLDER_VARIABLE, cache_folder
+from tests.engine.compiling import require, shared_programs
+from tests.engine.tiny import network
+
+KINDS = ("bfloat16", "float32")
+
+
+def matrix(width, depth, kind, seed=0):
+    numbers = torch.randn(width, depth, generator=torch.Generator().manual_seed(seed))
+    return numbers.bfloat16().float() if kind == "bfloat16" else numbers
+
+
+def numbers(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class TestPanels:
+    @settings(deadline=None)
+    @given(st.integers(1, 3 * COLUMNS), st.integers(1, 70), st.sampled_from(KINDS))
+    def test_hold_the_matrix(self, width, depth, kind):
+        given = matrix(width, depth, kind)
+        panels = panels_of(given)
+        assert panels.dtype == (torch.int32 if kind == "bfloat16" else torch.float32)
+        assert torch.equal(matrix_of(panels, width), given)
+
+    def test_hold_every_kind_of_number(self):
+        given = torch.tensor([[0.0, -0.0, float("inf"), -float("inf"), 2.0**-133, -(2.0**-126), 3.3895314e38]])
+        found = matrix_of(panels_of(given), 1)
+        assert panels_of(given).dtype == torch.int32
+        assert torch.equal(found.view(torch.int32), given.view(torch.int32))
+
+    def test_share_nothing_with_the_matrix(self):
+        given = matrix(COLUMNS, 4, "float32")
+        panels_of(given).zero_()
+        assert given.abs().min() > 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    require("compiled")
+    with shared_programs(tmp_path_factory):
+        yield cache_folder()
+
+
+def function(path):
+    found = ctypes.CDLL(str(path)).aoti_torch_cpu_packed_linear
+    found.argtypes, found.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p], ctypes.c_int32
+    return found
+
+
+@pytest.fixture(scope="module", params=["this machine's registers", "the widest registers"])
+def code(request, folder, tmp_path_factory):
+    """The machine code, for registers of the size at hand and for those of 64 bytes, which the compiler makes up elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param != "this machine's registers":
+            source = tmp_path_factory.mktemp("wide") / "packed_linear.cpp"
+            source.write_text(packed_linear._SOURCE.read_text().replace("#ifdef __AVX512F__", "#if 1"))
+            patch.setattr(packed_linear, "_SOURCE", source)
+        return function(packed_linear.packed_linear_library())
+
+
+def multiplied(code, rows, panels, width):
+    """What the machine code makes of tensors, called as compiled programs call it."""
+    owned = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([rows, panels])
+    out = ctypes.c_void_p()
+    try:
+        if code(*map(_address, owned), width, ctypes.byref(out)):
+            raise RuntimeError("refused")
+        return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule(out.value, None, None))
+    finally:
+        torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(owned)
+
+
+_capsule, _pointer = ctypes.pythonapi.PyCapsule_New, ctypes.pythonapi.PyCapsule_GetPointer
+_capsule.restype, _capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def _address(capsule):
+    return _pointer(capsule, None)
+
+
+class TestMachineCode:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("width", "depth"), [(1, 1), (31, 7), (32, 64), (33, 65), (200, 129), (96, 300)])
+    def test_sums_are_exact_to_rounding(self, code, kind, width, depth):
+        given = matrix(width, depth, kind)
+        for count in (*range(1, 15), 24, 25):
+            rows = numbers(count, depth)
+            exact, scale = rows.double() @ given.double().T, rows.double().abs() @ given.double().abs().T
+            found = multiplied(code, rows, panels_of(given), width)
+            assert ((found.double() - exact).abs() <= depth * 2.0**-24 * scale).all()
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_row_does_not_depend_on_its_neighbours(self, code, kind):
+        panels, rows = panels_of(matrix(70, 150, kind)), numbers(27, 150)
+        alone = torch.cat([multiplied(code, row[None], panels, 70) for row in rows])
+        for count in range(1, 28):
+            assert torch.equal(multiplied(code, rows[:count], panels, 70), alone[:count])
+        rows[3] = torch.nan
+        rows[4] = torch.inf
+        kept = [row for row in range(27) if row not in {3, 4}]
+        assert torch.equal(multiplied(code, rows, panels, 70)[kept], alone[kept])
+
+    def test_special_numbers_stay_what_they_are(self, code):
+        panels = panels_of(torch.tensor([[1.0], [-1.0], [0.5]]))
+        for number in (torch.inf, -torch.inf, 2.0**-140):
+            found = multiplied(code, torch.tensor([[number]]), panels, 3)
+            assert found[0].tolist() == [number, -number, number / 2]
+        assert multiplied(code, torch.tensor([[torch.nan]]), panels, 3).isnan().all()
+
+    def test_several_threads_give_the_same(self, code):
+        given, rows, threads = matrix(4099, 512, "bfloat16"), numbers(5, 512), torch.get_num_threads()
+        results = []
+        try:
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                results.append(multiplied(code, rows, panels_of(given), 4099))
+        finally:
+            torch.set_num_threads(threads)
+        assert torch.equal(results[0], results[1])
+        assert torch.equal(results[0], results[2])
+
+    def test_sizes_go_through(self, code):
+        panels, rows = panels_of(matrix(40, 20, "float32")), numbers(2, 3, 20)
+        found = multiplied(code, rows, panels, 40)
+        assert found.shape == (2, 3, 40)
+        assert torch.equal(found.reshape(6, 40), multiplied(code, rows.reshape(6, 20), panels, 40))
+        assert multiplied(code, rows[:0], panels, 40).shape == (0, 3, 40)
+
+    def test_nothing_to_sum_is_zero(self, code):
+        assert multiplied(code, numbers(2, 0), torch.zeros(1, 0, 32), 3).tolist() == [[0.0] * 3] * 2
+
+    @pytest.mark.parametrize(
+        "rows",
+        [numbers(2, 21), numbers(20, 2).T, numbers(2, 20).double(), numbers(*[1] * 8, 20)],
+        ids=["another depth", "not in one piece", "another type", "too many dimensions"],
+    )
+    def test_what_it_cannot_read_is_refused(self, code, rows):
+        with pytest.raises(RuntimeError, match="refused"):
+            multiplied(code, rows, panels_of(matrix(40, 20, "float32")), 40)
+
+
+class TestTwin:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_gives_the_same_to_rounding(self, code, kind):
+        given, rows = matrix(90, 140, kind), numbers(2, 5, 140)
+        expected = OPERATION(rows, panels_of(given), 90)
+        torch.testing.assert_close(multiplied(code, rows, panels_of(given), 90), expected)
+        torch.testing.assert_close(expected, nn.functional.linear(rows, given))
+
+    def test_is_a_proper_operation(self):
+        torch.library.opcheck(OPERATION, (numbers(3, 20), panels_of(matrix(40, 20, "float32")), 40))
+
+
+class Maps(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.first, self.second = nn.Linear(20, 40, dtype=dtype), nn.Linear(40, 20, bias=False, dtype=dtype)
+        self.again = nn.ModuleList([self.first])
+        self.turned = Conv1D(30, 20).to(dtype)
+        self.norm = nn.LayerNorm(20, dtype=dtype)
+
+    def forward(self, rows):
+        return self.turned(self.norm(self.second(self.again[0](rows))))
+
+
+class TestLayout:
+    def test_every_map_is_replaced_once(self):
+        module, rows = Maps(torch.float32), numbers(3, 20)
+        expected, before = module(rows), module.second.weight
+        pack_linears(module)
+        assert [type(one) for one in (module.first, module.second, module.turned)] == [PackedLinear] * 3
+        assert module.again[0] is module.first
+        assert torch.equal(module.second.weight, before)
+        torch.testing.assert_close(module(rows), expected)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+    def test_other_types_stay(self, dtype):
+        module, rows = Maps(dtype), numbers(3, 20).to(dtype)
+        expected = module(rows)
+        pack_linears(module)
+        assert not any(isinstance(one, PackedLinear) for one in module.modules())
+        torch.testing.assert_close(module(rows), expected)
+
+    def test_maps_that_are_more_than_a_map_stay_what_they_are_and_lie_transposed(self):
+        class Own(nn.Linear):
+            pass
+
+        module, rows = nn.Sequential(Own(3, 4)), numbers(2, 3)
+        expected = module(rows)
+        pack_linears(module)
+        assert type(module[0]) is Own
+        assert module[0].weight.stride(0) == 1
+        torch.testing.assert_close(module(rows), expected)
+
+
+class TestPrograms:
+    def test_call_the_machine_code(self, folder, monkeypatch):
+        module = nn.Sequential(nn.Linear(20, 40))
+        monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+        program = compile_module(lambda _: None, Tupled(module), (numbers(1, 20),))
+        with torch.profiler.profile() as told, torch.inference_mode():
+            (found,) = program(numbers(5, 20))
+        torch.testing.assert_close(found, module(numbers(5, 20)))
+        assert not [event.key for event in told.key_averages() if "packed_linear" in event.key or "linear" in event.key]
+
+
+class Tupled(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, rows):
+        return (self.module(rows),)
+
+
+class TestOnDisk:
+    @pytest.fixture(autouse=True)
+    def own_folder(self, tmp_path, monkeypatch):
+        require("compiled")
+        monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+
+    def test_is_compiled_once(self, monkeypatch):
+        path = packed_linear.packed_linear_library()
+        monkeypatch.setattr(subprocess, "run", None)
+        assert packed_linear.packed_linear_library() == path
+
+    def test_is_compiled_again_if_damaged(self):
+        path = packed_linear.packed_linear_library()
+        whole = path.read_bytes()
+        path.write_bytes(whole[:1000])
+        assert packed_linear.packed_linear_library().stat().st_size == len(whole)
+
+    def test_other_code_is_another_file(self, tmp_path, monkeypatch):
+        path = packed_linear.packed_linear_library()
+        other = tmp_path / "packed_linear.cpp"
+        shutil.copy(packed_linear._SOURCE, other)
+        other.write_text(other.read_text() + "// more\n")
+        monkeypatch.setattr(packed_linear, "_SOURCE", other)
+        assert packed_linear.packed_linear_library() != path
+
+    def test_a_compiler_that_refuses(self, tmp_path, monkeypatch):
+        broken = tmp_path / "packed_linear.cpp"
+        broken.write_text("no program\n")
+        monkeypatch.setattr(packed_linear, "_SOURCE", broken)
+        with pytest.raises(RuntimeError, match=r"products of few rows do not compile: .*error"):
+            packed_linear.packed_linear_library()
+        assert not list(Path(tmp_path, "programs").glob("*.so"))
+
+    def test_a_network_whose_products_do_not_compile_is_refused(self, monkeypatch):
+        def refuse():
+            raise RuntimeError("products of few rows do not compile: no")
+
+        monkeypatch.setattr("monge.engine.backends.compiled.load_packed_linear", refuse)
+        monkeypatch.setattr(
+            "monge.engine.backends.compiled._compile", lambda *_: packed_linear.StoredProgram(path=Path(), constants={})
+        )
+        with pytest.raises(BackendError, match="cannot be compiled: RuntimeError: products of few rows do not compile"):
+            compile_step(network("llama", "sdpa"), lambda _: None)
