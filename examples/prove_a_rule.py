@@ -23,8 +23,8 @@ class Mine(NodeRule):
     accepts = frozenset({Iid})
     max_width = 1
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
-        (x,) = offers
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+        (x,) = candidates
         p, q = target_law, proposal.law
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
             return x

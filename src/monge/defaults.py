@@ -90,8 +90,8 @@ def default_drafter(target: SequenceModel, draft: object, chosen: Controllers | 
     if isinstance(draft, list | tuple):
         return "ensemble"
     selects = chosen is None or chosen.first.selects
-    takes_lookups = rule is None or unsupported_reason(rule, frozenset({Deterministic}), 1) is None
-    return SEVERAL if selects and takes_lookups and _has_room(target) else "model"
+    takes_model_free = rule is None or unsupported_reason(rule, frozenset({Deterministic}), 1) is None
+    return SEVERAL if selects and takes_model_free and _has_room(target) else "model"
 
 
 def default_controllers(rule: Rule, drafter: AnyDrafter, *, is_shortened: bool, is_usual: bool) -> Controllers:
@@ -107,7 +107,7 @@ def default_controllers(rule: Rule, drafter: AnyDrafter, *, is_shortened: bool, 
     if can.max_depth == 0:
         return controllers_of(STEADY)
     leaves_out = is_usual and isinstance(drafter, DrafterPool)
-    steady = Fixed(max_depth=Chain().depth if is_shortened else None, lookup_depth=0 if leaves_out else None)
+    steady = Fixed(max_depth=Chain().depth if is_shortened else None, model_free_depth=0 if leaves_out else None)
     adaptive = Goodput()
     seeded = None if can.proposes <= rule.invariant_for else STEADY
     return Controllers(adaptive, {ADAPTIVE: adaptive, STEADY: steady}, seeded)

@@ -89,10 +89,10 @@ def test_price_plans_where_a_seed_gives_the_text_whatever_is_drafted(parts):
 @pytest.mark.parametrize(
     ("parts", "steady"),
     [
-        ({}, Fixed(max_depth=3, lookup_depth=0)),
+        ({}, Fixed(max_depth=3, model_free_depth=0)),
         ({"drafter": "model"}, Fixed(max_depth=3)),
-        ({"tree": "chain(5)"}, Fixed(lookup_depth=0)),
-        ({"verifier": "rrs_without_replacement", "tree": "fixed_width((2, 2))"}, Fixed(lookup_depth=0)),
+        ({"tree": "chain(5)"}, Fixed(model_free_depth=0)),
+        ({"verifier": "rrs_without_replacement", "tree": "fixed_width((2, 2))"}, Fixed(model_free_depth=0)),
         ({"drafter": "ngram"}, Fixed()),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_seed_is_never_planned_with_lookups():
     made = Decoder(parts())
     (result,) = made.generate([(0, 1, 2, 0, 1)], max_new_tokens=60, temperature=1.0, seed=3)
     assert {record.drafter for record in result.records if record.depth} == {"model"}
-    assert not any(record.hindsight for record in result.records), "nobody looks at it"
+    assert not any(record.counterfactuals for record in result.records), "nobody looks at it"
     expected = Decoder(parts(controller="fixed")).generate([(0, 1, 2, 0, 1)], max_new_tokens=60, temperature=1.0, seed=3)
     assert result.token_ids == expected[0].token_ids
 
@@ -87,10 +87,10 @@ def test_a_seed_is_never_planned_with_lookups():
 @pytest.mark.parametrize("drafter", ["model", "ngram", "none"])
 def test_a_limit_of_lookups_that_nobody_takes_is_refused(drafter):
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2))
-    with pytest.raises(OptionError, match="lookup_depth=2 limits drafters of a pool that run no network, and there are none"):
-        make_parts(target, draft if drafter == "model" else None, drafter=drafter, controller="fixed(lookup_depth=2)")
-    with pytest.raises(OptionError, match="lookup_depth must be >= 0"):
-        parts(drafter="pool('ngram', 'model')", controller="fixed(lookup_depth=-1)")
+    with pytest.raises(OptionError, match="model_free_depth=2 limits model-free drafters of a pool, and there are none"):
+        make_parts(target, draft if drafter == "model" else None, drafter=drafter, controller="fixed(model_free_depth=2)")
+    with pytest.raises(OptionError, match="model_free_depth must be >= 0"):
+        parts(drafter="pool('ngram', 'model')", controller="fixed(model_free_depth=-1)")
 
 
 def test_greedy_texts_are_the_targets():

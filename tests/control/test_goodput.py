@@ -107,7 +107,7 @@ def pooled(node: float, draft: float) -> SharedState:
 def test_model_free_drafts_go_first_where_they_are_worth_more() -> None:
     controller, shared = Goodput(), pooled(0.02, 0.5)
     state, _ = decode(controller, shared, 6, 30, drafter="ngram")
-    assert plan_one(controller, state).lookup_depth == 8
+    assert plan_one(controller, state).model_free_depth == 8
 
 
 def test_model_free_drafts_that_fail_are_asked_rarely() -> None:
@@ -117,8 +117,8 @@ def test_model_free_drafts_that_fail_are_asked_rarely() -> None:
     asked = []
     for _ in range(200):
         plan = plan_one(controller, state)
-        asked.append(bool(plan.lookup_depth))
-        name, window = ("ngram", plan.lookup_depth or 0) if asked[-1] else ("model", min(plan.max_depth or 0, 8))
+        asked.append(bool(plan.model_free_depth))
+        name, window = ("ngram", plan.model_free_depth or 0) if asked[-1] else ("model", min(plan.max_depth or 0, 8))
         state = controller.update(state, chain_round(window, 0 if asked[-1] else window, plan=plan, drafter=name))
     assert sum(asked[100:]) <= 10
     assert any(asked[100:])
@@ -130,11 +130,11 @@ def test_model_free_drafts_go_on_while_the_network_pauses() -> None:
     state, _ = decode(controller, shared, 0, 30, state, drafter="model")
     plan = plan_one(controller, state)
     assert plan.max_depth == 0
-    assert plan.lookup_depth
+    assert plan.model_free_depth
 
 
 def test_without_a_pool_no_lookups_are_planned() -> None:
-    assert plan_one(Goodput(), Goodput().init(shared_of())).lookup_depth is None
+    assert plan_one(Goodput(), Goodput().init(shared_of())).model_free_depth is None
 
 
 def test_a_batch_shares_one_decision() -> None:

@@ -18,7 +18,7 @@ from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
-from monge.core.selection import Hindsight, Member, expected_length, sampled_factor
+from monge.core.selection import CounterfactualDraft, Member, expected_length, sampled_factor
 from monge.engine.decoder import Decoder
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import exact_law, law_error
@@ -40,13 +40,13 @@ def shared_of(*members: Member, draft: float = 0.2) -> SharedState:
     return SharedState(Latency.linear(plain=1.0, node=0.1, draft=draft), members=members)
 
 
-def seen(drafter: str, position: int, *factors: float, num_nodes: int = 4) -> Hindsight:
-    return Hindsight(drafter=drafter, position=position, num_nodes=num_nodes, factors=factors)
+def seen(drafter: str, position: int, *factors: float, num_nodes: int = 4) -> CounterfactualDraft:
+    return CounterfactualDraft(drafter=drafter, position=position, num_nodes=num_nodes, factors=factors)
 
 
-def round_of(drafter: str, position: int, accepted: int, window: int, *hindsight: Hindsight) -> Any:
+def round_of(drafter: str, position: int, accepted: int, window: int, *counterfactuals: CounterfactualDraft) -> Any:
     plan = DraftPlan(max_depth=window, drafter=drafter)
-    return chain_round(window, accepted, plan=plan, drafter=drafter, context_length=position, hindsight=hindsight)
+    return chain_round(window, accepted, plan=plan, drafter=drafter, context_length=position, counterfactuals=counterfactuals)
 
 
 # Estimates.
@@ -170,11 +170,11 @@ def test_late_feedback_is_settled_in_order_and_not_dropped() -> None:
     state = hedge.init(shared_of(NOTHING, LOOKUP))
     for position in (10, 11, 12):
         state = hedge.update(state, round_of("none", position, 0, 0))
-    assert [one.position for one in state.awaited] == [10, 11, 12]
+    assert [one.position for one in state.pending] == [10, 11, 12]
     assert state.weights == AdaHedge((0.0, 0.0))
     late = [seen(name, position, *((1.0,) if name == "ngram" else ())) for position in (10, 11) for name in ("ngram", "none")]
     state = hedge.update(state, round_of("none", 13, 0, 0, *late))
-    assert [one.position for one in state.awaited] == [12, 13]
+    assert [one.position for one in state.pending] == [12, 13]
     assert state.weights.losses[1] < state.weights.losses[0]
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.draft.test_translated import foreign
 
 from monge.api import make_parts
 from monge.core.context import Context, DraftPlan
@@ -15,7 +16,6 @@ from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.layer import Layer
-from tests.draft.test_translated import foreign
 
 VOCAB = 3
 EXACT = 1e-12
@@ -83,7 +83,7 @@ def test_which_nodes_have_candidates_is_decided_before_their_level_is_drawn(num_
     def level(draws):
         tree = grown(EnsembleDrafter(models=(table(23), table(5)), depth=2, num_nodes=num_nodes), draws)
         upper = [node for node, depth in enumerate(tree.depths) if depth == 1]
-        return tuple(tree.token_ids[node] for node in upper), tuple(bool(tree.offers[node]) for node in upper)
+        return tuple(tree.token_ids[node] for node in upper), tuple(bool(tree.candidates[node]) for node in upper)
 
     found = exact_law(level)
     assert len({above for above, _ in found}) == len(found) > 3
@@ -94,7 +94,7 @@ def test_every_node_has_one_draw_of_each_model(seed):
     models = (table(23), table(5))
     tree = drawn(EnsembleDrafter(models=models, depth=2), seed)
     for node, depth in enumerate(tree.depths):
-        assert len(tree.offers[node]) == (2 if depth < 2 else 0)
+        assert len(tree.candidates[node]) == (2 if depth < 2 else 0)
         if depth < 2:
             proposal = tree.proposals[node]
             assert isinstance(proposal, Independent)
@@ -108,8 +108,8 @@ def test_one_path_a_model(seed):
     tree = drawn(EnsembleDrafter(models=(table(23), table(5)), depth=3, paths=True), seed)
     first, second = (0,), (0,)
     for _ in range(3):
-        ends = {first[-1]: tree.offers[first[-1]], second[-1]: tree.offers[second[-1]]}
-        assert all(len(offers) == (2 if len(ends) == 1 else 1) for offers in ends.values())
+        ends = {first[-1]: tree.candidates[first[-1]], second[-1]: tree.candidates[second[-1]]}
+        assert all(len(candidates) == (2 if len(ends) == 1 else 1) for candidates in ends.values())
         first, second = (*first, ends[first[-1]][0]), (*second, ends[second[-1]][-1])
     assert tree.num_nodes == len({*first, *second})
 

@@ -15,7 +15,7 @@ from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
 
 VOCAB = 5
-LOOKS_UP = DraftPlan(max_depth=0, lookup_depth=3)
+LOOKS_UP = DraftPlan(max_depth=0, model_free_depth=3)
 NAMES = DraftPlan(max_depth=2, drafter="model")
 
 

@@ -168,22 +168,22 @@ def test_the_law_is_the_targets_where_the_first_that_proposes_drafts() -> None:
     assert law_error(output_law(parts, case), target_law(small()[0], case)) < 1e-12
 
 
-def test_hindsight_comes_for_every_round_once_the_text_decides() -> None:
+def test_counterfactuals_come_for_every_round_once_the_text_decides() -> None:
     """It equals what the drafters would have proposed, held against the finished text; late, never twice, never dropped."""
     target, draft = pair(3)
     parts = make_parts(target, draft, drafter=POOL, controller=Scripted(("model", "none")))
     prompt = (0, 1, 2, 0, 1)
     (result,) = Decoder(parts).generate([prompt], max_new_tokens=80, temperature=1.0, seed=1)
     text, ngram = prompt + result.token_ids, NgramDrafter()
-    seen = {entry.position: entry for record in result.records for entry in record.hindsight if entry.drafter == "ngram"}
-    assert sum(entry.drafter == "ngram" for record in result.records for entry in record.hindsight) == len(seen)
+    seen = {entry.position: entry for record in result.records for entry in record.counterfactuals if entry.drafter == "ngram"}
+    assert sum(entry.drafter == "ngram" for record in result.records for entry in record.counterfactuals) == len(seen)
     starts = [record.context_length for record in result.records]
     assert [start for start in starts if start + ngram.num_draft_tokens < len(text)] == [
         start for start in starts if start in seen and start + ngram.num_draft_tokens < len(text)
     ]
     late = 0
     for record in result.records:
-        for entry in (one for one in record.hindsight if one.drafter == "ngram"):
+        for entry in (one for one in record.counterfactuals if one.drafter == "ngram"):
             late += entry.position < record.context_length
             assert entry.factors == expected_factors(ngram, text, entry.position)
     assert late > 0

@@ -45,9 +45,9 @@ def limited(**limits: Any) -> tuple[StepRecord, ...]:
     ("limits", "looked_up", "modelled"),
     [
         ({"max_depth": 3}, 3, 3),
-        ({"max_depth": 2, "lookup_depth": 5}, 5, 2),
-        ({"max_depth": 3, "lookup_depth": 0}, 0, 3),
-        ({"max_depth": 0, "lookup_depth": 2}, 2, 0),
+        ({"max_depth": 2, "model_free_depth": 5}, 5, 2),
+        ({"max_depth": 3, "model_free_depth": 0}, 0, 3),
+        ({"max_depth": 0, "model_free_depth": 2}, 2, 0),
         ({"max_depth": 0}, 0, 0),
     ],
     ids=str,
@@ -59,4 +59,4 @@ def test_lookups_may_have_a_limit_of_their_own(limits: dict[str, int], looked_up
     assert deepest["model"] in {0, modelled}
     if not looked_up:
         assert {one.depth for one in records} == {modelled}
-    assert not any(one.hindsight for one in records)
+    assert not any(one.counterfactuals for one in records)

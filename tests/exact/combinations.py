@@ -319,7 +319,7 @@ def round_error(case: Round) -> float:
         (draft,) = drafter.draft([context], drafter.open([context]), [case.plan], [draws])
         tree = draft.tree
         kinds = tuple((type(proposal), getattr(proposal, "width", None)) for proposal in tree.proposals)
-        key = tree.token_ids, tree.parents, tree.offers, kinds  # laws are a function of the path
+        key = tree.token_ids, tree.parents, tree.candidates, kinds  # laws are a function of the path
         found.setdefault(key, tree)
         return key
 

@@ -167,9 +167,9 @@ class Counting(SingleDraft):
     asked: list[int] = field(default_factory=list)
     is_lossless: bool = True
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
-        self.asked.append(len(offers))
-        return SingleDraft.emit(self, target_law, proposal, offers, draws)
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+        self.asked.append(len(candidates))
+        return SingleDraft.emit(self, target_law, proposal, candidates, draws)
 
 
 @pytest.mark.parametrize(("temperature", "is_lossless", "is_asked"), [(0, True, False), (0, False, True), (1.0, True, True)])

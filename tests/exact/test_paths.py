@@ -63,7 +63,7 @@ def test_a_node_draws_once_for_every_path_that_reaches_it() -> None:
     assert builder.expand(tree, grown, (law, law), DraftPlan(), TapeDraws([0.1, 0.9, 0.3])) == ()
     finished = builder.finish(tree, DraftPlan())
     assert [proposal.width for proposal in finished.proposals if isinstance(proposal, Iid)] == [3, 2, 1]
-    assert finished.offers[:3] == ((1, 1, 2), (3, 4), (5,))
+    assert finished.candidates[:3] == ((1, 1, 2), (3, 4), (5,))
     assert finished.num_nodes - 1 <= builder.limits.max_nodes == 6
 
 

@@ -76,8 +76,8 @@ def test_acceptance_of_the_worked_example() -> None:
         assert isinstance(rule, NodeRule)
 
         def accepted(draws):  # type: ignore[no-untyped-def]
-            offers = proposal.draw(draws)
-            return rule.emit(p, proposal, offers, draws) in offers
+            candidates = proposal.draw(draws)
+            return rule.emit(p, proposal, candidates, draws) in candidates
 
         return exact_law(accepted).get(True, 0.0)
 

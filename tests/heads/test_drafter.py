@@ -104,7 +104,7 @@ def test_the_declared_laws_are_those_of_the_formula() -> None:
     start = head.predictor.start(last, target.embed((1,)))
     first = head.step(1, start, last, target.embed((1,)))
     laws = {0: law_from_logits(first[0] / float(head.temperatures[0]), SamplingRules())}
-    for node in tree.offers[0]:
+    for node in tree.candidates[0]:
         second = head.step(2, start, first, target.embed((tree.token_ids[node],)))
         laws[node] = law_from_logits(second[0] / float(head.temperatures[1]), SamplingRules())
     for node, law in laws.items():
@@ -118,7 +118,7 @@ def test_blind_heads_have_one_law_a_depth() -> None:
     target = table()
     head = random_head(target, is_branched=False)
     tree = drafted(ShapeDrafter(target=target, head=head, tree=TREES.parse("fixed_width((3, 1), children='top')")), (0, 1))
-    assert len({tree.token_ids[tree.offers[node][0]] for node in tree.offers[0]}) == 1
+    assert len({tree.token_ids[tree.candidates[node][0]] for node in tree.candidates[0]}) == 1
 
 
 def test_at_initialisation_the_first_law_is_the_target_s_last_one() -> None:
@@ -202,7 +202,7 @@ def test_biased_pairings_are_refused(tree: str, verifier: str) -> None:
 def test_a_draw_that_is_dropped_makes_the_tree_arbitrary() -> None:
     """The rows of low-probability tokens that are not sent, and of the better of two draws: no rule but the walk takes them."""
     tree = drafted(shape("fixed_width((2, 1), children='iid')"), (0, 1))
-    kept = tree.prune(tree.offers[0][:1])
+    kept = tree.prune(tree.candidates[0][:1])
     assert isinstance(kept.proposals[0], Arbitrary)
     assert all(isinstance(proposal, Arbitrary | Deterministic) for proposal in kept.proposals)
 

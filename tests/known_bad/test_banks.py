@@ -73,8 +73,11 @@ def test_a_point_mass_declared_for_draws_only_loses_acceptance() -> None:
         assert distance(told, p, q) < EXACT
 
         def hit(draws, p=p, q=q):  # type: ignore[no-untyped-def]
-            offers = Iid(q, 2).draw(draws)
-            return Rrs().emit(p, Deterministic(tuple(dict.fromkeys(offers))), tuple(dict.fromkeys(offers)), draws) in offers
+            candidates = Iid(q, 2).draw(draws)
+            return (
+                Rrs().emit(p, Deterministic(tuple(dict.fromkeys(candidates))), tuple(dict.fromkeys(candidates)), draws)
+                in candidates
+            )
 
         offered = 1.0 - (1.0 - q.probs) ** 2
         assert exact_law(hit).get(True, 0.0) == pytest.approx(float(p.probs @ offered), abs=EXACT)

@@ -10,7 +10,7 @@ from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.errors import LawError, MongeError, OptionError
 from monge.core.model import NodeBlock
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
-from monge.core.tree import GrowingTree, ancestor_mask, depths_of, fixed_chain, lone_root
+from monge.core.tree import GrowingTree, ancestor_mask, depths_of, fixed_chain, root_only
 from monge.engine.models.masks import UncommittedNodes
 from monge.testing.strategies import dense_law
 
@@ -73,7 +73,7 @@ def test_a_level_is_drawn_node_by_node_in_the_order_given():
 
 
 def test_a_lone_root_is_what_grows_from_nothing():
-    assert lone_root(9) == GrowingTree(9).finish()
+    assert root_only(9) == GrowingTree(9).finish()
 
 
 class AskedDraws(TapeDraws, ChildDraws):
@@ -102,7 +102,7 @@ def test_a_fixed_chain_is_what_grows_by_single_candidates(token_ids):
 def test_repeats_are_one_node_offered_twice():
     tree = tree_of(TapeDraws([0.1, 0.2, 0.9])).finish()
     assert tree.token_ids == (9, 0, 2, 1, 0, 1, 0)
-    assert tree.offers[0] == (1, 1, 2)
+    assert tree.candidates[0] == (1, 1, 2)
     assert tree.parents == (-1, 0, 0, 1, 1, 2, 2)
     assert tree.path_tokens(5) == (2, 1)
     assert not tree.is_chain
@@ -119,7 +119,7 @@ def test_pruning_makes_every_sampled_proposal_arbitrary():
     assert tree.token_ids == (9, 2, 1)
     assert tree.parents == (-1, 0, 1)
     assert tree.proposals == (Arbitrary((2,)), Deterministic((1,)), Deterministic(()))
-    assert tree.offers == ((1,), (2,), ())
+    assert tree.candidates == ((1,), (2,), ())
     with pytest.raises(MongeError, match=r"nodes \[5\] are kept without their parents"):
         tree_of(TapeDraws([0.1, 0.2, 0.9])).finish().prune([5])
 

@@ -32,7 +32,7 @@ def test_round_trip(tmp_path, top):
     assert found.top == top
     assert found.texts[0].all_ids == log.texts[0].all_ids
     for place in range(2, 6):
-        there, here = found.texts[0].known(place), log.texts[0].known(place)
+        there, here = found.texts[0].logged_token(place), log.texts[0].logged_token(place)
         assert torch.equal(there.law.token_ids, here.law.token_ids)
         assert torch.equal(there.law.probs, here.law.probs)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["run.mlog"]
@@ -47,7 +47,7 @@ def test_who_may_read_a_log_is_up_to_the_system(log, tmp_path):
 def test_a_compact_law_keeps_the_committed_token_exactly_and_the_rest_as_one(log):
     compact = logged(models(3)[0], TEXT, top=1)
     for place in range(2, 6):
-        full, known = log.texts[0].known(place), compact.texts[0].known(place)
+        full, known = log.texts[0].logged_token(place), compact.texts[0].logged_token(place)
         assert known.law.prob(known.token) == pytest.approx(full.law.prob(known.token), abs=1e-15)
         assert known.other == 3
         assert float(known.law.probs.sum()) == pytest.approx(1.0)

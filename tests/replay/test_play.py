@@ -45,7 +45,7 @@ def test_fixed_windows_expect_what_replay_does(verifier):
     ],
 )
 def test_chances_of_several_candidates(tree, verifier):
-    log = logged(models(3)[0], (1, 0, 0))  # one of these is the draft's most probable token, which some trees always offer
+    log = logged(models(3)[0], (1, 0, 0))  # one of these is the draft's most probable token, which some trees always draw
     positions = look(toy_parts(3, tree=tree, verifier=verifier), log, depth=1)
     found = expected_rounds({"tree": tree, "verifier": verifier}, log)
     assert fixed_window(positions[0], COSTS, 1).rounds == pytest.approx(found, abs=1e-12)

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from monge.cli.app import app as commands
 from monge.core.errors import OptionError
 from monge.scale import ray_cluster, ray_serve
-from monge.scale.door import CONTROLLER_OPTIONS
-from monge.scale.metrics_board import board_class, merged
 from monge.scale.ray_serve import AppArgs, Replica, replica_app
+from monge.scale.retry_proxy import CONTROLLER_OPTIONS
+from monge.scale.shared_metrics import merged, metrics_actor_class
 from monge.scale.spec import DecoderSpec
 from tests.serve.served import toy_decoder
 
@@ -26,7 +26,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "scaling.md"
 @pytest.fixture
 def replica(monkeypatch):
     monkeypatch.setattr(DecoderSpec, "load", lambda _: toy_decoder())
-    board = board_class()()
+    board = metrics_actor_class()()
 
     def make(engine, **args):
         def gather(own):
@@ -62,10 +62,10 @@ def test_every_replica_shows_what_all_of_them_measured(replica):
 
 
 def test_a_silent_replica_is_forgotten(monkeypatch):
-    from monge.scale import metrics_board
+    from monge.scale import shared_metrics
 
-    board, now = board_class()(), [0.0]
-    monkeypatch.setattr(metrics_board.time, "monotonic", lambda: now[0])
+    board, now = metrics_actor_class()(), [0.0]
+    monkeypatch.setattr(shared_metrics.time, "monotonic", lambda: now[0])
     board.exchange("one", ["first"])
     assert board.exchange("two", ["second"]) == [["first"], ["second"]]
     now[0] = 11.0
@@ -101,7 +101,7 @@ def test_a_replica_leaves_what_it_loaded_out_of_collections(monkeypatch):
     monkeypatch.setattr(
         ray_serve, "require_ray", lambda _: SimpleNamespace(serve=SimpleNamespace(get_replica_context=lambda: context))
     )
-    monkeypatch.setattr(ray_serve, "BoardClient", lambda *_: board)
+    monkeypatch.setattr(ray_serve, "SharedMetrics", lambda *_: board)
     monkeypatch.setattr(ray_serve, "settle_objects", lambda: frozen.append(True))
     assert ray_serve._builder(AppArgs())().title == "monge"
     assert frozen == [True]

@@ -21,12 +21,12 @@ from monge.core.errors import OptionError, OutOfStepError, UnsupportedModelError
 from monge.engine.decoder import Decoder
 from monge.engine.loading import as_sequence_model
 from monge.scale import tensor_parallel as room
-from monge.scale.led_model import LedModel
+from monge.scale.rank_zero_model import RankZeroModel
 from monge.scale.ranks import Ranks
 from monge.serve.scheduler import Scheduler
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.bench.tiny import save_pair
-from tests.serve.toy import Model, job
+from tests.serve.toy import Model, generation
 
 PROMPTS = [[5, 6, 7, 8, 9], [40, 41], [300, 7, 300]]
 GREEDY = {"max_new_tokens": 24, "ignore_eos": True}
@@ -201,10 +201,10 @@ def test_ranks_that_are_out_of_step_serve_no_more(monkeypatch):
     monkeypatch.setattr(Ranks, "tell", lambda *_: None)
     network = Model(1)
     network.failing.add(5)
-    parts = make_parts(LedModel(network, object.__new__(Ranks)), Model(2), tree="chain(3)")
+    parts = make_parts(RankZeroModel(network, object.__new__(Ranks)), Model(2), tree="chain(3)")
     with Scheduler(Decoder(parts, tokenizer=None, max_batch_size=4)) as scheduler:
-        assert scheduler.submit(job(1, 2)).completion(60).finish_reason == "length"
-        assert scheduler.submit(job(5, 2)).completion(60).finish_reason == "error"
+        assert scheduler.submit(generation(1, 2)).completion(60).finish_reason == "length"
+        assert scheduler.submit(generation(5, 2)).completion(60).finish_reason == "error"
         scheduler._thread.join(60)
         assert "out of step since extend failed on rank 0" in scheduler.snapshot().failure
         assert not scheduler.snapshot().is_open
@@ -248,7 +248,7 @@ def test_a_sharded_network_is_refused_elsewhere(pair, monkeypatch):
 
 def test_a_failed_call_leaves_the_ranks_out_of_step(monkeypatch):
     monkeypatch.setattr(Ranks, "tell", lambda *_: None)
-    model = LedModel(TabularModel(RandomTable(5, 1), 5), object.__new__(Ranks))
+    model = RankZeroModel(TabularModel(RandomTable(5, 1), 5), object.__new__(Ranks))
     model.open({0: (1, 2)})
     with pytest.raises(KeyError):
         model.commit({9: ()})

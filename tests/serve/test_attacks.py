@@ -19,7 +19,7 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 from monge.serve.bodies import parsed
-from monge.serve.connections import ConnectionLimits, Seldom, told_of_exhaustion
+from monge.serve.connections import ConnectionLimits, RateLimited, log_exhaustion
 from monge.serve.fields import MAX_MESSAGES
 from monge.serve.schemas import ChatRequest, CompletionRequest
 from tests.serve.attack import ATTACKS, table
@@ -269,7 +269,7 @@ def silent(url, number):
             connection.close()
 
 
-def test_connections_are_bounded_and_the_silent_ones_make_room():
+def test_connections_are_bounded_and_the_silent_ones_make_kv_budget():
     limits = ConnectionLimits(max_connections=8, backlog=4, header_timeout_s=600)
     body = LONG | {"stream": True}
     with live(toy_app(slow_decoder()), limits) as url, httpx.stream("POST", f"{url}{COMPLETIONS}", json=body) as answer:
@@ -294,14 +294,14 @@ def test_silent_clients_under_a_low_limit_of_descriptors_neither_stop_the_server
 
 
 def test_running_out_of_descriptors_is_one_line(caplog):
-    logger, seldom = logging.getLogger("monge.serve.connections"), Seldom()
-    logger.addFilter(seldom)
+    logger, rate_limited = logging.getLogger("monge.serve.connections"), RateLimited()
+    logger.addFilter(rate_limited)
     loop = asyncio.new_event_loop()
     try:
         for _ in range(1000):
-            told_of_exhaustion(loop, {"exception": OSError(24, "Too many open files")})
+            log_exhaustion(loop, {"exception": OSError(24, "Too many open files")})
     finally:
-        logger.removeFilter(seldom)
+        logger.removeFilter(rate_limited)
         loop.close()
     assert [record.getMessage() for record in caplog.records] == [
         "a connection cannot be taken: Too many open files (told once a minute)"

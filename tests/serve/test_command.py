@@ -107,9 +107,9 @@ def test_an_open_address_is_said(monkeypatch):
     from typer.testing import CliRunner
 
     from monge.cli.app import app
-    from monge.serve import front
+    from monge.serve import launch
 
-    monkeypatch.setattr(front, "serve_until_told", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "serve_until_told", lambda *_, **__: None)
     runner = CliRunner()
     result = runner.invoke(app, ["serve", "--host", "0.0.0.0", "--port", "0"])
     assert "anyone who reaches this address" in result.stderr

@@ -16,7 +16,7 @@ from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
 from monge.serve.scheduler import Scheduler
 from tests.serve.served import toy_app, toy_decoder
-from tests.serve.toy import Model, alone, decoder, job
+from tests.serve.toy import Model, alone, decoder, generation
 
 PROMPT = "once upon"
 OFFERED = ("fixed(max_depth=2)", "fsm(first=2)", "fixed")
@@ -121,11 +121,11 @@ def test_they_are_counted_apart():
 
 def test_neighbours_write_what_they_write_alone():
     names = [*OFFERED, None]
-    jobs = [job(row % 7, 1, seed=row, tokens=6 + row % 5, controller=names[row % 4]) for row in range(12)]
+    generations = [generation(row % 7, 1, seed=row, tokens=6 + row % 5, controller=names[row % 4]) for row in range(12)]
     with Scheduler(decoder(controller=OFFERED), max_batch_size=8) as scheduler:
-        tickets = [scheduler.submit(one) for one in jobs]
-        texts = [ticket.completion(60).token_ids for ticket in tickets]
-    assert texts == [alone(replace(one, controller=None), controller=one.controller or OFFERED[0]) for one in jobs]
+        handles = [scheduler.submit(one) for one in generations]
+        texts = [handle.completion(60).token_ids for handle in handles]
+    assert texts == [alone(replace(one, controller=None), controller=one.controller or OFFERED[0]) for one in generations]
 
 
 @dataclass(frozen=True, slots=True)

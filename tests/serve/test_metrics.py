@@ -5,7 +5,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from monge.serve.jobs import Snapshot, Speculation
+from monge.serve.generation import Snapshot, Speculation
 from monge.serve.metrics import ServerMetrics
 
 SPEC = Speculation(num_rounds=9, num_drafts=7, num_draft_tokens=18, num_accepted_tokens=8, acceptance_histogram=(2, 3, 1, 1))

@@ -6,11 +6,11 @@ from monge.draft.model import ModelDrafter
 from monge.engine import loop
 from monge.engine.session import Session
 from monge.serve.scheduler import Scheduler
-from tests.serve.toy import VOCAB, Letters, Mine, Oops, Stumbling, alone, decoder, job
+from tests.serve.toy import VOCAB, Letters, Mine, Oops, Stumbling, alone, decoder, generation
 
 POISON = VOCAB - 1
 """First token of the prompt that makes trouble."""
-INNOCENT = [job(row % 3, 1 + row, seed=row, tokens=8 + row, temperature=(1.0, 0.0)[row == 1]) for row in range(5)]
+INNOCENT = [generation(row % 3, 1 + row, seed=row, tokens=8 + row, temperature=(1.0, 0.0)[row == 1]) for row in range(5)]
 
 
 def with_processor(whole):
@@ -47,18 +47,18 @@ CASES = {
 
 
 def crowd(make_trouble, *, chunk=2):
-    """What innocent jobs write beside a poisoned one, and how that one ends."""
+    """What innocent generations write beside a poisoned one, and how that one ends."""
     whole = decoder(tokenizer=Letters())
     options = make_trouble(whole)
     scheduler = Scheduler(whole, max_batch_size=8, prefill_chunk=chunk)
     before = [scheduler.submit(one) for one in INNOCENT[:3]]
-    poisoned = scheduler.submit(job(POISON, 0, 1, tokens=30, **options))
+    poisoned = scheduler.submit(generation(POISON, 0, 1, tokens=30, **options))
     after = [scheduler.submit(one) for one in INNOCENT[3:]]
     with scheduler:
-        texts = [ticket.completion(60) for ticket in (*before, *after)]
+        texts = [handle.completion(60) for handle in (*before, *after)]
         end = poisoned.completion(60)
         state = scheduler.snapshot()
-        assert scheduler.submit(job(3)).completion(60).finish_reason == "length", "the scheduler was to go on"
+        assert scheduler.submit(generation(3)).completion(60).finish_reason == "length", "the scheduler was to go on"
     assert whole.parts.target.open_sequences == whole.parts.drafter.model.open_sequences == 0
     assert (state.kv_used_tokens, state.num_running, state.num_waiting) == (0, 0, 0)
     return texts, end
@@ -142,8 +142,8 @@ def test_a_round_that_fails_as_a_whole_ends_its_jobs_and_no_others():
     whole = decoder(max_batch_size=2)
     with Scheduler(whole) as scheduler:
         whole.parts.target.commits_fail = True
-        for ticket in [scheduler.submit(one) for one in INNOCENT[:2]]:
-            end = ticket.completion(60)
+        for handle in [scheduler.submit(one) for one in INNOCENT[:2]]:
+            end = handle.completion(60)
             assert end.finish_reason == "error"
             assert "MemoryError: the caches are gone" in end.summary.error
         whole.parts.target.commits_fail = False
@@ -157,9 +157,9 @@ def test_a_decoding_thread_that_dies_says_so_and_ends_all_jobs():
         raise Oops("the sink is clogged")
 
     scheduler = Scheduler(decoder(), max_batch_size=1, sink=broken)
-    tickets = [scheduler.submit(job(1, seed=row)) for row in range(3)]
+    handles = [scheduler.submit(generation(1, seed=row)) for row in range(3)]
     scheduler.start()
-    assert [ticket.completion(60).finish_reason for ticket in tickets] == ["error"] * 3
+    assert [handle.completion(60).finish_reason for handle in handles] == ["error"] * 3
     assert "the sink is clogged" in scheduler.snapshot().failure
     assert not scheduler.snapshot().is_open
     scheduler.close()

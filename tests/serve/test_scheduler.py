@@ -11,7 +11,7 @@ from monge.core.errors import ContextLengthError, OptionError
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.serve.scheduler import Scheduler
-from tests.serve.toy import VOCAB, Gate, Letters, Model, alone, decoder, job
+from tests.serve.toy import VOCAB, Gate, Letters, Model, alone, decoder, generation
 
 
 def is_empty(scheduler):
@@ -21,8 +21,8 @@ def is_empty(scheduler):
 
 @pytest.mark.parametrize(("tree", "chunk"), [("chain(3)", 1), ("fixed_width((2, 2))", 512)])
 def test_a_crowd_writes_what_each_writes_alone(tree, chunk):
-    jobs = [
-        job(
+    generations = [
+        generation(
             *[(3 * row + place) % VOCAB for place in range(1 + row % 5)],
             seed=row,
             tokens=3 + row % 7,
@@ -30,18 +30,18 @@ def test_a_crowd_writes_what_each_writes_alone(tree, chunk):
         )
         for row in range(32)
     ]
-    expected = [alone(one, tree=tree) for one in jobs]
+    expected = [alone(one, tree=tree) for one in generations]
     with Scheduler(decoder(tree=tree), max_batch_size=32, prefill_chunk=chunk) as crowd:
-        tickets = [crowd.submit(one) for one in jobs]
-        assert [ticket.completion(60).token_ids for ticket in tickets] == expected
+        handles = [crowd.submit(one) for one in generations]
+        assert [handle.completion(60).token_ids for handle in handles] == expected
         assert is_empty(crowd)
     with Scheduler(decoder(tree=tree), max_batch_size=3, prefill_chunk=chunk) as few:
-        tickets = [few.submit(one) for one in jobs[:10]]
-        assert [ticket.completion(60).token_ids for ticket in tickets] == expected[:10]
+        handles = [few.submit(one) for one in generations[:10]]
+        assert [handle.completion(60).token_ids for handle in handles] == expected[:10]
 
 
 def test_text_and_stop_strings_are_those_of_the_decoder():
-    made = job(0, 1, seed=5, tokens=40, stop=("ab", "c"))
+    made = generation(0, 1, seed=5, tokens=40, stop=("ab", "c"))
     whole = decoder(tokenizer=Letters())
     (result,) = whole.generate([made.prompt_ids], max_new_tokens=40, temperature=1.0, seed=5, stop=made.stop)
     with Scheduler(decoder(tokenizer=Letters())) as scheduler:
@@ -57,7 +57,7 @@ def test_without_speculation_nothing_is_drafted_and_the_text_is_the_greedy_one()
     whole = decoder()
     with Scheduler(whole) as scheduler:
         plain, drafted = [
-            scheduler.submit(job(1, 3, temperature=0.0, speculative=speculative)).completion(60)
+            scheduler.submit(generation(1, 3, temperature=0.0, speculative=speculative)).completion(60)
             for speculative in (False, True)
         ]
     assert plain.token_ids == drafted.token_ids
@@ -65,7 +65,7 @@ def test_without_speculation_nothing_is_drafted_and_the_text_is_the_greedy_one()
     assert plain.summary.speculation.num_rounds == 12
     assert drafted.summary.speculation.num_drafts > 0
     drafter = whole.parts.drafter.model
-    assert {sequence for sequence, _ in drafter.pieces} == {1}, "the draft model was to be shown the second job only"
+    assert {sequence for sequence, _ in drafter.pieces} == {1}, "the draft model was to be shown the second generation only"
 
 
 def test_log_probabilities_are_those_of_the_law_and_of_the_model():
@@ -78,7 +78,8 @@ def test_log_probabilities_are_those_of_the_law_and_of_the_model():
         return scores
 
     made = [
-        job(*prompt, processors=(ban,), logprobs=3, logprobs_of=source, prompt_logprobs=2) for source in ("processed", "raw")
+        generation(*prompt, processors=(ban,), logprobs=3, logprobs_of=source, prompt_logprobs=2)
+        for source in ("processed", "raw")
     ]
     made = [type(one)(**{name: getattr(one, name) for name in one.__slots__} | {"rules": rules}) for one in made]
     with Scheduler(decoder(), prefill_chunk=2) as scheduler:
@@ -108,33 +109,33 @@ def test_who_comes_first_is_served_first():
 
     with Scheduler(decoder(), max_batch_size=1) as scheduler:
         gate = Gate()
-        first = scheduler.submit(job(1, tokens=1, processors=(gate,)))
+        first = scheduler.submit(generation(1, tokens=1, processors=(gate,)))
         assert gate.reached.wait(60)
-        tickets = [scheduler.submit(job(1, seed=row, tokens=1 + row % 3, processors=(marked(row),))) for row in range(6)]
+        handles = [scheduler.submit(generation(1, seed=row, tokens=1 + row % 3, processors=(marked(row),))) for row in range(6)]
         assert scheduler.snapshot().num_waiting == 6
         gate.opened.set()
-        for ticket in (first, *tickets):
-            ticket.completion(60)
-    assert list(dict.fromkeys(served)) == list(range(6)), "a later job overtook an earlier one"
+        for handle in (first, *handles):
+            handle.completion(60)
+    assert list(dict.fromkeys(served)) == list(range(6)), "a later generation overtook an earlier one"
 
 
 def test_what_can_never_fit_is_refused_at_once():
     with Scheduler(decoder(max_length=100), kv_budget_tokens=50) as scheduler:
         with pytest.raises(ContextLengthError, match="= 60 exceeds the 50 tokens of all caches together"):
-            scheduler.submit(job(1, 2, tokens=58))
+            scheduler.submit(generation(1, 2, tokens=58))
         with pytest.raises(OptionError, match=r"token ids must lie in 0\.\.6; got 9"):
-            scheduler.submit(job(1, 9))
+            scheduler.submit(generation(1, 9))
         with pytest.raises(OptionError, match="stop strings need a tokenizer"):
-            scheduler.submit(job(1, stop=("x",)))
+            scheduler.submit(generation(1, stop=("x",)))
         with pytest.raises(OptionError, match="must be >= 0; got -1"):
-            scheduler.submit(job(1, logprobs=-1))
+            scheduler.submit(generation(1, logprobs=-1))
     with (
         Scheduler(decoder(max_length=100)) as scheduler,
         pytest.raises(ContextLengthError, match="exceeds the target's context"),
     ):
-        scheduler.submit(job(1, 2, tokens=99))
+        scheduler.submit(generation(1, 2, tokens=99))
     with pytest.raises(OptionError, match="deadline_s must be positive"):
-        job(1, deadline_s=0.0)
+        generation(1, deadline_s=0.0)
 
 
 @pytest.mark.parametrize(
@@ -154,13 +155,13 @@ def test_limits_without_room_are_refused(options, message):
 def test_the_caches_are_never_promised_twice():
     with Scheduler(decoder(), max_batch_size=8, kv_budget_tokens=60) as scheduler:
         gate = Gate()
-        scheduler.submit(job(1, 2, tokens=18, processors=(gate,)))  # 20 tokens: three rows of 20 fit
+        scheduler.submit(generation(1, 2, tokens=18, processors=(gate,)))  # 20 tokens: three rows of 20 fit
         assert gate.reached.wait(60)
-        tickets = [scheduler.submit(job(1, 2, tokens=18, seed=row)) for row in range(4)]
+        handles = [scheduler.submit(generation(1, 2, tokens=18, seed=row)) for row in range(4)]
         gate.opened.set()
         used = []
-        for ticket in tickets:
-            for _ in ticket:
+        for handle in handles:
+            for _ in handle:
                 state = scheduler.snapshot()
                 used.append((state.kv_used_tokens, state.num_running + state.num_prefilling))
         assert max(rows for _, rows in used) <= 3
@@ -171,9 +172,9 @@ def test_the_caches_are_never_promised_twice():
 def test_cancelled_jobs_give_back_their_room_wherever_they_are():
     with Scheduler(decoder(), max_batch_size=3, prefill_chunk=2) as scheduler:
         gate = Gate()
-        running = scheduler.submit(job(1, tokens=30, processors=(gate,)))
+        running = scheduler.submit(generation(1, tokens=30, processors=(gate,)))
         assert gate.reached.wait(60)
-        prefilling, untouched, waiting = [scheduler.submit(job(*[2] * 20, seed=row)) for row in range(3)]
+        prefilling, untouched, waiting = [scheduler.submit(generation(*[2] * 20, seed=row)) for row in range(3)]
         waiting.cancel()
         gate.opened.set()
         next(iter(running))
@@ -184,22 +185,22 @@ def test_cancelled_jobs_give_back_their_room_wherever_they_are():
         last = running.completion(60)
         assert last.finish_reason == "cancelled"
         assert last.summary.num_generated_tokens < 30
-        assert untouched.completion(60).token_ids == alone(job(*[2] * 20, seed=1))
+        assert untouched.completion(60).token_ids == alone(generation(*[2] * 20, seed=1))
         assert is_empty(scheduler)
         assert scheduler.snapshot().finished == {"cancelled": 3, "length": 1}
         untouched.cancel()  # too late: nothing happens
-        assert scheduler.submit(job(3)).completion(60).finish_reason == "length"
+        assert scheduler.submit(generation(3)).completion(60).finish_reason == "length"
 
 
 def test_a_deadline_ends_a_job_with_what_it_has():
     with Scheduler(decoder(tokenizer=Letters())) as scheduler:
         gate = Gate()
-        ticket = scheduler.submit(job(1, tokens=5000, deadline_s=0.05, processors=(gate,)))
-        queued = scheduler.submit(job(1, tokens=5000, deadline_s=0.05))
+        handle = scheduler.submit(generation(1, tokens=5000, deadline_s=0.05, processors=(gate,)))
+        queued = scheduler.submit(generation(1, tokens=5000, deadline_s=0.05))
         assert gate.reached.wait(60)
         time.sleep(0.06)
         gate.opened.set()
-        whole = ticket.completion(60)
+        whole = handle.completion(60)
         assert whole.finish_reason == queued.completion(60).finish_reason == "deadline"
         assert 0 < len(whole.token_ids) == len(whole.text) < 5000
         assert is_empty(scheduler)
@@ -207,37 +208,37 @@ def test_a_deadline_ends_a_job_with_what_it_has():
 
 def test_draining_finishes_what_was_taken():
     scheduler = Scheduler(decoder(), max_batch_size=2)
-    tickets = [scheduler.submit(job(1, seed=row)) for row in range(5)]
+    handles = [scheduler.submit(generation(1, seed=row)) for row in range(5)]
     scheduler.start()
     scheduler.close(drain=True)
-    assert [ticket.completion(1).finish_reason for ticket in tickets] == ["length"] * 5
+    assert [handle.completion(1).finish_reason for handle in handles] == ["length"] * 5
 
 
 def test_a_drain_that_takes_too_long_is_cut_short():
     scheduler = Scheduler(decoder(), max_batch_size=1)
     scheduler.start()
-    tickets = [scheduler.submit(job(1, tokens=3000)) for _ in range(2)]
+    handles = [scheduler.submit(generation(1, tokens=3000)) for _ in range(2)]
     scheduler.close(drain=True, timeout_s=0.05)
-    assert [ticket.completion(1).finish_reason for ticket in tickets] == ["cancelled"] * 2
+    assert [handle.completion(1).finish_reason for handle in handles] == ["cancelled"] * 2
     assert is_empty(scheduler)
 
 
 def test_what_was_never_started_cancels_its_jobs():
     scheduler = Scheduler(decoder())
-    ticket = scheduler.submit(job(1))
+    handle = scheduler.submit(generation(1))
     scheduler.close()
-    assert ticket.completion(1).finish_reason == "cancelled"
+    assert handle.completion(1).finish_reason == "cancelled"
 
 
 def test_figures_agree_with_each_other():
     seen = defaultdict(list)
-    jobs = [job(*[row % VOCAB] * (1 + row), seed=row, tokens=1 + 2 * row) for row in range(6)]
+    generations = [generation(*[row % VOCAB] * (1 + row), seed=row, tokens=1 + 2 * row) for row in range(6)]
     with Scheduler(decoder(), max_batch_size=3, sink=lambda measure, value: seen[measure].append(value)) as scheduler:
-        done = [ticket.completion(60) for ticket in [scheduler.submit(one) for one in jobs]]
+        done = [handle.completion(60) for handle in [scheduler.submit(one) for one in generations]]
         state = scheduler.snapshot()
     told = [whole.summary.speculation for whole in done]
     assert state.num_generated_tokens == sum(len(whole.token_ids) for whole in done) == sum(seen["generated_tokens"])
-    assert state.num_prompt_tokens == sum(len(one.prompt_ids) for one in jobs) == sum(seen["prompt_tokens"])
+    assert state.num_prompt_tokens == sum(len(one.prompt_ids) for one in generations) == sum(seen["prompt_tokens"])
     assert state.speculation.num_rounds == sum(one.num_rounds for one in told)
     assert state.speculation.num_draft_tokens == sum(one.num_draft_tokens for one in told) > 0
     assert state.speculation.accepted_by_position == tuple(
@@ -249,8 +250,8 @@ def test_figures_agree_with_each_other():
         assert sum(histogram) == one.num_drafts
         assert sum(depth * count for depth, count in enumerate(histogram)) == one.num_accepted_tokens <= one.num_draft_tokens
     # The last token of every prompt is read in its first round, with the tree.
-    assert sum(seen["round_tokens"]) == state.num_generated_tokens + state.num_prompt_tokens - len(jobs)
-    assert len(seen["first_token_s"]) == len(seen["queue_s"]) == len(seen["total_s"]) == len(jobs)
+    assert sum(seen["round_tokens"]) == state.num_generated_tokens + state.num_prompt_tokens - len(generations)
+    assert len(seen["first_token_s"]) == len(seen["queue_s"]) == len(seen["total_s"]) == len(generations)
     assert len(seen["inter_token_s"]) == sum(one.num_rounds - 1 for one in told)
     for whole in done:
         timings = whole.summary.timings
@@ -266,15 +267,15 @@ def test_a_crowd_of_networks_writes_what_each_writes_alone():
     target = network("llama")
     texts = prompts((9, 40, 7, 23, 5, 3, 1, 31), seed=6)
     whole = monge.load(target, perturbed(target), tree="fixed_width((3, 2))", controller="fixed")
-    jobs = [job(*text, seed=row, tokens=10, temperature=0.8) for row, text in enumerate(texts)]
+    generations = [generation(*text, seed=row, tokens=10, temperature=0.8) for row, text in enumerate(texts)]
     expected = [
         whole.generate([one.prompt_ids], max_new_tokens=10, temperature=0.8, seed=one.seed, ignore_eos=True)[0].token_ids
-        for one in jobs
+        for one in generations
     ]
     with Scheduler(whole, max_batch_size=5, prefill_chunk=6) as scheduler:
-        tickets = [scheduler.submit(one) for one in jobs]
-        assert [ticket.completion(60).token_ids for ticket in tickets] == expected
-        assert scheduler.submit(jobs[1]).completion(60).token_ids == expected[1]
+        handles = [scheduler.submit(one) for one in generations]
+        assert [handle.completion(60).token_ids for handle in handles] == expected
+        assert scheduler.submit(generations[1]).completion(60).token_ids == expected[1]
     whole.parts.target.check_integrity()
     assert not whole.parts.target._rows
     assert not whole.parts.drafter.model._rows
@@ -286,13 +287,14 @@ def test_a_crowd_of_32_on_the_built_in_pair_writes_what_each_writes_alone():
 
     whole = monge.load(controller="fixed")
     prompts = [tuple(whole.tokenizer(text)["input_ids"]) for text in ("Once upon a time", "The sea", "She said that", "It was")]
-    jobs = [
-        job(*prompts[row % 4], seed=row, tokens=24, temperature=(0.0, 0.8)[row % 2], eos_ids=whole.eos_ids) for row in range(32)
+    generations = [
+        generation(*prompts[row % 4], seed=row, tokens=24, temperature=(0.0, 0.8)[row % 2], eos_ids=whole.eos_ids)
+        for row in range(32)
     ]
     expected = [
         whole.generate([one.prompt_ids], max_new_tokens=24, temperature=one.rules.temperature, seed=one.seed)[0].token_ids
-        for one in jobs
+        for one in generations
     ]
     with Scheduler(whole, max_batch_size=32, prefill_chunk=3) as scheduler:
-        tickets = [scheduler.submit(one) for one in jobs]
-        assert [ticket.completion(200).token_ids for ticket in tickets] == expected
+        handles = [scheduler.submit(one) for one in generations]
+        assert [handle.completion(200).token_ids for handle in handles] == expected

@@ -1,4 +1,4 @@
-"""Thousands of jobs leave nothing behind."""
+"""Thousands of generations leave nothing behind."""
 
 import gc
 import threading
@@ -18,7 +18,7 @@ from tests.engine.tiny import VOCAB as WORDS
 from tests.engine.tiny import network
 from tests.serve.served import toy_app
 from tests.serve.toy import decoder as toy_decoder
-from tests.serve.toy import job
+from tests.serve.toy import generation
 
 VOCAB = 7
 
@@ -40,11 +40,11 @@ def test_memory_stays_flat_over_two_thousand_jobs():
     decoder = Decoder(make_parts(target, draft, tree="chain(3)"))
 
     def submit(scheduler, count):
-        tickets = [scheduler.submit(job(row % VOCAB, 1, seed=row, tokens=3, temperature=0.0)) for row in range(count)]
-        for row, ticket in enumerate(tickets):
+        handles = [scheduler.submit(generation(row % VOCAB, 1, seed=row, tokens=3, temperature=0.0)) for row in range(count)]
+        for row, handle in enumerate(handles):
             if row % 50 == 0:
-                ticket.cancel()
-            assert len(ticket.completion(60).token_ids) <= 3
+                handle.cancel()
+            assert len(handle.completion(60).token_ids) <= 3
 
     with Scheduler(decoder, max_batch_size=32, max_waiting=200) as scheduler:
         submit(scheduler, 200)
@@ -63,7 +63,7 @@ def test_memory_stays_flat_over_two_thousand_jobs():
     assert not target._committed
     assert not target._nodes
     assert not draft._committed
-    assert grown < 100_000, f"{grown} bytes more after 1800 jobs: something is kept for every job"
+    assert grown < 100_000, f"{grown} bytes more after 1800 generations: something is kept for every generation"
 
 
 def objects():
@@ -100,15 +100,15 @@ def test_no_object_outlives_its_job():
         raise ValueError("a processor that fails")
 
     def run():
-        tickets = []
+        handles = []
         for row in range(count):
             options = {"processors": (fail,)} if row % 12 == 5 else {"speculative": False} if row % 5 == 0 else {}
-            made = job(*text(row), seed=row, tokens=3, temperature=float(row % 2), **options)
-            tickets.append(scheduler.submit(made))
+            made = generation(*text(row), seed=row, tokens=3, temperature=float(row % 2), **options)
+            handles.append(scheduler.submit(made))
             if row % 7 == 6:
-                tickets[-1].cancel()
-        for ticket in tickets:
-            ticket.completion(300)
+                handles[-1].cancel()
+        for handle in handles:
+            handle.completion(300)
 
     with Scheduler(decoder, max_waiting=count) as scheduler:
         check_nothing_is_kept(run, count)
@@ -138,6 +138,6 @@ def test_a_quiet_scheduler_gives_free_memory_back(monkeypatch):
     given = threading.Event()
     monkeypatch.setattr(room, "trim_heap", given.set)
     with Scheduler(toy_decoder()) as scheduler:
-        scheduler.submit(job(1, 2)).completion(60)
+        scheduler.submit(generation(1, 2)).completion(60)
         assert given.wait(60)
-        assert scheduler.submit(job(1, 2)).completion(60).finish_reason == "length"
+        assert scheduler.submit(generation(1, 2)).completion(60).finish_reason == "length"

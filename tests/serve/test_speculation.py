@@ -7,7 +7,7 @@ from monge.core.context import DraftPlan
 from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import MAX_DRAFT
 from tests.serve.served import toy_app, toy_decoder
-from tests.serve.toy import alone, decoder, job
+from tests.serve.toy import alone, decoder, generation
 
 PROMPT = "once upon"
 TREE = "fixed_width((2, 1, 1))"
@@ -116,11 +116,11 @@ def test_neighbours_write_what_they_write_alone():
         {"adaptive": False, "limits": DraftPlan(max_nodes=2)},
         {"speculative": False},
     ]
-    plain = [job(row % 7, 1, seed=row, tokens=6 + row % 5) for row in range(12)]
-    asked = [job(row % 7, 2, seed=row, tokens=6 + row % 5, **options[row % 4]) for row in range(12)]
+    plain = [generation(row % 7, 1, seed=row, tokens=6 + row % 5) for row in range(12)]
+    asked = [generation(row % 7, 2, seed=row, tokens=6 + row % 5, **options[row % 4]) for row in range(12)]
     with Scheduler(decoder(tree=TREE), max_batch_size=8) as scheduler:
-        tickets = [scheduler.submit(one) for pair in zip(plain, asked, strict=True) for one in pair]
-        texts = [ticket.completion(60).token_ids for ticket in tickets]
+        handles = [scheduler.submit(one) for pair in zip(plain, asked, strict=True) for one in pair]
+        texts = [handle.completion(60).token_ids for handle in handles]
     assert texts[::2] == [alone(one, tree=TREE) for one in plain]
     with Scheduler(decoder(tree=TREE), max_batch_size=1) as scheduler:
         assert texts[1::2] == [scheduler.submit(one).completion(60).token_ids for one in asked]

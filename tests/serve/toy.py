@@ -1,4 +1,4 @@
-"""Small decoders, jobs and ways to make trouble."""
+"""Small decoders, generations and ways to make trouble."""
 
 import math
 import threading
@@ -9,7 +9,7 @@ import torch
 from monge.api import make_parts
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.decoder import Decoder
-from monge.serve.jobs import Job
+from monge.serve.generation import GenerationRequest
 from monge.testing.tabular import RandomTable, TabularModel
 
 VOCAB = 7
@@ -73,14 +73,14 @@ def decoder(*, tokenizer: Any = None, max_batch_size: int = 8, max_length: int |
     return Decoder(parts, tokenizer=tokenizer, max_batch_size=max_batch_size)
 
 
-def job(*prompt: int, seed: int = 0, tokens: int = 12, temperature: float = 1.0, **options: Any) -> Job:
-    """A job with a sampled completion."""
+def generation(*prompt: int, seed: int = 0, tokens: int = 12, temperature: float = 1.0, **options: Any) -> GenerationRequest:
+    """A generation with a sampled completion."""
     rules = SamplingRules(temperature=temperature)
-    return Job(prompt_ids=prompt or (1, 2), max_new_tokens=tokens, rules=rules, seed=seed, **options)
+    return GenerationRequest(prompt_ids=prompt or (1, 2), max_new_tokens=tokens, rules=rules, seed=seed, **options)
 
 
-def alone(made: Job, **options: Any) -> tuple[int, ...]:
-    """What a job's completion is offline."""
+def alone(made: GenerationRequest, **options: Any) -> tuple[int, ...]:
+    """What a generation's completion is offline."""
     (result,) = decoder(**options).generate(
         [made.prompt_ids],
         max_new_tokens=made.max_new_tokens,

@@ -10,11 +10,11 @@ def positive(masses):
     return np.maximum(masses, 0.0)
 
 
-def emit(p, offers, steps):
-    """Run `steps(offer number, P) -> (acceptance, next P)`; whatever is left emits from the last P."""
+def emit(p, candidate_ids, steps):
+    """Run `steps(candidate number, P) -> (acceptance, next P)`; whatever is left emits from the last P."""
     law, reached = np.zeros_like(p), 1.0
     left = p
-    for number, token in enumerate(offers):
+    for number, token in enumerate(candidate_ids):
         accept, left_next = steps(number, token, left)
         law[token] += reached * accept
         reached *= 1.0 - accept
@@ -33,18 +33,18 @@ def rrs(p, draft_laws):
         q = draft_laws[number]
         return min(1.0, left[token] / q[token]), norm(positive(left - q))
 
-    return lambda offers: emit(p, offers, steps)
+    return lambda candidate_ids: emit(p, candidate_ids, steps)
 
 
 def rrs_without_replacement(p, q):
-    def law(offers):
+    def law(candidate_ids):
         def steps(number, token, left):
             rest = q.copy()
-            rest[list(offers[:number])] = 0.0
+            rest[list(candidate_ids[:number])] = 0.0
             rest = norm(rest)
             return min(1.0, left[token] / rest[token]), norm(positive(left - rest))
 
-        return emit(p, offers, steps)
+        return emit(p, candidate_ids, steps)
 
     return law
 
@@ -56,14 +56,14 @@ def k_seq(p, q, width, rho=None):
     def steps(number, token, left):
         return min(1.0, p[token] / (c.rho * q[token])), left
 
-    return lambda offers: emit(residual, offers, steps)
+    return lambda candidate_ids: emit(residual, candidate_ids, steps)
 
 
 def naive_tree(p, q):
     def steps(number, token, left):
         return min(1.0, p[token] / q[token]), norm(positive(p - q))
 
-    return lambda offers: emit(p, offers[:1], steps)
+    return lambda candidate_ids: emit(p, candidate_ids[:1], steps)
 
 
 def spechub(p, q):
@@ -71,10 +71,10 @@ def spechub(p, q):
     others = np.array([0.0 if token == hub else mass for token, mass in enumerate(q)])
     hub_second, hub_first = others, q[hub] * others / others.sum()
 
-    def law(offers):
+    def law(candidate_ids):
         left, out, open_mass = p.copy(), np.zeros_like(p), 1.0
-        is_hub_first = offers[0] == hub
-        token = offers[1] if is_hub_first else offers[0]
+        is_hub_first = candidate_ids[0] == hub
+        token = candidate_ids[1] if is_hub_first else candidate_ids[0]
         refused = []
         for hub_leads, pair_law in ((False, hub_second), (True, hub_first)):
             if hub_leads == is_hub_first:
@@ -97,8 +97,8 @@ def spechub(p, q):
 def acceptance_and_error(problem, rule):
     """P(Y in t) and the largest error of the output law, by enumeration of the tuples."""
     output, accepted = np.zeros_like(problem.target), 0.0
-    for offers, prob in problem.candidates:
-        law = rule(offers)
+    for candidate_ids, prob in problem.candidates:
+        law = rule(candidate_ids)
         output += prob * law
-        accepted += prob * law[list(set(offers))].sum()
+        accepted += prob * law[list(set(candidate_ids))].sum()
     return accepted, np.abs(output - problem.target).max()

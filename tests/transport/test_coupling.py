@@ -59,7 +59,7 @@ def test_nothing_left_to_emit():
 )
 def test_wrong_flows_raise(change, message):
     first = np.zeros((9, 3))
-    for row, (offers, prob) in enumerate(PROBLEM.candidates):
-        first[row, offers[0]] = prob
+    for row, (candidate_ids, prob) in enumerate(PROBLEM.candidates):
+        first[row, candidate_ids[0]] = prob
     with pytest.raises(LawError, match=message):
         Coupling(problem=PROBLEM, flow=change(first))

@@ -101,7 +101,7 @@ def test_different_drafts(case):
 def test_any_joint_law(case):
     p, weights = case
     total = sum(weights.values())
-    problem = TransportProblem.from_joint_law(p, {offers: mass / total for offers, mass in weights.items()})
+    problem = TransportProblem.from_joint_law(p, {candidate_ids: mass / total for candidate_ids, mass in weights.items()})
     assert subset_optimum(problem).acceptance == pytest.approx(solve(problem).acceptance, abs=LP)
 
 

@@ -49,9 +49,9 @@ def test_selection_law(name):
 def test_winners_given_the_tuple():
     keys = OrderKeys.build(*A, 3)
     law = np.zeros(3)
-    for offers, prob in CandidateLaw.iid(A[1], 3):
-        probs = keys.selection_probs(offers)
-        assert set(probs) == set(offers)
+    for candidate_ids, prob in CandidateLaw.iid(A[1], 3):
+        probs = keys.selection_probs(candidate_ids)
+        assert set(probs) == set(candidate_ids)
         assert sum(probs.values()) == pytest.approx(1.0, abs=1e-14)
         for token, share in probs.items():
             law[token] += prob * share
@@ -65,8 +65,8 @@ def test_any_disjoint_sets_are_lossless():
     keys = OrderKeys(width=2, num_tokens=3, owners=np.arange(3), starts=starts, stops=stops, winner_law=stops**2 - starts**2)
     problem = TransportProblem(target=p, candidates=CandidateLaw.iid(q, 2))
     kernel = np.zeros((9, 3))
-    for row, offers in enumerate(problem.candidates.offers):
-        for token, share in keys.selection_probs(offers).items():
+    for row, candidate_ids in enumerate(problem.candidates.tuples):
+        for token, share in keys.selection_probs(candidate_ids).items():
             kernel[row, token] = share * min(1.0, p[token] / keys.winner_law[token])
     coupling = Coupling.from_kernel(problem, kernel)
     assert coupling.is_lossless

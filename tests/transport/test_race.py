@@ -12,8 +12,8 @@ from tests.transport.strategies import as_law
 
 def enumerated(q, width):
     contained = np.zeros(q.size)
-    for offers, prob in CandidateLaw.without_replacement(q, width):
-        contained[max(offers) :] += prob
+    for candidate_ids, prob in CandidateLaw.without_replacement(q, width):
+        contained[max(candidate_ids) :] += prob
     return contained
 
 

@@ -26,7 +26,7 @@ def check_attains_the_optimum(p, q, width):
     assert coupling.is_lossless
     np.testing.assert_allclose(coupling.accepted_masses, scores.accepted_masses, rtol=0, atol=EXACT)
     assert coupling.acceptance == pytest.approx(iid_optimum(p, q, width).acceptance, abs=EXACT)
-    if len(coupling.problem.candidates.offers) <= 125:
+    if len(coupling.problem.candidates.tuples) <= 125:
         assert coupling.acceptance == pytest.approx(solve(coupling.problem).acceptance, abs=1e-9)
     keys = keys_coupling(p, q, width)
     assert keys.is_lossless
@@ -94,9 +94,9 @@ def test_one_candidate_is_the_single_draft_rule(case):
     p, q, _ = case
     coupling = rearrangement_coupling(p, q, 1)
     assert coupling.acceptance == pytest.approx(single_draft_acceptance(p, q), abs=1e-14)
-    for (offers, _), row in zip(coupling.problem.candidates, coupling.kernel, strict=True):
+    for (candidate_ids, _), row in zip(coupling.problem.candidates, coupling.kernel, strict=True):
         # a candidate too improbable for its window to have a length in float64 is refused
-        assert row[offers[0]] == pytest.approx(min(1.0, p[offers[0]] / q[offers[0]]), abs=1e-6)
+        assert row[candidate_ids[0]] == pytest.approx(min(1.0, p[candidate_ids[0]] / q[candidate_ids[0]]), abs=1e-6)
 
 
 def test_score_of_a_candidate():

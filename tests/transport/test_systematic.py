@@ -30,7 +30,7 @@ def masses(weights: list[int]) -> np.ndarray:
 
 
 def problem(p: np.ndarray, cells: Cells) -> TransportProblem:
-    return TransportProblem.from_joint_law(p, dict(zip(cells.offers, cells.lengths, strict=True)))
+    return TransportProblem.from_joint_law(p, dict(zip(cells.candidates, cells.lengths, strict=True)))
 
 
 def schedule(p: np.ndarray, cells: Cells) -> Schedule:
@@ -44,18 +44,18 @@ def test_cells_are_what_they_promise(pair: tuple[list[int], list[int]], width: i
     support = [token for token, weight in enumerate(weights) if weight > 0]
     assert min(cells.lengths) > 0.0
     assert sum(cells.lengths) == pytest.approx(1.0, abs=EXACT)
-    assert len(set(cells.offers)) == len(cells.offers) <= len(weights)
-    sizes = {len(offers) for offers in cells.offers}
+    assert len(set(cells.candidates)) == len(cells.candidates) <= len(weights)
+    sizes = {len(candidates) for candidates in cells.candidates}
     assert sizes == {min(width, len(support), design.top or len(support))}
     for token in range(len(weights)):
-        on_offer = [index for index, offers in enumerate(cells.offers) if token in offers]
+        on_offer = [index for index, candidates in enumerate(cells.candidates) if token in candidates]
         assert on_offer == list(range(min(on_offer, default=0), max(on_offer, default=-1) + 1)), "one run of neighbouring cells"
         assert not on_offer or token in support
-    assert all(len(set(offers)) == len(offers) for offers in cells.offers)
+    assert all(len(set(candidates)) == len(candidates) for candidates in cells.candidates)
 
 
 def inclusion(cells: Cells, token: int) -> float:
-    return sum(length for offers, length in zip(cells.offers, cells.lengths, strict=True) if token in offers)
+    return sum(length for candidates, length in zip(cells.candidates, cells.lengths, strict=True) if token in candidates)
 
 
 def test_probable_tokens_are_always_offered_and_bins_fill_the_rest() -> None:
@@ -67,13 +67,15 @@ def test_probable_tokens_are_always_offered_and_bins_fill_the_rest() -> None:
 
 def test_one_draw_is_a_plain_draw() -> None:
     cells = SystematicDesign(exponent=1.0).cells(dense_law([2, 3, 5]), 1)
-    assert dict(zip(cells.offers, cells.lengths, strict=True)) == pytest.approx({(0,): 0.2, (1,): 0.3, (2,): 0.5}, abs=EXACT)
+    assert dict(zip(cells.candidates, cells.lengths, strict=True)) == pytest.approx(
+        {(0,): 0.2, (1,): 0.3, (2,): 0.5}, abs=EXACT
+    )
 
 
 def test_only_the_top_tokens_are_offered() -> None:
     for top, offered in ((1, {2}), (2, {1, 2}), (None, {0, 1, 2})):
         cells = SystematicDesign(top=top).cells(dense_law([2, 3, 5]), 2)
-        assert {token for offers in cells.offers for token in offers} == offered
+        assert {token for candidates in cells.candidates for token in candidates} == offered
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_only_the_top_tokens_are_offered() -> None:
 )
 def test_layouts(layout: str, bins: list[set[int]]) -> None:
     cells = SystematicDesign(exponent=1.0, layout=layout).cells(dense_law([10, 8, 5, 4, 3, 2]), 2)
-    assert [{offers[row] for offers in cells.offers} for row in range(2)] == bins
+    assert [{candidates[row] for candidates in cells.candidates} for row in range(2)] == bins
 
 
 @settings(max_examples=60)
@@ -97,10 +99,10 @@ def test_earliest_deadline_first_is_optimal(pair: tuple[list[int], list[int]], w
 def test_schedules_are_feasible(pair: tuple[list[int], list[int]], width: int, design: SystematicDesign, scale: float) -> None:
     p, cells = scale * masses(pair[0]), design.cells(dense_law(pair[1]), width)
     found = schedule(p, cells)
-    for ran, offers, length in zip(found.times, cells.offers, cells.lengths, strict=True):
-        assert set(ran) <= set(offers)
+    for ran, candidates, length in zip(found.times, cells.candidates, cells.lengths, strict=True):
+        assert set(ran) <= set(candidates)
         assert sum(ran.values()) <= length + EXACT
-        left = {token for token in offers if p[token] - found.masses[token] > EXACT}
+        left = {token for token in candidates if p[token] - found.masses[token] > EXACT}
         assert not left or sum(ran.values()) == pytest.approx(length, abs=EXACT), "idle with a candidate left"
     for token, mass in found.masses.items():
         assert mass <= p[token] + EXACT
@@ -118,7 +120,7 @@ def test_the_order_matters() -> None:
 def test_one_bin_beside_fixed_tokens_is_greedy_drafting() -> None:
     p, weights = masses([4, 3, 2, 1, 2]), [40, 35, 8, 7, 10]
     cells = SystematicDesign(exponent=1.0).cells(dense_law(weights), 3)
-    assert all(offers[:2] == (0, 1) for offers in cells.offers)
+    assert all(candidates[:2] == (0, 1) for candidates in cells.candidates)
     assert schedule(p, cells).accepted == pytest.approx(closed_forms.greedy_acceptance(p, masses(weights), 3), abs=EXACT)
 
 

@@ -137,8 +137,8 @@ def test_sequoia_builds_its_shape_and_shrinks_with_the_plan() -> None:
     shape = builder.shape(DraftPlan())
     tree = build(builder, 1, tape=[0.3] * 30)
     assert tree.num_nodes == shape.num_nodes
-    assert [len(tree.offers[0])] == [len(shape.children)]
-    first_sizes = [sum(1 for node in range(1, tree.num_nodes) if tree.path(node)[0] == child) for child in tree.offers[0]]
+    assert [len(tree.candidates[0])] == [len(shape.children)]
+    first_sizes = [sum(1 for node in range(1, tree.num_nodes) if tree.path(node)[0] == child) for child in tree.candidates[0]]
     assert first_sizes == [child.num_nodes for child in shape.children]
     for plan in (DraftPlan(max_nodes=3), DraftPlan(max_depth=1), DraftPlan(max_depth=2, max_nodes=5)):
         small = build(builder, 1, plan, [0.3] * 30)
@@ -174,7 +174,7 @@ def test_threshold_gives_a_node_what_its_path_is_worth(children: str) -> None:
         else:
             worth = [reached * sum(q * (1 - q) ** k for q in law.probs.tolist()) for k in range(3)]
         expected = sum(value >= least for value in worth) if len(path) < 3 else 0
-        assert len(tree.offers[node]) == expected
+        assert len(tree.candidates[node]) == expected
 
 
 def test_threshold_serves_likely_paths_first_and_keeps_the_budget() -> None:

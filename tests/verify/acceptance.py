@@ -17,8 +17,8 @@ def acceptance(name: str, p: Law, proposal: Proposal) -> float:
     assert isinstance(rule, NodeRule)
 
     def accepted(draws):  # type: ignore[no-untyped-def]
-        offers = proposal.draw(draws)
-        return rule.emit(p, proposal, offers, draws) in offers
+        candidates = proposal.draw(draws)
+        return rule.emit(p, proposal, candidates, draws) in candidates
 
     return exact_law(accepted).get(True, 0.0)
 

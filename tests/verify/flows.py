@@ -14,9 +14,11 @@ from tests.verify.acceptance import EXACT
 def check_flow(rule: FlowRule, p: Law, scale: float, proposal: Proposal) -> None:
     """The flow at one node, for every tuple of candidates; for the whole target it is also what the rule itself accepts."""
     accepted: dict[int, float] = {}
-    for offers, prob in exact_law(proposal.draw).items():
-        flow = rule.flow(NodeProblem(target_law=p, scale=scale, proposal=proposal, offers=tuple(offers), draws=TapeDraws(())))
-        assert set(flow.accept_probs) <= set(offers)
+    for candidates, prob in exact_law(proposal.draw).items():
+        flow = rule.flow(
+            NodeProblem(target_law=p, scale=scale, proposal=proposal, candidates=tuple(candidates), draws=TapeDraws(()))
+        )
+        assert set(flow.accept_probs) <= set(candidates)
         assert min(flow.accept_probs.values()) >= 0.0
         assert sum(flow.accept_probs.values()) <= 1.0 + EXACT
         for token, accept in flow.accept_probs.items():
@@ -32,19 +34,19 @@ def emits_the_completion(rule: FlowRule, p: Law, proposal: Proposal) -> float:
     """How far the rule's own tokens, given the candidates, are from accepting by its flow and drawing what is left."""
 
     def emitted(draws: Draws):  # type: ignore[no-untyped-def]
-        offers = proposal.draw(draws)
-        return offers, rule.emit(p, proposal, offers, draws)
+        candidates = proposal.draw(draws)
+        return candidates, rule.emit(p, proposal, candidates, draws)
 
     def completed(draws: Draws):  # type: ignore[no-untyped-def]
-        offers = proposal.draw(draws)
-        flow = rule.flow(NodeProblem(target_law=p, scale=1.0, proposal=proposal, offers=tuple(offers), draws=draws))
+        candidates = proposal.draw(draws)
+        flow = rule.flow(NodeProblem(target_law=p, scale=1.0, proposal=proposal, candidates=tuple(candidates), draws=draws))
         tokens, probs = list(flow.accept_probs), list(flow.accept_probs.values())
         choice = _law(list(range(len(tokens) + 1)), [*probs, max(0.0, 1.0 - sum(probs))])
         index = draws.categorical(choice)
         if index < len(tokens):
-            return offers, tokens[index]
+            return candidates, tokens[index]
         masses = p.sparse().probs - _at(flow.token_ids, flow.masses, p.sparse().token_ids)
-        return offers, draws.categorical(_law(p.sparse().token_ids.tolist(), masses.clamp_min(0.0).tolist()))
+        return candidates, draws.categorical(_law(p.sparse().token_ids.tolist(), masses.clamp_min(0.0).tolist()))
 
     return law_error(exact_law(emitted), exact_law(completed))
 

@@ -26,9 +26,9 @@ Weights = list[int]
 
 def emitted(rule: Canonical, p: DenseLaw, proposal: Proposal) -> dict[tuple[int, bool], float]:
     def run(draws):  # type: ignore[no-untyped-def]
-        offers = proposal.draw(draws)
-        token = rule.emit(p, proposal, offers, draws)
-        return token, token in offers
+        candidate_ids = proposal.draw(draws)
+        token = rule.emit(p, proposal, candidate_ids, draws)
+        return token, token in candidate_ids
 
     return exact_law(run)
 

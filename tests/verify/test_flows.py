@@ -48,8 +48,8 @@ def legal(rule: FlowRule, q: Law) -> list[Proposal]:
 
 
 def check(rule: FlowRule, p: Law, scale: float, proposal: Proposal) -> None:
-    (offers, *_) = exact_law(proposal.draw)
-    problem = NodeProblem(target_law=p, scale=scale, proposal=proposal, offers=tuple(offers), draws=TapeDraws(()))
+    (candidates, *_) = exact_law(proposal.draw)
+    problem = NodeProblem(target_law=p, scale=scale, proposal=proposal, candidates=tuple(candidates), draws=TapeDraws(()))
     if isinstance(rule.flow(problem), Flow):
         check_flow(rule, p, scale, proposal)
     else:
@@ -60,21 +60,21 @@ def check_emission(rule: FlowRule, p: Law, scale: float, proposal: Proposal) -> 
     """What is emitted is the scaled target on average, and for the whole target what the rule itself emits."""
 
     def emitted(draws: Draws):  # type: ignore[no-untyped-def]
-        offers = tuple(proposal.draw(draws))
-        problem = NodeProblem(target_law=p, scale=scale, proposal=proposal, offers=offers, draws=draws)
+        candidates = tuple(proposal.draw(draws))
+        problem = NodeProblem(target_law=p, scale=scale, proposal=proposal, candidates=candidates, draws=draws)
         emission = rule.flow(problem)
         assert isinstance(emission, Emission)
-        assert set(emission.accept_probs) == set(offers)
+        assert set(emission.accept_probs) == set(candidates)
         reach = 1.0
         for token, prob in emission.accept_probs.items():
             if prob > 0.0 and draws.bernoulli(min(1.0, prob / reach)):
-                return offers, token
+                return candidates, token
             reach -= prob
         if reach > 0.0 and draws.bernoulli(min(1.0, emission.leftover / reach)):
             token = draws.categorical(emission.leftover_law)
-            assert token not in offers
-            return offers, token
-        return offers, None
+            assert token not in candidates
+            return candidates, token
+        return candidates, None
 
     law = exact_law(emitted)
     average: dict[int, float] = {}
@@ -87,8 +87,8 @@ def check_emission(rule: FlowRule, p: Law, scale: float, proposal: Proposal) -> 
     if scale == 1.0:
 
         def by_itself(draws: Draws):  # type: ignore[no-untyped-def]
-            offers = tuple(proposal.draw(draws))
-            return offers, rule.emit(p, proposal, offers, draws)
+            candidates = tuple(proposal.draw(draws))
+            return candidates, rule.emit(p, proposal, candidates, draws)
 
         assert law_error(law, exact_law(by_itself)) < EXACT
 
@@ -162,8 +162,10 @@ def test_what_the_optimal_rule_is_given_is_a_known_word() -> None:
 def test_which_form_a_flow_has() -> None:
     p, q = dense_law([5, 3, 2]), dense_law([2, 3, 5])
 
-    def form(rule: FlowRule, proposal: Proposal, offers: tuple[int, ...]) -> type:
-        return type(rule.flow(NodeProblem(target_law=p, scale=0.5, proposal=proposal, offers=offers, draws=TapeDraws(()))))
+    def form(rule: FlowRule, proposal: Proposal, candidates: tuple[int, ...]) -> type:
+        return type(
+            rule.flow(NodeProblem(target_law=p, scale=0.5, proposal=proposal, candidates=candidates, draws=TapeDraws(())))
+        )
 
     assert form(RrsWithoutReplacement(), WithoutReplacement(q, 2), (0, 2)) is Emission
     assert form(RrsWithoutReplacement(), WithoutReplacement(q, 1), (0,)) is Flow
@@ -182,7 +184,11 @@ def test_masses_of_another_scale_are_seen(name: str) -> None:
     class WholeTarget(type(rule)):  # type: ignore[misc]
         def flow(self, problem: NodeProblem) -> Flow | Emission:
             whole = NodeProblem(
-                target_law=problem.target_law, scale=1.0, proposal=problem.proposal, offers=problem.offers, draws=problem.draws
+                target_law=problem.target_law,
+                scale=1.0,
+                proposal=problem.proposal,
+                candidates=problem.candidates,
+                draws=problem.draws,
             )
             return rule.flow(whole)
 

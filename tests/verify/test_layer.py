@@ -22,7 +22,7 @@ from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.flow_rules import FLOW_RULES
 from monge.verify.k_seq import KSeq
 from monge.verify.layer import RULE_OF, Layer
-from monge.verify.layer_pass import Kept, LayerPass
+from monge.verify.layer_pass import LayerPass, NodeResidual
 from monge.verify.problem import NodeProblem, ScoredTree
 from monge.verify.registry import VERIFIERS
 from monge.verify.rrs import Rrs
@@ -129,7 +129,7 @@ class PerKind(FlowRule):
 
     accepts = frozenset(RULE_OF)
 
-    def emit(self, target_law, proposal, offers, draws):  # type: ignore[no-untyped-def]
+    def emit(self, target_law, proposal, candidate_ids, draws):  # type: ignore[no-untyped-def]
         raise NotImplementedError
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
@@ -177,8 +177,8 @@ def test_accepted_tokens_are_the_sum_of_the_weights(inner: str, way: str) -> Non
 def weighed(rule: Layer, tables: Tables, children: Children) -> float:
     """E[sum of w], from the pass downwards alone."""
     total = 0.0
-    for (tokens, parents, proposals, offers), prob in _trees(children).items():
-        tree = replace(_EMPTY, token_ids=tokens, parents=parents, proposals=proposals, offers=offers)
+    for (tokens, parents, proposals, candidate_ids), prob in _trees(children).items():
+        tree = replace(_EMPTY, token_ids=tokens, parents=parents, proposals=proposals, candidates=candidate_ids)
         layers = LayerPass(ScoredTree(tree=tree, target_laws=tables.laws(tree), draws=TapeDraws(())))
         while layers.is_open:
             layers.descend(rule.flows(layers.problems()))
@@ -194,7 +194,7 @@ def _trees(children: Children):  # type: ignore[no-untyped-def]
 
     def run(draws: Draws):  # type: ignore[no-untyped-def]
         tree = grown(children, draws)
-        return tree.token_ids, tree.parents, tree.proposals, tree.offers
+        return tree.token_ids, tree.parents, tree.proposals, tree.candidates
 
     return exact_law(run)
 
@@ -375,4 +375,4 @@ def test_only_the_laws_that_matter_are_looked_at() -> None:
 
 def test_kept_by_a_node_without_candidates() -> None:
     tables = random_tables(vocab=3, depth=1, seed=1)
-    assert Kept(node=0, mass=1.0).law([tables.target(())]).prob(0) == tables.target(()).prob(0)
+    assert NodeResidual(node=0, mass=1.0).law([tables.target(())]).prob(0) == tables.target(()).prob(0)

@@ -179,7 +179,7 @@ def test_verdicts_count_what_was_stood_on() -> None:
     def verdicts(draws: Draws):  # type: ignore[no-untyped-def]
         tree = paths(tables, 2, 2, draws)
         verdict = MultipathBlock().verify(tree, tables.laws(tree), draws)
-        distinct = tuple(len(set(tree.offers[node])) for node in (0, *verdict.path) if tree.offers[node])
+        distinct = tuple(len(set(tree.candidates[node])) for node in (0, *verdict.path) if tree.candidates[node])
         return verdict.next_kind == ("bonus" if verdict.num_accepted == 2 else "correction"), verdict.examined == distinct
 
     assert set(exact_law(verdicts)) == {(True, True)}

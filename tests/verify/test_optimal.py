@@ -53,9 +53,9 @@ def integrated(p: np.ndarray, q: np.ndarray, width: int, fixed: tuple[int, ...] 
     line = Searched.build(outside, q, width)
     table = ScoreTable.build(line)
     candidates = CandidateLaw.mixed(fixed, q, width) if fixed else CandidateLaw.iid(q, width)
-    kernel = np.zeros((len(candidates.offers), p.size))
-    for row, offers in enumerate(candidates.offers):
-        accepted = table.accept_probs(tuple(sorted(offers[len(fixed) :])))
+    kernel = np.zeros((len(candidates.tuples), p.size))
+    for row, candidate_ids in enumerate(candidates.tuples):
+        accepted = table.accept_probs(tuple(sorted(candidate_ids[len(fixed) :])))
         kernel[row, list(accepted)] = list(accepted.values())
     return Coupling.from_kernel(TransportProblem(target=p, candidates=candidates), kernel), line
 
@@ -102,11 +102,11 @@ def test_the_rule_decides_as_the_theory_does(name: str, num_fixed: int) -> None:
     generator = torch.Generator().manual_seed(7)
     for _ in range(60):
         tape = torch.rand(10, generator=generator, dtype=torch.float64).tolist()
-        offers = proposal.draw(TapeDraws(tape[:3]))
-        found = Optimal().emit(p, proposal, offers, TapeDraws(tape[3:]))
-        expected = decided(weights, fixed, offers[num_fixed:], tape[3:])
+        candidate_ids = proposal.draw(TapeDraws(tape[:3]))
+        found = Optimal().emit(p, proposal, candidate_ids, TapeDraws(tape[3:]))
+        expected = decided(weights, fixed, candidate_ids[num_fixed:], tape[3:])
         assert found == expected
-        assert Optimal().emit(p.sparse(), proposal, offers, TapeDraws(tape[3:])) == expected
+        assert Optimal().emit(p.sparse(), proposal, candidate_ids, TapeDraws(tape[3:])) == expected
 
 
 def decided(weights, fixed, drawn, tape):  # type: ignore[no-untyped-def]
@@ -125,8 +125,8 @@ def decided(weights, fixed, drawn, tape):  # type: ignore[no-untyped-def]
 def test_one_draw_is_the_single_draft_rule() -> None:
     p, q = map(masses, PAIRS["zeros on both sides"])
     coupling, _ = integrated(p, q, 1)
-    for (offers, _), row in zip(coupling.problem.candidates, coupling.kernel, strict=True):
-        assert row[offers[0]] == pytest.approx(min(1.0, p[offers[0]] / q[offers[0]]), abs=EXACT)
+    for (candidate_ids, _), row in zip(coupling.problem.candidates, coupling.kernel, strict=True):
+        assert row[candidate_ids[0]] == pytest.approx(min(1.0, p[candidate_ids[0]] / q[candidate_ids[0]]), abs=EXACT)
 
 
 def test_deterministic_candidates_alone_are_the_target_walk() -> None:
@@ -170,6 +170,6 @@ def test_a_full_vocabulary(width: int) -> None:
     back = partners(line, partner)
     np.testing.assert_allclose(back, u, rtol=0, atol=1e-7)
     draws = SeededDraws(width)
-    offers = Iid(q, width).draw(draws)
-    token = Optimal().emit(p, Iid(q, width), offers, draws)
+    candidate_ids = Iid(q, width).draw(draws)
+    token = Optimal().emit(p, Iid(q, width), candidate_ids, draws)
     assert 0 <= token < 131_072

@@ -76,14 +76,14 @@ def test_the_flow_of_a_scaled_target_is_optimal(pair: tuple[list[int], list[int]
     proposal = Systematic(q, width)
     with_rest = np.append(scale * masses(pair[0]), 1.0 - scale)
     flow = EarliestDeadline().flow(node(p, scale, proposal))
-    cells = dict(zip(proposal.cells.offers, proposal.cells.lengths, strict=True))
+    cells = dict(zip(proposal.cells.candidates, proposal.cells.lengths, strict=True))
     best = solve(TransportProblem.from_joint_law(with_rest, cells)).acceptance
     assert float(flow.masses.sum()) == pytest.approx(best, abs=1e-9)
 
 
 def node(p, scale, proposal):  # type: ignore[no-untyped-def]
-    offers = proposal.cells.offers[0]
-    return NodeProblem(target_law=p, scale=scale, proposal=proposal, offers=offers, draws=TapeDraws(()))
+    candidates = proposal.cells.candidates[0]
+    return NodeProblem(target_law=p, scale=scale, proposal=proposal, candidates=candidates, draws=TapeDraws(()))
 
 
 def test_deterministic_candidates_are_the_target_walk() -> None:
@@ -96,5 +96,5 @@ def test_the_declared_cells_must_be_those_that_were_drawn() -> None:
     """The same candidates with other lengths: the law is lost, so this test can fail."""
     p, drawn = dense_law([1, 1, 2]), Systematic(dense_law([1, 4, 8]), 2)
     declared = Systematic(dense_law([3, 4, 8]), 2)
-    assert set(drawn.cells.offers) == set(declared.cells.offers)
+    assert set(drawn.cells.candidates) == set(declared.cells.candidates)
     assert law_error(emitted(p, drawn, declared), truth([1, 1, 2])) > 1e-2

@@ -99,8 +99,12 @@ def test_sorting_the_children_is_seen() -> None:
         accepts = Traversal.accepts
 
         def verify(self, tree, target_laws, draws):  # type: ignore[no-untyped-def]
-            offers = tuple(tuple(sorted(children, key=lambda child: tree.token_ids[child])) for children in tree.offers)
-            resorted = TokenTree(token_ids=tree.token_ids, parents=tree.parents, proposals=tree.proposals, offers=offers)
+            candidate_ids = tuple(
+                tuple(sorted(children, key=lambda child: tree.token_ids[child])) for children in tree.candidates
+            )
+            resorted = TokenTree(
+                token_ids=tree.token_ids, parents=tree.parents, proposals=tree.proposals, candidates=candidate_ids
+            )
             return Traversal().verify(resorted, target_laws, draws)
 
     errors = []

@@ -34,23 +34,23 @@ class HandMade:
         self._tables, self._draws, self._kind = tables, draws, kind
         self.token_ids, self._parents = [0], [-1]
         self._proposals: list[Proposal] = [Deterministic()]
-        self._offers: list[tuple[int, ...]] = [()]
+        self._candidates: list[tuple[int, ...]] = [()]
 
     def grow(self, node: int, width: int = 2) -> list[int]:
         if self._kind is PathDraws and node:
-            width = self._offers[self._parents[node]].count(node)
+            width = self._candidates[self._parents[node]].count(node)
         proposal = self._kind(self._tables.draft(self.tree().path_tokens(node)), width)
         node_of: dict[int, int] = {}
-        offers: list[int] = []
+        candidates: list[int] = []
         for token in proposal.draw(self._draws):
             if token not in node_of:
                 node_of[token] = len(self.token_ids)
                 self.token_ids.append(token)
                 self._parents.append(node)
                 self._proposals.append(Deterministic())
-                self._offers.append(())
-            offers.append(node_of[token])
-        self._proposals[node], self._offers[node] = proposal, tuple(offers)
+                self._candidates.append(())
+            candidates.append(node_of[token])
+        self._proposals[node], self._candidates[node] = proposal, tuple(candidates)
         return list(node_of.values())
 
     def tree(self) -> TokenTree:
@@ -58,7 +58,7 @@ class HandMade:
             token_ids=tuple(self.token_ids),
             parents=tuple(self._parents),
             proposals=tuple(self._proposals),
-            offers=tuple(self._offers),
+            candidates=tuple(self._candidates),
         )
 
 

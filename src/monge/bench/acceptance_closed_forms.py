@@ -65,8 +65,8 @@ def inclusion(proposal: Proposal, num_tokens: int) -> Vector | None:
             return _distinct_inclusion(dense(proposal.law, num_tokens), proposal.width)
         case Systematic():
             included = np.zeros(num_tokens)
-            for offers, length in zip(proposal.cells.offers, proposal.cells.lengths, strict=True):
-                included[list(offers)] += length
+            for candidates, length in zip(proposal.cells.candidates, proposal.cells.lengths, strict=True):
+                included[list(candidates)] += length
             return included
         case _:
             return None

@@ -106,7 +106,7 @@ def num_candidates(proposal: Proposal) -> int:
 
 def _other_optimum(p: Vector, proposal: Proposal) -> float | None:
     if isinstance(proposal, Systematic):
-        tokens = {token for offers in proposal.cells.offers for token in offers}
+        tokens = {token for candidate_ids in proposal.cells.candidates for token in candidate_ids}
         return earliest_deadline_first(proposal.cells, {token: float(p[token]) for token in tokens}).accepted
     if isinstance(proposal, HubPairs):  # the hub and one draw from the rest, in an order that an optimal rule need not look at
         rest = proposal.law.without(proposal.hub)
@@ -124,7 +124,7 @@ def _solved(p: Vector, proposal: Proposal) -> float | None:
             return None
     except OptionError:  # too long to list
         return None
-    return solve(problem).acceptance if len(problem.candidates.offers) * p.size <= MAX_ENTRIES_SOLVED else None
+    return solve(problem).acceptance if len(problem.candidates.tuples) * p.size <= MAX_ENTRIES_SOLVED else None
 
 
 def _children(way: str, law: DenseLaw, width: int) -> Proposal | None:

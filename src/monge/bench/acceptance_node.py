@@ -148,10 +148,10 @@ def accepted_masses(rule: Rule, target: Law, proposal: Proposal) -> dict[int, fl
         proposal = Iid(proposal.law, proposal.width)  # what the races are to a rule that has no part in them
 
     def accepted(draws: Draws) -> int:
-        offers = proposal.draw(draws)
+        candidates = proposal.draw(draws)
         if isinstance(rule, NodeRule):
-            token = rule.emit(target, proposal, offers, draws)
-            return token if token in offers else REJECTED
+            token = rule.emit(target, proposal, candidates, draws)
+            return token if token in candidates else REJECTED
         return _one_level(rule, target, proposal, draws)
 
     law = exact_law(accepted, max_runs=MAX_RUNS)
@@ -171,7 +171,7 @@ def num_tuples(proposal: Proposal) -> float:
             support = proposal.law.sparse().probs.numel()
             count = float(math.perm(support, min(support, proposal.width)))
         case Systematic():
-            count = float(len(proposal.cells.offers))
+            count = float(len(proposal.cells.candidates))
         case HubPairs():
             count = 2.0 * proposal.law.sparse().probs.numel()
         case Independent():

@@ -109,17 +109,17 @@ def _estimated(name: str, target: DenseLaw, way: Drafting, samples: int, draws: 
         return {}
     total = 0.0
     for _ in range(samples):
-        offers = way.proposal.draw(draws)
+        candidates = way.proposal.draw(draws)
         if isinstance(rule, FlowRule):
-            total += _given(rule, target, way, offers, draws)
+            total += _given(rule, target, way, candidates, draws)
         else:
-            total += rule.emit(target, way.proposal, offers, draws) in offers
+            total += rule.emit(target, way.proposal, candidates, draws) in candidates
     return {(way.name, name, "sampled"): total / samples}
 
 
-def _given(rule: FlowRule, target: DenseLaw, way: Drafting, offers: tuple[int, ...], draws: Draws) -> float:
+def _given(rule: FlowRule, target: DenseLaw, way: Drafting, candidates: tuple[int, ...], draws: Draws) -> float:
     """P(the emitted token is a candidate | candidates): accepted, or hit by the residual."""
-    problem = NodeProblem(target_law=target, scale=1.0, proposal=way.proposal, offers=offers, draws=draws)
+    problem = NodeProblem(target_law=target, scale=1.0, proposal=way.proposal, candidates=candidates, draws=draws)
     flow = rule.flow(problem)
     accepted = math.fsum(flow.accept_probs.values())
     if not isinstance(flow, Flow):
@@ -127,6 +127,6 @@ def _given(rule: FlowRule, target: DenseLaw, way: Drafting, offers: tuple[int, .
     residual = target.probs.clone()
     residual[flow.token_ids] -= flow.masses
     left = float(residual.sum())
-    hit = float(residual[sorted(set(offers))].sum())
+    hit = float(residual[sorted(set(candidates))].sum())
     # Nothing left: the flow accepts all of p, and no tuple is ever rejected.
     return accepted + (1.0 - accepted) * hit / left if left > 0.0 else accepted

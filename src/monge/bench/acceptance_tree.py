@@ -136,8 +136,8 @@ def bound(trees: RandomTree, table: TreeTable) -> float:
         number = {string: index for index, string in enumerate(strings)}
         masses: dict[tuple[int, ...], float] = {}
         for layer, prob in zip(layers, trees.probs.tolist(), strict=True):
-            offers = tuple(number[node] for node in layer)
-            masses[offers] = masses.get(offers, 0.0) + prob
+            candidate_ids = tuple(number[node] for node in layer)
+            masses[candidate_ids] = masses.get(candidate_ids, 0.0) + prob
         target = np.array([law.get(string, 0.0) for string in strings])
         total += solve(TransportProblem.from_joint_law(target, masses)).acceptance
     return total
@@ -185,9 +185,9 @@ def _below(path: Path, copies: int, rule: NodeRule, table: TreeTable) -> float:
     target, proposal = table.target_law(path), propose(table, path, copies)
 
     def emitted(draws: Draws) -> tuple[int, int]:
-        offers = proposal.draw(draws)
-        token = rule.emit(target, proposal, offers, draws)
-        return (token, offers.count(token)) if token in offers else REJECTED
+        candidate_ids = proposal.draw(draws)
+        token = rule.emit(target, proposal, candidate_ids, draws)
+        return (token, candidate_ids.count(token)) if token in candidate_ids else REJECTED
 
     outcomes = exact_law(emitted, max_runs=MAX_RUNS)
     outcomes.pop(REJECTED, None)

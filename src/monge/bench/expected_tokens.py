@@ -39,20 +39,20 @@ def expected_tokens(rule: Rule, tree: TokenTree, target_laws: LawSequence, draws
 def _walked(rule: FlowRule, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> float:
     """Chances to reach every node, from the root down, added up."""
     layer, total = {0: 1.0}, 0.0
-    while parents := [node for node in layer if tree.offers[node]]:
+    while parents := [node for node in layer if tree.candidates[node]]:
         problems = [
             NodeProblem(
                 target_law=target_laws[node],
                 scale=1.0,
                 proposal=tree.proposals[node],
-                offers=tuple(tree.token_ids[child] for child in tree.offers[node]),
+                candidates=tuple(tree.token_ids[child] for child in tree.candidates[node]),
                 draws=draws,
             )
             for node in parents
         ]
         below: dict[int, float] = {}
         for node, flow in zip(parents, rule.flows(problems), strict=True):
-            children = list(dict.fromkeys(tree.offers[node]))
+            children = list(dict.fromkeys(tree.candidates[node]))
             tokens = [tree.token_ids[child] for child in children]
             if isinstance(flow, Emission) or rule.counts_hits:
                 emitted = [flow.accept_probs[token] for token in tokens]

@@ -18,7 +18,7 @@ from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.prompt import PromptProfile
-from monge.core.selection import Hindsight, Member
+from monge.core.selection import CounterfactualDraft, Member
 
 WORLD: Final = "drafters that suit different texts"
 ROUNDS_OF_REQUEST: Final = 40
@@ -119,7 +119,12 @@ def selection_speed(
             member = next(one for one in MEMBERS if one.name == name)
             within = plan.within(DraftPlan(max_depth=member.max_depth))
             record = chain_record(
-                within, rounds[name], length, confident=member.runs_network, drafter=name, hindsight=_hindsight(rounds, length)
+                within,
+                rounds[name],
+                length,
+                confident=member.runs_network,
+                drafter=name,
+                counterfactuals=_counterfactuals(rounds, length),
             )
             state = watch.run(controller.update, state, record)
             reads = max(record.depth, record.levels_read)
@@ -161,11 +166,11 @@ def compare_selections(
     return rows
 
 
-def _hindsight(rounds: Mapping[str, Round], position: int) -> tuple[Hindsight, ...]:
+def _counterfactuals(rounds: Mapping[str, Round], position: int) -> tuple[CounterfactualDraft, ...]:
     """What the drafters without a network would have had accepted."""
-    found: list[Hindsight] = []
+    found: list[CounterfactualDraft] = []
     for member in (_LOOKUP, _NOTHING):
         accepted = rounds[member.name].num_accepted(member.max_depth)
         factors = (1.0,) * accepted + (0.0,) * (accepted < member.max_depth)
-        found.append(Hindsight(drafter=member.name, position=position, num_nodes=member.max_depth, factors=factors))
+        found.append(CounterfactualDraft(drafter=member.name, position=position, num_nodes=member.max_depth, factors=factors))
     return tuple(found)

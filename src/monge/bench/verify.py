@@ -270,8 +270,8 @@ class _Nodes:
         trees = [self._tree(proposal) for proposal in proposals]
         which = [node % len(trees) for node in range(self._cell["batch"])]
         if isinstance(rule, NodeRule):
-            offers = [tuple(tree.token_ids[child] for child in tree.offers[0]) for tree in trees]
-            return lambda: [rule.emit(self._p[i], proposals[i], offers[i], self._draws) for i in which]
+            candidates = [tuple(tree.token_ids[child] for child in tree.candidates[0]) for tree in trees]
+            return lambda: [rule.emit(self._p[i], proposals[i], candidates[i], self._draws) for i in which]
         laws = [[self._p[i]] * tree.num_nodes for i, tree in enumerate(trees)]
         return lambda: [rule.verify(trees[i], laws[i], self._draws) for i in which]
 
@@ -282,7 +282,7 @@ class _Nodes:
                 target_law=self._p[i],
                 scale=scale,
                 proposal=proposals[i],
-                offers=tuple(trees[i].token_ids[child] for child in trees[i].offers[0]),
+                candidates=tuple(trees[i].token_ids[child] for child in trees[i].candidates[0]),
                 draws=RequestDraws(node),
             )
             for node, i in ((node, node % len(trees)) for node in range(self._cell["batch"]))

@@ -114,10 +114,10 @@ def _serve_here(given: Mapping[str, Any]) -> None:
 def _server_room() -> ModuleType:
     quiet_host()
     try:
-        from monge.serve import front
+        from monge.serve import launch
     except ImportError as error:
         raise OptionError(f"monge serve needs packages that are not installed ({error}): pip install 'monge[serve]'") from error
-    return front
+    return launch
 
 
 def _limits(request_timeout: float | None, **others: Any) -> dict[str, Any]:

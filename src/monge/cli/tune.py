@@ -25,7 +25,7 @@ from monge.replay.compare import Settings
 from monge.replay.configuration import MODEL, Configuration
 from monge.replay.file import write_log
 from monge.replay.log import LawLog
-from monge.replay.tune import Tuned
+from monge.replay.tune import TuningResult
 from monge.replay.tune import tune as search
 
 OUT: Final = Path("tune")
@@ -102,7 +102,9 @@ def tune(
         print(json.dumps(document))
 
 
-def _confirmed(networks: Networks, prompts: Sequence[Prompt], tuned: Tuned, log: LawLog, seed: int) -> list[dict[str, Any]]:
+def _confirmed(
+    networks: Networks, prompts: Sequence[Prompt], tuned: TuningResult, log: LawLog, seed: int
+) -> list[dict[str, Any]]:
     """Tokens per second by the clock: the best configurations and plain decoding, in turns, so that a slow minute slows all."""
     best = [Configuration(**one["configuration"]) for one in tuned.document["replayed"][:CONFIRMING]]
     chosen = [*best, *([] if Configuration(drafter="none") in best else [Configuration(drafter="none")])]
@@ -127,13 +129,13 @@ def _confirmed(networks: Networks, prompts: Sequence[Prompt], tuned: Tuned, log:
     ]
 
 
-def _fastest(tuned: Tuned, measured: Sequence[dict[str, Any]]) -> Configuration:
+def _fastest(tuned: TuningResult, measured: Sequence[dict[str, Any]]) -> Configuration:
     """The configuration that was fastest by the clock, if any was measured, or else by prediction."""
     by_clock = [Configuration(**one["configuration"]) for one in sorted(measured, key=lambda one: -one["tokens_per_s"])]
     return by_clock[0] if by_clock else tuned.best
 
 
-def _say(tuned: Tuned, measured: Sequence[dict[str, Any]]) -> None:
+def _say(tuned: TuningResult, measured: Sequence[dict[str, Any]]) -> None:
     """What was predicted, and what the clock said of it."""
     show({**tuned.document, "replayed": tuned.document["replayed"][:8]})
     console, gain, speed = output(), tuned.predicted["speedup"], tuned.predicted["tokens_per_s"]

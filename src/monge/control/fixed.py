@@ -17,21 +17,21 @@ class Fixed(SoloController[None]):
     Args:
         max_depth: Deepest node, or `None` for the builder's own.
         max_nodes: Drafted nodes, or `None` for the builder's own.
-        lookup_depth: Deepest node of those drafters of a pool that run no network, or `None` for `max_depth`; 0 leaves them
+        model_free_depth: Deepest node of those drafters of a pool that run no network, or `None` for `max_depth`; 0 leaves them
             out. Without such drafters it is refused.
     """
 
     max_depth: int | None = None
     max_nodes: int | None = None
-    lookup_depth: int | None = None
+    model_free_depth: int | None = None
 
     def __post_init__(self) -> None:
         self._plan()
 
     def init(self, shared: SharedState) -> None:
-        if self.lookup_depth is not None and all(member.runs_network for member in shared.members):
+        if self.model_free_depth is not None and all(member.runs_network for member in shared.members):
             raise OptionError(
-                f"fixed: lookup_depth={self.lookup_depth} limits drafters of a pool that run no network, and there are none; "
+                f"fixed: model_free_depth={self.model_free_depth} limits model-free drafters of a pool, and there are none; "
                 "leave it out, or use drafter=\"pool('ngram', 'model')\""
             )
 
@@ -42,4 +42,4 @@ class Fixed(SoloController[None]):
         return None
 
     def _plan(self) -> DraftPlan:
-        return DraftPlan(max_depth=self.max_depth, max_nodes=self.max_nodes, lookup_depth=self.lookup_depth)
+        return DraftPlan(max_depth=self.max_depth, max_nodes=self.max_nodes, model_free_depth=self.model_free_depth)

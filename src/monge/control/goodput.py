@@ -28,7 +28,7 @@ _RETRY: Final = 16  # one round in so many asks model-free drafters that do not 
 
 
 @dataclass(slots=True)
-class Learned:
+class SharedEstimates:
     """What all requests of a decoder taught.
 
     Args:
@@ -77,7 +77,7 @@ class GoodputState:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class RoundForecast:
     """What a round is expected to bring, by depth from 0 on.
 
     Args:
@@ -181,8 +181,8 @@ class Goodput(Controller[GoodputState]):
         for state, acceptance, tokens in zip(states, forecast.acceptance, forecast.tokens, strict=True):
             worth = tokens[depth] - own_price * forecast.seconds[depth]
             window, stop = self._limits(learned, forecast, depth, acceptance, own_price)
-            lookup_depth = self._lookup_depth(state, learned, latency, at, worth=worth, price=own_price)
-            plans.append(DraftPlan(max_depth=window, stop=stop, lookup_depth=lookup_depth, price=price))
+            model_free_depth = self._model_free_depth(state, learned, latency, at, worth=worth, price=own_price)
+            plans.append(DraftPlan(max_depth=window, stop=stop, model_free_depth=model_free_depth, price=price))
         return plans
 
     def update(self, state: GoodputState, record: StepRecord) -> GoodputState:
@@ -205,22 +205,24 @@ class Goodput(Controller[GoodputState]):
         return replace(state, network=state.network.seen(seen, _REQUEST_KEEP))
 
     def _plain(
-        self, states: Sequence[GoodputState], learned: Learned, latency: Latency, at: tuple[int, int]
+        self, states: Sequence[GoodputState], learned: SharedEstimates, latency: Latency, at: tuple[int, int]
     ) -> list[DraftPlan]:
         """Plans without the network; model-free drafters may draft."""
         batch_size, plain_s = at[0], latency.verify_s(0, *at)
         own_price = max(learned.speed, 1.0 / plain_s)
         worth = 1.0 - own_price * plain_s
-        depths = [self._lookup_depth(state, learned, latency, at, worth=worth, price=own_price) for state in states]
-        return [DraftPlan(max_depth=0, lookup_depth=depth, price=batch_size * own_price) for depth in depths]
+        depths = [self._model_free_depth(state, learned, latency, at, worth=worth, price=own_price) for state in states]
+        return [DraftPlan(max_depth=0, model_free_depth=depth, price=batch_size * own_price) for depth in depths]
 
-    def _forecast(self, states: Sequence[GoodputState], at: tuple[int, int], learned: Learned, latency: Latency) -> Forecast:
+    def _forecast(
+        self, states: Sequence[GoodputState], at: tuple[int, int], learned: SharedEstimates, latency: Latency
+    ) -> RoundForecast:
         deepest, batch_size = latency.within(self.max_window), at[0]
         usual = learned.network.acceptance(deepest, weight=_FIRST_WEIGHT)
         acceptance = [state.network.acceptance(deepest, usual) for state in states]
         tokens, num_idle = [expected_tokens(own) for own in acceptance], batch_size - len(states)
         verify_s = [latency.verify_s(latency.num_nodes(depth), *at) for depth in range(deepest + 1)]
-        return Forecast(
+        return RoundForecast(
             acceptance=acceptance,
             tokens=tokens,
             batch_tokens=[num_idle + sum(own) for own in zip(*tokens, strict=True)],
@@ -228,7 +230,7 @@ class Goodput(Controller[GoodputState]):
             seconds=[spent + latency.draft_s(depth, batch_size) for depth, spent in enumerate(verify_s)],
         )
 
-    def _drafts(self, learned: Learned, forecast: Forecast, probe_loss_s: float) -> bool:
+    def _drafts(self, learned: SharedEstimates, forecast: RoundForecast, probe_loss_s: float) -> bool:
         """Whether the network drafts in the coming round; a probe advances, a cooldown begins."""
         if learned.probing > 0:
             learned.probing -= 1
@@ -243,7 +245,7 @@ class Goodput(Controller[GoodputState]):
         return True
 
     def _limits(
-        self, learned: Learned, forecast: Forecast, depth: int, acceptance: tuple[float, ...], price: float
+        self, learned: SharedEstimates, forecast: RoundForecast, depth: int, acceptance: tuple[float, ...], price: float
     ) -> tuple[int, StopRule]:
         """Largest depth of one request's draft, and when it ends before that."""
         deepest, calibration = len(acceptance), learned.calibration
@@ -260,8 +262,15 @@ class Goodput(Controller[GoodputState]):
             following=calibration.following,
         )
 
-    def _lookup_depth(
-        self, state: GoodputState, learned: Learned, latency: Latency, at: tuple[int, int], *, worth: float, price: float
+    def _model_free_depth(
+        self,
+        state: GoodputState,
+        learned: SharedEstimates,
+        latency: Latency,
+        at: tuple[int, int],
+        *,
+        worth: float,
+        price: float,
     ) -> int | None:
         """Depth of model-free drafts; 0 where another round is `worth` more, `None` where the pool has no such drafters."""
         shared = state.shared
@@ -275,8 +284,8 @@ class Goodput(Controller[GoodputState]):
         return best if worths[best] > worth or learned.num_planned % _RETRY == 0 else 0
 
 
-def _learned(shared: SharedState) -> Learned:
-    return shared.notes.setdefault("goodput", Learned())
+def _learned(shared: SharedState) -> SharedEstimates:
+    return shared.notes.setdefault("goodput", SharedEstimates())
 
 
 def _marginal(price: float, seconds: Sequence[float]) -> tuple[float, ...]:

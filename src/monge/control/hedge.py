@@ -12,7 +12,7 @@ from monge.control.windows import WINDOWS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.selection import Hindsight
+from monge.core.selection import CounterfactualDraft
 from monge.core.verdict import StepRecord
 
 _RATE_KEEP = 0.95
@@ -34,7 +34,7 @@ class Average:
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class PendingRound:
     """A round whose text has not decided yet what other drafters would have gained.
 
     Args:
@@ -65,7 +65,7 @@ class HedgeState:
         weights: Their weights.
         inner: States of their window controllers.
         averages: What each gained where it drafted.
-        awaited: Rounds that are not settled, in order.
+        pending: Rounds that are not settled, in order.
         tokens: Tokens of the last rounds, the latest counting most.
         seconds: Their predicted seconds.
     """
@@ -74,7 +74,7 @@ class HedgeState:
     weights: AdaHedge
     inner: tuple[Any, ...]
     averages: tuple[Average, ...]
-    awaited: tuple[Awaited, ...] = ()
+    pending: tuple[PendingRound, ...] = ()
     tokens: float = 0.0
     seconds: float = 0.0
 
@@ -176,23 +176,23 @@ class Hedge(Controller[HedgeState]):
         inner[chosen] = self.windows().update(inner[chosen], record)
         plain = state.arms.seconds(chosen, 0, 0, **at)
         price = max(state.tokens / state.seconds if state.seconds else 0.0, 1.0 / plain)
-        waiting = Awaited(record.context_length, record.batch_size, chosen, probs[chosen], price, tokens, seconds)
+        waiting = PendingRound(record.context_length, record.batch_size, chosen, probs[chosen], price, tokens, seconds)
         state = replace(
             state,
             inner=tuple(inner),
-            awaited=(*state.awaited, waiting),
+            pending=(*state.pending, waiting),
             tokens=_RATE_KEEP * state.tokens + tokens,
             seconds=_RATE_KEEP * state.seconds + seconds,
         )
-        return self._settled(state, record.hindsight)
+        return self._settled(state, record.counterfactuals)
 
-    def _settled(self, state: HedgeState, entries: Sequence[Hindsight]) -> HedgeState:
+    def _settled(self, state: HedgeState, entries: Sequence[CounterfactualDraft]) -> HedgeState:
         """The state after the rounds that are decided by now."""
-        by_position: dict[int, dict[str, Hindsight]] = {}
+        by_position: dict[int, dict[str, CounterfactualDraft]] = {}
         for entry in entries:
             by_position.setdefault(entry.position, {})[entry.drafter] = entry
         waits = any(not member.runs_network for member in state.arms.members)
-        for one in state.awaited:
+        for one in state.pending:
             if not waits or one.position in by_position:
                 gains = self._gains(state, one, by_position.get(one.position, {}))
                 averages = list(state.averages)
@@ -201,11 +201,11 @@ class Hedge(Controller[HedgeState]):
                     state,
                     weights=state.weights.update([-gain for gain in gains], self.keep),
                     averages=tuple(averages),
-                    awaited=tuple(other for other in state.awaited if other is not one),
+                    pending=tuple(other for other in state.pending if other is not one),
                 )
         return state
 
-    def _gains(self, state: HedgeState, one: Awaited, seen: dict[str, Hindsight]) -> list[float]:
+    def _gains(self, state: HedgeState, one: PendingRound, seen: dict[str, CounterfactualDraft]) -> list[float]:
         """What every drafter gained in a round, or an estimate of it without bias."""
         # Goodput and averages are those before the round, so that the estimate is right on average given the past.
         gains: list[float] = []

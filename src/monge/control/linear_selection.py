@@ -26,7 +26,7 @@ _STRETCH: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class DraftCounts:
     """What was seen of a drafter since its last example: accepted tokens, rounds with a rejection, rounds."""
 
     accepted: float = 0.0
@@ -44,7 +44,7 @@ class LinearState:
         features: Of the prompt, a constant first.
         choice: The drafter that the model chose.
         opening_left: Rounds that it still drafts.
-        tallies: By drafter.
+        counts: By drafter.
     """
 
     shared: SharedState
@@ -52,7 +52,7 @@ class LinearState:
     features: tuple[float, ...] = ()
     choice: int = 0
     opening_left: int = 0
-    tallies: tuple[Tally, ...] = ()
+    counts: tuple[DraftCounts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class LinearSelection(PromptReader[LinearState]):
 
     def init(self, shared: SharedState) -> LinearState:
         hedge = self.hedge().init(shared)
-        return LinearState(shared, hedge, tallies=(Tally(),) * len(hedge.arms.members))
+        return LinearState(shared, hedge, counts=(DraftCounts(),) * len(hedge.arms.members))
 
     def read(self, state: LinearState, prompt: PromptProfile) -> LinearState:
         features = (1.0, *(FEATURES[name](prompt) for name in self.features))
@@ -129,12 +129,12 @@ class LinearSelection(PromptReader[LinearState]):
 
     def update(self, state: LinearState, record: StepRecord) -> LinearState:
         hedge, is_opening = self.hedge(), state.opening_left > 0
-        certain = [float(arm == state.choice) for arm in range(len(state.tallies))]
+        certain = [float(arm == state.choice) for arm in range(len(state.counts))]
         following = hedge.learn(state.hedge, record, certain if is_opening else hedge.probs(state.hedge))
-        tallies = tuple(
-            self._taught(state, arm, _tallied(tally, state.hedge.arms, arm, record)) for arm, tally in enumerate(state.tallies)
+        counts = tuple(
+            self._taught(state, arm, _counted(count, state.hedge.arms, arm, record)) for arm, count in enumerate(state.counts)
         )
-        return replace(state, hedge=following, opening_left=max(0, state.opening_left - 1), tallies=tallies)
+        return replace(state, hedge=following, opening_left=max(0, state.opening_left - 1), counts=counts)
 
     def hedge(self) -> Hedge:
         """The selection of later rounds."""
@@ -155,30 +155,30 @@ class LinearSelection(PromptReader[LinearState]):
         empty = Ridge.empty(len(self.features) + 1, float(self.ridge), _FIRST_LOGIT)
         return state.shared.notes.get("linear_selection", (empty,) * len(state.hedge.arms.members))
 
-    def _taught(self, state: LinearState, arm: int, tally: Tally) -> Tally:
-        """Make an example of a full tally."""
-        if tally.rounds < _STRETCH:
-            return tally
+    def _taught(self, state: LinearState, arm: int, count: DraftCounts) -> DraftCounts:
+        """Make an example of a full count."""
+        if count.rounds < _STRETCH:
+            return count
         # Half a token of either kind keeps the logit of a clean sweep finite, as Haldane and Anscombe proposed.
-        share = (tally.accepted + 0.5) / (tally.accepted + tally.rejected + 1.0)
+        share = (count.accepted + 0.5) / (count.accepted + count.rejected + 1.0)
         known = list(self._known(state))
-        known[arm] = known[arm].update(state.features, logit(share), weight=(tally.accepted + tally.rejected) / _STRETCH)
+        known[arm] = known[arm].update(state.features, logit(share), weight=(count.accepted + count.rejected) / _STRETCH)
         state.shared.notes["linear_selection"] = tuple(known)
-        return Tally()
+        return DraftCounts()
 
 
-def _tallied(tally: Tally, arms: Arms, arm: int, record: StepRecord) -> Tally:
-    """The tally with what a record says about a drafter."""
+def _counted(count: DraftCounts, arms: Arms, arm: int, record: StepRecord) -> DraftCounts:
+    """The count with what a record says about a drafter."""
     member = arms.members[arm]
     if member.max_depth == 0:
-        return tally
+        return count
     if member.runs_network:
         drafted = record.drafter == member.name and record.depth > 0
         seen = [(float(record.num_accepted), float(record.next_kind == "correction"))] if drafted else []
     else:
         # Where nothing was found the next token was not foretold: a rejection, or lookups that rarely match would look good.
-        own = [entry.factors for entry in record.hindsight if entry.drafter == member.name]
+        own = [entry.factors for entry in record.counterfactuals if entry.drafter == member.name]
         seen = [(math.fsum(factors), float(not factors or factors[-1] == 0.0)) for factors in own]
     for accepted, rejected in seen:
-        tally = Tally(tally.accepted + accepted, tally.rejected + rejected, tally.rounds + 1)
-    return tally
+        count = DraftCounts(count.accepted + accepted, count.rejected + rejected, count.rounds + 1)
+    return count

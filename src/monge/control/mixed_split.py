@@ -19,26 +19,26 @@ _FIRST_ACCEPTANCE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class NodeCounts:
     """Nodes that were stood on, and how many of them had a candidate accepted; old ones count less."""
 
     nodes: float = 0.0
     accepted: float = 0.0
 
-    def aged(self, keep: float) -> "Seen":
+    def aged(self, keep: float) -> "NodeCounts":
         """The same share as weaker evidence."""
-        return Seen(keep * self.nodes, keep * self.accepted)
+        return NodeCounts(keep * self.nodes, keep * self.accepted)
 
-    def plus(self, is_accepted: bool) -> "Seen":
+    def plus(self, is_accepted: bool) -> "NodeCounts":
         """With one more node."""
-        return Seen(self.nodes + 1.0, self.accepted + float(is_accepted))
+        return NodeCounts(self.nodes + 1.0, self.accepted + float(is_accepted))
 
     def share(self, prior: float, weight: float) -> float:
         """Share of accepted nodes, shrunk towards `prior`, which counts for `weight` nodes."""
         return (self.accepted + weight * prior) / (self.nodes + weight)
 
 
-Counts = Mapping[int, tuple[Seen, ...]]
+Counts = Mapping[int, tuple[NodeCounts, ...]]
 """By width of the node, a count for every number of top tokens from 0 on."""
 
 
@@ -56,7 +56,7 @@ class SplitState:
     shared: SharedState
     inner: Any
     num_fixed: tuple[int, ...]
-    counts: Counts = field(default_factory=dict[int, tuple[Seen, ...]])
+    counts: Counts = field(default_factory=dict[int, tuple[NodeCounts, ...]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +136,14 @@ class MixedSplit(Controller[SplitState]):
         return worths.index(max(worths))
 
 
-_NOTHING = Seen()
+_NOTHING = NodeCounts()
 
 
 def _pooled(shared: SharedState) -> Counts:
     return shared.notes.get(_NAME, {})
 
 
-def _counted(counts: Counts, width: int, num_fixed: int, is_accepted: bool, keep: float) -> tuple[Seen, ...]:
+def _counted(counts: Counts, width: int, num_fixed: int, is_accepted: bool, keep: float) -> tuple[NodeCounts, ...]:
     """The counts of nodes so wide with one node more."""
     aged = [seen.aged(keep) for seen in counts.get(width, (_NOTHING,) * width)]
     aged[num_fixed] = aged[num_fixed].plus(is_accepted)

@@ -12,5 +12,6 @@ from monge.core.registry import Registry
 CONTROLLERS: Final[Registry[AnyController]] = Registry(
     "controller",
     {**WINDOWS, "mixed_split": MixedSplit, "hedge": Hedge, "linear_selection": LinearSelection},
+    group="monge.controllers",
     renamed=RENAMED,
 )

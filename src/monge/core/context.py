@@ -46,7 +46,7 @@ class DraftPlan:
         price: Tokens that a second is worth to the controller, if it knows; for the record only.
         num_fixed: How many of a node's candidates are its most probable tokens, for nodes of 1, 2, ... candidates; wider ones
             follow the last. For candidates that are top tokens and draws (`Mixed`); empty leaves it to their tree.
-        lookup_depth: Deepest node of the model-free drafters of a pool, where none is named; `None` for `max_depth`.
+        model_free_depth: Deepest node of the model-free drafters of a pool, where none is named; `None` for `max_depth`.
     """
 
     max_depth: int | None = None
@@ -55,15 +55,15 @@ class DraftPlan:
     drafter: str | None = None
     price: float | None = None
     num_fixed: tuple[int, ...] = ()
-    lookup_depth: int | None = None
+    model_free_depth: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_fixed and any(not 0 <= count <= place for place, count in enumerate(self.num_fixed)):
             raise OptionError(
                 f"DraftPlan: of 1, 2, ... candidates at most 0, 1, ... can be fixed, since one is drawn; got {self.num_fixed}"
             )
-        if min(self.max_depth or 0, self.max_nodes or 0, self.lookup_depth or 0) < 0:
-            for name in ("max_depth", "max_nodes", "lookup_depth"):
+        if min(self.max_depth or 0, self.max_nodes or 0, self.model_free_depth or 0) < 0:
+            for name in ("max_depth", "max_nodes", "model_free_depth"):
                 if (getattr(self, name) or 0) < 0:
                     raise OptionError(
                         f"DraftPlan: {name} must be >= 0, or None for the builder's own; got {getattr(self, name)}"
@@ -84,15 +84,15 @@ class DraftPlan:
     def within(self, other: "DraftPlan") -> "DraftPlan":
         """This plan, no deeper and no larger than another one."""
         depth, nodes = _least(self.max_depth, other.max_depth), _least(self.max_nodes, other.max_nodes)
-        lookup = None if self.lookup_depth is None else _least(self.lookup_depth, other.max_depth)
-        if (depth, nodes, lookup) == (self.max_depth, self.max_nodes, self.lookup_depth):
+        lookup = None if self.model_free_depth is None else _least(self.model_free_depth, other.max_depth)
+        if (depth, nodes, lookup) == (self.max_depth, self.max_nodes, self.model_free_depth):
             return self
-        return replace(self, max_depth=depth, max_nodes=nodes, lookup_depth=lookup)
+        return replace(self, max_depth=depth, max_nodes=nodes, model_free_depth=lookup)
 
     @property
-    def for_lookups(self) -> "DraftPlan":
+    def for_model_free(self) -> "DraftPlan":
         """The plan of model-free drafters of a pool."""
-        return self if self.lookup_depth is None else _limited(self.lookup_depth, self.max_nodes)
+        return self if self.model_free_depth is None else _limited(self.model_free_depth, self.max_nodes)
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""The only door through which randomness enters drafters, verifiers and controllers."""
+"""The only source of randomness of drafters, verifiers and controllers."""
 
 from collections.abc import Iterable, Iterator
 from functools import cache

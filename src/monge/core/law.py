@@ -220,7 +220,7 @@ class DenseLaw(Law):
 def softmax_law(scores: Float[Tensor, " vocab"]) -> DenseLaw | None:
     """`softmax_laws` of one row, without what it takes to tell rows apart."""
     probs = torch.softmax(scores, dim=-1, dtype=torch.float64)
-    return None if math.isnan(probs[0].item()) else unchecked_law(probs)
+    return None if math.isnan(probs[0].item()) else trusted_law(probs)
 
 
 def softmax_laws(scores: Float[Tensor, "nodes vocab"]) -> list[DenseLaw | None]:
@@ -230,7 +230,7 @@ def softmax_laws(scores: Float[Tensor, "nodes vocab"]) -> list[DenseLaw | None]:
     """
     probs = torch.softmax(scores, dim=-1, dtype=torch.float64)
     firsts = probs[:, 0].tolist()  # one bad score makes every mass of its row NaN
-    return [None if math.isnan(first) else unchecked_law(row) for row, first in zip(probs, firsts, strict=True)]
+    return [None if math.isnan(first) else trusted_law(row) for row, first in zip(probs, firsts, strict=True)]
 
 
 def sparse_part(token_ids: Int64[Tensor, " support"], probs: Float64[Tensor, " support"]) -> SparseLaw:
@@ -293,7 +293,7 @@ def _quantile_place(probs: Tensor, position: float) -> Tensor | int:
     return torch.searchsorted(cumulative, position * cumulative[-1:], right=True)  # for which the host need not wait
 
 
-def unchecked_law(probs: Tensor) -> DenseLaw:
+def trusted_law(probs: Tensor) -> DenseLaw:
     """A law of masses that were normalised by its maker."""
     law = object.__new__(DenseLaw)
     object.__setattr__(law, "probs", probs)
@@ -308,4 +308,4 @@ def _normalised(token_ids: Tensor, masses: Tensor) -> SparseLaw | None:
 
 def _normalised_dense(masses: Tensor) -> DenseLaw | None:
     total = masses.sum()
-    return unchecked_law(masses / total) if float(total) > 0.0 else None
+    return trusted_law(masses / total) if float(total) > 0.0 else None

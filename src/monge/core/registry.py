@@ -1,10 +1,12 @@
-"""Named parts: each room has one immutable table from names to classes."""
+"""Named parts: each room has one table from names to classes, which installed packages can extend."""
 
 import ast
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, get_type_hints
 
@@ -15,11 +17,14 @@ Part = TypeVar("Part")
 
 
 class Registry(Mapping[str, type[Part]], Generic[Part]):
-    """An immutable table of parts; a part is its own configuration, a frozen dataclass.
+    """A table of parts; a part is its own configuration, a frozen dataclass.
+
+    Other packages add parts by entry points. The table loads them when a name is not built in, or when it is listed.
 
     Args:
         kind: What the parts are, for messages ("verifier").
         parts: Names to classes.
+        group: Entry point group of further parts, such as `monge.verifiers`; `None` for a table without them.
         provided: Settings that the engine gives and no user writes: networks, trees.
         renamed: New names by old ones; an old name gives an error that says the new one.
         removed: What to do instead, by names of parts that no longer exist; for messages.
@@ -30,13 +35,14 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         kind: str,
         parts: Mapping[str, type[Part]],
         *,
+        group: str | None = None,
         provided: Iterable[str] = (),
         renamed: Mapping[str, str] = MappingProxyType({}),
         removed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         if len(set(parts.values())) != len(parts):
             raise OptionError(f"registry of {kind}s: one class is registered under two names")
-        self.kind = kind
+        self.kind, self._group = kind, group
         self._parts, self._provided, self._renamed = dict(parts), frozenset(provided), dict(renamed)
         self._removed = dict(removed)
 
@@ -45,19 +51,42 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
             raise OptionError(f"{self.kind} {name!r} is called {self._renamed[name]!r} now; use that name")
         if name in self._removed:
             raise OptionError(f"{self.kind} {name!r} was removed; {self._removed[name]}")
-        if name not in self._parts:
-            raise unknown_name(self.kind, name, self._parts)
-        return self._parts[name]
+        if name in self._parts:
+            return self._parts[name]
+        if name not in self._all:
+            raise unknown_name(self.kind, name, self._all)
+        return self._all[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
+        return iter(self._all)
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._all)
+
+    @cached_property
+    def _all(self) -> Mapping[str, type[Part]]:
+        """The built-in parts, then those of installed packages."""
+        found = dict(self._parts)
+        for entry in entry_points(group=self._group) if self._group else ():
+            if (part := self._loaded(entry, found)) is not None:
+                found[entry.name] = part
+        return found
+
+    def _loaded(self, entry: EntryPoint, found: Mapping[str, type[Part]]) -> type[Part] | None:
+        """The class of an entry point, or `None` with a warning: a broken package must not stop the others."""
+        if entry.name in found:
+            warnings.warn(f"{self.kind} {entry.name!r} of {entry.value} is ignored: the name is taken", stacklevel=2)
+            return None
+        try:
+            return entry.load()
+        except Exception as error:  # noqa: BLE001  the code of another package may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            warnings.warn(f"{self.kind} {entry.name!r} cannot be loaded from {entry.value}: {reason}", stacklevel=2)
+            return None
 
     def name_of(self, part: Part) -> str:
         """The name under which the class of `part` is registered."""
-        for name, cls in self._parts.items():
+        for name, cls in self._all.items():
             if type(part) is cls:
                 return name
         raise OptionError(f"{type(part).__name__} is not a registered {self.kind}")
@@ -123,7 +152,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
 
     def _unreadable(self, text: str) -> OptionError:
         return OptionError(
-            f"cannot read {self.kind} {text!r}; write a name ({', '.join(sorted(self._parts))}), or a name with settings such "
+            f"cannot read {self.kind} {text!r}; write a name ({', '.join(sorted(self._all))}), or a name with settings such "
             "as name(option=1)"
         )
 

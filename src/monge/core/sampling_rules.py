@@ -8,7 +8,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from monge.core.errors import NonFiniteLogitsError, OptionError
-from monge.core.law import Law, SparseLaw, one_hot, softmax_law, softmax_laws, sparse_part, unchecked_law
+from monge.core.law import Law, SparseLaw, one_hot, softmax_law, softmax_laws, sparse_part, trusted_law
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def _below(largest: float, where: int, logits: Float[Tensor, " vocab"], rules: S
     # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
     scores = (logits.double() - largest).div_(rules.temperature)
     # What is normalised here is not added up again.
-    return _truncated(scores, rules) if rules.truncates else unchecked_law(torch.softmax(scores, dim=-1))
+    return _truncated(scores, rules) if rules.truncates else trusted_law(torch.softmax(scores, dim=-1))
 
 
 def _largest(logits: Float[Tensor, "nodes vocab"]) -> list[tuple[float, int]]:

@@ -22,7 +22,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hindsight:
+class CounterfactualDraft:
     """What a drafter would have had accepted in a round, now that the text behind it is known.
 
     Args:

@@ -8,7 +8,7 @@ from monge.core.tree import TokenTree
 
 def splits_along(tree: TokenTree, path: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Candidates, and top tokens among them, of every node with candidates from the root down a path: `StepRecord.splits`."""
-    return tuple(_split(tree.proposals[node]) for node in (0, *path) if tree.offers[node])
+    return tuple(_split(tree.proposals[node]) for node in (0, *path) if tree.candidates[node])
 
 
 def _split(proposal: Proposal) -> tuple[int, int]:

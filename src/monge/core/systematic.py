@@ -32,12 +32,12 @@ class Cells:
     """The joint law of candidates that change one at a time along [0, 1].
 
     Args:
-        offers: Distinct candidates in every cell, in a fixed order. No two cells have the same ones, and the cells of a token
+        candidates: Distinct candidates in every cell, in a fixed order. No two cells have the same ones; the cells of a token
             are neighbours.
         lengths: Length of every cell; positive, summing to one.
     """
 
-    offers: tuple[tuple[int, ...], ...]
+    candidates: tuple[tuple[int, ...], ...]
     lengths: tuple[float, ...]
 
 
@@ -128,13 +128,13 @@ def _cut(fixed: tuple[int, ...], tokens: Sequence[Sequence[int]], weights: Seque
         stops.append([*(total / sums[-1] for total in sums[:-1]), 1.0])
     edges = sorted({0.0}.union(*stops))
     at = [0] * len(tokens)
-    offers: list[tuple[int, ...]] = []
+    candidates: list[tuple[int, ...]] = []
     for start in edges[:-1]:
         for row, ends in enumerate(stops):
             while ends[at[row]] <= start:
                 at[row] += 1
-        offers.append(fixed + tuple(tokens[row][at[row]] for row in range(len(tokens))))
-    return Cells(tuple(offers), tuple(stop - start for start, stop in pairwise(edges)))
+        candidates.append(fixed + tuple(tokens[row][at[row]] for row in range(len(tokens))))
+    return Cells(tuple(candidates), tuple(stop - start for start, stop in pairwise(edges)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,4 +165,4 @@ class Systematic(Proposal):
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         lengths = torch.tensor(self.cells.lengths, dtype=torch.float64)
-        return self.cells.offers[draws.categorical(SparseLaw(torch.arange(lengths.numel()), lengths))]
+        return self.cells.candidates[draws.categorical(SparseLaw(torch.arange(lengths.numel()), lengths))]

@@ -26,13 +26,13 @@ class TokenTree:
         token_ids: Token of every node; node 0 is the last committed token.
         parents: Parent of every node; `parents[0] == -1` and `parents[n] < n`.
         proposals: How the children of every node were drawn.
-        offers: Child nodes of every node in drawing order; a token drawn twice is one node offered twice.
+        candidates: Child nodes of every node in drawing order; a token drawn twice is one node offered twice.
     """
 
     token_ids: tuple[int, ...]
     parents: tuple[int, ...]
     proposals: tuple[Proposal, ...]
-    offers: tuple[tuple[int, ...], ...]
+    candidates: tuple[tuple[int, ...], ...]
 
     @property
     def num_nodes(self) -> int:
@@ -75,16 +75,16 @@ class TokenTree:
         orphans = [node for node in kept[1:] if self.parents[node] not in index]
         if orphans:
             raise MongeError(f"prune: nodes {orphans} are kept without their parents")
-        offers = tuple(tuple(index[child] for child in self.offers[node] if child in index) for node in kept)
+        candidates = tuple(tuple(index[child] for child in self.candidates[node] if child in index) for node in kept)
         return TokenTree(
             token_ids=tuple(self.token_ids[node] for node in kept),
             parents=tuple(-1 if node == 0 else index[self.parents[node]] for node in kept),
             proposals=tuple(self._pruned_proposal(node, index) for node in kept),
-            offers=offers,
+            candidates=candidates,
         )
 
     def _pruned_proposal(self, node: int, index: dict[int, int]) -> Proposal:
-        tokens = tuple(self.token_ids[child] for child in self.offers[node] if child in index)
+        tokens = tuple(self.token_ids[child] for child in self.candidates[node] if child in index)
         return Deterministic(tokens) if isinstance(self.proposals[node], Deterministic) else Arbitrary(tokens)
 
 
@@ -94,9 +94,9 @@ def _only(token_id: int) -> Proposal:
 
 
 @lru_cache(maxsize=8192)
-def lone_root(token_id: int) -> TokenTree:
+def root_only(token_id: int) -> TokenTree:
     """The tree of a round without candidates. Trees are never edited, so these are kept."""
-    return TokenTree(token_ids=(token_id,), parents=(-1,), proposals=(Deterministic(),), offers=((),))
+    return TokenTree(token_ids=(token_id,), parents=(-1,), proposals=(Deterministic(),), candidates=((),))
 
 
 def chain_of(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, ...]) -> TokenTree:
@@ -112,7 +112,7 @@ def chain_of(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, .
         token_ids=(root, *token_ids),
         parents=tuple(range(-1, count)),
         proposals=(*proposals, Deterministic()),
-        offers=(*((node,) for node in range(1, count + 1)), ()),
+        candidates=(*((node,) for node in range(1, count + 1)), ()),
     )
 
 
@@ -125,7 +125,7 @@ def fixed_chain(root: int, token_ids: tuple[int, ...], draws: Draws) -> TokenTre
         draws: The round's.
     """
     if not isinstance(draws, ChildDraws):
-        return chain_of(root, token_ids, tuple(map(_only, token_ids))) if token_ids else lone_root(root)
+        return chain_of(root, token_ids, tuple(map(_only, token_ids))) if token_ids else root_only(root)
     tree, node = GrowingTree(root), 0
     for token in token_ids:
         (node,) = tree.grow(node, _only(token), draws)
@@ -152,7 +152,7 @@ class GrowingTree:
         self.depths: list[int] = [0]
         self.path_probs: list[float] = [1.0]
         self._proposals: list[Proposal | None] = [None]
-        self._offers: list[tuple[int, ...]] = [()]
+        self._candidates: list[tuple[int, ...]] = [()]
         self._deepest_sampled = -1  # deepest level from whose nodes children were sampled
 
     @property
@@ -162,11 +162,11 @@ class GrowingTree:
 
     def multiplicity(self, node: int) -> int:
         """How often a node was drawn: its repeats among its parent's candidates, 1 for the root."""
-        return 1 if node == 0 else self._offers[self.parents[node]].count(node)
+        return 1 if node == 0 else self._candidates[self.parents[node]].count(node)
 
-    def offers(self, node: int) -> tuple[int, ...]:
+    def candidates(self, node: int) -> tuple[int, ...]:
         """Child nodes of a node in drawing order, as in the finished tree."""
-        return self._offers[node]
+        return self._candidates[node]
 
     def grow_level(self, proposals: Mapping[int, Proposal], draws: Draws) -> dict[int, tuple[int, ...]]:
         """Draw the children of nodes of one level and attach every one of them.
@@ -208,7 +208,7 @@ class GrowingTree:
 
     def _attach(self, node: int, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         node_of: dict[int, int] = {}
-        offers: list[int] = []
+        candidates: list[int] = []
         knows_node = isinstance(draws, ChildDraws)
         for token in draws.draw_children(self._path_tokens(node), proposal) if knows_node else proposal.draw(draws):
             if token not in node_of:
@@ -218,10 +218,10 @@ class GrowingTree:
                 self.depths.append(self.depths[node] + 1)
                 self.path_probs.append(self.path_probs[node])
                 self._proposals.append(None)
-                self._offers.append(())
-            offers.append(node_of[token])
+                self._candidates.append(())
+            candidates.append(node_of[token])
         self._proposals[node] = proposal
-        self._offers[node] = tuple(offers)
+        self._candidates[node] = tuple(candidates)
         return tuple(node_of.values())
 
     def _path_tokens(self, node: int) -> tuple[int, ...]:
@@ -237,7 +237,7 @@ class GrowingTree:
             token_ids=tuple(self.token_ids),
             parents=tuple(self.parents),
             proposals=tuple(Deterministic() if proposal is None else proposal for proposal in self._proposals),
-            offers=tuple(self._offers),
+            candidates=tuple(self._candidates),
         )
 
 

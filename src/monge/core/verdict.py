@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from monge.core.context import DraftPlan
-from monge.core.selection import Hindsight
+from monge.core.selection import CounterfactualDraft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ class StepRecord:
             candidates to a leaf; empty where the plan did not ask for it.
         token_probs: What the network gave to the tokens of that path, likewise.
         drafter: Which drafter of a pool the round used; `None` without a pool, or where none of them proposed anything.
-        hindsight: What drafters of a pool would have had accepted in earlier rounds, as far as this round's text decided it;
-            all that concerns one round comes together.
+        counterfactuals: Tokens that other drafters of a pool would have had accepted in earlier rounds, as far
+            as the text of this round decides it. All entries of one round come together.
         splits: By examined node, how many candidates it had and how many of them were its top tokens, where the plan chose that
             and the node had more tokens to draw from than it drew; `(0, 0)` elsewhere. Empty where the plan chose nothing.
     """
@@ -94,7 +94,7 @@ class StepRecord:
     confidences: tuple[float, ...] = ()
     token_probs: tuple[float, ...] = ()
     drafter: str | None = None
-    hindsight: tuple[Hindsight, ...] = ()
+    counterfactuals: tuple[CounterfactualDraft, ...] = ()
     splits: tuple[tuple[int, int], ...] = ()
 
 

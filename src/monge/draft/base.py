@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.proposal import Proposal
-from monge.core.selection import Hindsight, Member
+from monge.core.selection import CounterfactualDraft, Member
 from monge.core.stopping import Evidence
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
@@ -137,8 +137,8 @@ class DrafterPool(Drafter[State]):
         """The drafters, in the pool's order."""
 
     @abstractmethod
-    def hindsight(self, state: State) -> tuple[Hindsight, ...]:
-        """What the last commit decided about trees that would have been drafted; see `StepRecord.hindsight`."""
+    def counterfactuals(self, state: State) -> tuple[CounterfactualDraft, ...]:
+        """What the last commit decided about trees that would have been drafted; see `StepRecord.counterfactuals`."""
 
 
 AnyDrafter = Drafter[Any]

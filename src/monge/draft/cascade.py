@@ -7,7 +7,7 @@ from typing import Any
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.tree import lone_root
+from monge.core.tree import root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, Drafter
 from monge.draft.pool import PoolDrafter, PoolState
@@ -31,7 +31,7 @@ class _Selective(Drafter[Any]):
         self, contexts: Sequence[Context], states: Sequence[Any], plans: Sequence[DraftPlan], draws: Sequence[Draws]
     ) -> Sequence[Draft[Any]]:
         return [
-            draft if draft.tree.num_nodes > self.min_nodes else replace(draft, tree=lone_root(context.token_ids[-1]))
+            draft if draft.tree.num_nodes > self.min_nodes else replace(draft, tree=root_only(context.token_ids[-1]))
             for context, draft in zip(contexts, self.lookup.draft(contexts, states, plans, draws), strict=True)
         ]
 

@@ -233,7 +233,7 @@ class _Row:
             laws_at[node] = laws
         self.tree.grow_level({node: Independent(tuple(laws.values())) for node, laws in laws_at.items()}, self._draws)
         for node, laws in laws_at.items():
-            for index, child in zip(laws, self.tree.offers(node), strict=True):
+            for index, child in zip(laws, self.tree.candidates(node), strict=True):
                 drawn_by[child] = (*drawn_by.get(child, ()), index)
         if self.tree.depths[-1] == self._depth:
             drawn_by = {}

@@ -13,8 +13,8 @@ from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
 from monge.core.stopping import Evidence
 from monge.core.tree import GrowingTree, TokenTree
+from monge.draft.stop_monitor import StopMonitor
 from monge.draft.tree.base import TreeBuilder
-from monge.draft.watch import Watch
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,11 +48,11 @@ class Growth:
     error: Exception | None = None
     _slot_of: dict[int, int] = field(default_factory=dict[int, int])
     tree: GrowingTree = field(init=False)
-    watch: Watch | None = field(init=False)
+    monitor: StopMonitor | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.tree = GrowingTree(self.context.token_ids[-1])
-        self.watch = None if self.plan.stop is None else Watch(self.tree, self.plan.stop)
+        self.monitor = None if self.plan.stop is None else StopMonitor(self.tree, self.plan.stop)
 
     @property
     def request_id(self) -> int:
@@ -77,12 +77,12 @@ class Growth:
                 laws.append(law)
                 finite.append(row)
         known = logits if len(finite) == len(logits) else logits[finite]
-        if not nodes or (self.watch is not None and not self.watch.draws(nodes, known)):
+        if not nodes or (self.monitor is not None and not self.monitor.draws(nodes, known)):
             self.frontier = ()
             return
         self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, self.draws))
-        if self.watch is not None:
-            self.frontier = self.watch.reads(nodes, self.frontier)
+        if self.monitor is not None:
+            self.frontier = self.monitor.reads(nodes, self.frontier)
 
     def block(self) -> NodeBlock:
         """The frontier as nodes to be read, below those that were read before."""
@@ -106,7 +106,7 @@ class Growth:
     @property
     def evidence(self) -> Evidence | None:
         """What a stop rule made it note."""
-        return None if self.watch is None else self.watch.evidence
+        return None if self.monitor is None else self.monitor.evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ def _answers(tree: TokenTree, verdict: Verdict) -> Guesses:
     """What the target says after the first candidates below the accepted path: the new root is in the first one's place."""
     answers: list[int] = []
     node = verdict.path[-1] if verdict.path else 0
-    while tree.offers[node]:
-        node = tree.offers[node][0]
+    while tree.candidates[node]:
+        node = tree.candidates[node][0]
         answers.append(verdict.successors[node][0])
     return tuple(answers)

@@ -13,7 +13,7 @@ from monge.core.errors import OptionError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
-from monge.core.tree import TokenTree, lone_root
+from monge.core.tree import TokenTree, root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, PieceReader
 from monge.draft.growth import Growth, LevelReader, grow_together
@@ -85,7 +85,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
         draws: Sequence[Draws],
     ) -> Sequence[Draft[ReadPaths]]:
         if all(plan.max_depth == 0 and plan.stop is None for plan in plans):
-            return [Draft(lone_root(context.token_ids[-1]), ()) for context in contexts]
+            return [Draft(root_only(context.token_ids[-1]), ()) for context in contexts]
         rows = [self._row(context, plan, row_draws) for context, plan, row_draws in zip(contexts, plans, draws, strict=True)]
         active = [row for row in rows if row.may_draft]
         if active:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.proposal import Deterministic
-from monge.core.tree import lone_root
+from monge.core.tree import root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
 
@@ -31,7 +31,7 @@ class NoDrafter(Drafter[None]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[None]]:
-        return [Draft(lone_root(context.token_ids[-1]), None) for context in contexts]
+        return [Draft(root_only(context.token_ids[-1]), None) for context in contexts]
 
     def observe(
         self, contexts: Sequence[Context], drafts: Sequence[Draft[None]], verdicts: Sequence[Verdict]

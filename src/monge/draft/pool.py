@@ -8,8 +8,8 @@ from typing import Any, Final
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError, unknown_name
-from monge.core.selection import Hindsight, Member
-from monge.core.tree import lone_root
+from monge.core.selection import CounterfactualDraft, Member
+from monge.core.tree import root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool, PieceReader, piece_reader
 from monge.draft.shadow import ShadowDraft, ShadowTree
@@ -27,14 +27,14 @@ class PoolState:
         chosen: Index of the drafter of the present round, until it has observed the verdict.
         draft: Its draft.
         shadows: Shadow drafts of earlier rounds that the text has not decided yet.
-        hindsight: What the last round's text decided about shadow drafts.
+        counterfactuals: What the last round's text decided about shadow drafts.
     """
 
     states: tuple[Any, ...]
     chosen: int | None = None
     draft: Draft[Any] | None = None
     shadows: tuple[ShadowDraft, ...] = ()
-    hindsight: tuple[Hindsight, ...] = ()
+    counterfactuals: tuple[CounterfactualDraft, ...] = ()
 
     def own_draft(self, index: int, draft: Draft["PoolState"]) -> Draft[Any]:
         """A drafter's own draft; where another one was used, its state with that one's tree."""
@@ -51,7 +51,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     text by itself is opened when it is first used.
 
     Where a plan names a drafter, each model-free drafter makes a *shadow draft*: a tree that is not verified. As soon as the
-    text has decided about it, the round's record says what would have been accepted (`StepRecord.hindsight`).
+    text has decided about it, the round's record says what would have been accepted (`StepRecord.counterfactuals`).
 
     Args:
         drafters: Drafters by the names that plans use; at least two.
@@ -99,8 +99,8 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         networks = [drafter for _, drafter in self._places if drafter.capabilities.runs_network]
         return bool(networks) and all(piece_reader(drafter) is not None for drafter in networks)
 
-    def hindsight(self, state: PoolState) -> tuple[Hindsight, ...]:
-        return state.hindsight
+    def counterfactuals(self, state: PoolState) -> tuple[CounterfactualDraft, ...]:
+        return state.counterfactuals
 
     def open(self, contexts: Sequence[Context]) -> Sequence[PoolState]:
         states = {context.request_id: [None] * len(self._places) for context in contexts}
@@ -191,7 +191,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     def _own_plan(self, index: int, plan: DraftPlan) -> DraftPlan:
         is_model_free = not self._places[index][1].capabilities.runs_network
-        return plan.for_lookups if is_model_free and plan.drafter is None else plan
+        return plan.for_model_free if is_model_free and plan.drafter is None else plan
 
     def _joined(
         self, context: Context, state: PoolState, named: int | None, made: tuple[int, Draft[Any]] | None
@@ -199,7 +199,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         """The pool's draft, of the draft of one member."""
         if made is None:
             name = None if named is None else self._places[named][0]
-            return Draft(lone_root(context.token_ids[-1]), state, drafter=name)
+            return Draft(root_only(context.token_ids[-1]), state, drafter=name)
         index, draft = made
         state = PoolState(state.states, index, draft, state.shadows)
         return Draft(draft.tree, state, draft.evidence, self._places[index][0], draft.error)
@@ -246,5 +246,5 @@ def _followed(context: Context, shadows: tuple[ShadowDraft, ...], states: tuple[
     """The state after a commit: decided shadow drafts are handed over in order."""
     walked = [one.after(context.token_ids) for one in shadows]
     decided = list(takewhile(lambda one: one.is_decided, walked))
-    hindsight = tuple(entry for one in decided for entry in one.hindsight())
-    return PoolState(states, shadows=tuple(walked[len(decided) :]), hindsight=hindsight)
+    counterfactuals = tuple(entry for one in decided for entry in one.counterfactuals())
+    return PoolState(states, shadows=tuple(walked[len(decided) :]), counterfactuals=counterfactuals)

@@ -37,5 +37,6 @@ DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
         "pool": PoolDrafter,
         "none": NoDrafter,
     },
+    group="monge.drafters",
     provided=("model", "models", "target", "tree", "rules"),
 )

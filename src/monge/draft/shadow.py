@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.core.selection import Hindsight
+from monge.core.selection import CounterfactualDraft
 from monge.core.tree import TokenTree
 
 
@@ -15,7 +15,7 @@ class ShadowTree:
         drafter: Whose tree it is.
         tree: The tree.
         node: The node that the text has reached.
-        factors: See `Hindsight`.
+        factors: See `CounterfactualDraft`.
     """
 
     drafter: str
@@ -26,13 +26,13 @@ class ShadowTree:
     @property
     def is_decided(self) -> bool:
         """Whether further text changes nothing: the tree ends here, or the text has left it."""
-        return not self.tree.offers[self.node] or (bool(self.factors) and self.factors[-1] == 0.0)
+        return not self.tree.candidates[self.node] or (bool(self.factors) and self.factors[-1] == 0.0)
 
     def after(self, token_ids: Sequence[int]) -> "ShadowTree":
         """The same after more text."""
         node, factors = self.node, list(self.factors)
         for token in token_ids:
-            children = {self.tree.token_ids[child]: child for child in self.tree.offers[node]}
+            children = {self.tree.token_ids[child]: child for child in self.tree.candidates[node]}
             if not children or (factors and factors[-1] == 0.0):
                 break
             factors.append(1.0 if token in children else 0.0)
@@ -62,9 +62,11 @@ class ShadowDraft:
         # A tree that is decided has as many factors as tokens mattered; more text changes nothing.
         return ShadowDraft(self.position, tuple(tree.after(text[self.position + len(tree.factors) :]) for tree in self.trees))
 
-    def hindsight(self) -> tuple[Hindsight, ...]:
+    def counterfactuals(self) -> tuple[CounterfactualDraft, ...]:
         """What became of the trees."""
         return tuple(
-            Hindsight(drafter=one.drafter, position=self.position, num_nodes=one.tree.num_nodes - 1, factors=one.factors)
+            CounterfactualDraft(
+                drafter=one.drafter, position=self.position, num_nodes=one.tree.num_nodes - 1, factors=one.factors
+            )
             for one in self.trees
         )

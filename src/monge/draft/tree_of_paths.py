@@ -44,7 +44,7 @@ def node_at(tree: TokenTree, path: Sequence[int]) -> int | None:
     """The node that these tokens lead to from the root, or `None` where the tree does not have it."""
     node = 0
     for token in path:
-        children = {tree.token_ids[child]: child for child in tree.offers[node]}
+        children = {tree.token_ids[child]: child for child in tree.candidates[node]}
         if token not in children:
             return None
         node = children[token]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
 from monge.core.errors import DrafterError
-from monge.core.tree import lone_root
+from monge.core.tree import root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft
 from monge.engine.catch import catch
@@ -74,7 +74,7 @@ def _observe(rows: Sequence[tuple[Session, Draft[Any], Verdict, Tensor]], parts:
 
 def _is_asked(plan: DraftPlan) -> bool:
     """Whether a plan asks the drafter for anything."""
-    return plan.max_depth != 0 or plan.stop is not None or bool(plan.lookup_depth) or plan.drafter is not None
+    return plan.max_depth != 0 or plan.stop is not None or bool(plan.model_free_depth) or plan.drafter is not None
 
 
 def _successors(logits: Float[Tensor, "nodes vocab"], count: int) -> tuple[tuple[int, ...], ...]:
@@ -105,7 +105,7 @@ def close_drafter(session: Session, parts: Parts) -> None:
 
 def nothing(session: Session) -> Draft[Any]:
     """A draft without candidates, whose state is the one before it."""
-    return Draft(lone_root(session.context.token_ids[-1]), session.drafter_state)
+    return Draft(root_only(session.context.token_ids[-1]), session.drafter_state)
 
 
 def _attempt(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Parts) -> Sequence[Draft[Any]] | None:

@@ -131,7 +131,7 @@ def _record(row: Row, times: StageTimes, parts: Parts, batch_size: int) -> None:
         context_length=row.length,
         drafter=row.drafted.drafter,
         splits=splits_along(tree, verdict.path) if row.plan.num_fixed else (),
-        hindsight=parts.hindsight(row.session.drafter_state),
+        counterfactuals=parts.counterfactuals(row.session.drafter_state),
         **_evidence(row),
     )
     row.session.note(record)
@@ -142,8 +142,8 @@ def _evidence(row: Row) -> dict[str, Any]:
     noted, tree, path = row.drafted.evidence, row.drafted.tree, list(row.verdict.path)
     if noted is None:
         return {}
-    while offers := tree.offers[path[-1] if path else 0]:
-        path.append(offers[0])
+    while candidates := tree.candidates[path[-1] if path else 0]:
+        path.append(candidates[0])
     tokens = [tree.token_ids[node] for node in path]
     return {
         "levels_read": noted.levels_read,

@@ -12,7 +12,7 @@ from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedMod
 from monge.core.model import SequenceModel, dtype_of
 from monge.core.proposal import Mixed
 from monge.core.sampling_rules import SamplingRules
-from monge.core.selection import Hindsight
+from monge.core.selection import CounterfactualDraft
 from monge.draft.base import AnyDrafter, DrafterPool
 from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
 
@@ -176,10 +176,10 @@ class Parts:
         controller = self.controllers[name]
         return Planner(controller, self.shared if controller is self.controller else self.shared.beside(name))
 
-    def hindsight(self, drafter_state: Any) -> tuple[Hindsight, ...]:
+    def counterfactuals(self, drafter_state: Any) -> tuple[CounterfactualDraft, ...]:
         """What a pool of drafters knows by now about earlier rounds of a request; nothing without a pool, or without state."""
         if isinstance(self.drafter, DrafterPool) and drafter_state is not None:
-            return self.drafter.hindsight(drafter_state)
+            return self.drafter.counterfactuals(drafter_state)
         return ()
 
     def runs_network(self, name: str | None) -> bool:

@@ -13,7 +13,7 @@ from monge.core.law import SparseLaw
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
 from monge.replay.errors import ForeignLogError
-from monge.replay.known import Known
+from monge.replay.logged_token import LoggedToken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +82,14 @@ class LoggedText:
     def __post_init__(self) -> None:
         object.__setattr__(self, "all_ids", (*self.prompt_ids, *self.token_ids))
 
-    def known(self, place: int, scale: float = 1.0) -> Known:
+    def logged_token(self, place: int, scale: float = 1.0) -> LoggedToken:
         """What is known of the token at `place` of the whole text."""
         row, token = place - len(self.prompt_ids), self.all_ids[place]
         masses = self.masses
         if masses.token_ids is None or masses.own is None:
             law = masses.probs[row]
             ids = law.nonzero().squeeze(-1)
-            return Known(token=token, law=SparseLaw(ids, law[ids]), scale=scale)
+            return LoggedToken(token=token, law=SparseLaw(ids, law[ids]), scale=scale)
         ids, probs = masses.token_ids[row], masses.probs[row]
         if not bool((ids == token).any()):
             ids, order = torch.cat([ids, ids.new_tensor([token])]).sort()
@@ -99,7 +99,7 @@ class LoggedText:
         ids, probs = ids[kept], probs[kept]
         if rest > 0.0:
             ids, probs = torch.cat([ids, ids.new_tensor([self.vocab_size])]), torch.cat([probs, probs.new_tensor([rest])])
-        return Known(token=token, law=SparseLaw(ids, probs / probs.sum()), other=self.vocab_size, scale=scale)
+        return LoggedToken(token=token, law=SparseLaw(ids, probs / probs.sum()), other=self.vocab_size, scale=scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

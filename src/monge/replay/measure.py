@@ -29,7 +29,7 @@ TIMED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Filler(Drafter[None]):
+class FillerDrafter(Drafter[None]):
     """Propose candidates that mean nothing, so that a round of any size can be timed.
 
     Args:
@@ -115,7 +115,7 @@ def measured_costs(
 
 
 def _filled(target: SequenceModel, width: int) -> Parts:
-    return Parts(target=target, drafter=Filler(width), rule=TargetWalk(), controller=Fixed())
+    return Parts(target=target, drafter=FillerDrafter(width), rule=TargetWalk(), controller=Fixed())
 
 
 def _timed(parts: Parts) -> Mapping[str, Any]:

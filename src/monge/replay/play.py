@@ -21,7 +21,7 @@ PLAIN: Final = Latency.linear(plain=1.0, node=0.0, draft=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class ReplayedText:
     """One replayed pass over one text.
 
     Args:
@@ -36,7 +36,7 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hindsight:
+class OracleBounds:
     """What could have been had, by text.
 
     Args:
@@ -78,9 +78,9 @@ def look(
     return tuple(found)
 
 
-def hindsight(positions: tuple[tuple[Position, ...], ...], costs: Latency, depth: int) -> Hindsight:
+def hindsight(positions: tuple[tuple[Position, ...], ...], costs: Latency, depth: int) -> OracleBounds:
     """Every fixed window and the oracle, on surveyed texts."""
-    return Hindsight(
+    return OracleBounds(
         windows=tuple(tuple(fixed_window(text, costs, window) for text in positions) for window in range(depth + 1)),
         oracle=tuple(oracle(text, costs, depth) for text in positions),
         positions=positions,
@@ -105,7 +105,7 @@ def play(
     repeats: int = 1,
     seed: int = 0,
     on_text: Callable[[], None] | None = None,
-) -> tuple[Played, ...]:
+) -> tuple[ReplayedText, ...]:
     """Replay a configuration.
 
     Args:
@@ -119,14 +119,14 @@ def play(
     Raises:
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
-    passes: list[Played] = []
+    passes: list[ReplayedText] = []
     for repeat in range(repeats):
         # A controller may learn across requests, as a decoder's own does; every pass starts afresh.
         fresh = replace(parts, shared=SharedState(costs))
         for number, text in enumerate(log.texts):
             records = replay_text(fresh, log, text, seeded(seed, "replay", repeat, number))
             timed = tuple(predicted(record, costs, runs_network=fresh.runs_network(record.drafter)) for record in records)
-            passes.append(Played(text=number, repeat=repeat, records=timed))
+            passes.append(ReplayedText(text=number, repeat=repeat, records=timed))
             if on_text is not None:
                 on_text()
     return tuple(passes)

@@ -8,9 +8,9 @@ from typing import Final
 from monge.core.proposal import Deterministic, Proposal
 from monge.draft.base import Capabilities
 from monge.engine.parts import Parts
+from monge.replay.conditional import ConditionalCandidates, IndependentCandidates, ScaledTests, SequentialTests
+from monge.replay.conditional_joint import JointDecision, SameTest
 from monge.replay.errors import UnavailableError
-from monge.replay.given import GivenToken, Scaled, Tested, Untilted
-from monge.replay.given_many import AllAtOnce, SameTest
 from monge.verify.base import Rule, Walk, unsupported_reason
 from monge.verify.block import Block
 from monge.verify.greedy import Greedy
@@ -23,18 +23,18 @@ from monge.verify.single_draft import SingleDraft
 from monge.verify.target_walk import TargetWalk
 from monge.verify.traversal import Traversal
 
-GIVEN: Final[Mapping[type[Rule], Callable[[Rule], GivenToken]]] = MappingProxyType(
+CONDITIONAL: Final[Mapping[type[Rule], Callable[[Rule], ConditionalCandidates]]] = MappingProxyType(
     {
-        TargetWalk: lambda rule: Untilted(),
-        SingleDraft: lambda rule: Tested(),
-        Rrs: lambda rule: Tested(tests_fixed=True),
-        RrsWithoutReplacement: lambda rule: Tested(drops_repeats=True),
-        NaiveTree: lambda rule: Tested(num_tests=1),
-        Greedy: lambda rule: Tested(num_tests=1),
+        TargetWalk: lambda rule: IndependentCandidates(),
+        SingleDraft: lambda rule: SequentialTests(),
+        Rrs: lambda rule: SequentialTests(tests_fixed=True),
+        RrsWithoutReplacement: lambda rule: SequentialTests(drops_repeats=True),
+        NaiveTree: lambda rule: SequentialTests(num_tests=1),
+        Greedy: lambda rule: SequentialTests(num_tests=1),
         KSeq: lambda rule: SameTest(),
-        Optimal: lambda rule: AllAtOnce(rule) if isinstance(rule, Optimal) else Untilted(),
-        Block: lambda rule: Scaled(),
-        Traversal: lambda rule: Scaled(),
+        Optimal: lambda rule: JointDecision(rule) if isinstance(rule, Optimal) else IndependentCandidates(),
+        Block: lambda rule: ScaledTests(),
+        Traversal: lambda rule: ScaledTests(),
     }
 )
 """By class of the rule: the law of its candidates given the text."""
@@ -42,7 +42,7 @@ GIVEN: Final[Mapping[type[Rule], Callable[[Rule], GivenToken]]] = MappingProxyTy
 _WHOLE_PATHS: Final = (Block, Traversal)
 
 
-def given_token(rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool) -> GivenToken:
+def conditional_candidates(rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool) -> ConditionalCandidates:
     """How candidates are drawn given the text.
 
     Args:
@@ -57,11 +57,11 @@ def given_token(rule: Rule, can: Capabilities, *, is_compact: bool, reads_confid
     rule = rule.rule if isinstance(rule, Walk) else rule
     if can.proposes <= {Deterministic} and not (isinstance(rule, Traversal) and can.max_width != 1):
         # Nothing is drawn, so nothing is tilted: a candidate is accepted iff the text goes on with it.
-        return Scaled() if isinstance(rule, _WHOLE_PATHS) else Untilted()
+        return ScaledTests() if isinstance(rule, _WHOLE_PATHS) else IndependentCandidates()
     reason = _unavailable_reason(rule, can, is_compact=is_compact, reads_confidence=reads_confidence)
     if reason is not None:
         raise UnavailableError(f"replay: {rule.title} cannot be replayed here: {reason}")
-    return GIVEN[type(rule)](rule)
+    return CONDITIONAL[type(rule)](rule)
 
 
 def with_replayable_rule(parts: Parts) -> Parts:
@@ -70,7 +70,7 @@ def with_replayable_rule(parts: Parts) -> Parts:
     for rule in (parts.rule, SingleDraft(), RrsWithoutReplacement(), Rrs()):
         if unsupported_reason(rule, can.proposes, can.max_width) is None:
             try:
-                given_token(rule, can, is_compact=False, reads_confidence=reads_confidence)
+                conditional_candidates(rule, can, is_compact=False, reads_confidence=reads_confidence)
             except UnavailableError:
                 continue
             return parts if rule is parts.rule else replace(parts, rule=rule)
@@ -83,8 +83,8 @@ def stands_in(rule: Rule, proposes: frozenset[type[Proposal]], *, is_compact: bo
 
 
 def _unavailable_reason(rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool) -> str | None:
-    if type(rule) not in GIVEN:
-        known = ", ".join(sorted(kind.__name__ for kind in GIVEN))
+    if type(rule) not in CONDITIONAL:
+        known = ", ".join(sorted(kind.__name__ for kind in CONDITIONAL))
         return (
             "the law of its candidates given the text needs target laws off the text, or is not known in closed form; "
             f"replay knows {known}"

@@ -14,7 +14,7 @@ from monge.engine.parts import Parts
 from monge.engine.session import Request, Session
 from monge.replay.errors import UnavailableError
 from monge.replay.log import LawLog, LoggedText
-from monge.replay.rules import given_token
+from monge.replay.rules import conditional_candidates
 from monge.replay.text import ReplayTarget, TextDraws, TextVerifier
 
 
@@ -77,7 +77,7 @@ def open_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tupl
             "along its texts only; use it where the target runs (monge tune, monge bench decode)"
         )
     reads_confidence = "confidence" in parts.controller.reads
-    given = given_token(
+    given = conditional_candidates(
         parts.rule, parts.drafter.capabilities, is_compact=log.top is not None, reads_confidence=reads_confidence
     )
     guide = TextDraws(text, given, draws)

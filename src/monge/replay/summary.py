@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int64
 from monge.core.metrics import acceptance_by_depth, draft_utilisation
 from monge.replay.configuration import Configuration
 from monge.replay.log import LawLog
-from monge.replay.play import Hindsight, Played, seeded
+from monge.replay.play import OracleBounds, ReplayedText, seeded
 from monge.replay.survey import Position, confidences, survival
 
 RESAMPLES: Final = 1000
@@ -35,7 +35,7 @@ class Totals:
     seconds: Float64[np.ndarray, " texts"]
 
     @classmethod
-    def of(cls, played: Sequence[Played], num_texts: int) -> "Totals":
+    def of(cls, played: Sequence[ReplayedText], num_texts: int) -> "Totals":
         """Sums of replayed passes."""
         sums = np.zeros((3, num_texts))
         for one in played:
@@ -59,7 +59,13 @@ def ratio(top: np.ndarray, bottom: np.ndarray, choices: Int64[np.ndarray, "resam
 
 
 def summary(
-    configuration: Configuration, log: LawLog, played: Sequence[Played], seen: Hindsight, *, is_timed: bool, seed: int = 0
+    configuration: Configuration,
+    log: LawLog,
+    played: Sequence[ReplayedText],
+    seen: OracleBounds,
+    *,
+    is_timed: bool,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Figures of one configuration, as plain values for JSON.
 
@@ -122,7 +128,7 @@ def calibration(positions: Sequence[Sequence[Position]]) -> dict[str, Any] | Non
     return {"bins": rows, "ece": sum(abs(said - was) * count for said, was, count in rows) / len(pairs)}
 
 
-def _figures(totals: Totals, seen: Hindsight, texts: np.ndarray, choices: np.ndarray, *, is_timed: bool) -> dict[str, Any]:
+def _figures(totals: Totals, seen: OracleBounds, texts: np.ndarray, choices: np.ndarray, *, is_timed: bool) -> dict[str, Any]:
     tokens = totals.tokens
     lengths = np.array([len(text) for text in seen.positions], dtype=np.float64)
     passes = float(tokens.sum() / lengths.sum())
@@ -159,7 +165,7 @@ def _expected(row: Sequence[Any], lengths: np.ndarray, texts: np.ndarray) -> dic
     return {"block_efficiency": total / sum(row[int(text)].rounds for text in texts), "tokens_per_s": total / seconds}
 
 
-def _trace(played: Sequence[Played]) -> list[list[list[int]]]:
+def _trace(played: Sequence[ReplayedText]) -> list[list[list[int]]]:
     """Of the first pass, by text: (tokens written before the round, its window, accepted tokens)."""
     traces: list[list[list[int]]] = []
     for one in (each for each in played if each.repeat == 0):

@@ -15,10 +15,10 @@ from monge.core.model import NodeBlock
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
+from monge.replay.conditional import ConditionalCandidates, draft_prob
 from monge.replay.errors import UnavailableError
-from monge.replay.given import GivenToken, draft_prob
-from monge.replay.known import Known
 from monge.replay.log import LoggedText
+from monge.replay.logged_token import LoggedToken
 from monge.verify.base import Verifier
 
 _TRIES: Final = 16
@@ -31,7 +31,7 @@ class TextDraws(ChildDraws):
 
     Args:
         text: The text that is followed.
-        given: The candidates' law given the emitted token.
+        conditional: The law of the candidates, given the emitted token.
         draws: Source of randomness.
         start: Tokens committed when the round started; set before every round.
         chances: Of the round's nodes on the text, from the root down: P(accepted | text, the node was reached). Kept where the
@@ -43,7 +43,7 @@ class TextDraws(ChildDraws):
     """
 
     text: LoggedText
-    given: GivenToken
+    conditional: ConditionalCandidates
     draws: Draws
     start: int = 0
     is_forced: bool = False
@@ -68,33 +68,33 @@ class TextDraws(ChildDraws):
     def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
         place, tokens = self.start + len(path), self.text.all_ids
         if place >= len(tokens) or path != tokens[self.start : place]:
-            offers = proposal.draw(self.draws)
+            candidates = proposal.draw(self.draws)
         else:
-            known = self.text.known(place, self.scale)
+            logged = self.text.logged_token(place, self.scale)
             try:
-                offers = self._on_text(known, proposal)
+                candidates = self._on_text(logged, proposal)
             except UnavailableError as error:
                 self.error = error
                 raise
-            if known.token in offers:
-                self.scale = self.given.next_scale(known, draft_prob(proposal, known.token))
-        return offers
+            if logged.token in candidates:
+                self.scale = self.conditional.next_scale(logged, draft_prob(proposal, logged.token))
+        return candidates
 
-    def _on_text(self, known: Known, proposal: Proposal) -> tuple[int, ...]:
+    def _on_text(self, logged: LoggedToken, proposal: Proposal) -> tuple[int, ...]:
         if isinstance(proposal, Deterministic | Arbitrary):
             if self.is_forced:
-                self.chances.append(float(known.token in proposal.token_ids))
+                self.chances.append(float(logged.token in proposal.token_ids))
             return proposal.draw(self.draws)
         if not self.is_forced:
-            return self.given.draw(known, proposal, self.draws)
-        self.chances.append(self.given.chance(known, proposal, self.draws))
+            return self.conditional.draw(logged, proposal, self.draws)
+        self.chances.append(self.conditional.chance(logged, proposal, self.draws))
         for _ in range(_TRIES if isinstance(proposal, Iid) and proposal.width > 1 else 0):
-            offers = self.given.draw(known, proposal, self.draws)
-            if known.token in offers:
-                return offers
+            candidates = self.conditional.draw(logged, proposal, self.draws)
+            if logged.token in candidates:
+                return candidates
         drawn = proposal.draw(self.draws)
-        others = [token for token in drawn if token != known.token]
-        return (known.token, *others[: len(drawn) - 1])
+        others = [token for token in drawn if token != logged.token]
+        return (logged.token, *others[: len(drawn) - 1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +113,16 @@ class TextVerifier(Verifier):
         draws.tree = tree
         tokens, place = draws.text.all_ids, draws.start
         node, path, examined = 0, list[int](), list[int]()
-        while tree.offers[node]:
-            child_of = {tree.token_ids[child]: child for child in tree.offers[node]}
+        while tree.candidates[node]:
+            child_of = {tree.token_ids[child]: child for child in tree.candidates[node]}
             examined.append(len(child_of))
-            # The last token of a text is its round's own: nothing is known of what comes after it.
+            # The last token of a text is its round's own: nothing is logged of what comes after it.
             if self.only_looks or place + 1 >= len(tokens) or tokens[place] not in child_of:
                 break
             node = child_of[tokens[place]]
             path.append(node)
             place += 1
-        kind = "correction" if tree.offers[node] else "bonus"
+        kind = "correction" if tree.candidates[node] else "bonus"
         return Verdict(path=tuple(path), next_token=tokens[place], next_kind=kind, examined=tuple(examined))
 
 

@@ -18,7 +18,7 @@ _ADAPTIVE: Final = ("on_the_fly", "goodput", "fsm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
+class TuningResult:
     """What was found.
 
     Args:
@@ -71,7 +71,7 @@ def tune(
     target: SequenceModel | None = None,
     drafters: Sequence[str] = (),
     on_text: Callable[[], None] | None = None,
-) -> Tuned:
+) -> TuningResult:
     """Replay the two grids.
 
     Args:
@@ -88,7 +88,7 @@ def tune(
     second = compare(second_grid(first["replayed"]), log, draft, settings, **common)
     replayed = sorted(first["replayed"] + second["replayed"], key=lambda one: -one["tokens_per_s"]["mean"])
     document = {"replayed": replayed, "refused": first["refused"] + second["refused"]}
-    return Tuned(best=Configuration(**replayed[0]["configuration"]), predicted=replayed[0], document=document)
+    return TuningResult(best=Configuration(**replayed[0]["configuration"]), predicted=replayed[0], document=document)
 
 
 def _hindsight_speed(one: dict[str, Any]) -> float:

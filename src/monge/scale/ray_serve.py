@@ -11,8 +11,8 @@ from monge.core.errors import OptionError
 from monge.engine.chat_format import chat_format
 from monge.engine.garbage import settle_objects
 from monge.engine.logprobs import LogprobSource
-from monge.scale.metrics_board import BoardClient
 from monge.scale.ray_cluster import require_ray
+from monge.scale.shared_metrics import SharedMetrics
 from monge.scale.spec import DecoderSpec
 from monge.serve.app import create_app
 from monge.serve.metrics import Gather, ServerMetrics
@@ -132,7 +132,7 @@ def _builder(args: AppArgs) -> Callable[[], FastAPI]:
         if args.threads is not None:
             torch.set_num_threads(args.threads)
         context = require_ray("serve").serve.get_replica_context()
-        board = BoardClient(context.app_name, context.replica_id.unique_id)
+        board = SharedMetrics(context.app_name, context.replica_id.unique_id)
         app, metrics = replica_app(args, engine=context.replica_id.unique_id, gather=board.gather)
         settle_objects()
         board.keep_publishing(metrics)

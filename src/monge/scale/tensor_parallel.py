@@ -17,12 +17,12 @@ from monge.engine.backends.registry import Backend, Eager
 from monge.engine.decoder import Decoder
 from monge.engine.loading import load_network, load_tokenizer
 from monge.engine.sharding import is_sharded
-from monge.scale.led_model import LedModel, follow, release
+from monge.scale.rank_zero_model import RankZeroModel, follow, release
 from monge.scale.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
-class Led(Backend):
+class RankZeroBackend(Backend):
     """Runs a sharded target on all ranks and everything else on rank 0.
 
     Args:
@@ -35,7 +35,7 @@ class Led(Backend):
 
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
         model = Eager().sequence_model(network)
-        return LedModel(model, self.ranks) if is_sharded(network) else model
+        return RankZeroModel(model, self.ranks) if is_sharded(network) else model
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def tensor_parallel(
                 network,
                 draft if draft is not None else default_draft(target, None, drafter),
                 tokenizer=load_tokenizer(source, **trust),
-                backend=Led(ranks),
+                backend=RankZeroBackend(ranks),
                 drafter=drafter,
                 **loading,
                 **options,

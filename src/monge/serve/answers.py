@@ -7,12 +7,12 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from monge.serve.errors import ApiError, internal
-from monge.serve.jobs import Completion, Event, JobFinish, Summary
+from monge.serve.generation import Completion, Event, GenerationFinish, Summary
 from monge.serve.logprobs import LogprobWriter
-from monge.serve.orders import Order
+from monge.serve.request_parser import ParsedRequest
 from monge.serve.token_text import TokenTexts
 
-FINISH: Final[dict[JobFinish, str]] = {"eos": "stop", "stop": "stop", "length": "length"}
+FINISH: Final[dict[GenerationFinish, str]] = {"eos": "stop", "stop": "stop", "length": "length"}
 """Words of the API for the ends that are no errors."""
 
 _MS: Final = 1000.0
@@ -21,16 +21,16 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """Writes the answer to one order, whole or in chunks.
+    """Writes the answer to one request, whole or in chunks.
 
     Args:
-        order: The order.
+        request: The parsed request.
         model_name: Name of the model.
         fingerprint: Names what determines a seeded answer beside the request.
         texts: Names tokens.
     """
 
-    order: Order
+    request: ParsedRequest
     model_name: str
     fingerprint: str
     texts: TokenTexts
@@ -48,10 +48,10 @@ class Answers:
 
     def opening(self) -> list[dict[str, Any]]:
         """Chunks before any event: in a chat, the role of every choice."""
-        if self.order.kind == "completion":
+        if self.request.kind == "completion":
             return []
         start = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return [self._envelope([{"index": index, **start}], is_chunk=True) for index in range(len(self.order.jobs))]
+        return [self._envelope([{"index": index, **start}], is_chunk=True) for index in range(len(self.request.generations))]
 
     def chunk(self, index: int, event: Event, *, is_first: bool) -> dict[str, Any] | None:
         """What an event adds to a choice; `None` where that is nothing, since text may be held back.
@@ -59,13 +59,13 @@ class Answers:
         Raises:
             ApiError: If the choice ended in an error.
         """
-        text = "" if self.order.hides_completion else event.text
-        if is_first and self.order.echoes:
-            text = self.order.echoes[index] + text
+        text = "" if self.request.hides_completion else event.text
+        if is_first and self.request.echoes:
+            text = self.request.echoes[index] + text
         logprobs = self._logprobs(index, event)
         if not text and logprobs is None and event.finish_reason is None:
             return None
-        part = {"text": text} if self.order.kind == "completion" else {"delta": {"content": text} if text else {}}
+        part = {"text": text} if self.request.kind == "completion" else {"delta": {"content": text} if text else {}}
         end = {"logprobs": logprobs, "finish_reason": self._finish(event)}
         return self._envelope([{"index": index, **part, **end}], is_chunk=True)
 
@@ -74,13 +74,13 @@ class Answers:
         return self._envelope([], is_chunk=True) | {"usage": self.usage(summaries)} | self.metrics(summaries)
 
     def usage(self, summaries: Sequence[Summary]) -> dict[str, int]:
-        """Tokens of a finished order."""
+        """Tokens of a finished request."""
         return self.usage_of(sum(summary.num_generated_tokens for summary in summaries))
 
     def usage_of(self, num_generated: int) -> dict[str, int]:
         """Tokens so far."""
-        shown = 0 if self.order.hides_completion else num_generated
-        prompt = self.order.num_prompt_tokens
+        shown = 0 if self.request.hides_completion else num_generated
+        prompt = self.request.num_prompt_tokens
         return {"prompt_tokens": prompt, "completion_tokens": shown, "total_tokens": prompt + shown}
 
     def metrics(self, summaries: Sequence[Summary]) -> dict[str, Any]:
@@ -98,10 +98,10 @@ class Answers:
         )
         finish = self._finish(event)
         end = {"logprobs": self._logprobs(index, event), "finish_reason": finish}
-        text = "" if self.order.hides_completion else completion.text
-        if self.order.kind == "chat":
+        text = "" if self.request.hides_completion else completion.text
+        if self.request.kind == "chat":
             return {"index": index, "message": {"role": "assistant", "content": text, "refusal": None}, **end}
-        echo = self.order.echoes[index] if self.order.echoes else ""
+        echo = self.request.echoes[index] if self.request.echoes else ""
         return {"index": index, "text": echo + text, **end}
 
     def _finish(self, event: Event) -> str | None:
@@ -109,43 +109,43 @@ class Answers:
             return None
         if event.finish_reason not in FINISH:
             if event.finish_reason == "error":
-                _LOG.error("%s: %s", self.order.order_id, None if event.summary is None else event.summary.error)
-            raise failure(event.finish_reason, self.order.order_id)
-        return "length" if self.order.hides_completion else FINISH[event.finish_reason]
+                _LOG.error("%s: %s", self.request.response_id, None if event.summary is None else event.summary.error)
+            raise failure(event.finish_reason, self.request.response_id)
+        return "length" if self.request.hides_completion else FINISH[event.finish_reason]
 
     def _logprobs(self, index: int, event: Event) -> dict[str, Any] | None:
-        if self.order.jobs[index].logprobs is None:
+        if self.request.generations[index].logprobs is None:
             return None
         if index not in self._writers:
             self._writers[index] = LogprobWriter(self.texts)
-        entries = () if self.order.hides_completion else event.logprobs
-        if self.order.kind == "chat":
+        entries = () if self.request.hides_completion else event.logprobs
+        if self.request.kind == "chat":
             return self._writers[index].chat(entries) if entries else None
-        first = self.order.jobs[index].prompt_ids[0]
+        first = self.request.generations[index].prompt_ids[0]
         prompt = None if event.prompt_logprobs is None else (first, event.prompt_logprobs)
         return self._writers[index].completion(entries, prompt) if entries or prompt else None
 
     def _envelope(self, choices: list[dict[str, Any]], *, is_chunk: bool) -> dict[str, Any]:
         chat = "chat.completion.chunk" if is_chunk else "chat.completion"
         return {
-            "id": self.order.order_id,
-            "object": chat if self.order.kind == "chat" else "text_completion",
-            "created": self.order.created,
+            "id": self.request.response_id,
+            "object": chat if self.request.kind == "chat" else "text_completion",
+            "created": self.request.created,
             "model": self.model_name,
             "system_fingerprint": self.fingerprint,
-            "seed": self.order.seed,
+            "seed": self.request.seed,
             "choices": choices,
         }
 
 
-def failure(reason: JobFinish, order_id: str) -> ApiError:
+def failure(reason: GenerationFinish, response_id: str) -> ApiError:
     """The answer where a completion did not end well; what it was is for the log."""
     if reason == "deadline":
         text = "the request took longer than this server allows; ask for fewer tokens"
         return ApiError(HTTPStatus.GATEWAY_TIMEOUT, text, code="request_timeout")
     if reason == "cancelled":
         return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the server ended the request to shut down", code="shutting_down")
-    return internal(order_id)
+    return internal(response_id)
 
 
 def metrics_of(summary: Summary) -> dict[str, Any]:

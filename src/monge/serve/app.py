@@ -21,7 +21,7 @@ from monge.serve.errors import ApiError, internal, of_monge
 from monge.serve.metrics import ServerMetrics
 from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import ChatRequest, CompletionRequest
-from monge.serve.security import ApiKeyGate, BoundedBodies, CountedAnswers, KnownHosts
+from monge.serve.security import AllowedHosts, ApiKeyGate, BoundedBodies, CountedAnswers
 from monge.serve.service import Service
 from monge.serve.settings import ServerSettings
 
@@ -89,8 +89,8 @@ def create_app(
         **scheduling: Options of `Scheduler`.
 
     Returns:
-        The application; `app.state.snapshot()` tells how its scheduler is, and `app.state.end_jobs()` ends all that it runs, so
-        that clients are answered with a 503.
+        The application. `app.state.snapshot()` returns the state of its scheduler. `app.state.end_generations()`
+        ends all its generations; their clients get a 503.
     """
     metrics = metrics or ServerMetrics(settings.model_name)
     scheduler = Scheduler(decoder, sink=metrics.observe, **scheduling)
@@ -105,13 +105,13 @@ def create_app(
 
     app = _Described(title="monge", version="1", summary="OpenAI-compatible", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.snapshot = scheduler.snapshot
-    app.state.end_jobs = partial(scheduler.close, drain=False)
+    app.state.end_generations = partial(scheduler.close, drain=False)
     _add_routes(app, service)
     _add_errors(app, metrics)
     # The last one added is the first one asked.
     app.add_middleware(BoundedBodies, max_bytes=settings.max_request_bytes, timeout_s=settings.body_timeout_s)
     app.add_middleware(ApiKeyGate, keys=settings.api_keys)
-    app.add_middleware(KnownHosts, hosts=settings.allowed_hosts)
+    app.add_middleware(AllowedHosts, hosts=settings.allowed_hosts)
     app.add_middleware(
         CountedAnswers, count=metrics.count_answer, endpoints=[str(getattr(route, "path", "")) for route in app.routes]
     )

@@ -132,7 +132,7 @@ class Connection(H11Protocol):
             self._timer = self.loop.call_later(seconds, self.drop)
 
 
-class Seldom(logging.Filter):
+class RateLimited(logging.Filter):
     """Lets each warning pass once a minute, since clients can cause as many as they like."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class Seldom(logging.Filter):
         return True
 
 
-def told_of_exhaustion(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+def log_exhaustion(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
     """An exception handler for event loops: no traceback for every connection that cannot be taken."""
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in _NO_RESOURCES:

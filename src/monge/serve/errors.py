@@ -9,7 +9,7 @@ from typing import Any, Final
 from fastapi.responses import JSONResponse
 
 from monge.core.errors import ContextLengthError, MongeError, OptionError
-from monge.serve.jobs import QueueFullError, SchedulerClosedError
+from monge.serve.generation import QueueFullError, SchedulerClosedError
 from monge.serve.schemas import FIELD_NAMES, MOST_SHOWN
 
 RETRY_AFTER_S: Final = 1

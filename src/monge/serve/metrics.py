@@ -7,14 +7,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from monge.serve.jobs import JobFinish, Measure, Snapshot, Speculation
+from monge.serve.generation import GenerationFinish, Measure, Snapshot, Speculation
 
 _LABELS: Final = ("engine", "model_name")
 Gather = Callable[[Sequence[Metric]], Sequence[Metric]]
 """Own metrics -> what is exposed: these, and those of others beside them."""
 Asked = Literal["default", "options", "off"]
 """What a request says about speculation: nothing, something of its own, or that it wants none."""
-_REASONS: Final[Mapping[JobFinish, str]] = {
+_REASONS: Final[Mapping[GenerationFinish, str]] = {
     "eos": "stop",
     "stop": "stop",
     "length": "length",
@@ -226,7 +226,7 @@ class _SchedulerState(Collector):
         text = "Drafts that accepted a candidate at this depth."
         return self._by_label("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position", counts)
 
-    def _finished(self, finished: Mapping[JobFinish, int]) -> Metric:
+    def _finished(self, finished: Mapping[GenerationFinish, int]) -> Metric:
         counts = {
             word: sum(finished.get(reason, 0) for reason, name in _REASONS.items() if name == word)
             for word in dict.fromkeys(_REASONS.values())

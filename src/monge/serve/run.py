@@ -15,30 +15,32 @@ from fastapi import FastAPI
 
 from monge.core.errors import OptionError
 from monge.engine.garbage import settle_objects
-from monge.serve.connections import Connection, ConnectionLimits, Seldom, limits_of_process, told_of_exhaustion
+from monge.serve.connections import Connection, ConnectionLimits, RateLimited, limits_of_process, log_exhaustion
 
 _LARGEST_PORT: Final = 65535
 _KEEP_ALIVE_S: Final = 30
 _TELL_S: Final = 10
-"""Seconds in which jobs that were ended are to be answered: the round that runs comes first."""
+"""Seconds in which generations that were ended are to be answered: the round that runs comes first."""
 
 
 class Server(uvicorn.Server):
-    """Ends the jobs that are left when their time is over, so that clients are told; uvicorn would only close connections.
+    """Ends the remaining generations after the drain period, so that their clients get an error.
+
+    Uvicorn alone would only close their connections.
 
     Args:
         config: The server's.
-        end_jobs: Ends all jobs; it may take a round.
+        end_generations: Ends all generations; it may take a round.
         drain_s: Seconds that they get.
     """
 
-    def __init__(self, config: uvicorn.Config, end_jobs: Callable[[], None], drain_s: int) -> None:
+    def __init__(self, config: uvicorn.Config, end_generations: Callable[[], None], drain_s: int) -> None:
         super().__init__(config)
-        self._end_jobs, self._drain_s = end_jobs, drain_s
+        self._end_generations, self._drain_s = end_generations, drain_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to take connections."""
-        asyncio.get_running_loop().set_exception_handler(told_of_exhaustion)
+        asyncio.get_running_loop().set_exception_handler(log_exhaustion)
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -51,7 +53,7 @@ class Server(uvicorn.Server):
 
     async def _end_late(self) -> None:
         await asyncio.sleep(self._drain_s)
-        await asyncio.to_thread(self._end_jobs)
+        await asyncio.to_thread(self._end_generations)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -107,7 +109,7 @@ def server_of(
         }
         | options,
     )
-    return Server(config, app.state.end_jobs, drain_s)
+    return Server(config, app.state.end_generations, drain_s)
 
 
 def serve_until_told(app: FastAPI, listener: socket.socket, *, drain_s: int, access_log: bool = False) -> None:
@@ -133,11 +135,11 @@ def serve_until_told(app: FastAPI, listener: socket.socket, *, drain_s: int, acc
 @contextmanager
 def _few_warnings() -> Iterator[None]:
     """Warnings that clients can cause are written once a minute."""
-    loggers, seldom = [logging.getLogger(name) for name in ("uvicorn.error", Connection.__module__)], Seldom()
+    loggers, rate_limited = [logging.getLogger(name) for name in ("uvicorn.error", Connection.__module__)], RateLimited()
     for logger in loggers:
-        logger.addFilter(seldom)
+        logger.addFilter(rate_limited)
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeFilter(seldom)
+            logger.removeFilter(rate_limited)

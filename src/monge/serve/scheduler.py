@@ -1,4 +1,4 @@
-"""Continuous batching: jobs of many clients join and leave the rounds of one decoding thread."""
+"""Continuous batching: generations of many clients join and leave the rounds of one decoding thread."""
 
 import threading
 import time
@@ -13,17 +13,25 @@ from monge.engine.catch import catch
 from monge.engine.decoder import Decoder
 from monge.engine.garbage import trim_heap
 from monge.engine.session import Session
-from monge.serve.entry import Entry, request_of
-from monge.serve.jobs import Job, JobFinish, Measure, QueueFullError, SchedulerClosedError, Sink, Snapshot
-from monge.serve.planners import Planners
-from monge.serve.room import Room
-from monge.serve.tally import SpeculationTally, Totals
-from monge.serve.ticket import Ticket
+from monge.serve.controller_names import ControllerNames
+from monge.serve.generation import (
+    GenerationFinish,
+    GenerationRequest,
+    Measure,
+    QueueFullError,
+    SchedulerClosedError,
+    Sink,
+    Snapshot,
+)
+from monge.serve.kv_budget import KVBudget
+from monge.serve.request_handle import RequestHandle
+from monge.serve.scheduled_generation import ScheduledGeneration, request_of
+from monge.serve.speculation_counter import SpeculationCounter, Totals
 
 _UNBOUNDED_CONTEXT: Final = 32768
 """Tokens per row of the default budget, for a target that sets no limit itself."""
 _QUIET_S: Final = 1.0
-"""Seconds without a job after which free memory goes back to the system."""
+"""Seconds without a generation after which free memory goes back to the system."""
 
 _PIECE_S: Final = 0.25
 """Seconds that the requests which are being decoded wait for a piece of new prompts."""
@@ -34,19 +42,21 @@ def no_sink(measure: Measure, value: float | int) -> None:
 
 
 class Scheduler:
-    """Decodes jobs as they come, in a thread of its own, which is the only one that touches the networks.
+    """Decodes generations in one thread, which is the only thread that runs the networks.
 
-    Between two rounds, jobs that ended, were cancelled or are late leave, waiting ones join in the order in which they came, as
-    long as the batch and the caches have room for all that they may still write, and a piece of the new prompts is read. What
-    one job raises (in a processor, in the drafter, or by NaN logits) ends that job; the others get the text that they would
-    have got alone, wherever the controller does not look at neighbours or clocks.
+    Between two rounds, three things happen. Generations that ended, were cancelled or passed their deadline leave.
+    Waiting generations join, first come, first served, if the batch and the caches have room for their longest
+    completion. One chunk of the new prompts is read.
 
-    While it runs, nobody else may use the decoder.
+    An error of one generation (in a processor, in the drafter, or NaN logits) ends only that generation. The others
+    get the text that they would get alone, unless the controller depends on the batch or on clocks.
+
+    No other code may use the decoder while the scheduler runs.
 
     Args:
         decoder: The parts, the tokenizer.
         max_batch_size: Jobs decoded together; `None` takes the decoder's.
-        max_waiting: Requests that may wait, whole or with some of their jobs.
+        max_waiting: Requests that may wait, whole or with some of their generations.
         kv_budget_tokens: Room in the caches: rows x longest row; `None` lets every row of a full batch be as long as the
             target's context.
         prefill_chunk: Prompt tokens that are read between two rounds; fewer where others would wait for more than a quarter of
@@ -71,21 +81,21 @@ class Scheduler:
         self._max_batch_size = decoder.max_batch_size if max_batch_size is None else max_batch_size
         self.max_waiting = max_waiting
         row = decoder.parts.target.max_length or _UNBOUNDED_CONTEXT
-        self._room = Room(self._max_batch_size * row if kv_budget_tokens is None else kv_budget_tokens)
+        self._kv_budget = KVBudget(self._max_batch_size * row if kv_budget_tokens is None else kv_budget_tokens)
         for name, value in (("max_batch_size", self._max_batch_size), ("max_waiting", max_waiting)):
             if value < 1:
                 raise OptionError(f"{name} must be at least 1; got {value}")
-        if self._room.budget < 2:
+        if self._kv_budget.total < 2:
             raise OptionError(f"kv_budget_tokens must hold a prompt and a token, at least 2; got {kv_budget_tokens}")
         self._max_depth = decoder.parts.drafter.capabilities.max_depth
         self._changed = threading.Condition()
-        self._waiting: deque[Entry] = deque()
-        self._running: dict[int, Entry] = {}
+        self._waiting: deque[ScheduledGeneration] = deque()
+        self._running: dict[int, ScheduledGeneration] = {}
         self._cancelled: set[int] = set()
-        self._order_ids = count()
+        self._group_ids = count()
         self._is_open, self._failure = True, None
-        self._planners = Planners(decoder.parts)
-        self._totals = Totals(self._max_depth, self._planners.names)
+        self._controller_names = ControllerNames(decoder.parts)
+        self._totals = Totals(self._max_depth, self._controller_names.names)
         self._batch = self._new_batch()
         self._thread = threading.Thread(target=self._run, name="monge-decoding", daemon=True)
 
@@ -100,23 +110,23 @@ class Scheduler:
         """Begin to decode; what was submitted before has waited."""
         self._thread.start()
 
-    def submit(self, job: Job) -> Ticket:
-        """Queue a job, as a request of its own. May be called from any thread.
+    def submit(self, generation: GenerationRequest) -> RequestHandle:
+        """Queue a generation, as a request of its own. May be called from any thread.
 
         Raises:
-            SchedulerClosedError: If no jobs are taken any more.
+            SchedulerClosedError: If no generations are taken any more.
             QueueFullError: If too many wait.
-            ContextLengthError: If the job can never fit a model's context or the caches.
+            ContextLengthError: If the generation can never fit a model's context or the caches.
             OptionError: If it cannot be honoured.
         """
-        (ticket,) = self.submit_all([job])
-        return ticket
+        (handle,) = self.submit_all([generation])
+        return handle
 
-    def submit_all(self, jobs: Sequence[Job], *, arrived: float | None = None) -> list[Ticket]:
-        """Queue the jobs of one request, all or none of them. May be called from any thread.
+    def submit_all(self, generations: Sequence[GenerationRequest], *, arrived: float | None = None) -> list[RequestHandle]:
+        """Queue the generations of one request, all or none of them. May be called from any thread.
 
         Args:
-            jobs: The jobs.
+            generations: The generations.
             arrived: When the request came, on the clock of `time.perf_counter`; its deadlines and its waiting count from there.
                 `None` for now.
 
@@ -125,14 +135,14 @@ class Scheduler:
         """
         with self._changed:  # before sessions are made for nothing
             self._check_queue()
-            order_id = next(self._order_ids)
+            group_id = next(self._group_ids)
         submitted_at = time.perf_counter() if arrived is None else arrived
-        entries = [self._entry(job, order_id, submitted_at) for job in jobs]
+        entries = [self._entry(generation, group_id, submitted_at) for generation in generations]
         with self._changed:
             self._check_queue()
             self._waiting.extend(entries)
             self._changed.notify_all()
-        return [entry.ticket for entry in entries]
+        return [entry.handle for entry in entries]
 
     def snapshot(self) -> Snapshot:
         """The present state. May be called from any thread."""
@@ -142,22 +152,22 @@ class Scheduler:
                 num_running=len(self._running) - num_prefilling,
                 num_prefilling=num_prefilling,
                 num_waiting=len(self._waiting),
-                kv_used_tokens=self._room.used,
-                kv_budget_tokens=self._room.budget,
+                kv_used_tokens=self._kv_budget.used,
+                kv_budget_tokens=self._kv_budget.total,
                 is_open=self._is_open,
                 failure=self._failure,
                 num_prompt_tokens=self._totals.num_prompt_tokens,
                 num_generated_tokens=self._totals.num_generated_tokens,
                 finished=dict(self._totals.finished),
                 speculation=self._totals.speculation.total(),
-                by_controller={name: tally.total() for name, tally in self._totals.by_controller.items()},
+                by_controller={name: counter.total() for name, counter in self._totals.by_controller.items()},
             )
 
     def close(self, *, drain: bool = True, timeout_s: float | int | None = None) -> None:
-        """Take no more jobs and end the thread.
+        """Take no more generations and end the thread.
 
         Args:
-            drain: Whether jobs that wait or run are finished first; else they are cancelled.
+            drain: Whether generations that wait or run are finished first; else they are cancelled.
             timeout_s: How long to wait for that before what is left is cancelled; `None` for as long as it takes.
         """
         with self._changed:
@@ -166,27 +176,28 @@ class Scheduler:
         if drain and self._thread.is_alive():
             self._thread.join(timeout_s)
         with self._changed:
-            self._cancelled.update(entry.ticket.request_id for entry in (*self._waiting, *self._running.values()))
+            self._cancelled.update(entry.handle.request_id for entry in (*self._waiting, *self._running.values()))
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
         self._sweep()
 
-    def _entry(self, job: Job, order_id: int, submitted_at: float) -> Entry:
-        if job.num_reserved_tokens > self._room.budget:
+    def _entry(self, generation: GenerationRequest, group_id: int, submitted_at: float) -> ScheduledGeneration:
+        if generation.num_reserved_tokens > self._kv_budget.total:
             raise ContextLengthError(
-                f"prompt of {len(job.prompt_ids)} tokens + max_new_tokens={job.max_new_tokens} = {job.num_reserved_tokens} "
-                f"exceeds the {self._room.budget} tokens of all caches together; shorten the prompt or ask for fewer tokens"
+                f"prompt of {len(generation.prompt_ids)} tokens + max_new_tokens={generation.max_new_tokens} = "
+                f"{generation.num_reserved_tokens} exceeds the {self._kv_budget.total} tokens of all caches together; "
+                "shorten the prompt or ask for fewer tokens"
             )
-        session = self._decoder.session(request_of(job), keeps_records=False)
+        session = self._decoder.session(request_of(generation), keeps_records=False)
         request_id = session.context.request_id
-        return Entry(
-            job=job,
-            order_id=order_id,
+        return ScheduledGeneration(
+            generation=generation,
+            group_id=group_id,
             session=session,
-            ticket=Ticket(request_id, lambda: self._cancel(request_id)),
-            tally=SpeculationTally(self._max_depth),
-            planner=self._planners.of(job),
+            handle=RequestHandle(request_id, lambda: self._cancel(request_id)),
+            counter=SpeculationCounter(self._max_depth),
+            controller=self._controller_names.of(generation),
             sink=self._sink,
             submitted_at=submitted_at,
         )
@@ -194,8 +205,8 @@ class Scheduler:
     def _check_queue(self) -> None:
         """Refuse a request that may not wait; under the lock."""
         if not self._is_open:
-            raise SchedulerClosedError(f"no more jobs are taken: {self._failure or 'the scheduler is closing'}")
-        num_waiting = len({entry.order_id for entry in self._waiting})
+            raise SchedulerClosedError(f"no more generations are taken: {self._failure or 'the scheduler is closing'}")
+        num_waiting = len({entry.group_id for entry in self._waiting})
         if num_waiting >= self.max_waiting:
             raise QueueFullError(f"{num_waiting} requests are waiting, as many as may; try again later")
 
@@ -243,13 +254,13 @@ class Scheduler:
         with self._changed:
             cancelled, self._cancelled = self._cancelled, set()
             known = [*self._waiting, *self._running.values()]
-            leaving = [entry for entry in known if entry.ticket.request_id in cancelled or entry.is_late(now)]
-            gone = {entry.ticket.request_id for entry in leaving}
-            self._waiting = deque(entry for entry in self._waiting if entry.ticket.request_id not in gone)
+            leaving = [entry for entry in known if entry.handle.request_id in cancelled or entry.is_late(now)]
+            gone = {entry.handle.request_id for entry in leaving}
+            self._waiting = deque(entry for entry in self._waiting if entry.handle.request_id not in gone)
         for entry in leaving:
-            if entry.ticket.request_id in self._running:
+            if entry.handle.request_id in self._running:
                 self._batch.leave(entry.session)
-            self._end(entry, "cancelled" if entry.ticket.request_id in cancelled else "deadline")
+            self._end(entry, "cancelled" if entry.handle.request_id in cancelled else "deadline")
 
     def _admit(self) -> None:
         """Let the first of the queue in, as long as there is room; nobody overtakes."""
@@ -261,16 +272,16 @@ class Scheduler:
             if error is not None:
                 self._end(entry, "error", error)
 
-    def _next(self) -> Entry | None:
+    def _next(self) -> ScheduledGeneration | None:
         with self._changed:
             if not self._waiting or len(self._running) >= self._max_batch_size:
                 return None
             entry = self._waiting[0]
-            if not self._room.has_room(entry.job.num_reserved_tokens):
+            if not self._kv_budget.fits(entry.generation.num_reserved_tokens):
                 return None
             self._waiting.popleft()
-            self._running[entry.ticket.request_id] = entry
-            self._room.take(entry.ticket.request_id, entry.job.num_reserved_tokens)
+            self._running[entry.handle.request_id] = entry
+            self._kv_budget.reserve(entry.handle.request_id, entry.generation.num_reserved_tokens)
             return entry
 
     def _round(self) -> None:
@@ -287,36 +298,36 @@ class Scheduler:
             num_tokens += self._tell(self._running[session.context.request_id])
         self._sink("round_tokens", num_tokens)
 
-    def _tell(self, entry: Entry) -> int:
-        """Send what the round added to a job; the number of new tokens."""
+    def _tell(self, entry: ScheduledGeneration) -> int:
+        """Send what the round added to a generation; the number of new tokens."""
         is_first = entry.num_sent == 0
         event, record = entry.advance()
         with self._changed:
             self._totals.num_generated_tokens += len(event.token_ids)
             if is_first and event.token_ids:
-                self._totals.num_prompt_tokens += len(entry.job.prompt_ids)
+                self._totals.num_prompt_tokens += len(entry.generation.prompt_ids)
             if record is not None:
-                self._totals.add(record, entry.planner)
+                self._totals.add(record, entry.controller)
         if event.finish_reason is not None:
             self._forget(entry, event.finish_reason)
-        # Last, so that whoever reads the end of a job finds it counted.
-        entry.ticket.put(event)
+        # Last, so that whoever reads the end of a generation finds it counted.
+        entry.handle.put(event)
         return len(event.token_ids)
 
     def _start_over(self, error: Exception) -> None:
-        """A round that failed as a whole ends all jobs that took part; whoever waits gets a fresh batch."""
+        """A round that failed as a whole ends all generations that took part; whoever waits gets a fresh batch."""
         batch, self._batch = self._batch, self._new_batch()
         for entry in list(self._running.values()):
             self._end(entry, "error", error)
         batch.close()
 
-    def _end(self, entry: Entry, reason: JobFinish, error: Exception | None = None) -> None:
+    def _end(self, entry: ScheduledGeneration, reason: GenerationFinish, error: Exception | None = None) -> None:
         event = entry.end(reason, error)
         self._forget(entry, reason)
-        entry.ticket.put(event)
+        entry.handle.put(event)
 
-    def _forget(self, entry: Entry, reason: JobFinish) -> None:
+    def _forget(self, entry: ScheduledGeneration, reason: GenerationFinish) -> None:
         with self._changed:
-            self._running.pop(entry.ticket.request_id, None)
-            self._room.give_back(entry.ticket.request_id)
+            self._running.pop(entry.handle.request_id, None)
+            self._kv_budget.release(entry.handle.request_id)
             self._totals.finished[reason] += 1

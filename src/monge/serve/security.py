@@ -78,7 +78,7 @@ class ApiKeyGate:
         return found and scheme.lower() == b"bearer"
 
 
-class KnownHosts:
+class AllowedHosts:
     """Refuses requests that were sent to another name.
 
     A web page can give its own name the address of this machine once it is loaded (DNS rebinding). Its scripts then speak to a

@@ -17,16 +17,16 @@ from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.serve.answers import Answers
 from monge.serve.bodies import is_json, parsed
-from monge.serve.clerk import Clerk, while_there
+from monge.serve.controller_names import ControllerNames
 from monge.serve.errors import ApiError
 from monge.serve.metrics import Asked, ServerMetrics
-from monge.serve.orders import Order, OrderDesk
-from monge.serve.planners import Planners
+from monge.serve.request_handle import RequestHandle
+from monge.serve.request_parser import ParsedRequest, RequestParser
+from monge.serve.request_worker import RequestWorker, unless_disconnected
 from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import ChatRequest, CompletionRequest, SamplingRequest, SpeculationOptions
 from monge.serve.settings import ServerSettings
 from monge.serve.streaming import stream
-from monge.serve.ticket import Ticket
 from monge.serve.token_text import TokenTexts
 
 Body = TypeVar("Body", CompletionRequest, ChatRequest)
@@ -35,18 +35,18 @@ _EVENT_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class EventStream(StreamingResponse):
-    """A stream whose jobs end with it, even if its client left before the first byte."""
+    """A stream whose generations end with it, even if its client left before the first byte."""
 
-    def __init__(self, answers: Answers, tickets: Sequence[Ticket]) -> None:
-        super().__init__(stream(answers, tickets), media_type="text/event-stream", headers=_EVENT_HEADERS)
-        self._tickets = tickets
+    def __init__(self, answers: Answers, handles: Sequence[RequestHandle]) -> None:
+        super().__init__(stream(answers, handles), media_type="text/event-stream", headers=_EVENT_HEADERS)
+        self._handles = handles
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            _cancel(self._tickets)
+            _cancel(self._handles)
 
 
 class Service:
@@ -54,7 +54,7 @@ class Service:
 
     Args:
         decoder: The parts, the tokenizer.
-        scheduler: Runs jobs; started and closed with the application.
+        scheduler: Runs generations; started and closed with the application.
         settings: What the operator decided.
         metrics: What is measured.
         chat: How conversations are written.
@@ -66,22 +66,24 @@ class Service:
         self._scheduler, self._settings, self._metrics = scheduler, settings, metrics
         lengths = [decoder.parts.target.max_length, decoder.parts.drafter.capabilities.max_length]
         bounds = [scheduler.snapshot().kv_budget_tokens, *(length for length in lengths if length is not None)]
-        self._max_job_tokens = min(bounds)
-        self._desk = OrderDesk(decoder=decoder, settings=settings, chat=chat, max_job_tokens=self._max_job_tokens)
-        self._planners = Planners(decoder.parts)
+        self._max_sequence_tokens = min(bounds)
+        self._parser = RequestParser(
+            decoder=decoder, settings=settings, chat=chat, max_sequence_tokens=self._max_sequence_tokens
+        )
+        self._controller_names = ControllerNames(decoder.parts)
         self._texts = TokenTexts(decoder.tokenizer)
         self._created = int(time.time())
         self._fingerprint = _fingerprint(decoder)
-        self._clerk = Clerk(scheduler.max_waiting)
+        self._worker = RequestWorker(scheduler.max_waiting)
         metrics.watch(scheduler.snapshot)
 
     async def completions(self, request: Request) -> Response:
         """Continue prompts."""
-        return await self._answer(request, CompletionRequest, self._desk.of_completion)
+        return await self._answer(request, CompletionRequest, self._parser.of_completion)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer in a conversation."""
-        return await self._answer(request, ChatRequest, self._desk.of_chat)
+        return await self._answer(request, ChatRequest, self._parser.of_chat)
 
     async def models(self) -> dict[str, Any]:
         """The served model, in a list."""
@@ -106,27 +108,29 @@ class Service:
         """Metrics, for Prometheus."""
         return Response(await asyncio.to_thread(self._metrics.text), media_type=CONTENT_TYPE_LATEST)
 
-    async def _answer(self, request: Request, model: type[Body], understand: Callable[[Body], Order]) -> Response:
+    async def _answer(self, request: Request, model: type[Body], parse: Callable[[Body], ParsedRequest]) -> Response:
         arrived, timeout_s = time.perf_counter(), self._settings.request_timeout_s
         content = await request.body() if is_json(request.headers.get("content-type")) else b""
-        reading = self._clerk.do(partial(self._read, content, model, understand))
-        body, order = await while_there(request, asyncio.ensure_future(reading), timeout_s)
-        tickets = self._scheduler.submit_all(order.jobs, arrived=arrived)
-        self._metrics.count_request(_asked(body), self._planners.of(order.jobs[0]))
-        answers = Answers(order=order, model_name=self._settings.model_name, fingerprint=self._fingerprint, texts=self._texts)
-        if order.is_stream:
-            return EventStream(answers, tickets)
+        reading = self._worker.do(partial(self._read, content, model, parse))
+        body, parsed_request = await unless_disconnected(request, asyncio.ensure_future(reading), timeout_s)
+        handles = self._scheduler.submit_all(parsed_request.generations, arrived=arrived)
+        self._metrics.count_request(_asked(body), self._controller_names.of(parsed_request.generations[0]))
+        answers = Answers(
+            request=parsed_request, model_name=self._settings.model_name, fingerprint=self._fingerprint, texts=self._texts
+        )
+        if parsed_request.is_stream:
+            return EventStream(answers, handles)
         try:
-            work = asyncio.gather(*(ticket.completion_async() for ticket in tickets))
-            return JSONResponse(answers.whole(await while_there(request, work)))
+            work = asyncio.gather(*(handle.completion_async() for handle in handles))
+            return JSONResponse(answers.whole(await unless_disconnected(request, work)))
         finally:
-            _cancel(tickets)
+            _cancel(handles)
 
-    def _read(self, content: bytes, model: type[Body], understand: Callable[[Body], Order]) -> tuple[Body, Order]:
+    def _read(self, content: bytes, model: type[Body], parse: Callable[[Body], ParsedRequest]) -> tuple[Body, ParsedRequest]:
         body = parsed(content, model)
         if body.model is not None:
             self._check_model(body.model)
-        return body, understand(body)
+        return body, parse(body)
 
     def _check_model(self, name: str) -> None:
         if name != self._settings.model_name:
@@ -139,7 +143,7 @@ class Service:
             "object": "model",
             "created": self._created,
             "owned_by": "monge",
-            "max_model_len": self._max_job_tokens,
+            "max_model_len": self._max_sequence_tokens,
         }
 
 
@@ -149,9 +153,9 @@ def _asked(body: SamplingRequest) -> Asked:
     return "off" if body.speculation is False else "default"
 
 
-def _cancel(tickets: Sequence[Ticket]) -> None:
-    for ticket in tickets:
-        ticket.cancel()
+def _cancel(handles: Sequence[RequestHandle]) -> None:
+    for handle in handles:
+        handle.cancel()
 
 
 def _fingerprint(decoder: Decoder) -> str:

@@ -8,24 +8,24 @@ from typing import Any, Final
 
 from monge.serve.answers import Answers
 from monge.serve.errors import ApiError
-from monge.serve.jobs import Event, Summary
-from monge.serve.ticket import Ticket
+from monge.serve.generation import Event, Summary
+from monge.serve.request_handle import RequestHandle
 
 DONE: Final = "data: [DONE]\n\n"
 
 
-async def stream(answers: Answers, tickets: Sequence[Ticket]) -> AsyncIterator[str]:
+async def stream(answers: Answers, handles: Sequence[RequestHandle]) -> AsyncIterator[str]:
     """Chunks as they come, of all choices in turn, then usage if it was asked for, then the end.
 
     An error after the first chunk has no status left to be told with: it is an event with an `error` object, then the end.
-    However the stream ends, its jobs do too.
+    However the stream ends, its generations do too.
     """
     started, summaries, num_generated = set[int](), dict[int, Summary](), 0
-    order = answers.order
+    request = answers.request
     try:
         for chunk in answers.opening():
             yield _event(chunk)
-        async with aclosing(_merged(tickets)) as events:
+        async with aclosing(_merged(handles)) as events:
             async for index, event in events:
                 chunk = answers.chunk(index, event, is_first=index not in started)
                 started.add(index)
@@ -33,28 +33,28 @@ async def stream(answers: Answers, tickets: Sequence[Ticket]) -> AsyncIterator[s
                 if event.summary is not None:
                     summaries[index] = event.summary
                 if chunk is not None:
-                    running = {"usage": answers.usage_of(num_generated)} if order.has_running_usage else {}
+                    running = {"usage": answers.usage_of(num_generated)} if request.has_running_usage else {}
                     yield _event(chunk | running)
-        if order.has_usage:
+        if request.has_usage:
             yield _event(answers.last([summaries[index] for index in sorted(summaries)]))
     except ApiError as error:
         yield _event(error.body())
     finally:
-        for ticket in tickets:
-            ticket.cancel()
+        for handle in handles:
+            handle.cancel()
     yield DONE
 
 
-async def _merged(tickets: Sequence[Ticket]) -> AsyncGenerator[tuple[int, Event]]:
-    """Events of several jobs, each with its place, in the order in which they come."""
+async def _merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, Event]]:
+    """Events of several generations, each with its place, in the order in which they come."""
     arrived = asyncio.Queue[tuple[int, Event] | None]()
 
-    async def forward(index: int, ticket: Ticket) -> None:
-        async for event in ticket:
+    async def forward(index: int, handle: RequestHandle) -> None:
+        async for event in handle:
             arrived.put_nowait((index, event))
         arrived.put_nowait(None)
 
-    tasks = [asyncio.create_task(forward(index, ticket)) for index, ticket in enumerate(tickets)]
+    tasks = [asyncio.create_task(forward(index, handle)) for index, handle in enumerate(handles)]
     try:
         for _ in tasks:
             while (item := await arrived.get()) is not None:

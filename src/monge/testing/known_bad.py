@@ -27,10 +27,10 @@ class EpsilonInRatio(NodeRule):
     epsilon: float = 1e-9
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
         p, q = target_law, proposal.law
-        for x in offers:
+        for x in candidates:
             if draws.bernoulli(min(1.0, p.prob(x) / (q.prob(x) + self.epsilon))):
                 return x
             p = residual(p, q)
@@ -43,10 +43,10 @@ class TargetAfterRejection(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
         p, q = target_law, proposal.law
-        for x in offers:
+        for x in candidates:
             if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
                 return x
             p = residual(p, q)
@@ -59,9 +59,9 @@ class FirstRatioForAll(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
-        for x in offers:
+        for x in candidates:
             if draws.bernoulli(min(1.0, target_law.prob(x) / proposal.law.prob(x))):
                 return x
         return draws.categorical(residual(target_law, proposal.law))
@@ -73,10 +73,10 @@ class RejectedZeroedOut(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
         p = target_law
-        for x in offers:
+        for x in candidates:
             if draws.bernoulli(min(1.0, p.prob(x) / proposal.law.prob(x))):
                 return x
             p = p.without(x) or p
@@ -89,9 +89,9 @@ class WithoutReplacementAsIid(NodeRule):
 
     accepts = frozenset[type[Proposal]]({WithoutReplacement})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, WithoutReplacement)
-        return Rrs().emit(target_law, Iid(proposal.law, len(offers)), offers, draws)
+        return Rrs().emit(target_law, Iid(proposal.law, len(candidates)), candidates, draws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ class RepeatsDropped(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
-        return Rrs().emit(target_law, proposal, tuple(dict.fromkeys(offers)), draws)
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+        return Rrs().emit(target_law, proposal, tuple(dict.fromkeys(candidates)), draws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +110,14 @@ class SharedCoin(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
         p, q = target_law, proposal.law
-        first = min(1.0, p.prob(offers[0]) / q.prob(offers[0]))
+        first = min(1.0, p.prob(candidates[0]) / q.prob(candidates[0]))
         if draws.bernoulli(first):
-            return offers[0]
+            return candidates[0]
         p = residual(p, q)
-        for x in offers[1:]:
+        for x in candidates[1:]:
             # The uniform is known to exceed `first`, and the same one is compared again.
             if min(1.0, p.prob(x) / q.prob(x)) > first:
                 return x
@@ -267,8 +267,8 @@ class DrawnBudget(TreeBuilder):
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
         finished = tree.finish()
         declared = [
-            (one.drawn if offers else Deterministic()) if isinstance(one, _IfRoom) else one
-            for one, offers in zip(finished.proposals, finished.offers, strict=True)
+            (one.drawn if candidates else Deterministic()) if isinstance(one, _IfRoom) else one
+            for one, candidates in zip(finished.proposals, finished.candidates, strict=True)
         ]
         return replace(finished, proposals=tuple(declared))
 

@@ -66,8 +66,8 @@ class OtherTarget(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
-        return Rrs().emit(tempered(target_law, 0.7), proposal, offers, draws)
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+        return Rrs().emit(tempered(target_law, 0.7), proposal, candidates, draws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class EpsilonInResidual(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
         p, q = masses_of(target_law), masses_of(proposal.law)
-        for x in offers:
+        for x in candidates:
             if draws.bernoulli(min(1.0, p[x] / q[x])):
                 return x
             p = np.maximum(p - q, 0.0) + 1e-4
@@ -93,10 +93,10 @@ class SmallResidualDropped(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
         p, q = masses_of(target_law), masses_of(proposal.law)
-        (x,) = offers
+        (x,) = candidates
         if draws.bernoulli(min(1.0, p[x] / q[x])):
             return x
         rest = np.maximum(p - q, 0.0)
@@ -114,17 +114,17 @@ class KSeqRounded(NodeRule):
     up: bool
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
-        exact, gamma = divisors(target_law, proposal.law, len(offers))
+        exact, gamma = divisors(target_law, proposal.law, len(candidates))
         rho = (np.ceil(10 * exact) if self.up else np.floor(10 * exact)) / 10
         p, q = masses_of(target_law), masses_of(proposal.law)
-        for x in offers:
+        for x in candidates:
             if draws.bernoulli(min(1.0, p[x] / (rho * q[x]))):
                 return x
         if not self.up:
             beta = np.minimum(p / rho, q).sum()
-            gamma = (1.0 - (1.0 - beta) ** len(offers)) / beta
+            gamma = (1.0 - (1.0 - beta) ** len(candidates)) / beta
         return draws.categorical(law_of(np.maximum(p - gamma * np.minimum(p / rho, q), 0.0)))
 
 
@@ -134,9 +134,9 @@ class KSeqWithoutRepeats(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
-        distinct = tuple(dict.fromkeys(offers))
+        distinct = tuple(dict.fromkeys(candidates))
         p, q = target_law, proposal.law
         rho, gamma = divisors(p, q, len(distinct))
         for x in distinct:
@@ -158,12 +158,12 @@ class PerturbedProgram(NodeRule):
     recomputed: bool
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
         p, q = masses_of(target_law), masses_of(proposal.law)
         solved = truncated_program(p, q, q, num_leading=p.size)
         carried_out = replace(solved, leading_choice=0.999 * solved.leading_choice + 0.0005)
-        first, second = offers
+        first, second = candidates
         z = first if draws.bernoulli(carried_out.first_prob(first, second)) else second
         x = _selectedlaw_of(carried_out, q) if self.recomputed else solved.winner_law
         if draws.bernoulli(min(1.0, float(p[z] / x[z]))):
@@ -177,11 +177,11 @@ class SpecHubShortcut(NodeRule):
 
     accepts = frozenset[type[Proposal]]({HubPairs})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, HubPairs)
         if target_law.prob(proposal.hub) > 1.0 - 1e-3:
             return proposal.hub
-        return SpecHub().emit(target_law, proposal, offers, draws)
+        return SpecHub().emit(target_law, proposal, candidates, draws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +194,12 @@ class SpecTrGbv(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
-        p, q, count = masses_of(target_law), masses_of(proposal.law), len(offers)
+        p, q, count = masses_of(target_law), masses_of(proposal.law), len(candidates)
         r = np.minimum(q / p, 1.0)
         accept = np.minimum(p * (1.0 - (1.0 - r) ** count) / (1.0 - (1.0 - q) ** count), 1.0)
-        for x in offers:
+        for x in candidates:
             if draws.bernoulli(float(accept[x])):
                 return x
         left = p * (1.0 - r**count)
@@ -212,9 +212,9 @@ class RepeatsDroppedProperly(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
-        distinct = tuple(dict.fromkeys(offers))
+        distinct = tuple(dict.fromkeys(candidates))
         return RrsWithoutReplacement().emit(target_law, WithoutReplacement(proposal.law, len(distinct)), distinct, draws)
 
 
@@ -224,9 +224,9 @@ class CoinInResidual(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
-        p, q, (x,) = target_law, proposal.law, offers
+        p, q, (x,) = target_law, proposal.law, candidates
         accept = min(1.0, p.prob(x) / q.prob(x))
         return x if draws.bernoulli(accept) else draws.categorical(between(residual(p, q), accept, 1.0))
 
@@ -237,9 +237,9 @@ class DraftNoiseInRecovery(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         assert isinstance(proposal, Iid)
-        p, q, (x,) = target_law, proposal.law, offers
+        p, q, (x,) = target_law, proposal.law, candidates
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
             return x
         below = float(masses_of(q)[:x].sum())

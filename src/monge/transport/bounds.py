@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from monge.core.errors import OptionError
-from monge.transport.candidates import Offers
+from monge.transport.candidates import TokenTuple
 from monge.transport.laws import Tabular, by_ratio, check_fixed, check_law, check_pair, check_sub_law, check_width, normalised
 from monge.transport.problem import TransportProblem
 from monge.transport.race import prefix_containment
@@ -42,7 +42,7 @@ class Cut:
     """
 
     acceptance: float
-    tokens: Offers
+    tokens: TokenTuple
 
 
 def subset_optimum(problem: TransportProblem) -> Cut:
@@ -55,8 +55,8 @@ def subset_optimum(problem: TransportProblem) -> Cut:
     _check_searchable(tokens.size)
     bit = {token: 1 << position for position, token in enumerate(tokens.tolist())}
     contained = np.zeros(1 << tokens.size)
-    for offers, prob in problem.candidates:
-        contained[sum(bit[token] for token in set(offers))] += prob
+    for candidate_ids, prob in problem.candidates:
+        contained[sum(bit[token] for token in set(candidate_ids))] += prob
     for position in range(tokens.size):  # from "exactly this set of tokens" to "a subset of this set"
         view = contained.reshape(-1, 2, 1 << position)
         view[:, 1] += view[:, 0]
@@ -96,7 +96,7 @@ def without_replacement_optimum(p: Float64[np.ndarray, " vocab"], q: Float64[np.
     return _best_prefix(tokens, kept, prefix_containment(q[tokens], width))
 
 
-def mixed_optimum(p: Float64[np.ndarray, " vocab"], fixed: Offers, q: Float64[np.ndarray, " vocab"], width: int) -> Cut:
+def mixed_optimum(p: Float64[np.ndarray, " vocab"], fixed: TokenTuple, q: Float64[np.ndarray, " vocab"], width: int) -> Cut:
     """Deterministic candidates D and `width` independent draws from q, which gives D no mass.
 
     alpha* = p(D) + min over H outside D of [ p(H) + 1 - q(H)^K ].
@@ -111,7 +111,7 @@ def mixed_optimum(p: Float64[np.ndarray, " vocab"], fixed: Offers, q: Float64[np
     return Cut(acceptance=float(p[list(fixed)].sum()) + sampled.acceptance, tokens=tokens)
 
 
-def greedy_proposal(q: Float64[np.ndarray, " vocab"], width: int) -> tuple[Offers, Float64[np.ndarray, " vocab"] | None]:
+def greedy_proposal(q: Float64[np.ndarray, " vocab"], width: int) -> tuple[TokenTuple, Float64[np.ndarray, " vocab"] | None]:
     """The top `width - 1` tokens of q, and the law of the last candidate: q outside them, or `None` where nothing is left.
 
     Reference: Hu et al. (arXiv 2502.18779).
@@ -143,7 +143,7 @@ class AcceptanceOne:
     """
 
     num_drafts: int | None
-    tokens: Offers
+    tokens: TokenTuple
 
     def holds(self, width: int) -> bool:
         """Whether alpha* = 1 for `width` draws."""

@@ -19,7 +19,7 @@ from monge.transport.laws import check_fixed, check_law, check_width, dense
 MAX_TUPLES: Final = 1 << 18
 """Most tuples that are listed. The theory is for small vocabularies; a larger request is a mistake, not a long wait."""
 
-Offers = tuple[int, ...]
+TokenTuple = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,7 +28,7 @@ class CandidateLaw:
 
     Args:
         num_tokens: Size of the vocabulary.
-        offers: Distinct tuples of tokens in drawing order, repeats kept, `tuples` of them.
+        tuples: Distinct tuples of candidates in drawing order, repeats kept.
         probs: Their masses, positive, summing to one, `[tuples]`.
 
     Raises:
@@ -36,36 +36,36 @@ class CandidateLaw:
     """
 
     num_tokens: int
-    offers: tuple[Offers, ...]
+    tuples: tuple[TokenTuple, ...]
     probs: Float64[np.ndarray, " tuples"]
 
     def __post_init__(self) -> None:
-        if self.probs.shape != (len(self.offers),) or not self.offers:
-            raise LawError(f"candidates: {len(self.offers)} tuples but masses of shape {self.probs.shape}")
-        if len(set(self.offers)) != len(self.offers):
+        if self.probs.shape != (len(self.tuples),) or not self.tuples:
+            raise LawError(f"candidates: {len(self.tuples)} tuples but masses of shape {self.probs.shape}")
+        if len(set(self.tuples)) != len(self.tuples):
             raise LawError("candidates: a tuple is listed twice; add its masses first")
-        outside = {token for offers in self.offers for token in offers if not 0 <= token < self.num_tokens}
+        outside = {token for candidates in self.tuples for token in candidates if not 0 <= token < self.num_tokens}
         if outside:
             raise LawError(f"candidates: tokens {sorted(outside)} are outside a vocabulary of {self.num_tokens}")
         smallest, total = float(self.probs.min()), float(self.probs.sum())
         # A product of K laws, each within the tolerance of one law, is within K tolerances of one.
-        allowed = MASS_TOLERANCE * max(1, *(len(offers) for offers in self.offers))
+        allowed = MASS_TOLERANCE * max(1, *(len(candidates) for candidates in self.tuples))
         if not (smallest > 0.0 and abs(total - 1.0) <= allowed):  # written so that NaN fails
             raise LawError(f"candidates: masses must be positive and sum to 1; got smallest {smallest:.6g}, sum {total:.12g}")
         self.probs.setflags(write=False)
 
     @classmethod
-    def explicit(cls, num_tokens: int, masses: Mapping[Offers, float]) -> "CandidateLaw":
+    def explicit(cls, num_tokens: int, masses: Mapping[TokenTuple, float]) -> "CandidateLaw":
         """Any joint law: systematic draws, hub pairs, a drafter's own. Tuples of mass zero are dropped.
 
         Raises:
             LawError: If a mass is negative or NaN, or they do not sum to one.
         """
-        drawn = {offers: mass for offers, mass in masses.items() if mass != 0.0}
-        return cls(num_tokens=num_tokens, offers=tuple(drawn), probs=np.array(list(drawn.values()), dtype=np.float64))
+        drawn = {candidates: mass for candidates, mass in masses.items() if mass != 0.0}
+        return cls(num_tokens=num_tokens, tuples=tuple(drawn), probs=np.array(list(drawn.values()), dtype=np.float64))
 
     @classmethod
-    def deterministic(cls, num_tokens: int, tokens: Offers) -> "CandidateLaw":
+    def deterministic(cls, num_tokens: int, tokens: TokenTuple) -> "CandidateLaw":
         """Always the same candidates."""
         return cls.explicit(num_tokens, {tokens: 1.0})
 
@@ -79,8 +79,8 @@ class CandidateLaw:
         supports = [np.flatnonzero(law).tolist() for law in laws]
         _check_count(np.prod([len(support) for support in supports], dtype=float))
         masses = {
-            offers: float(np.prod([law[token] for law, token in zip(laws, offers, strict=True)]))
-            for offers in itertools.product(*supports)
+            candidates: float(np.prod([law[token] for law, token in zip(laws, candidates, strict=True)]))
+            for candidates in itertools.product(*supports)
         }
         return cls.explicit(laws[0].size, masses)
 
@@ -97,16 +97,16 @@ class CandidateLaw:
         support: list[int] = np.flatnonzero(law).tolist()
         width = min(width, len(support))
         _check_count(np.prod(np.arange(len(support), len(support) - width, -1), dtype=float))
-        masses = {offers: _successive_mass(law, offers) for offers in itertools.permutations(support, width)}
+        masses = {candidates: _successive_mass(law, candidates) for candidates in itertools.permutations(support, width)}
         return cls.explicit(law.size, masses)
 
     @classmethod
-    def mixed(cls, fixed: Offers, q: Float64[np.ndarray, " vocab"], width: int) -> "CandidateLaw":
+    def mixed(cls, fixed: TokenTuple, q: Float64[np.ndarray, " vocab"], width: int) -> "CandidateLaw":
         """Deterministic candidates, then `width` independent draws from q, which gives them no mass."""
         law = check_law("draft law", q)
         check_fixed(fixed, law)
         drawn = cls.iid(law, width)
-        return cls(num_tokens=law.size, offers=tuple(fixed + offers for offers in drawn.offers), probs=drawn.probs)
+        return cls(num_tokens=law.size, tuples=tuple(fixed + candidates for candidates in drawn.tuples), probs=drawn.probs)
 
     @classmethod
     def hub_pairs(cls, q: Float64[np.ndarray, " vocab"], hub: int | None = None) -> "CandidateLaw":
@@ -149,22 +149,22 @@ class CandidateLaw:
                 is_point = np.count_nonzero(q) == 1
                 made = cls.deterministic(num_tokens, (proposal.hub,)) if is_point else cls.hub_pairs(q, proposal.hub)
             case Systematic():
-                made = cls.explicit(num_tokens, dict(zip(proposal.cells.offers, proposal.cells.lengths, strict=True)))
+                made = cls.explicit(num_tokens, dict(zip(proposal.cells.candidates, proposal.cells.lengths, strict=True)))
             case Arbitrary():
                 raise LawError("candidates: those of an Arbitrary proposal follow no declared law; list it with `explicit`")
             case _:
                 raise LawError(f"candidates: the joint law of {type(proposal).__name__} is unknown; list it with `explicit`")
         return made
 
-    def __iter__(self) -> Iterator[tuple[Offers, float]]:
-        return zip(self.offers, self.probs.tolist(), strict=True)
+    def __iter__(self) -> Iterator[tuple[TokenTuple, float]]:
+        return zip(self.tuples, self.probs.tolist(), strict=True)
 
     @property
     def membership(self) -> Bool[np.ndarray, "tuples vocab"]:
         """Which tokens each tuple contains."""
-        member = np.zeros((len(self.offers), self.num_tokens), dtype=bool)
-        for row, offers in enumerate(self.offers):
-            member[row, list(offers)] = True
+        member = np.zeros((len(self.tuples), self.num_tokens), dtype=bool)
+        for row, candidates in enumerate(self.tuples):
+            member[row, list(candidates)] = True
         return member
 
     @property
@@ -173,10 +173,10 @@ class CandidateLaw:
         return self.probs @ self.membership
 
 
-def _successive_mass(law: Float64[np.ndarray, " vocab"], offers: Offers) -> float:
+def _successive_mass(law: Float64[np.ndarray, " vocab"], candidates: TokenTuple) -> float:
     left = law.copy()
     mass = 1.0
-    for token in offers:
+    for token in candidates:
         # Summed anew: 1 - (mass drawn so far) would lose every digit of a small rest.
         mass *= float(law[token] / left.sum())
         left[token] = 0.0

@@ -49,10 +49,10 @@ def selection_of(coupling: Coupling) -> Float64[np.ndarray, "tuples vocab"]:
     Then x >= y, so sum(min(p, x)) >= sum(y): the relaxed and the canonical optimum are one number.
     """
     selection = coupling.kernel.copy()
-    for row, offers in enumerate(coupling.problem.candidates.offers):
-        if not offers:
+    for row, candidate_ids in enumerate(coupling.problem.candidates.tuples):
+        if not candidate_ids:
             raise LawError("selection: a tuple without candidates has none to select")
-        selection[row, offers[0]] += max(0.0, 1.0 - float(selection[row].sum()))
+        selection[row, candidate_ids[0]] += max(0.0, 1.0 - float(selection[row].sum()))
     return selection
 
 
@@ -137,10 +137,10 @@ class Tournament:
 
     def selection(self, problem: TransportProblem) -> Float64[np.ndarray, "tuples vocab"]:
         """beta(i | t) for every tuple."""
-        selection = np.zeros((len(problem.candidates.offers), problem.target.size))
-        for row, offers in enumerate(problem.candidates.offers):
-            winners = {offers[0]: 1.0}
-            for pair, challenger in zip(self.rounds, offers[1:], strict=True):
+        selection = np.zeros((len(problem.candidates.tuples), problem.target.size))
+        for row, candidate_ids in enumerate(problem.candidates.tuples):
+            winners = {candidate_ids[0]: 1.0}
+            for pair, challenger in zip(self.rounds, candidate_ids[1:], strict=True):
                 stays = {token: mass * pair.first_prob(token, challenger) for token, mass in winners.items() if mass > 0.0}
                 left = sum(winners.values()) - sum(stays.values())
                 winners = stays | {challenger: stays.get(challenger, 0.0) + left}

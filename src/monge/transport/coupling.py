@@ -38,7 +38,7 @@ class Coupling:
 
     def __post_init__(self) -> None:
         candidates = self.problem.candidates
-        expected = (len(candidates.offers), candidates.num_tokens)
+        expected = (len(candidates.tuples), candidates.num_tokens)
         if self.flow.shape != expected:
             raise LawError(f"flow: expected shape {expected} (tuples, vocab); got {self.flow.shape}")
         if not (self.flow >= 0.0).all():  # NaN fails
@@ -46,7 +46,7 @@ class Coupling:
         strange = np.argwhere((self.flow > 0.0) & ~candidates.membership)
         if strange.size:
             row, token = strange[0].tolist()
-            raise LawError(f"flow: accepts token {token}, which is not among the candidates {candidates.offers[row]}")
+            raise LawError(f"flow: accepts token {token}, which is not among the candidates {candidates.tuples[row]}")
         _check_below("tuple", self.flow.sum(axis=1), candidates.probs)
         _check_below("token", self.accepted_masses, self.problem.target)
 

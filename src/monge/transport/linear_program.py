@@ -38,11 +38,11 @@ def solve(problem: TransportProblem) -> Coupling:
     candidates = problem.candidates
     tuples, tokens = np.nonzero(candidates.membership)
     if tuples.size == 0:
-        return Coupling(problem=problem, flow=np.zeros((len(candidates.offers), candidates.num_tokens)))
+        return Coupling(problem=problem, flow=np.zeros((len(candidates.tuples), candidates.num_tokens)))
     limits = np.concatenate([candidates.probs, problem.target])
     rows = vstack([_sums(tuples, candidates.probs.size), _sums(tokens, problem.target.size)])
     masses = _maximise(np.ones(tuples.size), rows, limits)
-    flow = np.zeros((len(candidates.offers), candidates.num_tokens))
+    flow = np.zeros((len(candidates.tuples), candidates.num_tokens))
     flow[tuples, tokens] = np.maximum(masses, 0.0)
     flow *= _shrink(flow.sum(axis=1), candidates.probs)[:, None]
     flow *= _shrink(flow.sum(axis=0), problem.target)

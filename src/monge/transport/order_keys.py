@@ -17,7 +17,7 @@ from jaxtyping import Float64, Int64
 
 from monge.core.errors import LawError
 from monge.transport.bounds import iid_optimum
-from monge.transport.candidates import CandidateLaw, Offers
+from monge.transport.candidates import CandidateLaw, TokenTuple
 from monge.transport.clamps import ceiling, floor
 from monge.transport.coupling import Coupling
 from monge.transport.laws import by_ratio, check_law, check_sub_law
@@ -83,9 +83,9 @@ class OrderKeys:
             density[row] = ((nodes[:, None] > starts) & (nodes[:, None] < stops)).any(axis=1) / length
         return ScoreLaw(tokens=tokens, weights=weights, density=density, loses=loses)
 
-    def selection_probs(self, offers: Offers) -> dict[int, float]:
+    def selection_probs(self, candidate_ids: TokenTuple) -> dict[int, float]:
         """P(the largest key is held by token x), for every distinct candidate."""
-        return self.score_law(tuple(sorted(set(offers)))).winner_probs(offers)
+        return self.score_law(tuple(sorted(set(candidate_ids)))).winner_probs(candidate_ids)
 
 
 def selection_law(
@@ -114,9 +114,9 @@ def keys_coupling(p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " voc
     accept = np.ones(p.size)
     accept[drafted] = np.minimum(1.0, p[drafted] / keys.winner_law[drafted])
     candidates = CandidateLaw.iid(q, width)
-    kernel = np.zeros((len(candidates.offers), p.size))
-    for row, offers in enumerate(candidates.offers):
-        for token, prob in keys.selection_probs(offers).items():
+    kernel = np.zeros((len(candidates.tuples), p.size))
+    for row, candidate_ids in enumerate(candidates.tuples):
+        for token, prob in keys.selection_probs(candidate_ids).items():
             kernel[row, token] = prob * accept[token]
     return Coupling.from_kernel(TransportProblem(target=p, candidates=candidates), kernel)
 

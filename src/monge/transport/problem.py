@@ -8,7 +8,7 @@ from jaxtyping import Float64
 
 from monge.core.errors import LawError
 from monge.core.proposal import Proposal
-from monge.transport.candidates import CandidateLaw, Offers
+from monge.transport.candidates import CandidateLaw, TokenTuple
 from monge.transport.laws import check_law
 
 
@@ -48,6 +48,6 @@ class TransportProblem:
         return cls(target=target, candidates=CandidateLaw.independent(draft_laws))
 
     @classmethod
-    def from_joint_law(cls, target: Float64[np.ndarray, " vocab"], masses: Mapping[Offers, float]) -> "TransportProblem":
+    def from_joint_law(cls, target: Float64[np.ndarray, " vocab"], masses: Mapping[TokenTuple, float]) -> "TransportProblem":
         """Candidates with any joint law, listed."""
         return cls(target=target, candidates=CandidateLaw.explicit(target.size, masses))

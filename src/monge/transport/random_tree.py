@@ -1,4 +1,4 @@
-"""Random token trees, enumerated: what a drafter may offer over several steps."""
+"""Random token trees, enumerated: what a drafter may propose over several steps."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -81,9 +81,9 @@ def _grow(
         return {frozenset(): 1.0}
     law: defaultdict[Nodes, float] = defaultdict(float)
     below: dict[tuple[int, int], dict[Nodes, float]] = {}
-    for offers, prob in draws(path, copies):
+    for candidate_ids, prob in draws(path, copies):
         parts: list[list[tuple[Nodes, float]]] = []
-        for token, count in Counter(offers).items():
+        for token, count in Counter(candidate_ids).items():
             key = (token, count if keep_copies else 1)
             if key not in below:
                 below[key] = _grow((*path, token), depth - 1, draws, key[1], keep_copies=keep_copies)

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from monge.transport.candidates import CandidateLaw, Offers
+from monge.transport.candidates import CandidateLaw, TokenTuple
 from monge.transport.coupling import Coupling
 from monge.transport.laws import check_fixed, check_law
 from monge.transport.problem import TransportProblem
@@ -92,13 +92,13 @@ class ScoreTable:
         shape = (len(tokens), weights.size)
         return ScoreLaw(tokens=tokens, weights=weights, density=np.reshape(density, shape), loses=np.reshape(loses, shape))
 
-    def accept_probs(self, offers: Offers) -> dict[int, float]:
-        """pi(x | offers): probability that each distinct independent candidate is accepted."""
-        return self.score_law(tuple(sorted(set(offers)))).winner_probs(offers)
+    def accept_probs(self, candidate_ids: TokenTuple) -> dict[int, float]:
+        """pi(x | candidates): probability that each distinct independent candidate is accepted."""
+        return self.score_law(tuple(sorted(set(candidate_ids)))).winner_probs(candidate_ids)
 
 
 def rearrangement_coupling(
-    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int, fixed: Offers = ()
+    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int, fixed: TokenTuple = ()
 ) -> Coupling:
     """The rearrangement coupling of deterministic candidates `fixed` and `width` independent draws from q, enumerated.
 
@@ -110,10 +110,10 @@ def rearrangement_coupling(
     outside[list(fixed)] = 0.0
     table = ScoreTable.build(Rearrangement.build(outside, q, width))
     candidates = CandidateLaw.mixed(fixed, q, width) if fixed else CandidateLaw.iid(q, width)
-    kernel = np.zeros((len(candidates.offers), p.size))
-    known: dict[Offers, dict[int, float]] = {}
-    for row, offers in enumerate(candidates.offers):
-        drawn = tuple(sorted(offers[len(fixed) :]))  # independent draws: their order does not matter
+    kernel = np.zeros((len(candidates.tuples), p.size))
+    known: dict[TokenTuple, dict[int, float]] = {}
+    for row, candidate_ids in enumerate(candidates.tuples):
+        drawn = tuple(sorted(candidate_ids[len(fixed) :]))  # independent draws: their order does not matter
         if drawn not in known:
             known[drawn] = table.accept_probs(drawn)
         kernel[row, list(known[drawn])] = list(known[drawn].values())

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy.polynomial import legendre
 
-from monge.transport.candidates import Offers
+from monge.transport.candidates import TokenTuple
 
 NUM_NODES: Final = 20
 """Gauss-Legendre nodes per piece where the integrand is analytic but no polynomial: rounding, on a piece without a near-by
@@ -32,13 +32,13 @@ class ScoreLaw:
     density: Float64[np.ndarray, "distinct nodes"]
     loses: Float64[np.ndarray, "distinct nodes"]
 
-    def winner_probs(self, offers: Offers) -> dict[int, float]:
-        """P(the best score is held by token x, and lies in the accepted range), for every distinct offer x.
+    def winner_probs(self, candidate_ids: TokenTuple) -> dict[int, float]:
+        """P(the best score is held by token x, and lies in the accepted range), for every distinct candidate x.
 
         Copies of one token draw independent scores: x wins with probability integral of n f F^(n-1) prod over others of F^n.
         """
-        rows = {token: self.tokens.index(token) for token in offers}
-        copies = Counter(offers)
+        rows = {token: self.tokens.index(token) for token in candidate_ids}
+        copies = Counter(candidate_ids)
         probs: dict[int, float] = {}
         for token, row in rows.items():
             integrand = self.weights * self.density[row]

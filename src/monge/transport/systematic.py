@@ -40,16 +40,16 @@ def earliest_deadline_first(cells: Cells, sizes: Mapping[int, float]) -> Schedul
         Earliest deadline first is optimal for one machine that may interrupt its jobs (Jackson 1955; Horn 1974); as a rule of
         acceptance, own construction, novelty not established.
     """
-    if all(len(offers) == 1 for offers in cells.offers):  # nobody competes for a cell
-        alone = [(token, min(length, sizes[token])) for (token,), length in zip(cells.offers, cells.lengths, strict=True)]
+    if all(len(candidates) == 1 for candidates in cells.candidates):  # nobody competes for a cell
+        alone = [(token, min(length, sizes[token])) for (token,), length in zip(cells.candidates, cells.lengths, strict=True)]
         return Schedule(times=tuple({token: time} for token, time in alone), masses=dict(alone))
-    closes = {token: cell for cell, offers in enumerate(cells.offers) for token in offers}
+    closes = {token: cell for cell, candidates in enumerate(cells.candidates) for token in candidates}
     left = {token: sizes[token] for token in closes}
     masses = dict.fromkeys(closes, 0.0)
     times: list[dict[int, float]] = []
-    for offers, length in zip(cells.offers, cells.lengths, strict=True):
+    for candidates, length in zip(cells.candidates, cells.lengths, strict=True):
         idle, ran = length, {}
-        for token in sorted(offers, key=closes.__getitem__):
+        for token in sorted(candidates, key=closes.__getitem__):
             time = min(idle, left[token])
             if time > 0.0:
                 ran[token] = time

@@ -43,17 +43,17 @@ class NodeRule(ABC):
         return type(self).__name__
 
     @abstractmethod
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         """Emit the next token.
 
         Args:
             target_law: Law of the next token at this node.
             proposal: How the candidates were drawn.
-            offers: The candidates' tokens in drawing order, repeats kept; at least one.
+            candidates: The candidates' tokens in drawing order, repeats kept; at least one.
             draws: Source of randomness.
 
         Returns:
-            A token that follows `target_law`; if it is one of the offers, by whatever branch, the walk descends.
+            A token that follows `target_law`; if it is one of the candidates, by whatever branch, the walk descends.
         """
 
     def emit_many(self, problems: Sequence[NodeProblem]) -> list[int]:
@@ -62,7 +62,7 @@ class NodeRule(ABC):
 
     def emit_one(self, problem: NodeProblem) -> int:
         """`emit`, asked about a problem."""
-        return self.emit(problem.target_law, problem.proposal, problem.offers, problem.draws)
+        return self.emit(problem.target_law, problem.proposal, problem.candidates, problem.draws)
 
 
 class Verifier(ABC):
@@ -157,10 +157,10 @@ class Walk(Verifier):
 
     def _check(self, descent: Descent, problem: NodeProblem) -> None:
         """Refuse candidates for which the rule is not exact."""
-        kind, num_offers = type(problem.proposal), len(problem.offers)
-        if kind in self.rule.accepts and (self.rule.max_width is None or num_offers <= self.rule.max_width):
+        kind, num_candidates = type(problem.proposal), len(problem.candidates)
+        if kind in self.rule.accepts and (self.rule.max_width is None or num_candidates <= self.rule.max_width):
             return
-        reason = unsupported_reason(self.rule, (kind,), num_offers)
+        reason = unsupported_reason(self.rule, (kind,), num_candidates)
         if reason is not None:
             raise ProposalMismatchError(f"node {descent.node}: {reason}")
 

@@ -47,7 +47,7 @@ class Block(Verifier):
 
 
 def _decided(tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-    last = next(node for node, offers in enumerate(tree.offers) if not offers)
+    last = next(node for node, candidates in enumerate(tree.candidates) if not candidates)
     scales, leftovers = _weigh(tree, target_laws, last)
     accepted = len(scales) - 1  # a token with a = 0 is not accepted, nor is any after it
     while accepted > 0:

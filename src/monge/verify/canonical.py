@@ -59,12 +59,12 @@ class Canonical(FlowRule):
         if self.tail not in {"ranked", "first"}:
             raise OptionError(f"canonical: tail must be 'ranked' or 'first'; got {self.tail!r}")
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         p = target_law
         if not isinstance(proposal, Iid | Independent):
             return draws.categorical(p)  # no draw to couple with: the target walk is optimal
-        match = self._match(p, 1.0, proposal, len(offers))
-        z, *others = (match.index(token) for token in offers)
+        match = self._match(p, 1.0, proposal, len(candidates))
+        z, *others = (match.index(token) for token in candidates)
         for pair, challenger in zip(match.rounds, others, strict=True):
             if not draws.bernoulli(pair.first_prob(z, challenger)):
                 z = challenger
@@ -76,10 +76,10 @@ class Canonical(FlowRule):
         p, scale, proposal = problem.target_law, problem.scale, problem.proposal
         if not isinstance(proposal, Iid | Independent):
             return walked(problem)
-        match = self._match(p, scale, proposal, len(problem.offers))
+        match = self._match(p, scale, proposal, len(problem.candidates))
         accept = {
             int(match.tokens[z]): prob * match.accept_prob(z) if prob > 0.0 else 0.0
-            for z, prob in match.selection([match.index(token) for token in problem.offers]).items()
+            for z, prob in match.selection([match.index(token) for token in problem.candidates]).items()
         }
         return Flow(accept_probs=accept, token_ids=match.tokens, masses=match.accepted)
 
@@ -118,10 +118,10 @@ class _Match:
     def accepted(self) -> Float64[Tensor, " support"]:
         return torch.from_numpy(np.minimum(self.target, self.winner_law)).to(self.tokens.device)
 
-    def selection(self, offers: Sequence[int]) -> Mapping[int, float]:
-        """P(selected | offers) of every distinct candidate."""
-        probs = {offers[0]: 1.0}
-        for pair, challenger in zip(self.rounds, offers[1:], strict=True):
+    def selection(self, candidates: Sequence[int]) -> Mapping[int, float]:
+        """P(selected | candidates) of every distinct candidate."""
+        probs = {candidates[0]: 1.0}
+        for pair, challenger in zip(self.rounds, candidates[1:], strict=True):
             stays = {z: prob * pair.first_prob(z, challenger) for z, prob in probs.items()}
             moved = sum(prob - stays[z] for z, prob in probs.items())
             probs = stays | {challenger: stays.get(challenger, 0.0) + moved}

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from monge.core.law import DenseLaw, Law, sparse_part, unchecked_law
+from monge.core.law import DenseLaw, Law, sparse_part, trusted_law
 
 
 def below(p: Law, token_ids: Int64[Tensor, " support"], masses: Float64[Tensor, " support"], scale: float = 1.0) -> Law:
@@ -25,7 +25,7 @@ def below(p: Law, token_ids: Int64[Tensor, " support"], masses: Float64[Tensor, 
         rest[token_ids] = (rest[token_ids] - masses).clamp_min(0.0)  # y <= s p, but for the rounding of its sums
         total = rest.sum()
         # Where nothing is left, nothing is ever rejected: rounding alone brings a caller here.
-        return unchecked_law(rest / total) if float(total) > 0.0 else p
+        return trusted_law(rest / total) if float(total) > 0.0 else p
     part = p.sparse()
     index = torch.searchsorted(token_ids, part.token_ids).clamp_max(token_ids.numel() - 1)
     taken = torch.where(token_ids[index] == part.token_ids, masses[index], 0.0)

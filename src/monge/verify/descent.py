@@ -28,7 +28,7 @@ class Descent:
 
     @property
     def is_open(self) -> bool:
-        return self._verdict is None and bool(self._scored.tree.offers[self._node])
+        return self._verdict is None and bool(self._scored.tree.candidates[self._node])
 
     @property
     def is_walked(self) -> bool:
@@ -45,14 +45,14 @@ class Descent:
         return NodeProblem(
             target_law=self._scored.target_laws[self._node],
             proposal=tree.proposals[self._node],
-            offers=tuple(tree.token_ids[child] for child in tree.offers[self._node]),
+            candidates=tuple(tree.token_ids[child] for child in tree.candidates[self._node]),
             draws=self._scored.draws,
         )
 
     def follow(self, token: int) -> None:
         """Go to the candidate with the token emitted here, or stop where none has it."""
         tree = self._scored.tree
-        child_of = {tree.token_ids[child]: child for child in tree.offers[self._node]}
+        child_of = {tree.token_ids[child]: child for child in tree.candidates[self._node]}
         self._examined.append(len(child_of))
         if token in child_of:
             self._node = child_of[token]

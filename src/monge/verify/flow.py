@@ -73,7 +73,7 @@ class FlowRule(NodeRule):
 def walked(problem: NodeProblem) -> Flow:
     """The flow of deterministic candidates, which have nothing to be coupled with: pi(t) = y(t) = s p(t)."""
     p, scale = problem.target_law, problem.scale
-    token_ids = p.sparse().token_ids.new_tensor(sorted(problem.offers))
+    token_ids = p.sparse().token_ids.new_tensor(sorted(problem.candidates))
     masses = scale * p.at(token_ids)
     return Flow(accept_probs=dict(zip(token_ids.tolist(), masses.tolist(), strict=True)), token_ids=token_ids, masses=masses)
 

@@ -40,11 +40,11 @@ class Greedy(TrialRule):
     method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Mixed, Deterministic})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         p = target_law
         if not isinstance(proposal, Mixed):
             return draws.categorical(p)  # no draw to couple with: the target walk is optimal
-        x, q = offers[len(proposal.fixed)], proposal.law
+        x, q = candidates[len(proposal.fixed)], proposal.law
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
             return x
         return draws.categorical(residual(p, q))
@@ -53,7 +53,7 @@ class Greedy(TrialRule):
         proposal = problem.proposal
         if not isinstance(proposal, Mixed):
             return None
-        drawn = problem.offers[len(proposal.fixed) :][:1]
+        drawn = problem.candidates[len(proposal.fixed) :][:1]
         return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=drawn, draws=problem.draws)
 
     def flow(self, problem: NodeProblem) -> Flow:

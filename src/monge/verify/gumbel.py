@@ -61,7 +61,7 @@ class Gumbel(Verifier):
         source, node = clock_draws(draws), 0
         path, examined = list[int](), list[int]()
         while True:
-            child_of = {tree.token_ids[child]: child for child in tree.offers[node]}
+            child_of = {tree.token_ids[child]: child for child in tree.candidates[node]}
             if child_of:
                 examined.append(len(child_of))
             token = self._winner(target_laws[node], source, len(path))

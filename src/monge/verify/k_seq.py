@@ -45,13 +45,13 @@ class KSeq(TrialRule):
     min_cpu_batch = 4
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         p = target_law
         if not isinstance(proposal, Iid):
             return draws.categorical(p)
         q = proposal.law
-        rho, gamma = divisors(p, q, len(offers))
-        for x in offers:
+        rho, gamma = divisors(p, q, len(candidates))
+        for x in candidates:
             if draws.bernoulli(min(1.0, p.prob(x) / (rho * q.prob(x)))):
                 return x
         return draws.categorical(_residual(p, q, rho, gamma))
@@ -60,7 +60,7 @@ class KSeq(TrialRule):
         proposal = problem.proposal
         if not isinstance(proposal, Iid):
             return None
-        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=problem.offers, draws=problem.draws)
+        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=problem.candidates, draws=problem.draws)
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, the residual's hits included.
@@ -68,19 +68,19 @@ class KSeq(TrialRule):
         With `m = min(s p / rho, q)`, what the K tests leave, `s p - gamma m`, is emitted where none accepts, and is then one of
         the candidates with probability `1 - (1 - (q - m) / (1 - beta))^K`.
         """
-        proposal, offers = problem.proposal, problem.offers
+        proposal, candidates = problem.proposal, problem.candidates
         if not isinstance(proposal, Iid):
             return walked(problem)
-        p, scale, q, width = problem.target_law, problem.scale, proposal.law, len(offers)
+        p, scale, q, width = problem.target_law, problem.scale, proposal.law, len(candidates)
         rho, gamma = divisors(p, q, width, scale)
         part = q.sparse()
         wanted = scale * p.at(part.token_ids)
         taken = (wanted / rho).minimum(part.probs)
         refused = float((part.probs - taken).sum())  # 1 - beta, never below zero
         left = (wanted - gamma * taken).clamp_min(0.0)
-        probs, reach = dict.fromkeys(offers, 0.0), 1.0
+        probs, reach = dict.fromkeys(candidates, 0.0), 1.0
         places = {x: int(torch.searchsorted(part.token_ids, x)) for x in probs}
-        for x in offers:
+        for x in candidates:
             accept = float(taken[places[x]] / part.probs[places[x]])
             probs[x] += reach * accept
             reach *= 1.0 - accept

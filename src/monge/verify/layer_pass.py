@@ -25,7 +25,7 @@ from monge.verify.whole_tree import verdict_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Kept:
+class NodeResidual:
     """What a node keeps of its weight.
 
     Args:
@@ -59,7 +59,7 @@ class LayerPass:
     def __init__(self, scored: ScoredTree) -> None:
         self._scored = scored
         self._weights = {0: 1.0}  # of the layer's nodes, without those of weight zero
-        self._kept: list[list[Kept]] = [[]]  # by layer
+        self._kept: list[list[NodeResidual]] = [[]]  # by layer
         self._free: list[float] = [0.0]  # f, by layer
         self.expected_accepted = 0.0
         """Sum of all weights below the root so far, whose mean is E[tau] once all layers have theirs."""
@@ -77,7 +77,7 @@ class LayerPass:
                 target_law=laws[node],
                 scale=scale,
                 proposal=tree.proposals[node],
-                offers=tuple(tree.token_ids[child] for child in tree.offers[node]),
+                candidates=tuple(tree.token_ids[child] for child in tree.candidates[node]),
                 draws=self._scored.draws,
             )
             for node in self._parents()
@@ -86,20 +86,20 @@ class LayerPass:
     def descend(self, flows: Sequence[Flow | Emission]) -> None:
         """Give the next layer its weights."""
         tree, scale, below = self._scored.tree, self._scale(), dict[int, float]()
-        from_above: list[Kept] = []
+        from_above: list[NodeResidual] = []
         parents = self._parents()
         self._keep_leaves()
         for node, flow in zip(parents, flows, strict=True):
             part = self._weights[node] / scale
-            for child in dict.fromkeys(tree.offers[node]):
+            for child in dict.fromkeys(tree.candidates[node]):
                 weight = part * flow.accept_probs[tree.token_ids[child]]
                 if weight > 0.0:
                     below[child] = weight
             if isinstance(flow, Emission):
-                from_above.append(Kept(node=node, mass=part * flow.leftover, flow=flow))
+                from_above.append(NodeResidual(node=node, mass=part * flow.leftover, flow=flow))
             else:
                 mass = max(0.0, self._weights[node] - part * float(flow.masses.sum()))
-                self._kept[-1].append(Kept(node=node, mass=mass, scale=scale, flow=flow))
+                self._kept[-1].append(NodeResidual(node=node, mass=mass, scale=scale, flow=flow))
         self._weights = below
         self.expected_accepted += sum(below.values())
         self._kept.append(from_above)
@@ -125,11 +125,11 @@ class LayerPass:
         return mass / (mass + self._free[layer]) if mass > 0.0 else 0.0
 
     def _parents(self) -> list[int]:
-        return [node for node in self._weights if self._scored.tree.offers[node]]
+        return [node for node in self._weights if self._scored.tree.candidates[node]]
 
     def _scale(self) -> float:
         return min(1.0, sum(self._weights[node] for node in self._parents()))  # above one by rounding only
 
     def _keep_leaves(self) -> None:
-        leaves = [node for node in self._weights if not self._scored.tree.offers[node]]
-        self._kept[-1] += [Kept(node=node, mass=self._weights[node]) for node in leaves]
+        leaves = [node for node in self._weights if not self._scored.tree.candidates[node]]
+        self._kept[-1] += [NodeResidual(node=node, mass=self._weights[node]) for node in leaves]

@@ -26,7 +26,7 @@ class MultipathBlock(Verifier):
         the target walk decides.
 
     Rule:
-        At every node order tokens by increasing (p / q, id) and follow the largest offer. With C_x the mass of q up to and
+        At every node order tokens by increasing (p / q, id) and follow the largest candidate. With C_x the mass of q up to and
         with x in that order and C_x- without x, the path of K independent ones selected in this way has the law
         `r(x | u) = [(l + Q C_x)^K - (l + Q C_x-)^K] / [(l + Q)^K - l^K]`; at the root l = 0 and Q = 1, and below x
         `l' = l + Q C_x-`, `Q' = Q q_x`. Where the number of draws was fixed for the node itself (`Iid`), K is that number and
@@ -50,13 +50,13 @@ class MultipathBlock(Verifier):
             token_ids=tuple(tree.token_ids[node] for node in path),
             parents=tuple(range(-1, len(path) - 1)),
             proposals=(*(Iid(law) for law in laws), Deterministic()),
-            offers=(*((node,) for node in range(1, len(path))), ()),
+            candidates=(*((node,) for node in range(1, len(path))), ()),
         )
         verdict = Block().verify(chain, [target_laws[node] for node in path], draws)
         decided = replace(
             verdict,
             path=tuple(path[node] for node in verdict.path),
-            examined=tuple(len(set(tree.offers[node])) for node in path[: len(verdict.examined)]),
+            examined=tuple(len(set(tree.candidates[node])) for node in path[: len(verdict.examined)]),
         )
         return walk_on(ScoredTree(tree=tree, target_laws=target_laws, draws=draws), decided)
 
@@ -66,14 +66,14 @@ def _select(tree: TokenTree, target_laws: LawSequence) -> tuple[list[int], list[
     path, laws = [0], list[SparseLaw]()
     count, below, within = 0, 0.0, 1.0
     follows_paths = False
-    while offers := tree.offers[path[-1]]:
+    while candidates := tree.candidates[path[-1]]:
         proposal = tree.proposals[path[-1]]
         assert isinstance(proposal, Iid)
         if not (follows_paths and isinstance(proposal, PathDraws)):
             count, below, within = proposal.width, 0.0, 1.0
         follows_paths = isinstance(proposal, PathDraws)
         node = _Order.of(target_laws[path[-1]], proposal.law)
-        child = max(offers, key=lambda child, node=node: node.rank(tree.token_ids[child]))
+        child = max(candidates, key=lambda child, node=node: node.rank(tree.token_ids[child]))
         laws.append(node.largest(count, below, within))
         place = node.rank(tree.token_ids[child])
         lower, share = float(node.lower[place]), float(node.masses[place])

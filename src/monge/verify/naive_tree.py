@@ -38,8 +38,8 @@ class NaiveTree(TrialRule):
     method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
-        p, x = target_law, offers[0]
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+        p, x = target_law, candidates[0]
         if not isinstance(proposal, Iid):
             # q is the point mass at the first candidate: accepting with p_x, else drawing from p without x, is a draw from p.
             return draws.categorical(p)
@@ -52,7 +52,7 @@ class NaiveTree(TrialRule):
         proposal = problem.proposal
         if not isinstance(proposal, Iid):
             return None
-        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=problem.offers[:1], draws=problem.draws)
+        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=problem.candidates[:1], draws=problem.draws)
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, the residual's hits included: the other candidates are independent of the first."""
@@ -65,14 +65,14 @@ def flow_of_first(problem: NodeProblem, fixed: tuple[int, ...], q: Law) -> Flow:
     With `m = min(s p, q)`: `pi(X_1) = m / q`, then `pi(t) = (1 - pi(X_1)) (s p - m)(t) / (1 - |m|)` for the other candidates;
     `y = m + (s p - m) (1 - (1 - q)^(K - 1))`, and `y = s p` for fixed ones.
     """
-    p, scale, drawn = problem.target_law, problem.scale, problem.offers[len(fixed) :]
+    p, scale, drawn = problem.target_law, problem.scale, problem.candidates[len(fixed) :]
     part = q.sparse()
     wanted = scale * p.at(part.token_ids)
     taken = wanted.minimum(part.probs)
     refused = float((part.probs - taken).sum())  # 1 - |m|, never below zero
     x = drawn[0]
     accept = min(1.0, scale * p.prob(x) / q.prob(x))
-    probs = dict.fromkeys(problem.offers, 0.0) | {x: accept}
+    probs = dict.fromkeys(problem.candidates, 0.0) | {x: accept}
     for token in (*fixed, *drawn[1:]):
         left = scale * p.prob(token) - q.prob(token)
         if token != x and left > 0.0 and refused > 0.0:

@@ -9,7 +9,7 @@ from monge.core.errors import OptionError, unknown_name
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.verify.completion import below
-from monge.verify.fast.optimal import chances, decide, drawn_offers
+from monge.verify.fast.optimal import chances, decide, drawn_candidates
 from monge.verify.flow import Flow, FlowRule, walked, with_fixed
 from monge.verify.problem import NodeProblem
 from monge.verify.score_search import DraftLine
@@ -64,11 +64,11 @@ class Optimal(FlowRule):
             raise OptionError(f"Optimal: bins must be a power of two from 1 to {MAX_BINS}, or none; got {self.bins}")
         object.__setattr__(self, "is_enumerable", self.given == "candidates")
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         p = target_law
         if not isinstance(proposal, Iid | Mixed):
             return draws.categorical(p)  # no draw to couple with: the target walk is optimal
-        drawn = offers[len(proposal.fixed) :] if isinstance(proposal, Mixed) else offers
+        drawn = candidates[len(proposal.fixed) :] if isinstance(proposal, Mixed) else candidates
         if len(drawn) == 1:  # the maximal coupling is optimal, with nothing to lay on a line
             (x,), q = drawn, proposal.law
             return x if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))) else draws.categorical(residual(p, q))
@@ -100,7 +100,7 @@ class Optimal(FlowRule):
 def _enumerated(problem: NodeProblem) -> Flow:
     """The flow to the draws, given the draws alone."""
     assert isinstance(problem.proposal, Iid | Mixed)
-    drawn = drawn_offers(problem)
+    drawn = drawn_candidates(problem)
     node = DraftLine.of_node(problem.target_law, problem.scale, problem.proposal.law, len(drawn))
     return Flow(accept_probs=node.accept_probs(drawn), token_ids=node.tokens, masses=node.accepted)
 

@@ -16,14 +16,14 @@ class NodeProblem:
         target_law: p, the law of the next token at this node.
         scale: s in (0, 1]; the mass to be transported is s p, and 1 - s stands for "nothing accepted".
         proposal: How the candidates were drawn.
-        offers: The candidates' tokens in drawing order, repeats kept; at least one.
+        candidates: The candidates' tokens in drawing order, repeats kept; at least one.
         draws: Source of randomness for rules that realise part of their decision.
     """
 
     target_law: Law
     scale: float = 1.0
     proposal: Proposal
-    offers: tuple[int, ...]
+    candidates: tuple[int, ...]
     draws: Draws
 
 

@@ -41,4 +41,5 @@ VERIFIERS: Final[Registry[Rule]] = Registry(
         "layer": Layer,
         "optimal": Optimal,
     },
+    group="monge.verifiers",
 )

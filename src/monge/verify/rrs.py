@@ -41,13 +41,13 @@ class Rrs(TrialRule):
     method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Iid, Mixed, Deterministic})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         p = target_law
         if not isinstance(proposal, Iid | Mixed):
             # Each q is a point mass: accepting x with probability P_x, else drawing from P without x, is one draw from p.
             return draws.categorical(p)
         num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else 0
-        for index, x in enumerate(offers):
+        for index, x in enumerate(candidates):
             fixed = index < num_fixed  # q is then the point mass at x: the ratio is P_x, the residual P without x
             accept = p.prob(x) if fixed else min(1.0, p.prob(x) / proposal.law.prob(x))
             if draws.bernoulli(accept):
@@ -66,7 +66,7 @@ class Rrs(TrialRule):
             target_law=problem.target_law,
             draft_law=proposal.law,
             fixed=fixed,
-            drawn=problem.offers[len(fixed) :],
+            drawn=problem.candidates[len(fixed) :],
             draws=problem.draws,
         )
 
@@ -75,18 +75,18 @@ class Rrs(TrialRule):
 
         With T = s p and M = 1, each draw takes `min(T, M q)` of T, and as much in all of M.
         """
-        proposal, offers = problem.proposal, problem.offers
+        proposal, candidates = problem.proposal, problem.candidates
         if not isinstance(proposal, Iid | Mixed):
             return walked(problem)
         p, scale, q = problem.target_law, problem.scale, proposal.law
         fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
-        probs, reach, undecided = dict.fromkeys(offers, 0.0), 1.0, 1.0
+        probs, reach, undecided = dict.fromkeys(candidates, 0.0), 1.0, 1.0
         for token in fixed:
             probs[token] = scale * p.prob(token)
             reach = undecided = undecided - probs[token]
         part = q.sparse()
         wanted = left = scale * p.at(part.token_ids)
-        for x in offers[len(fixed) :]:
+        for x in candidates[len(fixed) :]:
             if undecided <= 0.0:
                 break  # everything is accepted already
             drawn = undecided * part.probs

@@ -40,27 +40,27 @@ class RrsWithoutReplacement(TrialRule):
     method = staticmethod(recursive_without_replacement)
     accepts = frozenset[type[Proposal]]({WithoutReplacement, Iid, Deterministic})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         p = target_law
         if not isinstance(proposal, WithoutReplacement | Iid):
             # Each q is a point mass: accepting x with probability P_x, else drawing from P without x, is one draw from p.
             return draws.categorical(p)
         q: Law | None = proposal.law
-        for x in dict.fromkeys(offers):
-            assert q is not None, "more offers than the draft law has tokens"
+        for x in dict.fromkeys(candidates):
+            assert q is not None, "more candidates than the draft law has tokens"
             if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
                 return x
             rest = p.excess_over(q)
             if rest is not None:  # nothing is left only where x was certain to be accepted
                 p = rest
-            q = q.without(x)  # None only after the last token of the support, which is also the last offer
+            q = q.without(x)  # None only after the last token of the support, which is also the last candidate
         return draws.categorical(p)
 
     def trial(self, problem: NodeProblem) -> Trial | None:
         proposal = problem.proposal
         if not isinstance(proposal, WithoutReplacement | Iid):
             return None
-        drawn = tuple(dict.fromkeys(problem.offers))
+        drawn = tuple(dict.fromkeys(problem.candidates))
         return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=drawn, draws=problem.draws)
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
@@ -72,7 +72,7 @@ class RrsWithoutReplacement(TrialRule):
             return SingleDraft().flow(replace(problem, proposal=Iid(proposal.law)))
         p, scale, reach = problem.target_law, problem.scale, 1.0
         probs: dict[int, float] = {}
-        for x, q in drawn_from(proposal, problem.offers, problem.target_law.device):
+        for x, q in drawn_from(proposal, problem.candidates, problem.target_law.device):
             accept = min(1.0, scale * p.prob(x) / q.prob(x))
             probs[x] = reach * accept
             reach *= 1.0 - accept

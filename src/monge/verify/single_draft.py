@@ -36,8 +36,8 @@ class SingleDraft(TrialRule):
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
     max_width = 1
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
-        (x,) = offers
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+        (x,) = candidates
         p = target_law
         if not isinstance(proposal, Iid):
             # q is a point mass: accepting with probability p_x and otherwise drawing from p without x is a draw from p.
@@ -51,13 +51,13 @@ class SingleDraft(TrialRule):
         proposal = problem.proposal
         if not isinstance(proposal, Iid):
             return None
-        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=problem.offers, draws=problem.draws)
+        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=problem.candidates, draws=problem.draws)
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, with y = min(s p, q)."""
         if not isinstance(problem.proposal, Iid):
             return walked(problem)
-        (x,) = problem.offers
+        (x,) = problem.candidates
         p, q, scale = problem.target_law, problem.proposal.law, problem.scale
         part = q.sparse()
         return Flow(

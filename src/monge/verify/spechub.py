@@ -44,12 +44,12 @@ class SpecHub(FlowRule):
 
     accepts = frozenset[type[Proposal]]({HubPairs, Deterministic})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         p = target_law
-        if not isinstance(proposal, HubPairs) or len(offers) == 1:
+        if not isinstance(proposal, HubPairs) or len(candidates) == 1:
             return draws.categorical(p)  # no draw to couple with: the target walk is optimal
         tests = _Tests.of_node(p, 1.0, proposal)
-        token, accept, accept_hub = tests.of(offers)
+        token, accept, accept_hub = tests.of(candidates)
         if draws.bernoulli(accept):
             return token
         if draws.bernoulli(accept_hub):
@@ -58,10 +58,10 @@ class SpecHub(FlowRule):
 
     def flow(self, problem: NodeProblem) -> Flow:
         p, scale, proposal = problem.target_law, problem.scale, problem.proposal
-        if not isinstance(proposal, HubPairs) or len(problem.offers) == 1:
+        if not isinstance(proposal, HubPairs) or len(problem.candidates) == 1:
             return walked(problem)
         tests = _Tests.of_node(p, scale, proposal)
-        token, accept, accept_hub = tests.of(problem.offers)
+        token, accept, accept_hub = tests.of(problem.candidates)
         token_ids, masses = tests.accepted()
         return Flow(accept_probs={token: accept, proposal.hub: (1.0 - accept) * accept_hub}, token_ids=token_ids, masses=masses)
 
@@ -100,10 +100,10 @@ class _Tests:
         hub_first = min(left_of_hub - hub_second, float((first - taken).sum()))
         return cls(hub=hub, rest=rest, pairs=(first, second), taken=(taken, taken_later), hub_taken=(hub_first, hub_second))
 
-    def of(self, offers: Sequence[int]) -> tuple[int, float, float]:
+    def of(self, candidates: Sequence[int]) -> tuple[int, float, float]:
         """The other token of a pair, its acceptance, and the hub's where the other is refused."""
-        hub_first = offers[0] == self.hub
-        token = offers[1] if hub_first else offers[0]
+        hub_first = candidates[0] == self.hub
+        token = candidates[1] if hub_first else candidates[0]
         i = int(torch.searchsorted(self.rest.token_ids, token))
         drawn, taken = self.pairs[hub_first], self.taken[hub_first]
         refused = float((drawn - taken).sum())

@@ -42,12 +42,12 @@ class EarliestDeadline(FlowRule):
 
     accepts = frozenset[type[Proposal]]({Systematic, Deterministic})
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         p = target_law
         if not isinstance(proposal, Systematic):
             return draws.categorical(p)  # one cell, which everything shares: the target walk is optimal
         schedule = _schedule(p, 1.0, proposal.cells)
-        accept_probs = _accept_probs(proposal.cells, schedule, tuple(offers))
+        accept_probs = _accept_probs(proposal.cells, schedule, tuple(candidates))
         accepted = sum(accept_probs.values())
         if draws.bernoulli(min(1.0, accepted)):
             tokens = sorted(token for token, prob in accept_probs.items() if prob > 0.0)
@@ -56,23 +56,23 @@ class EarliestDeadline(FlowRule):
         return draws.categorical(below(p, *_masses(p, schedule)))
 
     def flow(self, problem: NodeProblem) -> Flow:
-        proposal, offers = problem.proposal, problem.offers
-        cells = proposal.cells if isinstance(proposal, Systematic) else Cells((offers,), (1.0,))
+        proposal, candidates = problem.proposal, problem.candidates
+        cells = proposal.cells if isinstance(proposal, Systematic) else Cells((candidates,), (1.0,))
         schedule = _schedule(problem.target_law, problem.scale, cells)
         token_ids, masses = _masses(problem.target_law, schedule)
-        return Flow(accept_probs=_accept_probs(cells, schedule, offers), token_ids=token_ids, masses=masses)
+        return Flow(accept_probs=_accept_probs(cells, schedule, candidates), token_ids=token_ids, masses=masses)
 
 
 def _schedule(p: Law, scale: float, cells: Cells) -> Schedule:
-    tokens = sorted({token for offers in cells.offers for token in offers})
+    tokens = sorted({token for candidates in cells.candidates for token in candidates})
     like = p.sparse().token_ids  # the laws' device
     sizes = (scale * p.at(like.new_tensor(tokens))).tolist()
     return earliest_deadline_first(cells, dict(zip(tokens, sizes, strict=True)))
 
 
-def _accept_probs(cells: Cells, schedule: Schedule, offers: tuple[int, ...]) -> dict[int, float]:
-    cell = cells.offers.index(offers)
-    return {token: schedule.times[cell].get(token, 0.0) / cells.lengths[cell] for token in offers}
+def _accept_probs(cells: Cells, schedule: Schedule, candidates: tuple[int, ...]) -> dict[int, float]:
+    cell = cells.candidates.index(candidates)
+    return {token: schedule.times[cell].get(token, 0.0) / cells.lengths[cell] for token in candidates}
 
 
 def _masses(p: Law, schedule: Schedule) -> tuple[Int64[Tensor, " support"], Float64[Tensor, " support"]]:

@@ -39,7 +39,7 @@ class TargetWalk(FlowRule):
     )
     invariant_for = frozenset[type[Proposal]]({Deterministic})  # of the others, drawing them uses up random numbers
 
-    def emit(self, target_law: Law, proposal: Proposal, offers: Sequence[int], draws: Draws) -> int:
+    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
         return draws.categorical(target_law)
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
@@ -47,7 +47,7 @@ class TargetWalk(FlowRule):
         if isinstance(problem.proposal, Deterministic):
             return walked(problem)
         p, scale = problem.target_law, problem.scale
-        probs = {token: scale * p.prob(token) for token in problem.offers}
+        probs = {token: scale * p.prob(token) for token in problem.candidates}
         rest: Law | None = p
         for token in probs:
             rest = rest.without(token) if rest is not None else None

@@ -51,9 +51,9 @@ class Traversal(Verifier):
 def _visit(tree: TokenTree, target_laws: LawSequence, node: int, weight: float, draws: Draws) -> tuple[int, Law] | None:
     """The accepted node at or below `node` with the law of the token after it, or `None` where all of them are rejected."""
     p = target_laws[node]
-    offers = tuple(tree.token_ids[child] for child in tree.offers[node])
-    child_of = dict(zip(offers, tree.offers[node], strict=True))
-    for token, q in drawn_from(tree.proposals[node], offers, p.device):
+    candidates = tuple(tree.token_ids[child] for child in tree.candidates[node])
+    child_of = dict(zip(candidates, tree.candidates[node], strict=True))
+    for token, q in drawn_from(tree.proposals[node], candidates, p.device):
         child_weight = min(1.0, weight * p.prob(token) / q.prob(token))
         found = _visit(tree, target_laws, child_of[token], child_weight, draws) if child_weight > 0.0 else None
         if found is not None:

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from monge.core.errors import ProposalMismatchError
-from monge.core.law import DenseLaw, Law, LawSequence, one_hot, unchecked_law
+from monge.core.law import DenseLaw, Law, LawSequence, one_hot, trusted_law
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
@@ -43,7 +43,7 @@ class Excess:
         if isinstance(self.p, DenseLaw) and isinstance(self.q, DenseLaw):
             left = _difference(self.scale, self.p, self.q)
             total = left.sum()
-            return unchecked_law(left.div_(total)) if float(total) > 0.0 else self.p
+            return trusted_law(left.div_(total)) if float(total) > 0.0 else self.p
         part = self.q.sparse()
         return below(self.p, part.token_ids, part.probs, self.scale)
 
@@ -107,7 +107,7 @@ def decided_part(
 ) -> TokenTree:
     """The part of a tree that a rule decides: nodes whose candidates are left to the target walk become leaves.
 
-    Nodes keep their numbers; nodes below such a leaf stay, and no node offers them. The rule is asked about the same part
+    Nodes keep their numbers; nodes below such a leaf stay, and are no candidates. The rule is asked about the same part
     whatever is below it, since choosing between a rule and the target walk by a drawn token would bias the text.
 
     Args:
@@ -122,23 +122,23 @@ def decided_part(
     if len(target_laws) != tree.num_nodes:
         raise ProposalMismatchError(f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came")
     cut, is_drawn = set[int](), False
-    for node, offers in enumerate(tree.offers):
-        if offers:
+    for node, candidates in enumerate(tree.candidates):
+        if candidates:
             proposal = tree.proposals[node]
-            reason = unsupported_reason(rule, (type(proposal),), len(offers))
+            reason = unsupported_reason(rule, (type(proposal),), len(candidates))
             if reason is not None:
                 raise ProposalMismatchError(f"node {node}: {reason}")
             is_drawn = is_drawn or not isinstance(proposal, (Arbitrary, Deterministic))
             if isinstance(proposal, walked):
                 cut.add(node)
-    if not is_drawn and tree.offers[0]:
+    if not is_drawn and tree.candidates[0]:
         cut.add(0)  # nothing is drawn, so the target walk is optimal
     if not cut:
         return tree
     return replace(
         tree,
         proposals=tuple(Deterministic() if node in cut else one for node, one in enumerate(tree.proposals)),
-        offers=tuple(() if node in cut else one for node, one in enumerate(tree.offers)),
+        candidates=tuple(() if node in cut else one for node, one in enumerate(tree.candidates)),
     )
 
 
@@ -152,7 +152,7 @@ def walk_on(scored: ScoredTree, verdict: Verdict) -> Verdict:
         verdict: What the rule decided about its part.
     """
     end = verdict.path[-1] if verdict.path else 0
-    if verdict.next_kind == "correction" or not scored.tree.offers[end]:
+    if verdict.next_kind == "correction" or not scored.tree.candidates[end]:
         return verdict
     descent = Descent(scored, path=verdict.path, examined=verdict.examined)
     descent.follow(verdict.next_token)
@@ -164,10 +164,10 @@ def walk_on(scored: ScoredTree, verdict: Verdict) -> Verdict:
 def verdict_at(tree: TokenTree, node: int, token: int) -> Verdict:
     """The path to `node` is accepted, and `token` comes after it."""
     path = tree.path(node)
-    stood_on = [above for above in (0, *path) if tree.offers[above]]
+    stood_on = [above for above in (0, *path) if tree.candidates[above]]
     return Verdict(
         path=path,
         next_token=token,
-        next_kind="correction" if tree.offers[node] else "bonus",
-        examined=tuple(len(set(tree.offers[above])) for above in stood_on),
+        next_kind="correction" if tree.candidates[node] else "bonus",
+        examined=tuple(len(set(tree.candidates[above])) for above in stood_on),
     )

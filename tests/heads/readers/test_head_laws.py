@@ -67,7 +67,7 @@ def check_tree(kind: str, tree: TokenTree, tokens: tuple[int, ...]) -> int:
     law = formula(kind, KINDS[kind](VOCAB, VOCAB), case_of(table(), tokens))
     laws = 0
     for node, proposal in enumerate(tree.proposals):
-        if tree.offers[node]:
+        if tree.candidates[node]:
             assert isinstance(proposal, Iid)
             expected = law_from_logits(law(path_to(tree, node)), SamplingRules())
             assert largest_difference(proposal.law, expected) < LARGEST_ERROR, (kind, path_to(tree, node))
@@ -95,8 +95,8 @@ def test_every_node_has_the_law_of_the_formula(kind: str, folder: Path) -> None:
         assert check_tree(kind, tree, text) >= deepest
     # Commit the root and a path of two, then one more token: the next round reads states for three new positions.
     for request, (text, tree) in enumerate(zip(texts, trees, strict=True)):
-        first = tree.offers[0][0]
-        path = [first, *tree.offers[first][:1]]
+        first = tree.candidates[0][0]
+        path = [first, *tree.candidates[first][:1]]
         target.extend({request: _block(tree)})
         target.commit({request: (0, *path)})
         contexts[request] = contexts[request].append((*(int(tree.token_ids[node]) for node in path), 2))
@@ -147,7 +147,7 @@ def test_a_level_that_is_read_again_has_the_laws_that_it_had(kind: str, folder: 
 
     monkeypatch.setattr(drafter._run, "extend", stumbling)
     for one, other in zip(grown(drafter, contexts, [()] * 2), expected, strict=True):
-        assert (one.token_ids, one.parents, one.offers) == (other.token_ids, other.parents, other.offers)
+        assert (one.token_ids, one.parents, one.candidates) == (other.token_ids, other.parents, other.candidates)
         for proposal, same in zip(one.proposals, other.proposals, strict=True):
             assert not isinstance(proposal, Iid) or largest_difference(proposal.law, same.law) < LARGEST_ERROR
     assert shared[0] == drafter.capabilities.max_depth - 1 > 0

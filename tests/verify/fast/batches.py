@@ -42,10 +42,10 @@ def problems(regime: str, way: str) -> list[tuple[NodeProblem, TapeDraws]]:
         p, q = laws(regime, seed)
         rng = np.random.default_rng(seed)
         proposal = proposal_of(way, law_of(q, seed % 2 == 0), 1 + seed % 5)
-        offers = proposal.draw(TapeDraws(rng.random(12).tolist()))
+        candidates = proposal.draw(TapeDraws(rng.random(12).tolist()))
         tape = rng.random(30).tolist()
         draws = TapeDraws(tape)
-        problem = NodeProblem(target_law=law_of(p, seed % 3 > 0), proposal=proposal, offers=offers, draws=draws)
+        problem = NodeProblem(target_law=law_of(p, seed % 3 > 0), proposal=proposal, candidates=candidates, draws=draws)
         found.append((problem, TapeDraws(tape)))
     return found
 

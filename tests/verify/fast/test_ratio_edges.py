@@ -43,9 +43,9 @@ def test_every_token_is_accepted_with_its_mass(width: int, bins: int) -> None:
     targets = drawn * _edges(bins, line.gains.size)
     table = ScoreTable.build(Rearrangement.build(targets[used], drawn[used], width))
     accepted = np.zeros(used.size)
-    for offers in np.ndindex(*(used.size,) * width):
-        for edge, prob in table.accept_probs(tuple(sorted(offers))).items():
-            accepted[edge] += prob * np.prod(drawn[used][list(offers)])
+    for candidates in np.ndindex(*(used.size,) * width):
+        for edge, prob in table.accept_probs(tuple(sorted(candidates))).items():
+            accepted[edge] += prob * np.prod(drawn[used][list(candidates)])
     gains = np.zeros(line.gains.size)
     gains[used] = accepted / drawn[used]
     tokens = q * ((1.0 - line.shares) * gains[line.cells] + line.shares * gains[line.cells + 1])
@@ -79,15 +79,15 @@ def test_same_noise_same_verdict_as_the_plain_search_on_the_edges(width: int) ->
     rng = np.random.default_rng(width)
     verdicts = []
     for _ in range(30):
-        offers, noise = rng.choice(q.size, size=width, p=q), rng.random((width, 2)).tolist()
-        placed = [line.stands_for(int(y), position) for y, (position, _) in zip(offers, noise, strict=True)]
+        candidates, noise = rng.choice(q.size, size=width, p=q), rng.random((width, 2)).tolist()
+        placed = [line.stands_for(int(y), position) for y, (position, _) in zip(candidates, noise, strict=True)]
         scores = [
             score(plain, np.flatnonzero(plain.owners == edge), position, swap)
             for (edge, position), (_, swap) in zip(placed, noise, strict=True)
         ]
         best = int(np.argmin(scores))
         verdicts.append(best if scores[best] < plain.threshold else None)
-        assert line.winner(offers.tolist(), TapeDraws(np.ravel(noise).tolist())) == verdicts[-1]
+        assert line.winner(candidates.tolist(), TapeDraws(np.ravel(noise).tolist())) == verdicts[-1]
     assert len(set(verdicts)) > 1
 
 
@@ -95,8 +95,10 @@ def test_the_rule_with_bins() -> None:
     p, q = (DenseLaw(torch.from_numpy(law)) for law in laws(3, 400, noise=2.0))
     draws = SeededDraws(1)
     rule, proposal = Optimal(bins=64), Iid(q, 2)
-    pairs = [(rule.emit(p, proposal, offers, draws), offers) for offers in (proposal.draw(draws) for _ in range(80))]
-    assert {token in offers for token, offers in pairs} == {True, False}
+    pairs = [
+        (rule.emit(p, proposal, candidates, draws), candidates) for candidates in (proposal.draw(draws) for _ in range(80))
+    ]
+    assert {token in candidates for token, candidates in pairs} == {True, False}
     assert all(p.prob(token) > 0.0 for token, _ in pairs)
     assert rule.emit(p.sparse(), Iid(q.sparse(), 1), (5,), draws) in range(400)
 

@@ -37,7 +37,7 @@ def test_same_noise_same_token(rule: str, way: str, regime: str) -> None:
     trials = [trial for node, _ in nodes if (trial := one.trial(node)) is not None]
     assert len(trials) == len(nodes)
     assert nodes or regime == "single token"
-    expected = [one.emit(node.target_law, node.proposal, node.offers, tape) for node, tape in nodes]
+    expected = [one.emit(node.target_law, node.proposal, node.candidates, tape) for node, tape in nodes]
     assert not nodes or emitted(trials, type(one).method) == expected
     assert [node.draws.uniform() for node, _ in nodes] == [tape.uniform() for _, tape in nodes]  # and nothing more is used
 
@@ -66,7 +66,7 @@ def test_the_twin_decides_where_it_pays(rule: str, runs: bool, monkeypatch: pyte
     nodes = problems("rough", "iid")
     tokens = FLOW_RULES.parse(rule).emit_many([node for node, _ in nodes])
     assert ran == ([len(nodes)] if runs else [])
-    assert tokens == [FLOW_RULES.parse(rule).emit(one.target_law, one.proposal, one.offers, tape) for one, tape in nodes]
+    assert tokens == [FLOW_RULES.parse(rule).emit(one.target_law, one.proposal, one.candidates, tape) for one, tape in nodes]
 
 
 def test_trees_of_many_requests() -> None:

@@ -50,10 +50,10 @@ def laws(regime: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return p if regime == "sub-target" else p / p.sum(), q / q.sum()
 
 
-def plain(p: np.ndarray, q: np.ndarray, offers: np.ndarray, noise: np.ndarray) -> tuple[Rearrangement, int]:
+def plain(p: np.ndarray, q: np.ndarray, candidates: np.ndarray, noise: np.ndarray) -> tuple[Rearrangement, int]:
     """The verdict of the plain search: index of the accepted draw, -1 where none is."""
-    line = Rearrangement.build(p, np.where(q > SMALLEST_MASS, q, 0.0), len(offers))
-    scores = [score(line, np.flatnonzero(line.owners == y), *pair) for y, pair in zip(offers, noise.tolist(), strict=True)]
+    line = Rearrangement.build(p, np.where(q > SMALLEST_MASS, q, 0.0), len(candidates))
+    scores = [score(line, np.flatnonzero(line.owners == y), *pair) for y, pair in zip(candidates, noise.tolist(), strict=True)]
     best = int(np.argmin(scores))
     return line, best if scores[best] < line.threshold else -1
 
@@ -69,22 +69,22 @@ def test_same_noise_same_verdict(regime: str) -> None:
     pairs = [laws(regime, seed) for seed in range(30)]
     widths = [WIDTHS[seed % len(WIDTHS)] for seed in range(30)]
     rng = np.random.default_rng(7)
-    offers = [rng.choice(q.size, size=width, p=q) for (_, q), width in zip(pairs, widths, strict=True)]
+    candidates = [rng.choice(q.size, size=width, p=q) for (_, q), width in zip(pairs, widths, strict=True)]
     noise = [rng.random((width, 2)) for width in widths]
     lines = Lines.build(rows([p for p, _ in pairs]), rows([q for _, q in pairs]), torch.tensor(widths))
-    scores = Scores.of(lines, rows(offers, -1), rows([pair[:, 0] for pair in noise]))
+    scores = Scores.of(lines, rows(candidates, -1), rows([pair[:, 0] for pair in noise]))
     winners = scores.winners(rows([pair[:, 1] for pair in noise])).tolist()
     probs = scores.win_probs()
     assert len(set(winners)) > 1 or regime in {"disjoint", "single token"}
     for node, (p, q) in enumerate(pairs):
-        line, expected = plain(p, q, offers[node], noise[node])
+        line, expected = plain(p, q, candidates[node], noise[node])
         single = NodeLine.build(p, q, widths[node])
-        found = single.winner(offers[node].tolist(), TapeDraws(noise[node].ravel().tolist()))
+        found = single.winner(candidates[node].tolist(), TapeDraws(noise[node].ravel().tolist()))
         assert (winners[node], -1 if found is None else found) == (expected, expected)
         np.testing.assert_allclose(lines.masses[node, : p.size].numpy(), line.accepted_masses, rtol=0, atol=EXACT)
         np.testing.assert_allclose(single.masses, line.accepted_masses, rtol=0, atol=EXACT)
         assert float(lines.floors[node]) == pytest.approx(single.floor, abs=EXACT)
-        windows = [np.flatnonzero(line.owners == y) for y in offers[node]]
+        windows = [np.flatnonzero(line.owners == y) for y in candidates[node]]
         places = [place(line, own, pair[0]) for own, pair in zip(windows, noise[node].tolist(), strict=True)]
         expected_probs = winning_chances(line, np.array(places))
         np.testing.assert_allclose(probs[node, : widths[node]].numpy(), expected_probs, rtol=0, atol=1e-7)
@@ -96,11 +96,11 @@ def test_same_noise_same_verdict(regime: str) -> None:
 def test_verdicts_of_small_laws(pair: tuple[list[int], list[int]], width: int, seed: int) -> None:
     p, q = map(masses, pair)
     rng = np.random.default_rng(seed)
-    offers, noise = rng.choice(q.size, size=(8, width), p=q), rng.random((8, width, 2))
+    candidates, noise = rng.choice(q.size, size=(8, width), p=q), rng.random((8, width, 2))
     line = Lines.build(*(torch.from_numpy(law).expand(8, -1) for law in (p, q)), torch.full((8,), width))
-    scores = Scores.of(line, torch.from_numpy(offers), torch.from_numpy(noise[..., 0].copy()))
+    scores = Scores.of(line, torch.from_numpy(candidates), torch.from_numpy(noise[..., 0].copy()))
     winners = scores.winners(torch.from_numpy(noise[..., 1].copy())).tolist()
-    assert winners == [plain(p, q, *one)[1] for one in zip(offers, noise, strict=True)]
+    assert winners == [plain(p, q, *one)[1] for one in zip(candidates, noise, strict=True)]
 
 
 @pytest.mark.parametrize("regime", ["rough", "nearly equal", "peaked", "sub-target"])
@@ -110,15 +110,15 @@ def test_partners_bring_what_positions_lack(regime: str, width: int) -> None:
     p, q = laws(regime, width)
     line = Lines.build(rows([p]), rows([q]), torch.tensor([width]))
     support = np.flatnonzero(q)
-    offers = torch.from_numpy(np.repeat(support, 8))[None]
-    positions = torch.rand(offers.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(width))
-    scores = Scores.of(line, offers, positions)
+    candidates = torch.from_numpy(np.repeat(support, 8))[None]
+    positions = torch.rand(candidates.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(width))
+    scores = Scores.of(line, candidates, positions)
 
     def offered(w: torch.Tensor) -> torch.Tensor:
         return torch.where(w > line.floors, width * w ** (width - 1), 0.0)
 
     received = (1.0 - scores.swap_probs) * offered(scores.own) + scores.swap_probs * offered(scores.swapped)
-    gains = line.masses.gather(1, offers) / torch.from_numpy(q)[offers]
+    gains = line.masses.gather(1, candidates) / torch.from_numpy(q)[candidates]
     torch.testing.assert_close(received, gains, rtol=1e-9, atol=1e-11)
 
 
@@ -136,7 +136,7 @@ def test_flows_of_many_nodes(fixed: tuple[int, ...]) -> None:
                 target_law=p,
                 scale=scale,
                 proposal=Mixed(fixed, q, len(drawn)) if fixed else Iid(q, len(drawn)),
-                offers=fixed + drawn,
+                candidates=fixed + drawn,
                 draws=draws,
             )
             for p, scale, drawn in nodes
@@ -163,7 +163,7 @@ def test_flows_of_supports_of_different_sizes() -> None:
     def problems(part: slice) -> list[NodeProblem]:
         draws = TapeDraws(tape[2 * part.start :])
         return [
-            NodeProblem(target_law=dense_law(range(40, 1, -1)), proposal=Iid(q, 2), offers=drawn, draws=draws)
+            NodeProblem(target_law=dense_law(range(40, 1, -1)), proposal=Iid(q, 2), candidates=drawn, draws=draws)
             for q in laws_[part]
         ]
 
@@ -185,5 +185,5 @@ def test_the_rule_runs_the_twins(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(optimal, name, lambda *given, name=name, twin=twin: (ran.append(name), twin(*given))[1])
     p, q = dense_law([5, 3, 2]), dense_law([2, 3, 5])
     Optimal().emit(p, Iid(q, 2), (0, 1), TapeDraws([0.5] * 5))
-    Optimal().flow(NodeProblem(target_law=p, scale=0.5, proposal=Iid(q, 2), offers=(0, 1), draws=TapeDraws([0.5] * 2)))
+    Optimal().flow(NodeProblem(target_law=p, scale=0.5, proposal=Iid(q, 2), candidates=(0, 1), draws=TapeDraws([0.5] * 2)))
     assert ran == ["decide", "chances"]

@@ -25,4 +25,5 @@ TREES: Final[Registry[TreeBuilder]] = Registry(
         "sequoia": Sequoia,
         "threshold": Threshold,
     },
+    group="monge.trees",
 )

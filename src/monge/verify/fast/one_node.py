@@ -68,15 +68,15 @@ class NodeLine:
             heights=received - np.maximum(borders**width - missed, 0.0),
         )
 
-    def winner(self, offers: Sequence[int], draws: Draws) -> int | None:
-        """Index of the accepted draw, from two uniforms a draw; offers are columns of the support, -1 for one outside it."""
-        scores = [self.score(column, draws.uniform(), draws.uniform()) for column in offers]
+    def winner(self, candidates: Sequence[int], draws: Draws) -> int | None:
+        """Index of the accepted draw, from two uniforms a draw; candidates are support columns, -1 for tokens outside."""
+        scores = [self.score(column, draws.uniform(), draws.uniform()) for column in candidates]
         best = max(range(len(scores)), key=scores.__getitem__)
         return best if scores[best] > self.floor else None
 
-    def win_probs(self, offers: Sequence[int], positions: Sequence[float]) -> list[float]:
+    def win_probs(self, candidates: Sequence[int], positions: Sequence[float]) -> list[float]:
         """Probability that each draw is the accepted one, given all positions: over the swaps alone."""
-        scores = [self.scores(column, position) for column, position in zip(offers, positions, strict=True)]
+        scores = [self.scores(column, position) for column, position in zip(candidates, positions, strict=True)]
         probs = list[float]()
         for draw, (own, swapped, swap_prob) in enumerate(scores):
             won = 0.0

@@ -52,9 +52,9 @@ def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws, bins: int | None 
     return Decision(token=None, token_ids=token_ids, masses=torch.from_numpy(line.masses).to(q_masses.device))
 
 
-def drawn_offers(problem: NodeProblem) -> tuple[int, ...]:
-    """The offers that were drawn."""
-    return problem.offers[len(problem.proposal.fixed) :] if isinstance(problem.proposal, Mixed) else problem.offers
+def drawn_candidates(problem: NodeProblem) -> tuple[int, ...]:
+    """The candidates that were drawn."""
+    return problem.candidates[len(problem.proposal.fixed) :] if isinstance(problem.proposal, Mixed) else problem.candidates
 
 
 def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
@@ -68,7 +68,7 @@ def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
     if parts[0].probs.is_cpu:  # where a vector's price is its call, and a long one's its length, padded rows gain nothing
         return [_chances(problem, part) for problem, part in zip(problems, parts, strict=True)]
     p = [problem.scale * problem.target_law.at(part.token_ids) for problem, part in zip(problems, parts, strict=True)]
-    drawn = [drawn_offers(problem) for problem in problems]
+    drawn = [drawn_candidates(problem) for problem in problems]
     positions = [[problem.draws.uniform() for _ in tokens] for problem, tokens in zip(problems, drawn, strict=True)]
     device = parts[0].probs.device
     lines = Lines.build(
@@ -86,7 +86,7 @@ def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
 
 def _chances(problem: NodeProblem, part: SparseLaw) -> Flow:
     """The same at one node on the CPU."""
-    drawn = drawn_offers(problem)
+    drawn = drawn_candidates(problem)
     positions = [problem.draws.uniform() for _ in drawn]
     p = (problem.scale * problem.target_law.at(part.token_ids)).numpy()
     line = NodeLine.build(p, part.probs.numpy(), len(drawn))

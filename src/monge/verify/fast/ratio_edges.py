@@ -62,9 +62,9 @@ class EdgeLine:
         gains = np.divide(line.masses, drawn, out=np.zeros_like(drawn), where=drawn > 0.0)
         return cls(line=line, cells=cells, shares=shares, gains=gains, q=q)
 
-    def winner(self, offers: Sequence[int], draws: Draws) -> int | None:
-        """Index of the accepted draw, from two uniforms a draw; offers are columns of the support, -1 for one outside it."""
-        scores = [self._score(column, draws.uniform(), draws.uniform()) for column in offers]
+    def winner(self, candidates: Sequence[int], draws: Draws) -> int | None:
+        """Index of the accepted draw, from two uniforms a draw; candidates are support columns, -1 for tokens outside."""
+        scores = [self._score(column, draws.uniform(), draws.uniform()) for column in candidates]
         best = max(range(len(scores)), key=scores.__getitem__)
         return best if scores[best] > self.line.floor else None
 

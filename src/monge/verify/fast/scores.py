@@ -34,15 +34,15 @@ class Scores:
     floors: Float64[Tensor, "nodes 1"]
 
     @classmethod
-    def of(cls, lines: Lines, offers: Int64[Tensor, "nodes draws"], positions: Float64[Tensor, "nodes draws"]) -> "Scores":
+    def of(cls, lines: Lines, candidates: Int64[Tensor, "nodes draws"], positions: Float64[Tensor, "nodes draws"]) -> "Scores":
         """Scores of draws at these positions in the windows of their tokens.
 
         Args:
             lines: The lines of the nodes.
-            offers: Drawn tokens as columns of the support; -1 pads, and refuses.
+            candidates: Drawn tokens as columns of the support; -1 pads, and refuses.
             positions: Uniforms in [0, 1), one a draw.
         """
-        ranks = torch.where(offers < 0, -1, lines.ranks.gather(1, offers.clamp_min(0)))
+        ranks = torch.where(candidates < 0, -1, lines.ranks.gather(1, candidates.clamp_min(0)))
         is_refused = ranks < 0
         ranks = ranks.clamp_min(0)
         left, right = lines.reaches.gather(1, ranks), lines.reaches.gather(1, ranks + 1)

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from monge.core.verdict import StepRecord
-from monge.serve.jobs import JobFinish, Speculation
+from monge.serve.generation import GenerationFinish, Speculation
 
 
-class SpeculationTally:
+class SpeculationCounter:
     """What drafting was worth so far.
 
     Args:
@@ -41,16 +41,16 @@ class Totals:
 
     Args:
         max_depth: Most tokens that a draft can have accepted.
-        planners: Who may have planned a round.
+        controllers: Names of the controllers that may plan a round.
     """
 
-    def __init__(self, max_depth: int, planners: Sequence[str]) -> None:
-        self.speculation = SpeculationTally(max_depth)
-        self.by_controller = {name: SpeculationTally(max_depth) for name in planners}
-        self.finished: Counter[JobFinish] = Counter()
+    def __init__(self, max_depth: int, controllers: Sequence[str]) -> None:
+        self.speculation = SpeculationCounter(max_depth)
+        self.by_controller = {name: SpeculationCounter(max_depth) for name in controllers}
+        self.finished: Counter[GenerationFinish] = Counter()
         self.num_prompt_tokens = self.num_generated_tokens = 0
 
-    def add(self, record: StepRecord, planner: str) -> None:
+    def add(self, record: StepRecord, controller: str) -> None:
         """Count a round of one request."""
         self.speculation.add(record)
-        self.by_controller[planner].add(record)
+        self.by_controller[controller].add(record)

@@ -21,7 +21,7 @@ _CALLS: Final[Mapping[str, Callable[[SequenceModel, Any], Any]]] = {
 _END: Final = "end"
 
 
-class LedModel:
+class RankZeroModel:
     """The whole network, seen from rank 0: a `SequenceModel` that has every rank read and keep what rank 0 does.
 
     Only rank 0 drafts, draws, verifies and plans, so that there is one verdict even where logits differ between ranks in their
@@ -37,7 +37,7 @@ class LedModel:
         self._failure: str | None = None
 
     def __repr__(self) -> str:
-        return f"LedModel({self._model!r}, {self._ranks.size} ranks)"
+        return f"RankZeroModel({self._model!r}, {self._ranks.size} ranks)"
 
     @property
     def vocab_size(self) -> int:

@@ -15,11 +15,11 @@ _FORGOTTEN_S: Final = 10.0
 """After so many seconds without a word, a replica counts as gone."""
 
 
-def board_class() -> type:
+def metrics_actor_class() -> type:
     """The actor that holds the last word of every replica."""
 
     # A class of a function is sent as it is, so that its process need not import this package with all that it needs.
-    class Board:
+    class MetricsActor:
         def __init__(self) -> None:
             self._pages: dict[str, tuple[float, list[Any]]] = {}
 
@@ -30,10 +30,10 @@ def board_class() -> type:
             self._pages = {name: page for name, page in self._pages.items() if now - page[0] < _FORGOTTEN_S}
             return [page for _, (_, page) in sorted(self._pages.items())]
 
-    return Board
+    return MetricsActor
 
 
-class BoardClient:
+class SharedMetrics:
     """A replica's way to the board. The board lives with the replica that made it; the next one who misses it makes another.
 
     Args:
@@ -51,7 +51,7 @@ class BoardClient:
         try:
             if self._actor is None:
                 options = {"name": self._name, "namespace": "monge", "get_if_exists": True, "num_cpus": 0}
-                self._actor = self._ray.remote(board_class()).options(**options).remote()
+                self._actor = self._ray.remote(metrics_actor_class()).options(**options).remote()
             return merged(self._ray.get(self._actor.exchange.remote(self._engine, list(own)), timeout=_PERIOD_S))
         except errors.GetTimeoutError:  # it is starting, or busy
             return own

@@ -12,7 +12,7 @@ from monge.replay.errors import UnavailableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class LoggedToken:
     """The token that was committed after some prefix, and the target's law there.
 
     Args:

@@ -1,12 +1,12 @@
-"""The door before replicas, with replicas that answer, break off, or are lost; `test_ray.py` puts it before real ones."""
+"""The retry proxy, with replicas that answer, break off, or are lost; `test_ray.py` uses real replicas."""
 
 import asyncio
 import json
 
 import pytest
 
-from monge.scale import door as room
-from monge.scale.door import CONTROLLER_OPTIONS, Door, door
+from monge.scale import retry_proxy
+from monge.scale.retry_proxy import CONTROLLER_OPTIONS, RetryProxy, middlewares
 
 JSON = [(b"content-type", b"application/json")]
 TEXT = [(b"content-type", b"text/plain")]
@@ -56,7 +56,7 @@ def ask(proxy, *, path="/v1/completions", messages=BODY):
         sent.append(message)
 
     scope = {"type": "http", "path": path, "method": "POST", "headers": [(b"host", b"x")]}
-    asyncio.run(Door(proxy)(scope, receive, send))
+    asyncio.run(RetryProxy(proxy)(scope, receive, send))
     if not sent:
         return None, {}, b"", False
     starts = [message for message in sent if message["type"] == "http.response.start"]
@@ -126,7 +126,7 @@ def test_who_has_left_is_not_answered():
 
 
 def test_what_is_too_large_to_keep_is_sent_once(monkeypatch):
-    monkeypatch.setattr(room, "_MOST_KEPT", 5)
+    monkeypatch.setattr(retry_proxy, "_MOST_KEPT", 5)
     proxy = Proxy([], WHOLE)
     assert ask(proxy)[0] == 503
     assert proxy.bodies == [b"one two"]
@@ -138,5 +138,5 @@ def test_ray_s_own_pages_are_ray_s():
 
 def test_ray_finds_it():
     (path,) = [value for name, value in CONTROLLER_OPTIONS["runtime_env"]["env_vars"].items() if name.endswith("IMPORT_PATH")]
-    assert path == "monge.scale.door:door"
-    assert [one.cls for one in door()] == [Door]
+    assert path == "monge.scale.retry_proxy:middlewares"
+    assert [one.cls for one in middlewares()] == [RetryProxy]

@@ -1,6 +1,6 @@
-"""What a proxy of Ray does beside forwarding: it sends a request again whose replica was lost, and every error is OpenAI's.
+"""Middleware for Ray Serve proxies: it retries requests of lost replicas and reports errors in OpenAI format.
 
-Of a lost replica Ray itself tells clients nothing: a bare 500, or a stream that breaks off.
+Without it, the client of a lost replica gets a bare 500 or a stream that breaks off.
 """
 
 import json
@@ -16,13 +16,13 @@ from monge.serve.errors import RETRY_AFTER_S, ApiError
 CONTROLLER_OPTIONS: Final[dict[str, Any]] = {
     "runtime_env": {
         "env_vars": {
-            "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}:door",
+            "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}:middlewares",
             # The proxies import this package, which takes seconds where others take the machine.
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         }
     }
 }
-"""Of `serve.start`, or of a configuration file: has Ray's proxies take `door`."""
+"""Options of `serve.start`, or of a configuration file, that install `middlewares` in the proxies."""
 
 _MOST_SENT: Final = 2
 """A request that kills whoever reads it must not go round all replicas."""
@@ -39,13 +39,13 @@ _WORDS: Final = {
 }
 
 
-def door() -> list[Middleware]:
-    """What Ray is told by `CONTROLLER_OPTIONS` to put around its proxies."""
-    return [Middleware(Door)]
+def middlewares() -> list[Middleware]:
+    """Middlewares that Ray puts around its proxies, named in `CONTROLLER_OPTIONS`."""
+    return [Middleware(RetryProxy)]
 
 
-class Door:
-    """Answers in place of a replica that cannot.
+class RetryProxy:
+    """Retries a request once if its replica is lost before it answers.
 
     As long as nothing was sent to the client, the request may be sent to another replica: whatever the lost one wrote, nobody
     has read. An answer that has begun is ended: a stream with an event that says so, anything else by closing the connection.

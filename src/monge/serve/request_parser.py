@@ -1,4 +1,4 @@
-"""From a request to the jobs that fulfil it."""
+"""From a request to the generations that fulfil it."""
 
 import secrets
 import time
@@ -15,7 +15,7 @@ from monge.engine.decoder import Decoder
 from monge.engine.penalties import text_processors
 from monge.engine.sampling import Processor
 from monge.serve.errors import TOO_LONG, refused
-from monge.serve.jobs import Job
+from monge.serve.generation import GenerationRequest
 from monge.serve.schemas import ChatRequest, CompletionRequest, SamplingRequest
 from monge.serve.settings import ServerSettings
 
@@ -24,14 +24,14 @@ DEFAULT_MAX_TOKENS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ParsedRequest:
     """A request, understood.
 
     Args:
         kind: Which endpoint.
-        order_id: Names the request towards the client.
+        response_id: Names the request towards the client.
         created: Seconds since the epoch.
-        jobs: One per choice: all choices of the first prompt, then those of the second, ...
+        generations: One per choice: all choices of the first prompt, then those of the second, ...
         num_prompts: Prompts.
         seed: Reproduces the whole request, choice i having row i of it; `None` where measured times decide about texts.
         echoes: Per choice, the prompt's text, where it is to be repeated before the completion; empty where not.
@@ -42,9 +42,9 @@ class Order:
     """
 
     kind: Literal["chat", "completion"]
-    order_id: str
+    response_id: str
     created: int
-    jobs: tuple[Job, ...]
+    generations: tuple[GenerationRequest, ...]
     num_prompts: int
     seed: int | None
     echoes: tuple[str, ...] = ()
@@ -56,8 +56,8 @@ class Order:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts, each counted once."""
-        step = len(self.jobs) // self.num_prompts
-        return sum(len(job.prompt_ids) for job in self.jobs[::step])
+        step = len(self.generations) // self.num_prompts
+        return sum(len(generation.prompt_ids) for generation in self.generations[::step])
 
 
 @runtime_checkable
@@ -70,20 +70,20 @@ class Vocabulary(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderDesk:
+class RequestParser:
     """Makes orders of requests.
 
     Args:
         decoder: Knows tokenizer, vocabulary and end-of-text tokens.
         settings: Limits.
         chat: How conversations are written.
-        max_job_tokens: Most tokens, prompt and completion, for which there can be room.
+        max_sequence_tokens: Most tokens, prompt and completion, for which there can be room.
     """
 
     decoder: Decoder
     settings: ServerSettings
     chat: ChatFormat
-    max_job_tokens: int
+    max_sequence_tokens: int
     _longest_token: int | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,8 +91,8 @@ class OrderDesk:
         longest = max(map(len, tokenizer.get_vocab())) if isinstance(tokenizer, Vocabulary) else None
         object.__setattr__(self, "_longest_token", longest)
 
-    def of_completion(self, request: CompletionRequest) -> Order:
-        """Order of a completion.
+    def of_completion(self, request: CompletionRequest) -> ParsedRequest:
+        """ParsedRequest of a completion.
 
         Raises:
             ApiError, MongeError: If it cannot be honoured.
@@ -114,8 +114,8 @@ class OrderDesk:
             hides_completion=wanted == 0,
         )
 
-    def of_chat(self, request: ChatRequest) -> Order:
-        """Order of an answer.
+    def of_chat(self, request: ChatRequest) -> ParsedRequest:
+        """ParsedRequest of an answer.
 
         Raises:
             ApiError, MongeError: If it cannot be honoured.
@@ -125,10 +125,10 @@ class OrderDesk:
             prompt = self.chat.encode([{"role": message.role, "content": message.text} for message in request.messages])
         except OptionError as error:
             raise refused(str(error), "messages") from error
-        room = self.max_job_tokens - len(prompt)
+        room = self.max_sequence_tokens - len(prompt)
         if room < 1:
             raise refused(
-                f"the conversation has {len(prompt)} tokens; with an answer it may have {self.max_job_tokens}; shorten it",
+                f"the conversation has {len(prompt)} tokens; with an answer it may have {self.max_sequence_tokens}; shorten it",
                 "messages",
                 TOO_LONG,
             )
@@ -145,10 +145,10 @@ class OrderDesk:
         is_text = any(isinstance(part, str) for part in parts)
         if is_text and self._longest_token is None:
             return
-        most = self.max_job_tokens * (self._longest_token or 1 if is_text else 1)
+        most = self.max_sequence_tokens * (self._longest_token or 1 if is_text else 1)
         if size > most:
             what = "characters" if is_text else "tokens"
-            why = f": {self.max_job_tokens} tokens of up to {self._longest_token} characters" if is_text else ""
+            why = f": {self.max_sequence_tokens} tokens of up to {self._longest_token} characters" if is_text else ""
             raise refused(f"{param}: {size} {what}; this server takes at most {most}{why}; shorten it", param, TOO_LONG)
 
     def _order(
@@ -161,7 +161,7 @@ class OrderDesk:
         texts: Sequence[str],
         logprobs: int | None,
         hides_completion: bool,
-    ) -> Order:
+    ) -> ParsedRequest:
         each = request.n or 1
         if len(prompts) * each > self.settings.max_choices:
             raise refused(
@@ -173,12 +173,12 @@ class OrderDesk:
         rows = [(prompt, limit) for prompt, limit in zip(prompts, limits, strict=True) for _ in range(each)]
         scores_prompt = bool(texts) and logprobs is not None
         stream = request.stream_options
-        return Order(
+        return ParsedRequest(
             kind=kind,
-            order_id=("chatcmpl-" if kind == "chat" else "cmpl-") + secrets.token_hex(16),
+            response_id=("chatcmpl-" if kind == "chat" else "cmpl-") + secrets.token_hex(16),
             created=int(time.time()),
-            jobs=tuple(
-                self._job(request, prompt, limit, seed, row, logprobs=logprobs, scores_prompt=scores_prompt)
+            generations=tuple(
+                self._generation(request, prompt, limit, seed, row, logprobs=logprobs, scores_prompt=scores_prompt)
                 for row, (prompt, limit) in enumerate(rows)
             ),
             num_prompts=len(prompts),
@@ -190,7 +190,7 @@ class OrderDesk:
             hides_completion=hides_completion,
         )
 
-    def _job(
+    def _generation(
         self,
         request: SamplingRequest,
         prompt: tuple[int, ...],
@@ -200,18 +200,18 @@ class OrderDesk:
         *,
         logprobs: int | None,
         scores_prompt: bool,
-    ) -> Job:
+    ) -> GenerationRequest:
         if not prompt:
             raise refused("the prompt has no tokens; give at least one, for example the tokenizer's bos token", "prompt")
-        if len(prompt) + limit > self.max_job_tokens:
+        if len(prompt) + limit > self.max_sequence_tokens:
             older = "max_completion_tokens" not in request.model_fields_set
             raise refused(
-                f"prompt of {len(prompt)} tokens + max_tokens={limit} exceeds {self.max_job_tokens}, the most that a request "
-                "may have here; shorten the prompt or ask for fewer tokens",
-                "prompt" if len(prompt) >= self.max_job_tokens else "max_tokens" if older else "max_completion_tokens",
+                f"prompt of {len(prompt)} tokens + max_tokens={limit} exceeds {self.max_sequence_tokens}, the limit "
+                "of a request here; shorten the prompt or ask for fewer tokens",
+                "prompt" if len(prompt) >= self.max_sequence_tokens else "max_tokens" if older else "max_completion_tokens",
                 TOO_LONG,
             )
-        return Job(
+        return GenerationRequest(
             prompt_ids=prompt,
             max_new_tokens=limit,
             rules=_rules(request),

@@ -11,12 +11,12 @@ from fastapi import Request
 
 from monge.serve.answers import failure
 from monge.serve.errors import ApiError
-from monge.serve.jobs import QueueFullError
+from monge.serve.generation import QueueFullError
 
 Result = TypeVar("Result")
 
 
-class Clerk:
+class RequestWorker:
     """Does one piece of work at a time, in a thread of its own; pieces wait for their turn in the order in which they came.
 
     One thread, because a tokenizer may not be asked by several, and because the event loop then waits for no more than one
@@ -29,7 +29,7 @@ class Clerk:
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting, self._num_waiting = max_waiting, 0
         self._turn = asyncio.Semaphore(1)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="clerk")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="monge-requests")
 
     async def do(self, work: Callable[[], Result]) -> Result:
         """What the work returns. A caller that is cancelled before its turn takes its work with it.
@@ -59,7 +59,7 @@ def _hand_over(loop: asyncio.AbstractEventLoop, turn: asyncio.Semaphore, _: "Fut
         loop.call_soon_threadsafe(turn.release)
 
 
-async def while_there(request: Request, work: "asyncio.Future[Result]", timeout_s: float | int | None = None) -> Result:
+async def unless_disconnected(request: Request, work: "asyncio.Future[Result]", timeout_s: float | int | None = None) -> Result:
     """What the work returns, unless the client leaves before.
 
     Args:

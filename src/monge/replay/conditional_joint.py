@@ -11,8 +11,8 @@ from torch import Tensor
 from monge.core.draws import Draws
 from monge.core.law import SparseLaw
 from monge.core.proposal import Iid, Mixed, Proposal
-from monge.replay.given import GivenToken
-from monge.replay.known import Known
+from monge.replay.conditional import ConditionalCandidates
+from monge.replay.logged_token import LoggedToken
 from monge.verify.flow import Flow
 from monge.verify.k_seq import divisors
 from monge.verify.optimal import Optimal
@@ -20,27 +20,27 @@ from monge.verify.problem import NodeProblem
 
 
 @dataclass(frozen=True, slots=True)
-class SameTest(GivenToken):
+class SameTest(ConditionalCandidates):
     """K-SEQ: every draw is tested with the same ratio.
 
     With `m = min(p / rho, q)` and beta its mass, y is accepted as the k-th draw with probability `(1 - beta)^(k-1) m_y`, in all
     `gamma m_y`; rejected draws have law `(q - m) / (1 - beta)`.
     """
 
-    def chance(self, known: Known, proposal: Proposal, draws: Draws) -> float:
+    def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
         assert isinstance(proposal, Iid)
-        known.require(proposal.law)
-        y, q = known.token, proposal.law.sparse()
-        rho, gamma = divisors(known.law, q, proposal.width)
-        p_y = known.law.prob(y)
+        logged.require(proposal.law)
+        y, q = logged.token, proposal.law.sparse()
+        rho, gamma = divisors(logged.law, q, proposal.width)
+        p_y = logged.law.prob(y)
         return min(1.0, gamma * min(p_y / rho, q.prob(y)) / p_y)
 
-    def draw(self, known: Known, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+    def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         assert isinstance(proposal, Iid)
         q, width = proposal.law.sparse(), proposal.width
-        is_accepted = draws.bernoulli(self.chance(known, proposal, draws))
-        rho, _ = divisors(known.law, q, width)
-        kept = (known.law.at(q.token_ids) / rho).minimum(q.probs)
+        is_accepted = draws.bernoulli(self.chance(logged, proposal, draws))
+        rho, _ = divisors(logged.law, q, width)
+        kept = (logged.law.at(q.token_ids) / rho).minimum(q.probs)
         refused = q.probs - kept
         missed = min(1.0, float(refused.sum()))  # 1 - beta
         rejected = None if missed == 0.0 else _normalised(q.token_ids, refused)
@@ -49,11 +49,11 @@ class SameTest(GivenToken):
             return tuple(draws.categorical(rejected) for _ in range(width))
         place = draws.categorical(_places([missed**number for number in range(width)]))
         before = [draws.categorical(rejected) for _ in range(place)] if rejected is not None else []
-        return (*before, known.token, *(draws.categorical(q) for _ in range(width - place - 1)))
+        return (*before, logged.token, *(draws.categorical(q) for _ in range(width - place - 1)))
 
 
 @dataclass(frozen=True, slots=True)
-class AllAtOnce(GivenToken):
+class JointDecision(ConditionalCandidates):
     """The optimal rule: y is accepted with probability y's accepted mass / p_y, which the rule knows in closed form.
 
     Given that, draws are proposed from their own law, given that y is among them, and kept with the probability with which the
@@ -66,28 +66,28 @@ class AllAtOnce(GivenToken):
 
     rule: Optimal
 
-    def chance(self, known: Known, proposal: Proposal, draws: Draws) -> float:
+    def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
         assert isinstance(proposal, Iid | Mixed)
-        if isinstance(proposal, Mixed) and known.token in proposal.fixed:
+        if isinstance(proposal, Mixed) and logged.token in proposal.fixed:
             return 1.0
-        flow = self._flow(known, proposal, proposal.draw(draws), draws)
-        mass = float(flow.masses[flow.token_ids == known.token].sum())  # one token, or none that can be drawn
-        return min(1.0, mass / known.law.prob(known.token))
+        flow = self._flow(logged, proposal, proposal.draw(draws), draws)
+        mass = float(flow.masses[flow.token_ids == logged.token].sum())  # one token, or none that can be drawn
+        return min(1.0, mass / logged.law.prob(logged.token))
 
-    def draw(self, known: Known, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+    def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         assert isinstance(proposal, Iid | Mixed)
         fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
-        is_accepted = known.token not in fixed and draws.bernoulli(self.chance(known, proposal, draws))
+        is_accepted = logged.token not in fixed and draws.bernoulli(self.chance(logged, proposal, draws))
         while True:
-            tokens = (*fixed, *containing(proposal, known.token, draws)) if is_accepted else proposal.draw(draws)
-            probs = self._flow(known, proposal, tokens, draws).accept_probs
+            tokens = (*fixed, *containing(proposal, logged.token, draws)) if is_accepted else proposal.draw(draws)
+            probs = self._flow(logged, proposal, tokens, draws).accept_probs
             accepted = sum(prob for token, prob in probs.items() if token not in fixed)
-            if draws.bernoulli(min(1.0, max(0.0, probs[known.token] if is_accepted else 1.0 - accepted))):
+            if draws.bernoulli(min(1.0, max(0.0, probs[logged.token] if is_accepted else 1.0 - accepted))):
                 return tokens
 
-    def _flow(self, known: Known, proposal: Iid | Mixed, offers: tuple[int, ...], draws: Draws) -> Flow:
-        known.require(proposal.law)
-        problem = NodeProblem(target_law=known.law, scale=1.0, proposal=proposal, offers=offers, draws=draws)
+    def _flow(self, logged: LoggedToken, proposal: Iid | Mixed, candidates: tuple[int, ...], draws: Draws) -> Flow:
+        logged.require(proposal.law)
+        problem = NodeProblem(target_law=logged.law, scale=1.0, proposal=proposal, candidates=candidates, draws=draws)
         flow = self.rule.flow(problem)
         assert isinstance(flow, Flow), "the optimal rule knows its accepted masses"
         return flow

@@ -1,4 +1,4 @@
-"""The client's end of a job: events as they come, for threads and for coroutines."""
+"""The client's end of a generation: events as they come, for threads and for coroutines."""
 
 import asyncio
 import contextlib
@@ -6,16 +6,16 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
-from monge.serve.jobs import Completion, Event
+from monge.serve.generation import Completion, Event
 
 
-class Ticket:
-    """An iterator, plain and asynchronous, of one job's events; one reader at a time.
+class RequestHandle:
+    """An iterator, plain and asynchronous, of one generation's events; one reader at a time.
 
     Events wait here until they are read, at most one per generated token: a slow reader holds up nobody.
 
     Args:
-        request_id: The job's number.
+        request_id: The generation's number.
         on_cancel: Called, from any thread, when the client wants no more.
     """
 
@@ -39,11 +39,11 @@ class Ticket:
                 loop.call_soon_threadsafe(_wake, future)
 
     def cancel(self) -> None:
-        """Ask for the end of the job: it leaves between two rounds, with a last event that says `cancelled`."""
+        """Ask for the end of the generation: it leaves between two rounds, with a last event that says `cancelled`."""
         self._on_cancel()
 
     def completion(self, timeout_s: float | int | None = None) -> Completion:
-        """Wait for the end of the job.
+        """Wait for the end of the generation.
 
         Raises:
             TimeoutError: If it takes longer than this between two events.
@@ -54,7 +54,7 @@ class Ticket:
         return gather(events)
 
     async def completion_async(self) -> Completion:
-        """Wait for the end of the job."""
+        """Wait for the end of the generation."""
         return gather([event async for event in self])
 
     def __iter__(self) -> Iterator[Event]:
@@ -79,7 +79,7 @@ class Ticket:
     def _next(self, timeout_s: float | int | None) -> Event:
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self._events), timeout_s):
-                raise TimeoutError(f"job {self.request_id}: nothing came for {timeout_s} seconds")
+                raise TimeoutError(f"generation {self.request_id}: nothing came for {timeout_s} seconds")
             return self._take()
 
     def _take(self) -> Event:
@@ -89,7 +89,7 @@ class Ticket:
 
 
 def gather(events: Iterable[Event]) -> Completion:
-    """All events of a job in one."""
+    """All events of a generation in one."""
     every = list(events)
     last = every[-1]
     assert last.finish_reason is not None and last.summary is not None, "the last event is missing"

@@ -1,4 +1,4 @@
-"""What starting a server takes, in one place: for commands, which import it only when they are called."""
+"""The names that the commands import to start a server, in one module that they import late."""
 
 from monge.engine.chat_format import chat_format
 from monge.serve.app import create_app

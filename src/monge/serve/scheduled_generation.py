@@ -1,4 +1,4 @@
-"""One job while it is in the scheduler's hands."""
+"""One generation while it is in the scheduler's hands."""
 
 import time
 from dataclasses import dataclass
@@ -7,32 +7,32 @@ from monge.core.verdict import StepRecord
 from monge.engine.catch import catch
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.session import Request, Session
-from monge.serve.jobs import Event, Job, JobFinish, Measure, Sink, Summary, Timings
-from monge.serve.tally import SpeculationTally
-from monge.serve.ticket import Ticket
+from monge.serve.generation import Event, GenerationFinish, GenerationRequest, Measure, Sink, Summary, Timings
+from monge.serve.request_handle import RequestHandle
+from monge.serve.speculation_counter import SpeculationCounter
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """A job, its session, its client and its clock.
+class ScheduledGeneration:
+    """A generation, its session, its client and its clock.
 
     Args:
-        job: What was asked for.
-        order_id: The same for all jobs that came together.
+        generation: What was asked for.
+        group_id: Number of the client request that this generation belongs to.
         session: Its decoding.
-        ticket: Where its events go.
-        tally: What drafting is worth to it.
-        planner: Name of the controller that plans for it, or `none`.
+        handle: Where its events go.
+        counter: What drafting is worth to it.
+        controller: Name of the controller that plans for it, or `none`.
         sink: Told what is observed.
         submitted_at: When its request came.
     """
 
-    job: Job
-    order_id: int
+    generation: GenerationRequest
+    group_id: int
     session: Session
-    ticket: Ticket
-    tally: SpeculationTally
-    planner: str
+    handle: RequestHandle
+    counter: SpeculationCounter
+    controller: str
     sink: Sink
     submitted_at: float
     admitted_at: float | None = None
@@ -43,34 +43,34 @@ class Entry:
 
     def is_late(self, now: float) -> bool:
         """Whether its deadline has passed."""
-        return self.job.deadline_s is not None and now - self.submitted_at >= self.job.deadline_s
+        return self.generation.deadline_s is not None and now - self.submitted_at >= self.generation.deadline_s
 
     def advance(self) -> tuple[Event, StepRecord | None]:
         """What the last round added, and the round's record if there is one."""
         now, session = time.perf_counter(), self.session
-        start = len(self.job.prompt_ids) + self.num_sent
+        start = len(self.generation.prompt_ids) + self.num_sent
         token_ids = session.context.token_ids[start:]
         record = session.records[-1] if token_ids and session.error is None else None
         if token_ids:
             self._observe_tokens(now, record)
         if record is not None:
-            self.tally.add(record)
+            self.counter.add(record)
         self.num_sent += len(token_ids)
-        is_first = start == len(self.job.prompt_ids)
+        is_first = start == len(self.generation.prompt_ids)
         text = self._new_text(last=session.finish_reason is not None)
         event = Event(
             text=text,
             token_ids=token_ids,
             num_accepted=0 if record is None else min(record.num_accepted, len(token_ids)),
             logprobs=session.logprobs if token_ids else (),
-            prompt_logprobs=session.prompt_logprobs if is_first and self.job.prompt_logprobs is not None else None,
+            prompt_logprobs=session.prompt_logprobs if is_first and self.generation.prompt_logprobs is not None else None,
             finish_reason=session.finish_reason,
             summary=None if session.finish_reason is None else self._summary(now),
         )
         return event, record
 
-    def end(self, reason: JobFinish, error: Exception | None = None) -> Event:
-        """The last event of a job that is ended from outside, with the text that it has."""
+    def end(self, reason: GenerationFinish, error: Exception | None = None) -> Event:
+        """The last event of a generation that is ended from outside, with the text that it has."""
         if error is not None:
             self.session.fail(error)
         return Event(text=self._new_text(last=True), finish_reason=reason, summary=self._summary(time.perf_counter()))
@@ -103,9 +103,9 @@ class Entry:
         for name, value in self._measures(timings).items():
             self.sink(name, value)
         return Summary(
-            num_prompt_tokens=len(self.job.prompt_ids),
+            num_prompt_tokens=len(self.generation.prompt_ids),
             num_generated_tokens=self.num_sent,
-            speculation=self.tally.total(),
+            speculation=self.counter.total(),
             timings=timings,
             error=None if self.session.error is None else f"{type(self.session.error).__name__}: {self.session.error}",
         )
@@ -114,7 +114,7 @@ class Entry:
         measures: dict[Measure, float | int] = {
             "queue_s": timings.queue_s,
             "total_s": timings.total_s,
-            "prompt_tokens": len(self.job.prompt_ids),
+            "prompt_tokens": len(self.generation.prompt_ids),
             "generated_tokens": self.num_sent,
         }
         if self.first_at is not None:
@@ -126,23 +126,27 @@ class Entry:
         return measures
 
 
-def request_of(job: Job) -> Request:
-    """What a job asks of a decoder."""
+def request_of(generation: GenerationRequest) -> Request:
+    """What a generation asks of a decoder."""
     return Request(
-        prompt_ids=job.prompt_ids,
-        max_new_tokens=job.max_new_tokens,
-        rules=job.rules,
-        seed=job.seed,
-        row=job.row,
-        eos_ids=job.eos_ids,
-        stop=job.stop,
-        processors=job.processors,
-        speculative=job.speculative,
-        adaptive=job.adaptive,
-        limits=job.limits,
-        controller=job.controller,
-        logprobs=None if job.logprobs is None else LogprobOptions(num_top=job.logprobs, source=job.logprobs_of),
-        prompt_logprobs=None if job.prompt_logprobs is None else LogprobOptions(num_top=job.prompt_logprobs, source="raw"),
+        prompt_ids=generation.prompt_ids,
+        max_new_tokens=generation.max_new_tokens,
+        rules=generation.rules,
+        seed=generation.seed,
+        row=generation.row,
+        eos_ids=generation.eos_ids,
+        stop=generation.stop,
+        processors=generation.processors,
+        speculative=generation.speculative,
+        adaptive=generation.adaptive,
+        limits=generation.limits,
+        controller=generation.controller,
+        logprobs=None
+        if generation.logprobs is None
+        else LogprobOptions(num_top=generation.logprobs, source=generation.logprobs_of),
+        prompt_logprobs=None
+        if generation.prompt_logprobs is None
+        else LogprobOptions(num_top=generation.prompt_logprobs, source="raw"),
     )
 
 

@@ -11,7 +11,7 @@ from monge.core.stopping import Evidence, StopRule
 from monge.core.tree import GrowingTree
 
 
-class Watch:
+class StopMonitor:
     """Applies a `StopRule` to one growing tree, level by level, and notes what it saw.
 
     Whether a level is drawn depends on the network's logits at the nodes above it, whether it is read on tokens that are drawn

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from monge.serve.jobs import Event, Speculation, Summary, Timings
-from monge.serve.ticket import Ticket
+from monge.serve.generation import Event, Speculation, Summary, Timings
+from monge.serve.request_handle import RequestHandle
 
 SUMMARY = Summary(num_prompt_tokens=1, num_generated_tokens=3, speculation=Speculation(), timings=Timings())
 EVENTS = [
@@ -18,71 +18,71 @@ EVENTS = [
 
 def fed(pause_s=0.0):
     cancelled = threading.Event()
-    ticket = Ticket(0, cancelled.set)
+    handle = RequestHandle(0, cancelled.set)
 
     def feed():
         for event in EVENTS:
             cancelled.wait(pause_s)
-            ticket.put(event)
+            handle.put(event)
 
     threading.Thread(target=feed).start()
-    return ticket, cancelled
+    return handle, cancelled
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.02])
 def test_a_thread_reads_events_in_order(pause_s):
-    ticket, _ = fed(pause_s)
-    assert list(ticket) == EVENTS
-    assert list(ticket) == []
+    handle, _ = fed(pause_s)
+    assert list(handle) == EVENTS
+    assert list(handle) == []
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.02])
 def test_a_coroutine_reads_events_in_order(pause_s):
     async def read():
-        ticket, _ = fed(pause_s)
-        return [event async for event in ticket]
+        handle, _ = fed(pause_s)
+        return [event async for event in handle]
 
     assert asyncio.run(read()) == EVENTS
 
 
 def test_events_add_up_to_a_completion():
-    ticket, _ = fed()
-    whole = ticket.completion(timeout_s=10)
+    handle, _ = fed()
+    whole = handle.completion(timeout_s=10)
     assert (whole.text, whole.token_ids, whole.finish_reason) == ("ab", (5, 6, 7), "length")
     assert whole.summary is SUMMARY
     assert asyncio.run(fed(0.01)[0].completion_async()).token_ids == (5, 6, 7)
 
 
 def test_waiting_in_vain_says_so():
-    ticket = Ticket(7, lambda: None)
-    with pytest.raises(TimeoutError, match="job 7: nothing came"):
-        ticket.completion(timeout_s=0.01)
+    handle = RequestHandle(7, lambda: None)
+    with pytest.raises(TimeoutError, match="generation 7: nothing came"):
+        handle.completion(timeout_s=0.01)
 
 
 def test_a_reader_that_gave_up_loses_nothing():
     async def read():
-        ticket = Ticket(0, lambda: None)
+        handle = RequestHandle(0, lambda: None)
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(anext(ticket), 0.01)
+            await asyncio.wait_for(anext(handle), 0.01)
         for event in EVENTS:
-            ticket.put(event)
-        return [event async for event in ticket]
+            handle.put(event)
+        return [event async for event in handle]
 
     assert asyncio.run(read()) == EVENTS
 
 
 def test_events_after_the_readers_loop_ended_are_kept():
-    ticket = Ticket(0, lambda: None)
+    handle = RequestHandle(0, lambda: None)
 
     async def start():
-        reading = asyncio.ensure_future(anext(ticket))
+        reading = asyncio.ensure_future(anext(handle))
         await asyncio.sleep(0)
         reading.cancel()
 
     asyncio.run(start())
     for event in EVENTS:
-        ticket.put(event)
-    assert list(ticket) == EVENTS
+        handle.put(event)
+    assert list(handle) == EVENTS
 
 
 def test_speculation_has_the_invariants_of_its_histogram():

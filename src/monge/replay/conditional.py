@@ -17,42 +17,42 @@ import torch
 from monge.core.draws import Draws
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
-from monge.replay.known import Known
+from monge.replay.logged_token import LoggedToken
 
 Drawn = Iid | Mixed | WithoutReplacement
 
 
-class GivenToken(ABC):
+class ConditionalCandidates(ABC):
     """The candidates of a node given the emitted token, for one rule; `Deterministic` ones never get here."""
 
     @abstractmethod
-    def chance(self, known: Known, proposal: Proposal, draws: Draws) -> float:
+    def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
         """P(the committed token is among the candidates | it is emitted), or an unbiased estimate of it by one drawing."""
 
     @abstractmethod
-    def draw(self, known: Known, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+    def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         """Candidates in drawing order, given that the committed token is emitted."""
 
-    def next_scale(self, known: Known, q: float) -> float:
+    def next_scale(self, logged: LoggedToken, q: float) -> float:
         """Scale of the target below the committed token, which was drawn with probability `q` and accepted."""
         return 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Untilted(GivenToken):
+class IndependentCandidates(ConditionalCandidates):
     """Rules that emit without a look at the candidates: these follow their own law."""
 
-    def chance(self, known: Known, proposal: Proposal, draws: Draws) -> float:
+    def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
         if isinstance(proposal, Iid):
-            return 1.0 - (1.0 - proposal.law.prob(known.token)) ** proposal.width
-        return float(known.token in proposal.draw(draws))
+            return 1.0 - (1.0 - proposal.law.prob(logged.token)) ** proposal.width
+        return float(logged.token in proposal.draw(draws))
 
-    def draw(self, known: Known, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+    def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         return proposal.draw(draws)
 
 
 @dataclass(frozen=True, slots=True)
-class Tested(GivenToken):
+class SequentialTests(ConditionalCandidates):
     """Rules that test draws one after another by rejection; draws that they never look at follow their own law.
 
     Let P be the target that the tests so far have left, and Q the law of the next draw. From here on the rule emits y with law
@@ -69,15 +69,15 @@ class Tested(GivenToken):
     tests_fixed: bool = False
     drops_repeats: bool = False
 
-    def chance(self, known: Known, proposal: Proposal, draws: Draws) -> float:
+    def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
         assert isinstance(proposal, Drawn)
-        if isinstance(proposal, Mixed) and known.token in proposal.fixed:
+        if isinstance(proposal, Mixed) and logged.token in proposal.fixed:
             return 1.0  # offered for certain; q gives it nothing
-        y, left, is_open = self._start(known, proposal)
+        y, left, is_open = self._start(logged, proposal)
         if not is_open or isinstance(proposal, WithoutReplacement) or self.drops_repeats:
-            return float(y in self.draw(known, proposal, draws))
+            return float(y in self.draw(logged, proposal, draws))
         q, missed = proposal.law.sparse(), 1.0
-        self._require(known, proposal)
+        self._require(logged, proposal)
         for number in range(proposal.width):
             is_tested = self.num_tests is None or number < self.num_tests
             if is_tested and number > 0:
@@ -87,12 +87,12 @@ class Tested(GivenToken):
                 break  # accepted for certain: nothing of y is left for a further test
         return 1.0 - missed
 
-    def draw(self, known: Known, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+    def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         assert isinstance(proposal, Drawn)
-        y, left, is_open = self._start(known, proposal)
+        y, left, is_open = self._start(logged, proposal)
         tokens = list(proposal.fixed) if isinstance(proposal, Mixed) else []
         tests = proposal.width if self.num_tests is None else self.num_tests
-        self._require(known, proposal)
+        self._require(logged, proposal)
         for _ in range(proposal.width):
             q, is_new = self._next(proposal, tokens, draws)
             if q is None:
@@ -104,24 +104,24 @@ class Tested(GivenToken):
                 is_open = False
             else:
                 tests -= 1
-                tokens.append(known.rejected(q, left, draws))
+                tokens.append(logged.rejected(q, left, draws))
                 left, is_open = left.excess_over(q) or left, tests > 0
         return tuple(tokens)
 
-    def _start(self, known: Known, proposal: Drawn) -> tuple[int, SparseLaw, bool]:
+    def _start(self, logged: LoggedToken, proposal: Drawn) -> tuple[int, SparseLaw, bool]:
         """The committed token, the target that is left for the draws, and whether they are tested at all."""
-        left: SparseLaw = known.law
+        left: SparseLaw = logged.law
         fixed = proposal.fixed if isinstance(proposal, Mixed) and self.tests_fixed else ()
-        if known.token in fixed:
-            return known.token, left, False
+        if logged.token in fixed:
+            return logged.token, left, False
         for token in fixed:
             left = left.without(token) or left
-        return known.token, left, True
+        return logged.token, left, True
 
-    def _require(self, known: Known, proposal: Drawn) -> None:
+    def _require(self, logged: LoggedToken, proposal: Drawn) -> None:
         """A second test looks at all that the first one left, not at the committed token alone."""
         if self.num_tests is None and proposal.width > 1:
-            known.require(proposal.law)
+            logged.require(proposal.law)
 
     def _next(self, proposal: Drawn, tokens: list[int], draws: Draws) -> tuple[SparseLaw | None, bool]:
         """The law of the next draw, and whether it is a new token; `None` where the draft law is used up."""
@@ -137,7 +137,7 @@ class Tested(GivenToken):
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled(GivenToken):
+class ScaledTests(ConditionalCandidates):
     """Block Verification of a chain: rejection of one draw a node against a target that is scaled down.
 
     With w_i = min over k <= i of `q(y_1..y_k) p(y_(k+1)..y_i | y_1..y_k)`, the chain's first i tokens are y_1..y_i and
@@ -147,24 +147,24 @@ class Scaled(GivenToken):
     below it is tilted too, in a way that only laws off the text could tell; it is drawn from q.)
     """
 
-    def chance(self, known: Known, proposal: Proposal, draws: Draws) -> float:
+    def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
         assert isinstance(proposal, Iid)
-        y = known.token
-        return min(1.0, proposal.law.prob(y) / (known.scale * known.law.prob(y)))
+        y = logged.token
+        return min(1.0, proposal.law.prob(y) / (logged.scale * logged.law.prob(y)))
 
-    def draw(self, known: Known, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+    def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         assert isinstance(proposal, Iid)
-        if draws.bernoulli(self.chance(known, proposal, draws)):
-            return (known.token,)
+        if draws.bernoulli(self.chance(logged, proposal, draws)):
+            return (logged.token,)
         q = proposal.law.sparse()
-        if not known.covers(q):
-            return (known.rejected(q, known.law, draws),)
-        masses = (q.probs - known.scale * known.law.at(q.token_ids)).clamp_min(0.0)
+        if not logged.covers(q):
+            return (logged.rejected(q, logged.law, draws),)
+        masses = (q.probs - logged.scale * logged.law.at(q.token_ids)).clamp_min(0.0)
         kept = masses > 0.0
         return (draws.categorical(SparseLaw(q.token_ids[kept], masses[kept] / masses.sum())),)
 
-    def next_scale(self, known: Known, q: float) -> float:
-        return min(1.0, known.scale * known.law.prob(known.token) / q)
+    def next_scale(self, logged: LoggedToken, q: float) -> float:
+        return min(1.0, logged.scale * logged.law.prob(logged.token) / q)
 
 
 def draft_prob(proposal: Proposal, token: int) -> float:

@@ -1,4 +1,4 @@
-"""What is asked of the scheduler and what it answers: jobs in, events out."""
+"""What is asked of the scheduler and what it answers: generations in, events out."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from monge.engine.logprobs import LogprobSource, TokenLogprob
 from monge.engine.sampling import Processor
 from monge.engine.session import FinishReason
 
-JobFinish = FinishReason | Literal["cancelled", "deadline"]
+GenerationFinish = FinishReason | Literal["cancelled", "deadline"]
 """`eos`, `stop`, `length`, `error`, or ended from outside: by the client, or by its deadline."""
 
 Measure = Literal[
@@ -35,22 +35,22 @@ Sink = Callable[[Measure, float | int], None]
 
 
 class QueueFullError(MongeError, RuntimeError):
-    """As many jobs wait as may wait; try again later."""
+    """As many generations wait as may wait; try again later."""
 
 
 class SchedulerClosedError(MongeError, RuntimeError):
-    """The scheduler takes no more jobs."""
+    """The scheduler takes no more generations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class GenerationRequest:
     """One completion of one prompt.
 
     Args:
         prompt_ids: The prompt, at least one token.
         max_new_tokens: Most tokens to generate.
         rules: Sampling rules.
-        seed: Names, with `row`, the job's own stream of random numbers; zero is a seed.
+        seed: Names, with `row`, the generation's own stream of random numbers; zero is a seed.
         row: Number of its stream among those of the seed.
         stop: Stop strings.
         eos_ids: Tokens that end the text.
@@ -62,7 +62,7 @@ class Job:
         speculative: Whether anything is drafted for it, whatever the controller plans.
         adaptive: Whether the controller plans for it; if not, every round has the largest tree within its limits.
         limits: No plan of it goes beyond their depth and nodes.
-        controller: Name of the controller that plans for it; `None` for the one of jobs that name none.
+        controller: Name of the controller that plans for it; `None` for the one of generations that name none.
         deadline_s: Seconds after submission at which it is ended, with what it has; `None` for no limit.
     """
 
@@ -95,7 +95,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """What drafting was worth: of one job, or of all.
+    """What drafting was worth: of one generation, or of all.
 
     A round whose tree had no candidates is no draft. Accepted tokens that a stop cut off count as accepted.
 
@@ -136,7 +136,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Seconds of one job; a stage that was not reached has 0.
+    """Seconds of one generation; a stage that was not reached has 0.
 
     Args:
         queue_s: From submission to the first piece of the prompt being read.
@@ -155,7 +155,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a job's last event adds.
+    """What a generation's last event adds.
 
     Args:
         num_prompt_tokens: Tokens of the prompt.
@@ -174,7 +174,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What one round added to a job.
+    """What one round added to a generation.
 
     Args:
         text: New text; empty while a character or a possible stop string is incomplete.
@@ -191,13 +191,13 @@ class Event:
     num_accepted: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-    finish_reason: JobFinish | None = None
+    finish_reason: GenerationFinish | None = None
     summary: Summary | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """All events of a job in one.
+    """All events of a generation in one.
 
     Args:
         text: Generated text, ended before a stop string.
@@ -212,7 +212,7 @@ class Completion:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     prompt_logprobs: tuple[TokenLogprob, ...] | None
-    finish_reason: JobFinish
+    finish_reason: GenerationFinish
     summary: Summary
 
 
@@ -226,7 +226,7 @@ class Snapshot:
         num_waiting: Jobs in the queue.
         kv_used_tokens: Tokens reserved in the caches.
         kv_budget_tokens: Tokens that may be.
-        is_open: Whether jobs are taken.
+        is_open: Whether generations are taken.
         failure: What ended the decoding thread, if anything did: the scheduler is of no use any more.
         num_prompt_tokens: Prompt tokens read since the start.
         num_generated_tokens: Tokens generated since the start.
@@ -245,7 +245,7 @@ class Snapshot:
     failure: str | None
     num_prompt_tokens: int
     num_generated_tokens: int
-    finished: Mapping[JobFinish, int] = field(default_factory=dict[JobFinish, int])
+    finished: Mapping[GenerationFinish, int] = field(default_factory=dict[GenerationFinish, int])
     num_preemptions: int = 0
     speculation: Speculation = Speculation()
     by_controller: Mapping[str, Speculation] = field(default_factory=dict[str, Speculation])

@@ -1,0 +1,211 @@
+"""Another package adds a verifier, a drafter, a tree and a controller by entry points, without a change of the library."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PARTS = '''
+"""One part of each kind, written as another package would write them."""
+
+from dataclasses import dataclass
+
+from monge.control.base import SoloController
+from monge.core.context import DraftPlan
+from monge.core.law import residual
+from monge.core.proposal import Deterministic, Iid
+from monge.core.tree import fixed_chain
+from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.tree.base import TreeBuilder, TreeLimits
+from monge.verify.base import NodeRule
+
+
+@dataclass(frozen=True, slots=True)
+class RatioRule(NodeRule):
+    """Accept one draw with probability min(1, p/q)."""
+
+    accepts = frozenset({Iid})
+    max_width = 1
+
+    def emit(self, target_law, proposal, candidates, draws):
+        (x,) = candidates
+        q = proposal.law
+        if draws.bernoulli(min(1.0, target_law.prob(x) / q.prob(x))):
+            return x
+        return draws.categorical(residual(target_law, q))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatDrafter(Drafter[None]):
+    """Propose the last token again."""
+
+    count: int = 2
+
+    @property
+    def capabilities(self):
+        return Capabilities(
+            proposes=frozenset({Deterministic}),
+            max_width=1,
+            max_depth=self.count,
+            needs_trees=False,
+            runs_network=False,
+        )
+
+    def open(self, contexts):
+        return [None] * len(contexts)
+
+    def draft(self, contexts, states, plans, draws):
+        found = []
+        for context, plan, own in zip(contexts, plans, draws, strict=True):
+            last = context.token_ids[-1]
+            found.append(Draft(fixed_chain(last, (last,) * plan.depth(self.count), own), None))
+        return found
+
+    def observe(self, contexts, drafts, verdicts):
+        return [None] * len(contexts)
+
+    def close(self, context):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class PairTree(TreeBuilder):
+    """A chain of at most two draws."""
+
+    depth: int = 2
+
+    @property
+    def limits(self):
+        return TreeLimits(proposes=frozenset({Iid}), max_width=1, max_depth=self.depth, max_nodes=self.depth)
+
+    def expand(self, tree, frontier, laws, plan, draws):
+        children = tree.grow(frontier[0], Iid(laws[0], 1), draws)
+        return children if tree.num_nodes <= plan.nodes(plan.depth(self.depth)) - 1 else ()
+
+    def finish(self, tree, plan):
+        return tree.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class Alternate(SoloController[int]):
+    """Draft in every second round."""
+
+    depth: int = 2
+
+    def init(self, shared):
+        return 0
+
+    def plan_one(self, state, info, context_length, draws):
+        return DraftPlan(max_depth=self.depth if state % 2 else 0)
+
+    def update(self, state, record):
+        return state + 1
+'''
+
+ENTRY_POINTS = """
+[monge.verifiers]
+ratio_rule = other_parts:RatioRule
+broken_rule = other_parts:Missing
+
+[monge.drafters]
+repeat = other_parts:RepeatDrafter
+
+[monge.trees]
+pair = other_parts:PairTree
+
+[monge.controllers]
+alternate = other_parts:Alternate
+fixed = other_parts:Alternate
+"""
+
+ROOMS = {"verifiers": "ratio_rule", "drafters": "repeat", "trees": "pair", "controllers": "alternate"}
+
+DECODE = """
+import json, warnings
+
+warnings.simplefilter("ignore")
+
+from monge.api import make_parts
+from monge.testing.decoding import Case, output_law, target_law
+from monge.testing.oracle import law_error
+from monge.testing.tabular import RandomTable, TabularModel
+
+VOCAB = 3
+CASE = Case(horizon=2, max_new_tokens=3)
+
+
+def model(seed):
+    return TabularModel(RandomTable(VOCAB, seed), VOCAB)
+
+
+def error(*drafts, **options):
+    law = output_law(lambda: make_parts(model(1), *map(model, drafts), **options), CASE)
+    return law_error(law, target_law(model(1), CASE))
+
+
+print(
+    json.dumps(
+        {
+            "verifier": error(2, tree="chain(2)", verifier="ratio_rule"),
+            "drafter": error(drafter="repeat(count=2)"),
+            "tree": error(2, tree="pair(depth=2)"),
+            "controller": error(2, tree="chain(2)", controller="alternate(depth=1)"),
+            "all": error(2, tree="pair", verifier="ratio_rule", controller="alternate"),
+        }
+    )
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run Python with the other package installed."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "other_parts.py").write_text(PARTS, encoding="utf-8")
+    about = folder / "other_parts-0.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other-parts\nVersion: 0.1\n", encoding="utf-8")
+    (about / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
+    source = Path(__file__).parents[2] / "src"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (folder, source)))}
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def listed(run: Callable[..., subprocess.CompletedProcess[str]]) -> subprocess.CompletedProcess[str]:
+    """What `monge list` shows."""
+    return run("-m", "monge", "list", "--json")
+
+
+def test_each_part_decodes_with_the_law_of_the_target(run):
+    errors = json.loads(run("-c", DECODE).stdout)
+    assert errors.keys() == {"verifier", "drafter", "tree", "controller", "all"}
+    assert max(errors.values()) < 1e-12, errors
+
+
+def test_the_parts_are_listed(listed):
+    rooms = json.loads(listed.stdout)
+    found = {room: {part["name"]: part for part in rooms[room]} for room in ROOMS}
+    assert all(name in found[room] for room, name in ROOMS.items())
+    assert found["drafters"]["repeat"]["settings"] == {"count": 2}
+    assert found["trees"]["pair"]["summary"] == "A chain of at most two draws."
+
+
+def test_a_part_that_cannot_be_loaded_is_left_out_with_a_warning(listed):
+    assert "broken_rule" not in listed.stdout
+    assert "verifier 'broken_rule' cannot be loaded from other_parts:Missing: AttributeError" in listed.stderr
+
+
+def test_a_built_in_part_keeps_its_name(listed):
+    assert "controller 'fixed' of other_parts:Alternate is ignored: the name is taken" in listed.stderr
+    (fixed,) = [part for part in json.loads(listed.stdout)["controllers"] if part["name"] == "fixed"]
+    assert "max_depth" in fixed["settings"]
