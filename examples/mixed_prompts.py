@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from monge.bench.tasks import shipped
+from monge.prompts import shipped
 
 FILES = {
     "gsm8k": "gsm8k_test.jsonl",

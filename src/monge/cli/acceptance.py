@@ -6,10 +6,10 @@ from typing import Annotated, Any, Final
 
 from rich.table import Table
 
-from monge.bench.acceptance_inputs import check_candidates, check_lengths, read_law
-from monge.bench.acceptance_node import node_report
-from monge.bench.acceptance_table import read_table
-from monge.bench.acceptance_tree import BY_NODES, BY_TREES, tree_report
+from monge.acceptance.inputs import check_candidates, check_lengths, read_law
+from monge.acceptance.node import node_report
+from monge.acceptance.table import read_table
+from monge.acceptance.tree import BY_NODES, BY_TREES, tree_report
 from monge.cli import options
 from monge.cli.console import output, reported
 from monge.core.errors import OptionError
@@ -35,7 +35,7 @@ def acceptance(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Say how often every acceptance rule keeps a drafted token, and how often the best possible one would. Exactly.
+    """Compute how often every acceptance rule keeps a drafted token, exactly.
 
     **One node.** From a target law, a draft law and a number of candidates: P(the emitted token is one of the candidates) for
     every rule and every way of drafting for which it is exact, the optimum for each way, and the gap. Small laws are listed,

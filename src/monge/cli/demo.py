@@ -7,19 +7,19 @@ from typing import Any, Final
 from rich.text import Text
 
 from monge.api import load
-from monge.bench.arms import HostArm, MongeArm, encode
-from monge.bench.matrix import DEFAULT, PLAIN
+from monge.bench.arms import HostArm, MongeArm
 from monge.bench.pair import load_pair
 from monge.bench.provenance import busy_note
 from monge.bench.report import arm_record, find, speedup, table
 from monge.bench.runner import Measurement, Settings, measure, num_calls
-from monge.bench.tasks import shipped
-from monge.cli.bench import call_bar
+from monge.bench.usual_arms import DEFAULT, PLAIN
 from monge.cli.completion import completion_of
-from monge.cli.console import notes, output, quiet_host, reported
+from monge.cli.console import output, quiet_host, reported
 from monge.cli.generate import decode_with_bar, say_summary, stream_live
+from monge.cli.progress import call_bar
 from monge.core.errors import MongeError
 from monge.engine.backends.compiled import compiler_obstacle
+from monge.prompts import encode, shipped
 
 EXAMPLES: Final[tuple[tuple[str, int, dict[str, Any]], ...]] = (
     ("gsm8k", 4, {"temperature": 0.0, "stop": ["\nQuestion:"]}),
@@ -40,7 +40,7 @@ ARMS: Final = (
 
 @reported
 def demo() -> None:
-    """Decode a few prompts with the built-in pair, and time it side by side with transformers.
+    """Decode a few prompts with the built-in pair, and time it beside transformers.
 
     Takes a minute or two on two cores, the first time one more to make machine code, and needs no network.
     """
@@ -96,7 +96,7 @@ def _completions() -> None:
 def _race(backend: str) -> list[Measurement]:
     pair = load_pair(backend=backend)
     prompts = tuple(encode(pair.tokenizer, prompt.text) for prompt in shipped(per_task=1))
-    with call_bar(notes()) as watch:
+    with call_bar() as watch:
         watch.total(num_calls(ARMS, prompts, SETTINGS))
         measurements = measure(pair, ARMS, prompts, SETTINGS, on_call=watch.step)
     for temperature in SETTINGS.temperatures:

@@ -37,9 +37,9 @@ PROPOSALS: Final = (Deterministic, Iid, Independent, WithoutReplacement, Mixed, 
 
 @reported
 def list_parts(as_json: options.Json = False) -> None:
-    """Show the verifiers, drafters, trees and controllers that can be named, with their settings.
+    """Show the verifiers, drafters, trees and controllers that can be named.
 
-    Settings are written in parentheses after a name: `--tree "fixed_width((4, 2), children='iid')"`.
+    Settings are shown too. They are written in parentheses after a name: `--tree "fixed_width((4, 2), children='iid')"`.
     """
     rooms = {room: [describe(registry, name) for name in registry] for room, registry in ROOMS}
     if as_json:

@@ -176,7 +176,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
 
 def _dequantised(path: Path) -> PreTrainedModel:
     try:
-        network = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        network: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     except Exception as error:
         raise ModelLoadError(f"transformers cannot read {path.name}: {type(error).__name__}: {error}") from error
     # It holds plain weights by now, and says otherwise.

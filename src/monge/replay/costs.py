@@ -18,7 +18,7 @@ def untimed(log: LawLog, drafters: Sequence[str]) -> str | None:
     again = "--draft of this model or head" if missing[0] in (MODEL, *HEADS) else f"--drafter {missing[0]}"
     return (
         f"no speeds: the log has no measured times of drafter {missing[0]!r} (it has: {', '.join(sorted(log.costs))}); "
-        f"`monge log` with {again} measures them"
+        f"`monge replay record` with {again} measures them"
     )
 
 

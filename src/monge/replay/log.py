@@ -155,5 +155,5 @@ class LawLog:
             if logged and found and logged != found:
                 raise ForeignLogError(
                     f"the log was made with {ours.name!r}, {name} {logged}; {whose} {other.name!r} has {found}; log the texts "
-                    "again with `monge log`, or replay with the models that the log was made for"
+                    "again with `monge replay record`, or replay with the models that the log was made for"
                 )
