@@ -159,7 +159,7 @@ def test_other_numbers_are_refused(backend, monkeypatch):
         compiled.CompiledModule, "__call__", lambda self, *inputs: tuple(one * 1.01 for one in call(self, *inputs))
     )
     module = FirstStep(shape_head()).eval()
-    with pytest.raises(BackendError, match="FirstStep, .* gives other numbers: 0.01 of the largest, not 0.0001"):
+    with pytest.raises(BackendError, match="FirstStep, .* gives other numbers: .* from a float64 run"):
         compiled.compile_module(silent, module, rows(1, HIDDEN, HIDDEN))
 
 
