@@ -19,6 +19,7 @@ REPLAY: Final = {
 TRAIN: Final = {
     "shape": Command(place="train:shape", help="Fit a SHAPE head to a target: it drafts from the target's own hidden states."),
     "medusa": Command(place="train:medusa", help="Train Medusa heads on text that the target writes, in the published format."),
+    "eagle3": Command(place="train:eagle3", help="Train an EAGLE-3 head on answers that the target writes."),
     "eagle": Command(place="train:eagle", help="Train an EAGLE head on text that the target writes, in the published format."),
 }
 LABORATORY: Final = ("acceptance", "capacity", "control", "drafters", "grow", "heads", "memory", "peers", "verify")

@@ -19,9 +19,12 @@ from monge.cli.console import notes, quiet_host, reported
 from monge.cli.out import check_out_folder
 from monge.cli.progress import bars
 from monge.core.errors import OptionError
+from monge.engine.chat_format import chat_format
 from monge.engine.loading import load_network, load_tokenizer
 from monge.heads.shape.measure import Quality
+from monge.heads.training.answers import AnswerSettings
 from monge.heads.training.chain import ChainQuality
+from monge.heads.training.eagle3_run import DRAFT_VOCABULARY, train_eagle3
 from monge.heads.training.loop import Progress as TrainingProgress
 from monge.heads.training.loop import Recipe
 from monge.heads.training.losses import Weights
@@ -151,6 +154,67 @@ def _published(kind: str, what: str) -> Callable[..., None]:
 
 medusa = _published("medusa", "Medusa heads")
 eagle = _published("eagle", "an EAGLE head")
+
+
+@reported
+def eagle3(
+    *,
+    out: Out,
+    target: options.Target = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    data: Data = None,
+    system: options.System = None,
+    answer_tokens: Annotated[
+        int | None, _text("--answer-tokens", "Most tokens of an answer.", AnswerSettings().num_tokens)
+    ] = None,
+    draft_vocabulary: Annotated[
+        int, _training("--draft-vocabulary", "Tokens that the head drafts, the most frequent ones.", DRAFT_VOCABULARY)
+    ] = DRAFT_VOCABULARY,
+    num_steps: Annotated[int, _training("--num-steps", "Steps of the chains that it is trained on.", 4)] = 4,
+    steps: Steps = None,
+    batch: Batch = None,
+    learning_rate: LearningRate = None,
+    seed: Seed = None,
+) -> None:
+    """Train an EAGLE-3 head on answers that the target writes, in the published format.
+
+    The target answers the prompts of the data through its chat template, if it has one. The head reads states of three of its
+    layers, and drafts from a reduced vocabulary. Ctrl-C saves; the same command goes on from there.
+
+    **Examples**
+
+        monge train eagle3 --target smollm2 --data questions.jsonl --out my-head
+        monge chat --target smollm2 --draft my-head
+    """
+    quiet_host()
+    options.set_threads(threads)
+    options.check_positive(answer_tokens=answer_tokens, draft_vocabulary=draft_vocabulary, num_steps=num_steps)
+    check_out_folder(out)
+    source = built_in("target") if target is None else target
+    network, tokenizer = load_network(source, **options.given(device=device)), load_tokenizer(source)
+    chat = chat_format(tokenizer, is_built_in=target is None)
+    before = [] if system is None else [{"role": "system", "content": system}]
+    texts = [prompt.text for path in data for prompt in read_prompts(path)] if data else [one.text for one in shipped()]
+    prompts = [chat.encode([*before, {"role": "user", "content": text}]) for text in texts]
+    recipe = _recipe(steps, batch, learning_rate, seed)
+    answers = replace(AnswerSettings(), **options.given(num_tokens=answer_tokens, seed=seed))
+    about = {"target": "built-in" if target is None else Path(target).name, **versions("monge", "torch", "transformers")}
+    with bars() as bar, _interrupts() as interrupted:
+        on_read, on_step = bar("reading answers", len(prompts)), _shown(bar("training steps", recipe.steps))
+        outcome = train_eagle3(
+            network,
+            prompts,
+            out,
+            recipe=recipe,
+            answers=answers,
+            draft_vocabulary=draft_vocabulary,
+            num_steps=num_steps,
+            watch=Watch(on_read=on_read, on_step=on_step, should_stop=interrupted),
+            on_answers=bar("writing answers", len(prompts)),
+            about=about,
+        )
+    _say(out, outcome.num_parameters, outcome.quality)
 
 
 def _recipe(steps: int | None, batch: int | None, learning_rate: float | None, seed: int | None) -> Recipe:

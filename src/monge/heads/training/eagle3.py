@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from monge.heads.training.chain import ChainQuality
 from monge.heads.training.loop import Trainee
@@ -21,13 +22,13 @@ _LAYER: Final = "midlayer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversations:
-    """Rows of text with what the target computed at every token.
+class Rows:
+    """Conversations side by side, padded on the right.
 
     Args:
-        token_ids: Rows, padded on the right.
+        token_ids: Tokens.
         is_learnt: Tokens whose law is learnt: those that the target wrote itself.
-        features: Hidden states of the fused layers, side by side, in any float type.
+        features: Hidden states of the fused layers, side by side.
         last: What the target's output layer reads.
         log_z: Logarithm of the sum of the exponentials of all logits after every token.
     """
@@ -38,14 +39,43 @@ class Conversations:
     last: Float[Tensor, "rows seq hidden"]
     log_z: Float[Tensor, "rows seq"]
 
-    def rows(self, which: slice | Tensor) -> "Conversations":
-        """Some of the rows."""
-        return Conversations(
-            token_ids=self.token_ids[which],
-            is_learnt=self.is_learnt[which],
-            features=self.features[which],
-            last=self.last[which],
-            log_z=self.log_z[which],
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversations:
+    """Conversations with what the target computed at every token, one after another; shorter ones first.
+
+    Args:
+        starts: Where each begins, and the end of the last.
+        token_ids: As `Rows`, without padding.
+        is_learnt: As `Rows`.
+        features: As `Rows`, in any float type.
+        last: As `Rows`.
+        log_z: As `Rows`.
+    """
+
+    starts: tuple[int, ...]
+    token_ids: Int64[Tensor, " tokens"]
+    is_learnt: Bool[Tensor, " tokens"]
+    features: Float[Tensor, "tokens fused"]
+    last: Float[Tensor, "tokens hidden"]
+    log_z: Float[Tensor, " tokens"]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def rows(self, first: int, count: int) -> Rows:
+        """Some of them, side by side."""
+        ends = list(zip(self.starts, self.starts[1:], strict=False))[first : first + count]
+
+        def padded(tensor: Tensor) -> Tensor:
+            return pad_sequence([tensor[start:end] for start, end in ends], batch_first=True)
+
+        return Rows(
+            token_ids=padded(self.token_ids),
+            is_learnt=padded(self.is_learnt),
+            features=padded(self.features),
+            last=padded(self.last),
+            log_z=padded(self.log_z),
         )
 
 
@@ -92,8 +122,8 @@ class Eagle3Trainee(Trainee):
         config: Llama-like settings of the layer.
         num_steps: Steps of a chain.
         decay: Weight of a step against the one before.
-        anneal: The shares of the training between which the loss moves; the trainee counts its losses.
-        num_losses: Losses of the whole training, for `anneal`.
+        anneal: The shares of the training between which the loss moves; by `share`.
+        share: The share of the training that is done.
         seed: Of the initial weights.
         dtype: Type of the matrix products.
 
@@ -108,7 +138,6 @@ class Eagle3Trainee(Trainee):
     num_steps: int = 4
     decay: float = 0.8
     anneal: tuple[float, float] = (0.3, 0.7)
-    num_losses: int = 2000
     seed: int = 0
     dtype: torch.dtype = torch.float32
     tensors: dict[str, Tensor] = field(init=False, repr=False)
@@ -123,12 +152,14 @@ class Eagle3Trainee(Trainee):
         return self.tensors
 
     def loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        count, length = self.fitted.token_ids.shape
-        which = torch.randint(count, (max(1, batch_size // length),), generator=generator)
+        # Neighbours have about the same length.
+        first = int(torch.randint(len(self.fitted), (1,), generator=generator))
+        length = self.fitted.starts[first + 1] - self.fitted.starts[first]
+        texts = self.fitted.rows(min(first, max(0, len(self.fitted) - batch_size // length)), max(1, batch_size // length))
         low, high = self.anneal
         variation = min(1.0, max(0.0, (self.share() - low) / max(high - low, 1e-9)))
         total = torch.zeros(())
-        for number, (drafted, true, log_z, _) in enumerate(self._steps(self.fitted.rows(which))):
+        for number, (drafted, true, log_z, _) in enumerate(self._steps(texts)):
             log_p, log_q = true - log_z[:, None], drafted.float().log_softmax(dim=1)
             p = log_p.exp()
             entropy = -(p * log_q).sum(dim=1).mean()
@@ -143,9 +174,9 @@ class Eagle3Trainee(Trainee):
     def quality(self, texts: Conversations) -> ChainQuality:
         """Figures of chains that start at places the target wrote; see `chain_quality`, whose estimator this is."""
         acceptance, survival, count = [0.0] * self.num_steps, [0.0] * self.num_steps, 0
-        for start in range(0, len(texts.token_ids), _ROWS):
+        for start in range(0, len(texts), _ROWS):
             kept: Tensor | None = None
-            for number, (drafted, true, log_z, tokens) in enumerate(self._steps(texts.rows(slice(start, start + _ROWS)))):
+            for number, (drafted, true, log_z, tokens) in enumerate(self._steps(texts.rows(start, _ROWS))):
                 p, q = (true - log_z[:, None]).double().exp(), drafted.double().softmax(dim=1)
                 agreed = torch.minimum(p, q).sum(dim=1)
                 kept = torch.ones_like(agreed) if kept is None else kept
@@ -161,7 +192,7 @@ class Eagle3Trainee(Trainee):
             acceptance=tuple(value / count for value in acceptance), survival=tuple(value / count for value in survival)
         )
 
-    def _steps(self, texts: Conversations) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def _steps(self, texts: Rows) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """For every step: draft logits, the target's logits of the same tokens, its `log_z`, and what it wrote.
 
         The chain at place t is given x_0 .. x_{t+1}. Its step n (from 0) reads the embedding of x_{t+1+n} and predicts the
@@ -282,3 +313,49 @@ def _turned(heads: Tensor, positions: Tensor, theta: float) -> Tensor:
     cos, sin = angles.cos(), angles.sin()
     first, second = heads[..., :half], heads[..., half:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def read_conversations(
+    network: Any,  # noqa: ANN401 (the host's network)
+    conversations: Sequence[tuple[Sequence[int], Sequence[int]]],
+    layers: Sequence[int],
+    *,
+    longest: int = 384,
+    batch_size: int = 8,
+    dtype: torch.dtype = torch.bfloat16,
+    on_rows: Callable[[int], None] = lambda count: None,
+) -> Conversations:
+    """Let the target read conversations and keep what a head is trained on.
+
+    Args:
+        network: The target, a network of `transformers`.
+        conversations: Prompt and answer of each; those that are longer than `longest` are cut.
+        layers: Hidden states that are fused.
+        longest: Most tokens of a conversation.
+        batch_size: Conversations read together.
+        dtype: In which states are kept: a few kilobytes a token.
+        on_rows: Told how many were read.
+    """
+    cut = [((*prompt, *answer)[:longest], len(prompt)) for prompt, answer in conversations]
+    cut = sorted((one for one in cut if one[1] < len(one[0])), key=lambda one: len(one[0]))
+    parts: dict[str, list[Tensor]] = {name: [] for name in ("token_ids", "is_learnt", "features", "last", "log_z")}
+    output = network.get_output_embeddings()
+    for start in range(0, len(cut), batch_size):
+        batch = cut[start : start + batch_size]
+        ids = pad_sequence([torch.tensor(tokens) for tokens, _ in batch], batch_first=True).to(network.device)
+        with torch.inference_mode():
+            # Padding is on the right: nothing that counts sees it.
+            states = network.model(ids, use_cache=False, output_hidden_states=True).hidden_states
+            for row, (tokens, num_given) in enumerate(batch):
+                size = len(tokens)
+                last = states[-1][row, :size]
+                parts["token_ids"].append(ids[row, :size].cpu())
+                parts["is_learnt"].append(torch.arange(size) >= num_given)
+                parts["features"].append(torch.cat([states[layer][row, :size] for layer in layers], dim=-1).to("cpu", dtype))
+                parts["last"].append(last.to("cpu", dtype))
+                parts["log_z"].append(output(last).float().logsumexp(dim=-1).cpu())
+        on_rows(len(batch))
+    starts = [0]
+    for tokens in parts["token_ids"]:
+        starts.append(starts[-1] + len(tokens))
+    return Conversations(starts=tuple(starts), **{name: torch.cat(tensors).clone() for name, tensors in parts.items()})
