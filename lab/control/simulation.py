@@ -80,27 +80,15 @@ WORLDS: Final[Mapping[str, World]] = {
     "verification ten times dearer": World(node=0.2),
     "useless draft three quarters of the time": World(regimes=(0.02, 0.02, 0.02, 0.8), switch_prob=0.02),
 }
-_ON_THE_FLY: Final = "on_the_fly(history={h}, prior=(0.0007, 0.0003), probe_prob={probe}, max_window=16)"
+_ON_THE_FLY: Final = "on_the_fly(history={h}, prior=(0.0007, 0.0003), probe_prob=0.2, max_window=16)"
 ARMS: Final[Mapping[str, str]] = {
-    **{f"on_the_fly, last {h} rounds": _ON_THE_FLY.format(h=h, probe=0.2) for h in (4, 16, 64)},
+    **{f"on_the_fly, last {h} rounds": _ON_THE_FLY.format(h=h) for h in (4, 16, 64)},
     "fsm": "fsm(max_window=16)",
     "q_learning": "q_learning",
     "transformers_heuristic": "transformers_heuristic",
     "goodput without confidence": "goodput(max_window=16)",
     "goodput": "goodput(max_window=16)",
 }
-ABLATIONS: Final[Mapping[str, str]] = {
-    **{f"on_the_fly, last {h} rounds": _ON_THE_FLY.format(h=h, probe=0.2) for h in (1, 2, 4, 8, 16, 32, 64, 128)},
-    **{
-        f"on_the_fly, last 8 rounds, probes with chance {probe}": _ON_THE_FLY.format(h=8, probe=probe)
-        for probe in (0.0, 0.02, 0.05, 0.1, 0.4)
-    },
-    **{
-        f"goodput, longest cooldown {rounds} rounds": f"goodput(max_window=16, last_cooldown={rounds})"
-        for rounds in (16, 64, 256, 4096)
-    },
-}
-"""One setting changed at a time: the history's length, how often a controller that is off looks again."""
 
 
 @dataclass(slots=True)

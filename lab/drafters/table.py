@@ -112,7 +112,7 @@ def entries(
             continue
         drafter, about = head_drafter(folder, pair.names["target"]), config.get("about", {})
         if drafter is None:
-            raise MongeError(f"bench drafters: {str(folder)!r} holds no head for this target")
+            raise MongeError(f"lab.drafters: {str(folder)!r} holds no head for this target")
         times = {"training_s": about.get("training_s"), "training_tokens": about.get("tokens")}
         found.append(Entry(name=folder.name, drafter=drafter, **times))
     return found
@@ -172,7 +172,7 @@ def _lines(
     plain = next(one for one in measured if one.arm.name == PLAIN)
     for entry, one in zip(drafters, measured, strict=True):
         if one.failure is not None:
-            raise MongeError(f"bench drafters: {entry.name} at temperature {temperature:g}: {one.failure}")
+            raise MongeError(f"lab.drafters: {entry.name} at temperature {temperature:g}: {one.failure}")
         yield _line(entry, one, plain)
 
 

@@ -32,7 +32,6 @@ def main(
 
         python -m lab.grow large --params 0.5B
         python -m lab.grow large --params 8B --dtype bfloat16
-        monge bench decode --quick --grow 0.5B      (in memory only)
     """
     quiet_host()
     source = str(built_in("target")) if target is None else target

@@ -6,10 +6,10 @@ import math
 import pytest
 from typer.testing import CliRunner
 
+from lab.capacity import simulation
 from lab.capacity.costs import levelled
 from lab.capacity.plan import Effort, Goal, plan, replicas_for
 from lab.capacity.simulation import Machine, Step, Work, arrivals, percentiles, simulate
-from monge.bench import capacity
 from monge.control.latency import Latency
 from monge.core.draws import SeededDraws
 from monge.core.errors import OptionError
@@ -44,7 +44,7 @@ def test_one_request_alone_takes_its_rounds():
 def test_waiting_is_that_of_the_queue_with_constant_service(load, monkeypatch):
     """Pollaczek and Khinchine: a mean wait of `load / (2 (1 - load))` services."""
     waits = []
-    monkeypatch.setattr(capacity, "percentiles", lambda values: waits.append([value - 0.01 for value in values]))
+    monkeypatch.setattr(simulation, "percentiles", lambda values: waits.append([value - 0.01 for value in values]))
     for seed in range(3):
         found = simulate(ONE_STEP, machine(), rate_per_s=load / 0.01, num_requests=10_000, draws=draws(seed))
         assert found["busy"] == pytest.approx(load, rel=0.05)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lab.peers import process as peer_process
 from lab.peers.process import PeerProcess
 from monge.api import built_in
-from monge.bench import peer_process
 from monge.core.errors import BackendError
 
 FAKE = """
@@ -87,7 +87,7 @@ def test_stopping_ends_the_process(worker):
 
 
 def llama_cpp():
-    path = Path(peer_process.__file__).with_name("peer_workers") / "engine_llama_cpp.py"
+    path = Path(peer_process.__file__).with_name("workers") / "engine_llama_cpp.py"
     spec = importlib.util.spec_from_file_location("engine_llama_cpp", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
+from lab.peers import compare as module
+from lab.peers import environments as peer_environments
 from lab.peers.compare import PeerSettings, compare_peers
 from lab.peers.engines import OURS, PEERS, Method, Peer, peer_named
 from lab.peers.environments import environment, install, python_of
 from lab.peers.process import Completion, PeerProcess
 from lab.peers.report import peer_table
 from lab.peers.workers.engine_monge import Engine
-from monge.bench import peer_environments
-from monge.bench import peers as module
 from monge.bench.named_arms import named_arm
 from monge.core.errors import BackendError, OptionError
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.shape import material as shape_material
 from lab.shape.calibration import gates_of
 from lab.shape.ceiling import acceptance, best_blind_law
 from lab.shape.material import ReportSettings, spread
@@ -16,7 +17,6 @@ from lab.shape.page import SECTIONS, page
 from lab.shape.plots import draw
 from lab.shape.reliability import expected_error
 from lab.shape.report import shape_report
-from monge.bench import shape_material
 from monge.core.errors import OptionError
 from monge.engine.loading import load_network, load_tokenizer
 from monge.heads.shape.head import TargetSizes, make_predictor

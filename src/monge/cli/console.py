@@ -4,7 +4,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
@@ -18,12 +18,12 @@ def output(width: int | None = None) -> Console:
     return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else width)
 
 
-def plain_table(title: str, first: str, columns: Sequence[str] = ()) -> Table:
-    """A table without edges: the first column names rows, the others hold numbers."""
+def plain_table(title: str, first: str, columns: Sequence[str] = (), justify: Literal["left", "right"] = "right") -> Table:
+    """A table without edges: the first column names rows, the others are numbers unless justified otherwise."""
     table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", show_edge=False, pad_edge=False)
     table.add_column(first, style="bold cyan", overflow="fold")
     for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify=justify, no_wrap=justify == "right")
     return table
 
 

@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from monge.cli.console import say_error
 
-SETTINGS: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False, "add_completion": False}
+SETTINGS: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +70,14 @@ def group(
             lazy = None if command is None else commands[str(name)]
             return name, command if not isinstance(lazy, Command) else _loaded(str(name), lazy), rest
 
-    settings: dict[str, Any] = SETTINGS | {"add_completion": add_completion}
     app = typer.Typer(
         name=name,
         help=help,
         cls=LazyGroup,
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
-        **settings,
+        add_completion=add_completion,
+        **SETTINGS,
     )
     app.callback()(callback or _no_options)
     return app
@@ -97,6 +97,6 @@ def _listed(name: str, command: "Command | typer.Typer") -> Any:  # noqa: ANN401
 
 
 def _loaded(name: str, command: Command) -> Any:  # noqa: ANN401 (typer's own commands)
-    app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]}, **SETTINGS)
+    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}, **SETTINGS)
     app.command(name)(command.function())
     return get_command(app)

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from monge.cli import options
 from monge.cli import serve_options as asked
 from monge.cli.console import notes, quiet_host, reported
@@ -95,7 +93,7 @@ def _serve_here(given: Mapping[str, Any]) -> None:
     keys = tuple(given.get("api_key", ()))
     hosts = server.hosts_to_accept(host, keys, given.get("allowed_host", ()))
     settings = server.ServerSettings(model_name=name, api_keys=keys, allowed_hosts=hosts, **limits)
-    _use_threads(given.get("threads"))
+    options.set_threads(given.get("threads"))
     loading = chosen("dtype", "device", "attention", "backend", "draft_backend", "max_batch_size", "tensor_parallel")
     parts = chosen("drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k")
     if given["tensor_parallel"] and is_led():
@@ -124,13 +122,6 @@ def _limits(request_timeout: float | None, **others: Any) -> dict[str, Any]:
     """Limits that were given; zero seconds are no limit."""
     timeout = {} if request_timeout is None else {"request_timeout_s": request_timeout or None}
     return options.given(**others) | timeout
-
-
-def _use_threads(threads: int | None) -> None:
-    if threads is not None:
-        if threads < 1:
-            raise OptionError(f"--threads must be at least 1; got {threads}")
-        torch.set_num_threads(threads)
 
 
 def _say(decoder: Decoder, where: str, *, verbose: bool, is_open: bool) -> None:
