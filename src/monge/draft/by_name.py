@@ -133,7 +133,8 @@ def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
 
     Args:
         text: Name and settings, as the user wrote them.
-        resources: What drafters may need, by setting; `None` where it is missing. Each drafter gets what it takes.
+        resources: Networks and settings that drafters may need, by setting; `None` if missing. Each
+            drafter gets those that it takes.
 
     Raises:
         OptionError: If no drafter takes a given resource, or one needs a missing resource.

@@ -37,8 +37,7 @@ class PoolState:
     counterfactuals: tuple[CounterfactualDraft, ...] = ()
 
     def own_draft(self, index: int, draft: Draft["PoolState"]) -> Draft[Any]:
-        """Return the draft of a drafter, or its state with the tree of the drafter that was
-        used."""
+        """Return the draft of a drafter, with the tree of the drafter that was used."""
         own = self.draft if self.chosen == index else None
         return Draft(draft.tree, self.states[index]) if own is None else own
 
