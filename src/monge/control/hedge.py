@@ -82,8 +82,7 @@ class HedgeState:
 
 @dataclass(frozen=True, slots=True)
 class Hedge(Controller[HedgeState]):
-    """Choose the drafter of each round with weights from the gain that every drafter would have
-    had.
+    """Choose the drafter of each round by the gain that every drafter would have had.
 
     The gain of a round is its tokens less the price of its predicted seconds, with the running speed as the price (and at least
     that of plain decoding): the drafter of largest gain is the one of most tokens per second, whatever its acceptance.
