@@ -10,7 +10,7 @@ PRIOR_WEIGHT = 2.0
 soon."""
 REQUEST_KEEP = 0.9
 """Factor on the weight of a round with each later round, in the acceptance of a request."""
-POOLED_KEEP = 0.99
+SHARED_KEEP = 0.99
 """The same factor, in the acceptance of all requests."""
 _FIRST_ACCEPTANCE = 0.75
 _RAREST = 3e-4

@@ -64,29 +64,29 @@ class RankZeroModel:
         return self._model.forward_s
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
-        self._everywhere("open", {sequence: tuple(tokens) for sequence, tokens in prefixes.items()})
+        self._on_all_ranks("open", {sequence: tuple(tokens) for sequence, tokens in prefixes.items()})
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
-        self._everywhere("append", {sequence: tuple(tokens) for sequence, tokens in pieces.items()})
+        self._on_all_ranks("append", {sequence: tuple(tokens) for sequence, tokens in pieces.items()})
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
-        return self._everywhere("extend", dict(blocks))
+        return self._on_all_ranks("extend", dict(blocks))
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
-        self._everywhere("commit", {sequence: tuple(path) for sequence, path in paths.items()})
+        self._on_all_ranks("commit", {sequence: tuple(path) for sequence, path in paths.items()})
 
     def length(self, sequence: int) -> int:
         return self._model.length(sequence)
 
     def close(self, sequence: int) -> None:
-        self._everywhere("close", sequence)
+        self._on_all_ranks("close", sequence)
 
-    def _everywhere(self, call: str, argument: Any) -> Any:  # noqa: ANN401
+    def _on_all_ranks(self, call: str, argument: Any) -> Any:  # noqa: ANN401
         if self._failure is not None:
             raise OutOfStepError(f"the ranks are out of step since {self._failure}; start again")
         # A failure in this call leaves the other ranks in the middle of it.
         self._failure = f"{call} failed on rank 0"
-        self._ranks.tell((call, argument))
+        self._ranks.broadcast((call, argument))
         result = _CALLS[call](self._model, argument)
         self._failure = None
         return result
@@ -95,7 +95,7 @@ class RankZeroModel:
 def follow(model: SequenceModel, ranks: Ranks) -> None:
     """Repeat the calls of rank 0 on this part of the network, until rank 0 ends."""
     while True:
-        call, argument = ranks.hear()
+        call, argument = ranks.receive()
         if call == _END:
             return
         _CALLS[call](model, argument)
@@ -103,4 +103,4 @@ def follow(model: SequenceModel, ranks: Ranks) -> None:
 
 def release(ranks: Ranks) -> None:
     """Release the other ranks; for rank 0."""
-    ranks.tell((_END, None))
+    ranks.broadcast((_END, None))

@@ -34,12 +34,12 @@ class Ranks:
         # Calls are Python objects, so they use gloo, whatever the tensors use.
         self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
-    def tell(self, message: object) -> None:
+    def broadcast(self, message: object) -> None:
         """Send an object to all others; for rank 0."""
         dist.broadcast_object_list([message], src=0, group=self._group)
 
-    def hear(self) -> Any:  # noqa: ANN401
+    def receive(self) -> Any:  # noqa: ANN401
         """Receive the next object from rank 0."""
-        heard: list[Any] = [None]
-        dist.broadcast_object_list(heard, src=0, group=self._group)
-        return heard[0]
+        received: list[Any] = [None]
+        dist.broadcast_object_list(received, src=0, group=self._group)
+        return received[0]

@@ -135,7 +135,7 @@ class _Answer:
         is_last = not message.get("more_body", False)
         if self._head is not None and _is_foreign(self._head):
             if is_last:
-                await self._tell(_error_of(self._head))
+                await self._send_error(_error_of(self._head))
             return
         if not self._has_begun and self._head is not None:
             self._has_begun = True
@@ -150,13 +150,13 @@ class _Answer:
         lost = "the replica that served this request was lost; send it again: the same seed gives the same text"
         error = ApiError(503, lost, code="replica_lost", headers={"retry-after": str(RETRY_AFTER_S)})
         if not self._has_begun:
-            await self._tell(error)
+            await self._send_error(error)
         elif self._head is not None and _content_type(self._head).startswith(_EVENTS):
             # A half-written event must not run into this one.
             event = f"\n\ndata: {json.dumps(error.body())}\n\n"
             await self._send({"type": "http.response.body", "body": event.encode(), "more_body": False})
 
-    async def _tell(self, error: ApiError) -> None:
+    async def _send_error(self, error: ApiError) -> None:
         self._has_begun = self._has_ended = True
         await error.response()(self._scope, self._body.from_start(), self._send)
 

@@ -96,7 +96,7 @@ class RequestParser:
         longest = max(map(len, tokenizer.get_vocab())) if isinstance(tokenizer, Vocabulary) else None
         object.__setattr__(self, "_longest_token", longest)
 
-    def of_completion(self, request: CompletionRequest) -> ParsedRequest:
+    def parse_completion(self, request: CompletionRequest) -> ParsedRequest:
         """Parse a completion request.
 
         Raises:
@@ -119,7 +119,7 @@ class RequestParser:
             hides_completion=wanted == 0,
         )
 
-    def of_chat(self, request: ChatRequest) -> ParsedRequest:
+    def parse_chat(self, request: ChatRequest) -> ParsedRequest:
         """Parse a chat request.
 
         Raises:

@@ -114,7 +114,7 @@ def server_of(
     return Server(config, app.state.end_generations, drain_s)
 
 
-def serve_until_told(app: FastAPI, listener: socket.socket, *, drain_s: int, access_log: bool = False) -> None:
+def serve_until_signal(app: FastAPI, listener: socket.socket, *, drain_s: int, access_log: bool = False) -> None:
     """Serve until SIGTERM or SIGINT: then no more requests are taken, and those that run are finished.
 
     Args:

@@ -296,10 +296,10 @@ class Scheduler:
             return
         num_tokens = self._batch.num_prompt_tokens - before
         for session in served:
-            num_tokens += self._tell(self._running[session.context.request_id])
+            num_tokens += self._publish(self._running[session.context.request_id])
         self._sink("round_tokens", num_tokens)
 
-    def _tell(self, entry: ScheduledGeneration) -> int:
+    def _publish(self, entry: ScheduledGeneration) -> int:
         """Send the new tokens of a generation, and return their number."""
         is_first = entry.num_sent == 0
         event, record = entry.advance()

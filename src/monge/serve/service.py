@@ -79,11 +79,11 @@ class Service:
 
     async def completions(self, request: Request) -> Response:
         """Answer `POST /v1/completions`."""
-        return await self._answer(request, CompletionRequest, self._parser.of_completion)
+        return await self._answer(request, CompletionRequest, self._parser.parse_completion)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
-        return await self._answer(request, ChatRequest, self._parser.of_chat)
+        return await self._answer(request, ChatRequest, self._parser.parse_chat)
 
     async def models(self) -> dict[str, Any]:
         """The served model, in a list."""
