@@ -61,9 +61,9 @@ def load(
 
     Args:
         target: Folder, name or loaded model; `None` for the built-in target.
-        draft: Folder, name or loaded model of the draft model, or a head for the target, as its
-            folder or loaded. `None` is the built-in draft model for the built-in target, and else
-            no draft model. A list of draft models uses the drafter `ensemble`.
+        draft: Likewise for the draft model, or a head for the target: its folder, whose format is recognised, or loaded; `None`
+            for the built-in draft model beside the built-in target, and otherwise for none. A list of draft models drafts
+            together, by the drafter `ensemble`.
         drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`. `None` chooses
             `head` or `shape` for a head, `ensemble` for several draft models, and `ngram` without a
             draft model. With a draft model it chooses `model`, or `pool('ngram(min_ngram=2)',
@@ -96,11 +96,11 @@ def load(
             what is drafted, never the law of the text: candidates are verified against the law that they were drawn from.
         max_batch_size: Requests decoded together.
         trust_remote_code: Run code that comes with a checkpoint.
-        cross_tokenizer: Accept a draft model with another tokenizer. It drafts the tokens that both
-            share, or text with the drafter `retokenize`.
+        cross_tokenizer: Take a draft model with another tokenizer too: it drafts the tokens that both have, or with the drafter
+            `retokenize` text.
 
     Raises:
-        MongeError: One of its subclasses, with the problem and its solution.
+        MongeError: One of its children, naming what does not fit and what to do.
     """
     loading: dict[str, Any] = {"dtype": dtype, "device": device, "attention": attention, "trust_remote_code": trust_remote_code}
     draft = default_draft(target, one_or_several(draft), drafter)

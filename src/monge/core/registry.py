@@ -25,8 +25,8 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         kind: What the parts are, for messages ("verifier").
         parts: Names to classes.
         group: Entry point group of further parts, such as `monge.verifiers`; `None` for a table without them.
-        provided: Settings that the engine provides, such as networks and trees.
-        renamed: New names by old names; an old name raises an error with the new name.
+        provided: Settings that the engine gives and no user writes: networks, trees.
+        renamed: New names by old ones; an old name gives an error that says the new one.
     """
 
     def __init__(
