@@ -106,7 +106,7 @@ def _serve_here(given: Mapping[str, Any]) -> None:
         is_open = not (keys or server.is_loopback(host))
         where = f"serving {name} at {server.url_of(listener)}/v1"
         _say(decoder, where, verbose=given["verbose"], is_open=is_open)
-        server.serve_until_told(app, listener, drain_s=given["drain"], access_log=given["access_log"])
+        server.serve_until_signal(app, listener, drain_s=given["drain"], access_log=given["access_log"])
 
 
 def _server_room() -> ModuleType:

@@ -27,7 +27,7 @@ from monge.heads.readers.registry import load_head
 from monge.heads.target import TargetSizes
 
 Unread = tuple[Pairs, ...]
-"""State of one request: what the target has read and the head has not."""
+"""State of one request: tokens that the target has read and the head has not."""
 
 _PART: Final = 1024
 """Most tokens of a text that one forward of the head reads."""
