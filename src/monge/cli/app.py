@@ -30,7 +30,9 @@ COMMANDS: Final = {
     "serve": Command(place="serve:serve", help="Serve a model over HTTP, as the OpenAI API does."),
     "batch": Command(place="batch:batch", help="Complete every row of a file."),
     "list": Command(place="listing:list_parts", help="Show the verifiers, drafters, trees and controllers that can be named."),
-    "demo": Command(place="demo:demo", help="Decode a few prompts with the built-in pair, and time it beside transformers."),
+    "demo": Command(
+        place="demo:demo", help="Chat with SmolLM2, or complete with the built-in pair, and time it beside transformers."
+    ),
     "acceptance": Command(
         place="acceptance:acceptance", help="Compute how often every acceptance rule keeps a drafted token, exactly."
     ),

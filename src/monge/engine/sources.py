@@ -88,6 +88,15 @@ def resolve(source: str | Path) -> str | Path:
     return _converted(path)
 
 
+def obstacle(name: str) -> str | None:
+    """Why a model of `NAMED` cannot be loaded here, and what to do, if it cannot."""
+    try:
+        NAMED[name].path()
+    except ModelLoadError as error:
+        return str(error)
+    return None if find_spec("gguf") else f"{name} needs the package gguf; run: pip install gguf"
+
+
 def tokenizer_obstacle(folder: str | Path) -> str | None:
     """Why the tokenizer of a converted GGUF file could not be rebuilt, if it could not."""
     note = Path(folder) / _NO_TOKENIZER
