@@ -1,4 +1,4 @@
-"""How many of a node's candidates are its most probable tokens, by what such nodes had accepted so far."""
+"""Chooses how many candidates of a node are its top tokens, from the acceptance so far."""
 
 import math
 from collections.abc import Mapping, Sequence
