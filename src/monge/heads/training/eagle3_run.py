@@ -70,17 +70,16 @@ def train_eagle3(
         raise UnsupportedModelError(f"an EAGLE-3 head fuses three layers; this target has {sizes.num_layers}")
     quick = _quick(network)
     written = write_answers(quick, prompts, answers, folder, on_answers)
-    del quick
     layers = (2, sizes.num_layers // 2, sizes.num_layers - 3)
     pairs = [(one.prompt, one.answer) for one in written if one.answer]
     count = min(_MOST_CHOSEN, max(1, round(_CHOSEN * len(pairs))))
     if len(pairs) < 2 * count + 1:
         raise OptionError(f"training: {len(pairs)} answers are too few to fit, to choose and to measure; give more prompts")
 
-    def read(some: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Conversations:
-        return read_conversations(network, some, layers, on_rows=watch.on_read)
+    def read(some: Sequence[tuple[Sequence[int], Sequence[int]]], by: PreTrainedModel = network) -> Conversations:
+        return read_conversations(by, some, layers, on_rows=watch.on_read)
 
-    measured, chosen, fitted = read(pairs[:count]), read(pairs[count : 2 * count][:_LOOK]), read(pairs[2 * count :])
+    measured, chosen, fitted = read(pairs[:count]), read(pairs[count : 2 * count][:_LOOK]), read(pairs[2 * count :], quick)
     ids = frequent_tokens(fitted.token_ids[fitted.is_learnt], sizes.vocab_size, min(draft_vocabulary, sizes.vocab_size))
     progress = Progress()
     trainee = Eagle3Trainee(
@@ -91,6 +90,7 @@ def train_eagle3(
         num_steps=num_steps,
         seed=recipe.seed,
         share=lambda: progress.step / recipe.steps,
+        dtype=quick.dtype,
     )
 
     def on_step(reached: Progress) -> None:
@@ -118,7 +118,7 @@ def train_eagle3(
 
 
 def _quick(network: PreTrainedModel) -> PreTrainedModel:
-    """What writes the answers: a bfloat16 copy where that is several times faster on a CPU."""
+    """What writes and reads the answers: a bfloat16 copy where that is several times faster on a CPU."""
     has_bfloat16 = network.device.type == "cpu" and bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_tile"))
     if not has_bfloat16 or network.dtype != torch.float32:
         return network
