@@ -1,4 +1,4 @@
-"""The public way in: load the parts and check them against each other."""
+"""The public way in: load the components and check them against each other."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,10 +21,10 @@ from monge.draft.by_name import AnyHead, drafter_of, drafters_in, make_drafter, 
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
 from monge.engine.backends.registry import Backend
+from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.latency_measurement import with_latency
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
-from monge.engine.parts import Parts
 from monge.engine.text import Tokenizer
 from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS
@@ -56,7 +56,7 @@ def load(
 ) -> Decoder:
     """Load a target and what drafts for it.
 
-    Parts are given by name, by name with settings (`"chain(depth=6)"`, `"fixed_width((4, 2, 1))"`), or as objects. With no
+    Components are given by name, by name with settings (`"chain(depth=6)"`, `"fixed_width((4, 2, 1))"`), or as objects. With no
     arguments, the built-in pair.
 
     Args:
@@ -113,7 +113,7 @@ def load(
         draft_model = tuple(_load_draft(one, target_model, loading, **options) for one in cast(tuple[Source, ...], draft))
     elif draft is not None:
         draft_model = _load_draft(cast(Source, draft), target_model, loading, **options)
-    parts = make_parts(
+    components = make_components(
         target_model,
         draft_model,
         head=head,
@@ -126,10 +126,10 @@ def load(
         costs=costs,
         max_batch_size=max_batch_size,
     )
-    return Decoder(parts, tokenizer=tokenizer, eos_ids=eos_ids_of(network), max_batch_size=max_batch_size)
+    return Decoder(components, tokenizer=tokenizer, eos_ids=eos_ids_of(network), max_batch_size=max_batch_size)
 
 
-def make_parts(
+def make_components(
     target: SequenceModel,
     draft: SequenceModel | Sequence[SequenceModel] | None = None,
     *,
@@ -143,12 +143,12 @@ def make_parts(
     draft_rules: SamplingRules | None = None,
     costs: str | Path | Latency | None = None,
     max_batch_size: int = 1,
-) -> Parts:
-    """Parts from names or objects; arguments as for `load`, with models that are loaded already, and a head or its folder.
+) -> Components:
+    """Components from names or objects; arguments as for `load`, with models that are loaded already, and a head or its folder.
 
     `draft` is one draft model, or several.
 
-    Who puts parts together gets one plan for all rounds, for which nothing is measured; `controller=None` takes what `load`
+    The default controller is one fixed plan for all rounds, for which nothing is measured; `controller=None` takes what `load`
     does. `draft_rules` are the sampling rules of the draft law where the request's own do not say them; drafters without a
     law of their own have no use for them.
     """
@@ -179,7 +179,7 @@ def make_parts(
     rule = default_rule(can.proposes, can.max_width) if rule is None else rule
     if chosen is None:
         chosen = default_controllers(rule, drafter, is_shortened=is_deep, is_usual=is_usual)
-    parts = Parts(
+    components = Components(
         target=target,
         drafter=drafter,
         rule=rule,
@@ -192,7 +192,7 @@ def make_parts(
         seeded=chosen.seeded,
     )
     folder = Path(costs) if isinstance(costs, str | Path) else None
-    return _able_to_plan(with_latency(parts, batch_sizes=(1, max_batch_size), folder=folder))
+    return _able_to_plan(with_latency(components, batch_sizes=(1, max_batch_size), folder=folder))
 
 
 def built_in(which: str) -> Path:
@@ -272,11 +272,11 @@ def _load_draft(
     return as_draft_model(network, target, tokenizer=tokenizer, target_tokenizer=target_tokenizer, **options)
 
 
-def _able_to_plan(parts: Parts) -> Parts:
-    """The parts, whose controllers are refused now if they cannot plan for them, and not when a request names one."""
-    for planner in map(parts.planner, parts.controllers):
+def _able_to_plan(components: Components) -> Components:
+    """The components, whose controllers are refused now if they cannot plan for them, and not when a request names one."""
+    for planner in map(components.planner, components.controllers):
         planner.controller.init(planner.shared)
-    return parts
+    return components
 
 
 def _needs_model(drafter: str | AnyDrafter) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.control.base import RoundInfo, SoloController
 from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
@@ -37,7 +37,7 @@ class Script(SoloController[int]):
 
 def decoder_of(drafter: str, plan: DraftPlan) -> Decoder:
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2))
-    return Decoder(make_parts(target, draft if "model" in drafter else None, drafter=drafter, controller=Script((plan,))))
+    return Decoder(make_components(target, draft if "model" in drafter else None, drafter=drafter, controller=Script((plan,))))
 
 
 @pytest.mark.parametrize("plan", [LOOKS_UP, NAMES], ids=["asked", "shadow"])

@@ -100,7 +100,7 @@ def ablate(
         base: Totals | None = None
         arms = {"base": study.base.controller, **study.variants}
         for arm, controller in arms.items():
-            parts = replace(study.base, controller=controller).parts(ReplayTarget(log.model.vocab_size), draft, costs)
+            parts = replace(study.base, controller=controller).components(ReplayTarget(log.model.vocab_size), draft, costs)
             played = play(parts, log, costs, repeats=settings.repeats, seed=settings.seed, on_text=on_text)
             totals = Totals.of(played, len(log.texts))
             base = totals if base is None else base
@@ -124,7 +124,7 @@ def num_replays(log: LawLog, settings: Settings) -> int:
 
 def _costs(base: Configuration, log: LawLog, draft: SequenceModel, settings: Settings) -> Latency:
     """The base's table, for the trees that are drafted on this log."""
-    parts = replace(base, controller=None).parts(ReplayTarget(log.model.vocab_size), draft, PLAIN)
+    parts = replace(base, controller=None).components(ReplayTarget(log.model.vocab_size), draft, PLAIN)
     positions = look(parts, log, depth=settings.depth, seed=settings.seed)
     return costs_for(log, base.drafter_names(draft), nodes_by_depth(positions))
 

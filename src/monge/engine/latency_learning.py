@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 
 from monge.core.verdict import RoundTiming, StepRecord
-from monge.engine.parts import Parts
+from monge.engine.components import Components
 
 
-def learn_latency(records: Sequence[StepRecord], parts: Parts) -> None:
+def learn_latency(records: Sequence[StepRecord], components: Components) -> None:
     """Correct the decoder's latency by a round.
 
     Args:
         records: One record of each request that shared it.
-        parts: The parts.
+        components: The components.
     """
-    latency = parts.shared.latency
+    latency = components.shared.latency
     if latency is None or not records:
         return
     first = records[0]
-    networks = {record.drafter for record in records if record.depth and parts.runs_network(record.drafter)}
+    networks = {record.drafter for record in records if record.depth and components.runs_network(record.drafter)}
     # Where two networks drafted for one batch, their times cannot be told apart.
     depths = [record.depth for record in records if record.drafter in networks] if len(networks) == 1 else []
     latency.observe(

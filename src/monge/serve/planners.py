@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from monge.engine.parts import Parts
+from monge.engine.components import Components
 from monge.serve.jobs import Job
 
 NOBODY: Final = "none"
@@ -13,12 +13,12 @@ class Planners:
     """Names of the controllers of a decoder.
 
     Args:
-        parts: The decoder's.
+        components: The decoder's.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self.default = parts.controller_name
-        self.offered = tuple(parts.controllers)
+    def __init__(self, components: Components) -> None:
+        self.default = components.controller_name
+        self.offered = tuple(components.controllers)
         self.names = tuple(dict.fromkeys((self.default, *self.offered, NOBODY)))
 
     def of(self, job: Job) -> str:

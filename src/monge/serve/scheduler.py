@@ -70,21 +70,21 @@ class Scheduler:
         self._decoder, self._sink, self._prefill_chunk = decoder, sink, prefill_chunk
         self._max_batch_size = decoder.max_batch_size if max_batch_size is None else max_batch_size
         self.max_waiting = max_waiting
-        row = decoder.parts.target.max_length or _UNBOUNDED_CONTEXT
+        row = decoder.components.target.max_length or _UNBOUNDED_CONTEXT
         self._room = Room(self._max_batch_size * row if kv_budget_tokens is None else kv_budget_tokens)
         for name, value in (("max_batch_size", self._max_batch_size), ("max_waiting", max_waiting)):
             if value < 1:
                 raise OptionError(f"{name} must be at least 1; got {value}")
         if self._room.budget < 2:
             raise OptionError(f"kv_budget_tokens must hold a prompt and a token, at least 2; got {kv_budget_tokens}")
-        self._max_depth = decoder.parts.drafter.capabilities.max_depth
+        self._max_depth = decoder.components.drafter.capabilities.max_depth
         self._changed = threading.Condition()
         self._waiting: deque[Entry] = deque()
         self._running: dict[int, Entry] = {}
         self._cancelled: set[int] = set()
         self._order_ids = count()
         self._is_open, self._failure = True, None
-        self._planners = Planners(decoder.parts)
+        self._planners = Planners(decoder.components)
         self._totals = Totals(self._max_depth, self._planners.names)
         self._batch = self._new_batch()
         self._thread = threading.Thread(target=self._run, name="monge-decoding", daemon=True)
@@ -205,7 +205,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def _new_batch(self) -> Batch:
-        return Batch(self._decoder.parts, prefill_chunk=self._prefill_chunk, piece_s=_PIECE_S, isolated=True)
+        return Batch(self._decoder.components, prefill_chunk=self._prefill_chunk, piece_s=_PIECE_S, isolated=True)
 
     def _run(self) -> None:
         error = catch(self._decode)

@@ -64,11 +64,11 @@ class Service:
         self, decoder: Decoder, scheduler: Scheduler, *, settings: ServerSettings, metrics: ServerMetrics, chat: ChatFormat
     ) -> None:
         self._scheduler, self._settings, self._metrics = scheduler, settings, metrics
-        lengths = [decoder.parts.target.max_length, decoder.parts.drafter.capabilities.max_length]
+        lengths = [decoder.components.target.max_length, decoder.components.drafter.capabilities.max_length]
         bounds = [scheduler.snapshot().kv_budget_tokens, *(length for length in lengths if length is not None)]
         self._max_job_tokens = min(bounds)
         self._desk = OrderDesk(decoder=decoder, settings=settings, chat=chat, max_job_tokens=self._max_job_tokens)
-        self._planners = Planners(decoder.parts)
+        self._planners = Planners(decoder.components)
         self._texts = TokenTexts(decoder.tokenizer)
         self._created = int(time.time())
         self._fingerprint = _fingerprint(decoder)
@@ -155,7 +155,7 @@ def _cancel(tickets: Sequence[Ticket]) -> None:
 
 
 def _fingerprint(decoder: Decoder) -> str:
-    parts = decoder.parts
+    parts = decoder.components
     names = [f"{name} {version(name)}" for name in ("monge", "torch", "transformers")]
     seeded = parts.planner(parts.seeded).controller
     what = [*names, *map(repr, (parts.target, parts.drafter, parts.rule, parts.controller, seeded))]

@@ -39,11 +39,6 @@ class UncommittedNodes:
                 above = () if parent < 0 else self._ancestors[parent]
                 self._ancestors.append((*above, slot))
 
-    def add_chain(self, count: int) -> None:
-        """Append nodes, each the child of the one before, the first that of the last node there is."""
-        for _ in range(count):
-            self.add(NodeBlock.chain((0,), after=len(self.depths) - 1))
-
     def visible(self, first: int) -> NDArray[np.bool_]:
         """For the nodes from slot `first` on: which uncommitted slots each sees, itself and its ancestors, `[nodes, slots]`."""
         total = len(self.depths)
@@ -153,7 +148,7 @@ def block_mask(seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class MaskForm:
+class MaskFormat:
     """The form in which a network's attention takes its masks.
 
     Args:

@@ -139,19 +139,6 @@ class TreeCache(Cache):
             self._views[rows.start, rows.stop] = views
         return views
 
-    def write(self, blocks: Sequence[Tensor]) -> None:
-        """Write new keys and values where the coming forward was placed.
-
-        Args:
-            blocks: For every shape of keys and values, in the order of the layers, `[tensors, rows, heads, nodes, head_dim]`.
-        """
-        place = self._placement
-        for slab, block in zip(self._slabs, blocks, strict=True):
-            if place.column_index is None:
-                slab[:, place.rows, :, place.starts[0] : place.end] = block
-            else:
-                slab[:, place.row_index, :, place.column_index] = block.permute(1, 3, 0, 2, 4)
-
     def place(self, rows: slice, starts: Sequence[int], width: int, held: tuple[int, int] = (0, 0)) -> None:
         """Say where the coming forward writes: row `rows.start + i` from column `starts[i]`, `width` columns each.
 

@@ -1,4 +1,4 @@
-"""The parts that a round is made of."""
+"""The components that a round is made of."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class Planner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Components:
     """Target, drafter, verifier and controller, checked against each other.
 
     Args:
