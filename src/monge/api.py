@@ -9,9 +9,8 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from monge.control.base import AnyController
+from monge.control.base import AnyController, SharedState
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.api import make_components
-from monge.control.base import RoundInfo
+from monge.control.base import RoundInfo, SharedState
 from monge.control.budget import Survivals, best_count, depths_of, first_stop, ranked
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.control.survival_budget import SurvivalBudget
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from monge.api import make_components
-from monge.control.base import RoundInfo, SoloController
+from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.control.windows import WINDOWS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws

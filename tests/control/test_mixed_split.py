@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from monge.api import make_components
-from monge.control.base import RoundInfo
+from monge.control.base import RoundInfo, SharedState
 from monge.control.latency import Latency
 from monge.control.mixed_split import MixedSplit
 from monge.control.registry import CONTROLLERS
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError

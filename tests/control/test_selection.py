@@ -8,11 +8,10 @@ import pytest
 
 from monge.api import make_components
 from monge.control.ada_hedge import AdaHedge
-from monge.control.base import RoundInfo
+from monge.control.base import RoundInfo, SharedState
 from monge.control.hedge import Hedge, HedgeState
 from monge.control.latency import Latency
 from monge.control.linear_selection import LinearSelection
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError

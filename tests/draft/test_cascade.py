@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from monge.api import make_components
-from monge.control.base import RoundInfo, SoloController
-from monge.control.shared import SharedState
+from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, ProposalMismatchError

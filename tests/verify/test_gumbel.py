@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from monge.api import make_components
-from monge.core.clocks import RequestDraws, SharedClocks, first_token, keyed_clocks, num_clocks
-from monge.core.draws import TapeDraws
+from monge.core.clocks import SharedClocks, first_token, num_clocks
+from monge.core.draws import RequestDraws, TapeDraws, keyed_clocks
 from monge.core.errors import MongeError, OptionError
 from monge.core.law import DenseLaw
 from monge.core.tree import GrowingTree

@@ -15,7 +15,7 @@ from jaxtyping import Float64
 
 from monge.api import make_components
 from monge.bench.pair import Pair
-from monge.core.clocks import RequestDraws
+from monge.core.draws import RequestDraws
 from monge.core.errors import OptionError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules, law_from_logits

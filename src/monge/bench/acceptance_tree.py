@@ -12,9 +12,8 @@ import numpy as np
 from monge.bench.acceptance_node import MAX_RUNS
 from monge.bench.acceptance_table import PATHS, TreeTable
 from monge.bench.expected_tokens import expected_tokens
-from monge.core.clocks import RequestDraws
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
+from monge.core.draws import Draws, RequestDraws
 from monge.core.errors import OptionError
 from monge.core.law import one_hot
 from monge.core.proposal import Arbitrary, Proposal

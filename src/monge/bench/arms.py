@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from monge.api import make_components
 from monge.bench.pair import Pair, draft_model_by, empty_settings
+from monge.control.base import SharedState
 from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
-from monge.control.shared import SharedState
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.core.verdict import StepRecord

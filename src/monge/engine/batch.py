@@ -4,12 +4,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from monge.core.errors import OptionError
-from monge.engine.catch import catch
 from monge.engine.components import Components
 from monge.engine.loop import abandon_session, close_session, run_round
 from monge.engine.opening import open_sessions
 from monge.engine.prefill import Prefills
-from monge.engine.session import Session
+from monge.engine.session import Session, catch
 
 
 class Batch:
@@ -34,7 +33,7 @@ class Batch:
         self.num_prompt_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._active) + len(self._prefills)
+        return len(self._active) + (0 if self._prefill_chunk is None else len(self._prefills))
 
     @property
     def num_prefilling(self) -> int:

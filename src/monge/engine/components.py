@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from monge.control.base import AnyController, Reads
-from monge.control.shared import SharedState
+from monge.control.base import AnyController, Reads, SharedState
 from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedModelError, VocabularyMismatchError, unknown_name
 from monge.core.model import SequenceModel, dtype_of
 from monge.core.proposal import Mixed

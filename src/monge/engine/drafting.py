@@ -13,9 +13,8 @@ from monge.core.errors import DrafterError
 from monge.core.tree import lone_root
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft
-from monge.engine.catch import catch
 from monge.engine.components import Components
-from monge.engine.session import Session
+from monge.engine.session import Session, catch
 
 
 def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], components: Components) -> list[Draft[Any]]:

@@ -10,9 +10,8 @@ from typing import Final
 
 import torch
 
-from monge.control.base import RoundInfo, SoloController
+from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError

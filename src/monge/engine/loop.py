@@ -9,16 +9,14 @@ from monge.core.context import DraftPlan
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
 from monge.core.splits import splits_along
-from monge.core.verdict import StageTimes, StepRecord, Verdict
-from monge.engine.catch import catch
+from monge.core.verdict import RoundTiming, StageTimes, StepRecord, Verdict
 from monge.engine.clock import StageTimer
 from monge.engine.components import Components
 from monge.engine.drafting import close_drafter, observe, propose
-from monge.engine.latency_learning import learn_latency
 from monge.engine.logprobs import along
 from monge.engine.round_slot import RoundSlot, run_each, run_stage
 from monge.engine.sampling import NodeLaws
-from monge.engine.session import Session
+from monge.engine.session import Session, catch
 from monge.verify.problem import ScoredTree
 
 
@@ -52,7 +50,7 @@ def run_round(sessions: Sequence[Session], components: Components, *, num_waitin
     timer.lap("commit_s")
     times = StageTimes(total_s=timer.total_s, forward_s=components.forward_s - forward_s, **timer.stages)
     slots = run_each(slots, partial(_record, times=times, components=components, batch_size=len(sessions)), isolated=isolated)
-    learn_latency([slot.session.records[-1] for slot in slots], components)
+    _learn_latency([slot.session.records[-1] for slot in slots], components)
     run_each(slots, partial(_update, components=components), isolated=isolated)
 
 
@@ -182,3 +180,30 @@ def _update(slot: RoundSlot, components: Components) -> None:
     if session.request.adaptive and session.drafting != "off":
         controller = components.planner(session.request.controller).controller
         session.controller_state = controller.update(session.controller_state, session.records[-1])
+
+
+def _learn_latency(records: Sequence[StepRecord], components: Components) -> None:
+    """Correct the decoder's latency by a round.
+
+    Args:
+        records: One record of each request that shared it.
+        components: The components.
+    """
+    latency = components.shared.latency
+    if latency is None or not records:
+        return
+    first = records[0]
+    networks = {record.drafter for record in records if record.depth and components.runs_network(record.drafter)}
+    # Where two networks drafted for one batch, their times cannot be told apart.
+    depths = [record.depth for record in records if record.drafter in networks] if len(networks) == 1 else []
+    latency.observe(
+        RoundTiming(
+            num_nodes=max(record.num_nodes for record in records),
+            depth=max(depths, default=0),
+            batch_size=first.batch_size,
+            context_length=max(record.context_length for record in records),
+            draft_s=first.times.draft_s,
+            rest_s=first.times.total_s - first.times.draft_s,
+            drafter=next(iter(networks), None),
+        )
+    )

@@ -13,7 +13,6 @@ from monge.core.context import Context
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
 from monge.draft.base import PieceReader, piece_reader
-from monge.engine.catch import catch
 from monge.engine.clock import now
 from monge.engine.components import Components
 from monge.engine.drafting import give_up, start
@@ -21,7 +20,7 @@ from monge.engine.logprobs import of_logits
 from monge.engine.loop import close_session
 from monge.engine.opening import controller_state, reads_prompt_later
 from monge.engine.prompts import ending_size, profiled
-from monge.engine.session import Session
+from monge.engine.session import Session, catch
 
 _SCORED: Final = 64  # tokens of a prompt whose logits are held at a time, where log-probabilities are wanted
 

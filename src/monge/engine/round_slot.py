@@ -11,10 +11,9 @@ from monge.core.context import Context, DraftPlan
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft
-from monge.engine.catch import catch
 from monge.engine.components import Components
 from monge.engine.logprobs import TokenLogprob
-from monge.engine.session import Session
+from monge.engine.session import Session, catch
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from monge.control.base import SharedState
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.core.draws import SeededDraws
 from monge.core.verdict import StepRecord
 from monge.engine.components import Components

@@ -9,10 +9,9 @@ from typing import Final
 
 from monge.core.errors import ContextLengthError, OptionError, OutOfStepError
 from monge.engine.batch import Batch
-from monge.engine.catch import catch
 from monge.engine.decoder import Decoder
 from monge.engine.garbage import trim_heap
-from monge.engine.session import Session
+from monge.engine.session import Session, catch
 from monge.serve.entry import Entry, request_of
 from monge.serve.jobs import Job, JobFinish, Measure, QueueFullError, SchedulerClosedError, Sink, Snapshot
 from monge.serve.planners import Planners

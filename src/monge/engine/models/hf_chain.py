@@ -9,10 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from monge.core.devices import sent
 from monge.core.errors import MongeError, UnsupportedModelError
 from monge.core.model import NodeBlock
-from monge.engine.catch import catch
 from monge.engine.clock import now
 from monge.engine.models.layer_subset import layer_subset
 from monge.engine.models.network_facts import (
@@ -25,6 +23,7 @@ from monge.engine.models.network_facts import (
     rollback_obstacle,
     tree_obstacle,
 )
+from monge.engine.session import catch
 
 _PREFILL: Final = 1024
 
@@ -138,7 +137,7 @@ class HfChainModel:
     def _read(self, row: _Row, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:
         first = row.length + row.num_uncommitted
         inputs: dict[str, Any] = {
-            "input_ids": sent(torch.tensor([list(token_ids)]), self._device),
+            "input_ids": torch.tensor([list(token_ids)]).to(self._device, non_blocking=True),
             self._cache_keyword: row.cache,
             "use_cache": True,
         }

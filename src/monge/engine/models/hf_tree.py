@@ -9,13 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.core.devices import sent
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.model import Forward, NodeBlock
 from monge.engine.backends.base import ChainStep, NodeStep, PromptStep, SizedStep, StepMaker, StepOutput, StepSpec
 from monge.engine.backends.module_runner import ModuleMaker, ModuleRunner
 from monge.engine.clock import now
-from monge.engine.models.cache_rows import CacheRow, RowTable
 from monge.engine.models.group_by_length import group_by_length
 from monge.engine.models.hidden_states import HiddenStateLog
 from monge.engine.models.layer_subset import layer_subset
@@ -29,7 +27,7 @@ from monge.engine.models.network_facts import (
     num_weights,
     tree_obstacle,
 )
-from monge.engine.models.tree_cache import TreeCache
+from monge.engine.models.tree_cache import CacheRow, RowTable, TreeCache
 
 _PREFILL: Final = 1024  # tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt
 _STEP: Final = 64  # nodes a row that a step reads; in larger blocks arithmetic counts, not what lies between operations
@@ -182,7 +180,7 @@ class HfTreeModel:
 
     def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
         with torch.inference_mode():
-            return self._embedding(sent(torch.tensor(list(token_ids)), self._device))
+            return self._embedding(torch.tensor(list(token_ids)).to(self._device, non_blocking=True))
 
     def module_program(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
         """What runs a small module; see `ModuleHost`."""
@@ -219,7 +217,7 @@ class HfTreeModel:
         token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
         self._cache.place(rows, starts, width, self._rows.held)
         masks = self._form.masks(visible, positions, lengths, nodes)
-        token_ids, positions = sent(token_ids, self._device), sent(positions, self._device)
+        token_ids, positions = token_ids.to(self._device, non_blocking=True), positions.to(self._device, non_blocking=True)
         start = now()
         with torch.inference_mode():
             output = self._forward(token_ids, positions, masks, keep_logits=keep_logits)

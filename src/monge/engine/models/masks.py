@@ -11,7 +11,6 @@ from jaxtyping import Bool, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from monge.core.devices import sent
 from monge.core.model import NodeBlock
 
 _BAND: Final = 512  # smallest width for which a chain's mask is kept
@@ -174,7 +173,7 @@ class MaskFormat:
         masks: dict[str, Any] = {}
         for kind, window in self.windows.items():
             seen = visible if window is None else within_window(visible, positions, lengths, nodes, window)
-            masks[kind] = self._formed(sent(seen, self.device)[:, None])
+            masks[kind] = self._formed(seen.to(self.device, non_blocking=True)[:, None])
         return masks
 
     def _formed(self, seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
