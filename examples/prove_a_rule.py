@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Iid, Proposal
@@ -38,5 +38,5 @@ def make_models():
 case = Case(horizon=2, max_new_tokens=3)
 truth = target_law(make_models()[0], case)
 for rule in (Mine(use_residual=True), Mine(use_residual=False)):
-    output = output_law(lambda rule=rule: make_parts(*make_models(), tree="chain(2)", verifier=rule), case)
+    output = output_law(lambda rule=rule: make_components(*make_models(), tree="chain(2)", verifier=rule), case)
     print(f"use_residual={rule.use_residual}: law error {law_error(output, truth):.1e}")

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.bench.pair import Pair
-from monge.core.clocks import RequestDraws
+from monge.core.draws import RequestDraws
 from monge.core.errors import OptionError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules, law_from_logits
@@ -101,7 +101,7 @@ def log_laws(pair: Pair, prompt_ids: Sequence[TokenIds], temperature: float, set
         raise OptionError("bench acceptance compares two laws: give a --draft model")
     if not temperature > 0:
         raise OptionError(f"bench acceptance needs temperatures above 0 (at 0 all rules are equal); got {temperature}")
-    decoder = Decoder(make_parts(pair.target_model, draft_model), max_batch_size=len(prompt_ids))
+    decoder = Decoder(make_components(pair.target_model, draft_model), max_batch_size=len(prompt_ids))
     results = decoder.generate(
         prompt_ids, max_new_tokens=settings.max_new_tokens, temperature=temperature, seed=settings.seed, ignore_eos=True
     )

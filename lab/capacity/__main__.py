@@ -187,7 +187,7 @@ def _timed(arms: Mapping[str, Configuration], networks: Any, size: int, seconds:
     machines = dict[str, Machine]()
     for label, one in arms.items():
         with notes().status(f"timing rounds of {label}"):
-            machines[label] = measured_machine(one.parts(networks.target, networks.draft), size, budget_s=seconds)
+            machines[label] = measured_machine(one.components(networks.target, networks.draft), size, budget_s=seconds)
     return levelled(machines)
 
 

@@ -12,10 +12,10 @@ from lab.capacity.simulation import Machine
 from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
+from monge.engine.components import Components
 from monge.engine.latency_measurement import measure_latency
 from monge.engine.loop import close_session
 from monge.engine.opening import open_sessions
-from monge.engine.parts import Parts
 from monge.engine.session import Request, Session
 
 BUDGET_S: Final = 8.0
@@ -23,18 +23,18 @@ _LENGTHS: Final = (32, 256)
 _REPEATS: Final = 3
 
 
-def measured_machine(parts: Parts, max_batch_size: int, *, budget_s: float = BUDGET_S) -> Machine:
+def measured_machine(components: Components, max_batch_size: int, *, budget_s: float = BUDGET_S) -> Machine:
     """Time rounds of batch sizes 1, 2, 4, .. and prompts of two lengths, by running them.
 
     Args:
-        parts: The parts that would decode.
+        components: The components that would decode.
         max_batch_size: Rows of a round.
         budget_s: Seconds for the rounds.
     """
     powers = [1 << power for power in range(max_batch_size.bit_length())]
-    costs = measure_latency(parts, batch_sizes=sorted({*powers, max_batch_size}), budget_s=budget_s)
+    costs = measure_latency(components, batch_sizes=sorted({*powers, max_batch_size}), budget_s=budget_s)
     costs.learns = False
-    return Machine(costs, _prefill_s(parts), max_batch_size)
+    return Machine(costs, _prefill_s(components), max_batch_size)
 
 
 def levelled(machines: Mapping[str, Machine]) -> dict[str, Machine]:
@@ -59,24 +59,24 @@ def levelled(machines: Mapping[str, Machine]) -> dict[str, Machine]:
     return made
 
 
-def _prefill_s(parts: Parts) -> tuple[float, float]:
+def _prefill_s(components: Components) -> tuple[float, float]:
     """Seconds of reading a prompt, fixed and per token, by target and drafter."""
-    limits = [parts.target.max_length, parts.drafter.capabilities.max_length]
+    limits = [components.target.max_length, components.drafter.capabilities.max_length]
     longest = min((limit for limit in limits if limit is not None), default=max(_LENGTHS) + 2) - 2
     short, long = (min(length, longest) for length in _LENGTHS)
-    _read_s(parts, short)
-    first, second = (median(_read_s(parts, length) for _ in range(_REPEATS)) for length in (short, long))
+    _read_s(components, short)
+    first, second = (median(_read_s(components, length) for _ in range(_REPEATS)) for length in (short, long))
     if long <= short:
         return 0.0, first / short
     per_token = max(second - first, 0.0) / (long - short)
     return max(first - per_token * short, 0.0), per_token
 
 
-def _read_s(parts: Parts, length: int) -> float:
-    prompt = tuple(7919 * place * (place + 1) % parts.target.vocab_size for place in range(length))
+def _read_s(components: Components, length: int) -> float:
+    prompt = tuple(7919 * place * (place + 1) % components.target.vocab_size for place in range(length))
     session = Session(Request(prompt_ids=prompt, max_new_tokens=1, rules=SamplingRules(), seed=0), request_id=-1)
-    open_sessions([session], parts)
-    close_session(session, parts)
+    open_sessions([session], components)
+    close_session(session, components)
     return session.prefill_s
 
 

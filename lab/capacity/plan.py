@@ -91,7 +91,7 @@ def works(configuration: Configuration, log: LawLog, draft: SequenceModel | None
         OptionError: If the controller reads latency.
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
-    parts = configuration.parts(ReplayTarget(log.model.vocab_size), draft, PLAIN)
+    parts = configuration.components(ReplayTarget(log.model.vocab_size), draft, PLAIN)
     if "latency" in parts.controller.reads:
         raise OptionError(
             f"capacity: controller {configuration.controller!r} plans by the batch that it meets, which replay does not know; "

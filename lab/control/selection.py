@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lab.control.simulation import MAX_WINDOW, Round, Stopwatch, World, chain_record
-from monge.control.base import AnyController, PromptReader, RoundInfo
+from monge.control.base import AnyController, PromptReader, RoundInfo, SharedState
 from monge.control.fixed import Fixed
 from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.prompt import PromptProfile

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Final
 
-from monge.control.base import AnyController, RoundInfo
+from monge.control.base import AnyController, RoundInfo, SharedState
 from monge.control.fixed import Fixed
 from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.verdict import StepRecord

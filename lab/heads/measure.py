@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.model import FeatureModel
 from monge.draft.head import HeadDrafter
 from monge.draft.heads import ShapeDrafter
@@ -121,7 +121,7 @@ def run_loops(
             drafter = (ShapeDrafter if is_shape_folder(folder) else HeadDrafter)(
                 target=target, head=folder, tree=TREES.parse(tree)
             )
-            decoder = Decoder(make_parts(target, drafter=drafter, verifier=verifier), max_batch_size=len(prompts))
+            decoder = Decoder(make_components(target, drafter=drafter, verifier=verifier), max_batch_size=len(prompts))
             done = decoder.generate(prompts, max_new_tokens=max_new_tokens, temperature=temperature, seed=0, ignore_eos=True)
             rounds = [record for result in done for record in result.records]
             results.append(

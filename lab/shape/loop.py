@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from lab.shape.material import Material, Say, spread
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.errors import MongeError
 from monge.core.metrics import acceptance_by_depth, block_efficiency
 from monge.core.model import SequenceModel
@@ -17,8 +17,8 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
 from monge.draft.heads import ShapeDrafter
 from monge.draft.tree.registry import TREES
+from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.engine.parts import Parts
 from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.registry import load_head as load_published
 from monge.heads.shape.alignment.registry import ALIGNMENTS
@@ -58,29 +58,29 @@ class Run:
 Prompts = Sequence[tuple[int, ...]]
 
 
-def drafts_with(material: Material, head: ShapeHead, temperature: float) -> Callable[[SequenceModel], Parts]:
-    """Parts with a SHAPE drafter for a target, the tree and verifier those of the temperature."""
+def drafts_with(material: Material, head: ShapeHead, temperature: float) -> Callable[[SequenceModel], Components]:
+    """Components with a SHAPE drafter for a target, the tree and verifier those of the temperature."""
     tree, verifier = GREEDY if temperature == 0 else SAMPLED
 
-    def parts(target: SequenceModel) -> Parts:
+    def components(target: SequenceModel) -> Components:
         drafter = ShapeDrafter(target=target, head=head, tree=TREES.parse(tree))
-        return make_parts(target, drafter=drafter, verifier=verifier)
+        return make_components(target, drafter=drafter, verifier=verifier)
 
-    return parts
+    return components
 
 
-def _published_parts(head: PublishedHead, temperature: float) -> Callable[[SequenceModel], Parts]:
+def _published_parts(head: PublishedHead, temperature: float) -> Callable[[SequenceModel], Components]:
     tree, verifier = GREEDY if temperature == 0 else SAMPLED
-    return lambda target: make_parts(target, drafter="head", head=head, tree=tree, verifier=verifier)
+    return lambda target: make_components(target, drafter="head", head=head, tree=tree, verifier=verifier)
 
 
-def run(material: Material, parts: Callable[[SequenceModel], Parts], prompts: Prompts, **options: Any) -> Run:
+def run(material: Material, components: Callable[[SequenceModel], Components], prompts: Prompts, **options: Any) -> Run:
     """Decode prompts one by one, as a single user sees it; a first short call warms up.
 
     Raises:
         MongeError: If a request fails: it has no figures.
     """
-    decoder = Decoder(parts(feature_model(material.network)), max_batch_size=1)
+    decoder = Decoder(components(feature_model(material.network)), max_batch_size=1)
     decoder.generate(prompts[:1], **{**options, "max_new_tokens": 4}, seed=0, ignore_eos=True)
     start = time.perf_counter()
     results = decoder.generate(prompts, **options, seed=0, ignore_eos=True)
@@ -181,15 +181,15 @@ def other_drafters(material: Material, head: ShapeHead, say: Say, beside: Sequen
     found: list[dict[str, Any]] = []
     for temperature in (0.0, 1.0):
         options = {"max_new_tokens": material.settings.max_new_tokens, "temperature": temperature}
-        arms: dict[str, Callable[[SequenceModel], Parts]] = {
-            name: lambda target, name=name: make_parts(target, drafter=name) for name in OTHERS
+        arms: dict[str, Callable[[SequenceModel], Components]] = {
+            name: lambda target, name=name: make_components(target, drafter=name) for name in OTHERS
         }
         for name, other in published.items():
             arms[name] = _published_parts(other, temperature)
         arms["shape"] = drafts_with(material, head, temperature)
-        for name, parts in arms.items():
+        for name, components in arms.items():
             say(f"{name}, temperature {temperature:g}")
-            done = run(material, parts, sample_of(material), **options)
+            done = run(material, components, sample_of(material), **options)
             found.append({"drafter": name, "temperature": temperature, **done.figures()})
     return found
 
@@ -215,11 +215,11 @@ def _table() -> TabularModel:
     return TabularModel(RandomTable(3, 3), 3)
 
 
-def _toy(tree: str, verifier: str) -> Parts:
+def _toy(tree: str, verifier: str) -> Components:
     target = _table()
     sizes = TargetSizes.of(target)
     generator = torch.Generator().manual_seed(0)
     made = make_predictor("gated", sizes, generator, num_steps=2, is_branched=True, width=4, gate_rank=2)
     head = ShapeHead(made, sizes)
     head.remember(target)
-    return make_parts(target, drafter=ShapeDrafter(target=target, head=head, tree=TREES.parse(tree)), verifier=verifier)
+    return make_components(target, drafter=ShapeDrafter(target=target, head=head, tree=TREES.parse(tree)), verifier=verifier)

@@ -21,8 +21,8 @@ import torch
 
 from monge.bench.provenance import provenance
 from monge.bench.statistics import Summary, paired_ratios
-from monge.core.clocks import RequestDraws
 from monge.core.context import Context, DraftPlan
+from monge.core.draws import RequestDraws
 from monge.core.errors import OptionError
 from monge.core.law import DenseLaw, SparseLaw
 from monge.core.proposal import Deterministic, Proposal

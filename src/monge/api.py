@@ -9,9 +9,8 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from monge.control.base import AnyController
+from monge.control.base import AnyController, SharedState
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
@@ -22,10 +21,10 @@ from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
 from monge.engine.backends.registry import Backend
 from monge.engine.chat_format import chat_format
+from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.latency_measurement import with_latency
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
-from monge.engine.parts import Parts
 from monge.engine.sources import resolve
 from monge.engine.text import Tokenizer
 from monge.verify.base import Rule
@@ -59,7 +58,7 @@ def load(
 ) -> Decoder:
     """Load a target and its drafter.
 
-    Parts are given by name, by name with settings (`"chain(depth=6)"`, `"fixed_width((4, 2, 1))"`), or as objects. With no
+    Components are given by name, by name with settings (`"chain(depth=6)"`, `"fixed_width((4, 2, 1))"`), or as objects. With no
     arguments, the built-in pair.
 
     Args:
@@ -123,7 +122,7 @@ def load(
         draft_model = tuple(_load_draft(one, target_model, loading, **options) for one in cast(tuple[Source, ...], draft))
     elif draft is not None:
         draft_model = _load_draft(cast(Source, draft), target_model, loading, **options)
-    parts = make_parts(
+    components = make_components(
         target_model,
         draft_model,
         head=head,
@@ -137,10 +136,10 @@ def load(
         max_batch_size=max_batch_size,
     )
     chat = chat_format(tokenizer, chat_template, is_built_in=is_built_in)
-    return Decoder(parts, tokenizer=tokenizer, eos_ids=eos_ids_of(network), max_batch_size=max_batch_size, chat=chat)
+    return Decoder(components, tokenizer=tokenizer, eos_ids=eos_ids_of(network), max_batch_size=max_batch_size, chat=chat)
 
 
-def make_parts(
+def make_components(
     target: SequenceModel,
     draft: SequenceModel | Sequence[SequenceModel] | None = None,
     *,
@@ -154,7 +153,7 @@ def make_parts(
     draft_rules: SamplingRules | None = None,
     costs: str | Path | Latency | None = None,
     max_batch_size: int = 1,
-) -> Parts:
+) -> Components:
     """Build the parts from names or objects; arguments as for `load`, with loaded models.
 
     `draft` is one draft model, or several.
@@ -190,7 +189,7 @@ def make_parts(
     rule = default_rule(can.proposes, can.max_width) if rule is None else rule
     if chosen is None:
         chosen = default_controllers(rule, drafter, is_shortened=is_deep, is_usual=is_usual)
-    parts = Parts(
+    components = Components(
         target=target,
         drafter=drafter,
         rule=rule,
@@ -203,7 +202,7 @@ def make_parts(
         seeded=chosen.seeded,
     )
     folder = Path(costs) if isinstance(costs, str | Path) else None
-    return _able_to_plan(with_latency(parts, batch_sizes=(1, max_batch_size), folder=folder))
+    return _able_to_plan(with_latency(components, batch_sizes=(1, max_batch_size), folder=folder))
 
 
 def resolved(source: Source) -> Source:
@@ -288,11 +287,11 @@ def _load_draft(
     return as_draft_model(network, target, tokenizer=tokenizer, target_tokenizer=target_tokenizer, **options)
 
 
-def _able_to_plan(parts: Parts) -> Parts:
+def _able_to_plan(components: Components) -> Components:
     """Check that every controller can plan for the parts, before a request names it."""
-    for planner in map(parts.planner, parts.controllers):
+    for planner in map(components.planner, components.controllers):
         planner.controller.init(planner.shared)
-    return parts
+    return components
 
 
 def _needs_model(drafter: str | AnyDrafter) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from monge.api import built_in, load, make_parts
+from monge.api import built_in, load, make_components
 from monge.core.errors import (
     ContextLengthError,
     ModelLoadError,
@@ -26,7 +26,7 @@ VOCAB = 5
 def decoder(max_length: int | None = None, draft_length: int | None = None, **parts: object) -> Decoder:
     target = TabularModel(RandomTable(VOCAB, 1), VOCAB, max_length)
     draft = TabularModel(RandomTable(VOCAB, 2), VOCAB, draft_length)
-    return Decoder(make_parts(target, draft, **parts))  # type: ignore[arg-type]
+    return Decoder(make_components(target, draft, **parts))  # type: ignore[arg-type]
 
 
 def tiny(vocab_size: int = 64) -> LlamaForCausalLM:
@@ -111,7 +111,7 @@ def test_names_and_settings(parts, message):
 
 def test_a_model_drafter_without_a_model():
     with pytest.raises(OptionError, match="drafter 'model' needs a draft model"):
-        make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="model")
+        make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="model")
 
 
 def test_illegal_pairs_name_the_legal_verifiers():
@@ -209,8 +209,8 @@ class Poisoned(TabularModel):
 
 def test_nan_logits_stop_that_request_and_no_other():
     prompts = [[0, 1], [4, 1], [2, 1]]
-    healthy = Decoder(make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB)))
-    poisoned = Decoder(make_parts(Poisoned(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB)))
+    healthy = Decoder(make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB)))
+    poisoned = Decoder(make_components(Poisoned(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB)))
     expected = healthy.generate(prompts, max_new_tokens=3, seed=1, temperature=1.0, processors=[no_four])
     results = poisoned.generate(prompts, max_new_tokens=3, seed=1, temperature=1.0, processors=[no_four])
     assert [result.finish_reason for result in results] == ["length", "error", "length"]
@@ -226,7 +226,7 @@ def no_four(token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_draft_model_with_nan_logits_drafts_nothing():
-    parts = make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), Poisoned(RandomTable(VOCAB, 2), VOCAB))
+    parts = make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), Poisoned(RandomTable(VOCAB, 2), VOCAB))
     with pytest.warns(UserWarning, match="draft model, request 0: .*drafting stops here"):
         (result,) = Decoder(parts).generate([[4, 1]], max_new_tokens=4, seed=1, temperature=1.0)
     assert result.finish_reason == "length"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monge.api import load, make_parts
+from monge.api import load, make_components
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
@@ -82,7 +82,7 @@ def test_a_stop_string_ends_the_text_before_it(pair):
 
 def table_decoder(max_batch_size: int = 8) -> Decoder:
     target, draft = TabularModel(RandomTable(6, 1), 6), TabularModel(RandomTable(6, 2), 6)
-    parts = make_parts(target, draft)
+    parts = make_components(target, draft)
     return Decoder(parts, eos_ids=frozenset({5}), max_batch_size=max_batch_size)
 
 
@@ -100,7 +100,7 @@ def test_an_abandoned_stream_gives_its_caches_back():
     stream = decoder.stream([0, 1], max_new_tokens=50, ignore_eos=True)
     next(stream)
     stream.close()
-    target = decoder.parts.target
+    target = decoder.components.target
     assert isinstance(target, TabularModel)
     with pytest.raises(KeyError):
         target.length(0)
@@ -109,7 +109,7 @@ def test_an_abandoned_stream_gives_its_caches_back():
 def test_every_round_serves_every_session():
     decoder = table_decoder()
     sessions = decoder.sessions([[0], [1]], max_new_tokens=6, ignore_eos=True, temperature=1.0, seed=1)
-    served = list(decode(sessions, decoder.parts, max_batch_size=2))
+    served = list(decode(sessions, decoder.components, max_batch_size=2))
     assert {id(session) for session in served} == {id(session) for session in sessions}
     for session in sessions:
         assert session.num_generated == 6

@@ -4,7 +4,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import monge
-from monge.api import make_parts
+from monge.api import make_components
 from monge.control.fixed import Fixed
 from monge.control.goodput import Goodput
 from monge.control.latency import Latency
@@ -23,7 +23,7 @@ SAMPLED = {"max_new_tokens": 60, "temperature": 1.0}
 def decoder(costs=CHEAP, *, max_length=None, **parts):
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB, max_length) for seed in (1, 2))
     resources = {} if parts.get("drafter", "model") != "model" else {"draft": draft}
-    return Decoder(make_parts(target, **resources, costs=Latency.linear(**costs), **({"controller": None} | parts)))
+    return Decoder(make_components(target, **resources, costs=Latency.linear(**costs), **({"controller": None} | parts)))
 
 
 def windows(result):
@@ -37,7 +37,7 @@ def write(made, **options):
 
 
 def test_both_can_be_named():
-    parts = decoder().parts
+    parts = decoder().components
     assert list(parts.controllers) == ["goodput", "fixed"]
     assert (parts.controller_name, parts.seeded) == ("goodput", "fixed")
     assert parts.planner("goodput").shared is parts.shared, "what price learns is its own, named or not"
@@ -97,14 +97,14 @@ def test_price_plans_where_a_seed_gives_the_text_whatever_is_drafted(parts):
     ],
 )
 def test_a_tree_that_was_asked_for_is_drafted_whole(parts, steady):
-    assert decoder(**parts).parts.controllers["fixed"] == steady
+    assert decoder(**parts).components.controllers["fixed"] == steady
 
 
 def test_who_drafts_nothing_needs_no_costs():
-    parts = make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none", controller=None)
+    parts = make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none", controller=None)
     assert (list(parts.controllers), parts.reads, parts.shared.latency) == (["fixed"], frozenset(), None)
     with pytest.raises(OptionError, match="fixed reads no measured times"):
-        make_parts(parts.target, drafter="none", controller=None, costs="kept")
+        make_components(parts.target, drafter="none", controller=None, costs="kept")
 
 
 class Raising(NgramDrafter):
@@ -115,14 +115,14 @@ class Raising(NgramDrafter):
 @pytest.mark.filterwarnings("ignore:request .* the drafter failed")
 def test_a_drafter_that_raises_while_costs_are_measured_leaves_plain_decoding():
     target = TabularModel(RandomTable(VOCAB, 1), VOCAB)
-    result = write(Decoder(make_parts(target, drafter=Raising(), controller=None)), seed=3)
-    expected = write(Decoder(make_parts(target, drafter="none")), seed=3)
+    result = write(Decoder(make_components(target, drafter=Raising(), controller=None)), seed=3)
+    expected = write(Decoder(make_components(target, drafter="none")), seed=3)
     assert (result.token_ids, result.error) == (expected.token_ids, None)
 
 
 def test_a_short_context_gets_a_short_chain():
-    assert decoder(max_length=6).parts.drafter.capabilities.max_depth == 3
-    assert decoder(max_length=9).parts.drafter.capabilities.max_depth == 8
+    assert decoder(max_length=6).components.drafter.capabilities.max_depth == 3
+    assert decoder(max_length=9).components.drafter.capabilities.max_depth == 8
 
 
 def test_one_can_be_asked_for():
@@ -134,7 +134,7 @@ def test_one_can_be_asked_for():
 
 
 def test_what_loads_takes_it():
-    parts = monge.load(costs=Latency.linear(**CHEAP)).parts
+    parts = monge.load(costs=Latency.linear(**CHEAP)).components
     assert isinstance(parts.controller, Goodput)
     assert parts.seeded == "fixed"
 

@@ -3,7 +3,7 @@
 import pytest
 
 import monge
-from monge.api import make_parts
+from monge.api import make_components
 from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.core.proposal import Iid
@@ -23,16 +23,16 @@ class OnlyDraws(SingleDraft):
     accepts = frozenset({Iid})
 
 
-def parts(**settings):
+def components(**settings):
     max_length = settings.pop("max_length", None)
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB, max_length) for seed in (1, 2))
     costs = Latency.linear(plain=1.0, node=0.01, draft=0.1)
-    return make_parts(target, draft, costs=costs, **({"controller": None} | settings))
+    return make_components(target, draft, costs=costs, **({"controller": None} | settings))
 
 
 @pytest.mark.parametrize("controller", [None, "goodput", "hedge", "linear_selection", ("goodput", "fixed")])
 def test_who_chooses_has_a_choice(controller):
-    drafter = parts(controller=controller).drafter
+    drafter = components(controller=controller).drafter
     assert isinstance(drafter, PoolDrafter)
     assert list(drafter.drafters) == ["ngram", "model"]
     assert drafter.drafters["ngram"] == NgramDrafter(min_ngram=2)
@@ -52,16 +52,18 @@ def test_who_chooses_has_a_choice(controller):
 )
 def test_who_does_not_has_the_draft_model(settings):
     """A verifier that is not exact for looked-up candidates, and a context too short for them, leave none either."""
-    assert isinstance(parts(**settings).drafter, ModelDrafter)
+    assert isinstance(components(**settings).drafter, ModelDrafter)
 
 
 def test_without_a_draft_model_there_is_the_text():
     target = TabularModel(RandomTable(VOCAB, 1), VOCAB)
-    assert make_parts(target, controller=None, costs=Latency.linear(plain=1.0, node=0.1, draft=0.1)).drafter == NgramDrafter()
+    assert (
+        make_components(target, controller=None, costs=Latency.linear(plain=1.0, node=0.1, draft=0.1)).drafter == NgramDrafter()
+    )
 
 
 def test_what_was_asked_for_goes_to_the_draft_model():
-    made = parts(tree="chain(5)", draft_temperature=0.5, draft_top_k=3).drafter
+    made = components(tree="chain(5)", draft_temperature=0.5, draft_top_k=3).drafter
     assert made.drafters["model"].tree.depth == 5
     assert (made.drafters["model"].rules.temperature, made.drafters["model"].top_k) == (0.5, 3)
 
@@ -70,17 +72,17 @@ def test_what_was_asked_for_goes_to_the_draft_model():
     "verifier", ["rrs", "rrs_without_replacement", "target_walk", "block", "traversal", "optimal", "gumbel"]
 )
 def test_every_verifier_decodes(verifier):
-    (result,) = Decoder(parts(verifier=verifier)).generate([(0, 1, 2, 0, 1)], max_new_tokens=30, temperature=1.0)
+    (result,) = Decoder(components(verifier=verifier)).generate([(0, 1, 2, 0, 1)], max_new_tokens=30, temperature=1.0)
     assert result.error is None
     assert len(result.token_ids) == 30
 
 
 def test_a_seed_is_never_planned_with_lookups():
-    made = Decoder(parts())
+    made = Decoder(components())
     (result,) = made.generate([(0, 1, 2, 0, 1)], max_new_tokens=60, temperature=1.0, seed=3)
     assert {record.drafter for record in result.records if record.depth} == {"model"}
     assert not any(record.counterfactuals for record in result.records), "nobody looks at it"
-    expected = Decoder(parts(controller="fixed")).generate([(0, 1, 2, 0, 1)], max_new_tokens=60, temperature=1.0, seed=3)
+    expected = Decoder(components(controller="fixed")).generate([(0, 1, 2, 0, 1)], max_new_tokens=60, temperature=1.0, seed=3)
     assert result.token_ids == expected[0].token_ids
 
 
@@ -88,21 +90,21 @@ def test_a_seed_is_never_planned_with_lookups():
 def test_a_limit_of_lookups_that_nobody_takes_is_refused(drafter):
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2))
     with pytest.raises(OptionError, match="model_free_depth=2 limits model-free drafters of a pool, and there are none"):
-        make_parts(target, draft if drafter == "model" else None, drafter=drafter, controller="fixed(model_free_depth=2)")
+        make_components(target, draft if drafter == "model" else None, drafter=drafter, controller="fixed(model_free_depth=2)")
     with pytest.raises(OptionError, match="model_free_depth must be >= 0"):
-        parts(drafter="pool('ngram', 'model')", controller="fixed(model_free_depth=-1)")
+        components(drafter="pool('ngram', 'model')", controller="fixed(model_free_depth=-1)")
 
 
 def test_greedy_texts_are_the_targets():
-    made, prompt = parts(), (0, 1, 2, 0, 1)
+    made, prompt = components(), (0, 1, 2, 0, 1)
     (result,) = Decoder(made).generate([prompt], max_new_tokens=80)
-    plain = Decoder(make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none"))
+    plain = Decoder(make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none"))
     assert result.token_ids == plain.generate([prompt], max_new_tokens=80)[0].token_ids
     assert "ngram" in result.stats.drafters
 
 
 def test_the_built_in_pair_has_both():
-    made = monge.load(costs=Latency.linear(plain=1.0, node=0.01, draft=0.1)).parts
+    made = monge.load(costs=Latency.linear(plain=1.0, node=0.01, draft=0.1)).components
     assert [member.name for member in made.shared.members] == ["ngram", "model"]
     with pytest.raises(OptionError, match="draft model"):
         monge.load(drafter="ngram", draft_backend="eager")

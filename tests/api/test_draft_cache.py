@@ -2,7 +2,7 @@
 
 import pytest
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
@@ -22,10 +22,10 @@ TREES = [
 def test_the_draft_model_has_read_the_committed_text(tree, temperature):
     table = RandomTable(VOCAB, 1)
     draft = TabularModel(table, VOCAB)  # the target's own laws, so that deep paths are accepted
-    decoder = Decoder(make_parts(TabularModel(table, VOCAB), draft, tree=tree))
+    decoder = Decoder(make_components(TabularModel(table, VOCAB), draft, tree=tree))
     sessions = decoder.sessions([[0, 1], [2]], max_new_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
     deepest = 0
-    for session in decode(sessions, decoder.parts, max_batch_size=2):
+    for session in decode(sessions, decoder.components, max_batch_size=2):
         deepest = max(deepest, session.records[-1].num_accepted)
         if session.finish_reason is None:
             read = draft.text(session.context.request_id)

@@ -129,7 +129,7 @@ import json, warnings
 
 warnings.simplefilter("ignore")
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
@@ -143,7 +143,7 @@ def model(seed):
 
 
 def error(*drafts, **options):
-    law = output_law(lambda: make_parts(model(1), *map(model, drafts), **options), CASE)
+    law = output_law(lambda: make_components(model(1), *map(model, drafts), **options), CASE)
     return law_error(law, target_law(model(1), CASE))
 
 

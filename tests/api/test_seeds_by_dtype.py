@@ -37,8 +37,8 @@ def test_the_target_or_the_draft_model_may_be_the_coarse_one(tmp_path):
     target, draft = save_pair(tmp_path)
     whole, half = load(target, dtype="float32"), load(draft, dtype="bfloat16")
     for networks in ((whole, half), (half, whole)):
-        mixed = load(*(one.parts.target.network for one in networks), controller="fixed")
-        assert str(mixed.parts.coarse_dtype) == "torch.bfloat16"
+        mixed = load(*(one.components.target.network for one in networks), controller="fixed")
+        assert str(mixed.components.coarse_dtype) == "torch.bfloat16"
 
 
 @pytest.mark.parametrize(("dtype", "is_told"), [("float32", False), ("bfloat16", True)])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.decoder import Decoder
@@ -24,10 +24,10 @@ def test_padding_does_not_change_the_law(size, tree, verifier):
     case = Case(horizon=2, max_new_tokens=3)
     target = TabularModel(RandomTable(VOCAB, 1), VOCAB)
 
-    def parts():
-        return make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), resized(size), tree=tree, verifier=verifier)
+    def components():
+        return make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), resized(size), tree=tree, verifier=verifier)
 
-    assert law_error(output_law(parts, case), target_law(target, case)) < 1e-12
+    assert law_error(output_law(components, case), target_law(target, case)) < 1e-12
 
 
 def test_padding_tokens_are_never_drafted_and_missing_ones_have_no_mass():
@@ -43,6 +43,6 @@ def test_padding_tokens_are_never_drafted_and_missing_ones_have_no_mass():
 
 def test_it_is_a_sequence_model():
     assert isinstance(resized(4), SequenceModel)
-    parts = make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), resized(4))
-    (result,) = Decoder(parts).generate([[0, 1]], max_new_tokens=6, temperature=1.0, seed=1)
+    components = make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), resized(4))
+    (result,) = Decoder(components).generate([[0, 1]], max_new_tokens=6, temperature=1.0, seed=1)
     assert len(result.token_ids) == 6

@@ -10,12 +10,12 @@ import pytest
 _PROGRAM: Final = """
 import json, sys
 import numpy as np, torch
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
 
-decoder = Decoder(make_parts(TabularModel(RandomTable(5, 1), 5), TabularModel(RandomTable(5, 2), 5)))
+decoder = Decoder(make_components(TabularModel(RandomTable(5, 1), 5), TabularModel(RandomTable(5, 2), 5)))
 said = []
 for prompts, options in json.load(sys.stdin):
     try:

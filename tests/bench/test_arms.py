@@ -150,6 +150,6 @@ def test_every_drafter_makes_an_arm(head_pair, plain, drafter):
     asked = call(head_pair, ["The sea was calm"])
     first, again = (arm.decode(head_pair, asked) for _ in range(2))
     assert first.token_ids == again.token_ids == plain
-    assert (arm.kept.parts is None) == (drafter in {"suffix", "token_recycling", "lookahead", "jacobi"})
+    assert (arm.kept.components is None) == (drafter in {"suffix", "token_recycling", "lookahead", "jacobi"})
     # The other arms' target keeps no hidden states for this one, and is not asked for any.
     assert head_pair.target_model.features(0) is None

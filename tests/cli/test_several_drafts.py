@@ -21,7 +21,7 @@ def drafts(tiny_paths):
 
 def test_a_list_of_draft_models_drafts_together(tiny_paths, drafts):
     decoder = load(tiny_paths[0], drafts)
-    assert isinstance(decoder.parts.drafter, EnsembleDrafter)
+    assert isinstance(decoder.components.drafter, EnsembleDrafter)
     (result,) = decoder.generate([PROMPT], max_new_tokens=12)
     (plain,) = load(tiny_paths[0], drafter="none").generate([PROMPT], max_new_tokens=12)
     assert result.token_ids == plain.token_ids
@@ -30,7 +30,7 @@ def test_a_list_of_draft_models_drafts_together(tiny_paths, drafts):
 
 def test_a_list_of_one_is_that_one(tiny_paths):
     target, draft = tiny_paths
-    assert type(load(target, [draft]).parts.drafter) is type(load(target, draft).parts.drafter)
+    assert type(load(target, [draft]).components.drafter) is type(load(target, draft).components.drafter)
 
 
 def test_lists_that_do_not_fit_are_refused(tiny_paths):

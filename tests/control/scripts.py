@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from monge.control.base import AnyController, RoundInfo
+from monge.control.base import AnyController, RoundInfo, SharedState
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, SeededDraws, TapeDraws
 from monge.core.verdict import StepRecord

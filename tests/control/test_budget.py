@@ -8,18 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monge.api import make_parts
-from monge.control.base import RoundInfo
+from monge.api import make_components
+from monge.control.base import RoundInfo, SharedState
 from monge.control.budget import Survivals, best_count, depths_of, first_stop, ranked
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.control.survival_budget import SurvivalBudget
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError
 from monge.core.law import SparseLaw
 from monge.core.proposal import Iid
+from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.engine.parts import Parts
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
@@ -172,9 +171,9 @@ def models() -> tuple[TabularModel, TabularModel]:
     return TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB)
 
 
-def crowd(text: str | tuple[str, ...]) -> Callable[[], Parts]:
+def crowd(text: str | tuple[str, ...]) -> Callable[[], Components]:
     costs = Latency.linear(plain=1.0, node=0.05, draft=0.05)
-    return lambda: make_parts(*models(), controller=text, tree="chain(2)", costs=costs, max_batch_size=3)
+    return lambda: make_components(*models(), controller=text, tree="chain(2)", costs=costs, max_batch_size=3)
 
 
 @pytest.mark.parametrize("text", ["survival_budget(max_slots=3)", "survival_budget('first_stop', max_slots=3)", "goodput"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.control.goodput import Goodput
 from monge.control.latency import Latency
 from monge.core.context import Context, DraftPlan
@@ -52,7 +52,7 @@ def greedy(parts: Any, prompts: Any = ((1, 2, 1, 2, 1),), count: int = 24) -> li
 @pytest.mark.parametrize("plain", ["fixed(max_depth=0)", "fixed(max_nodes=0)"])
 def test_no_speculation_runs_no_draft_forward(plain: str) -> None:
     draft = Counting(RandomTable(VOCAB, 4), VOCAB)
-    assert greedy(make_parts(target(), draft, controller=plain)) == greedy(make_parts(target(), drafter="none"))
+    assert greedy(make_components(target(), draft, controller=plain)) == greedy(make_components(target(), drafter="none"))
     assert draft.forwards == 0
 
 
@@ -60,13 +60,13 @@ def test_goodput_pauses_without_forwards_and_catches_up() -> None:
     """A slow, useless drafter: after a few rounds it is not run, and reads the text it missed when it is probed."""
     draft = Counting(RandomTable(VOCAB, 4), VOCAB)
     costs = Latency.linear(plain=1.0, node=0.5, draft=0.9)
-    decoder = Decoder(make_parts(target(), draft, controller=Goodput(), costs=costs), max_batch_size=1)
+    decoder = Decoder(make_components(target(), draft, controller=Goodput(), costs=costs), max_batch_size=1)
     (result,) = decoder.generate([(1, 2)], max_new_tokens=90, temperature=0.0, seed=0)
     rests = [record.plan.max_depth == 0 for record in result.records]
     assert sum(rests) > 60
     assert not all(rests[20:])
     assert draft.forwards < 40
-    assert result.token_ids == greedy(make_parts(target(), drafter="none"), [(1, 2)], 90)[0]
+    assert result.token_ids == greedy(make_components(target(), drafter="none"), [(1, 2)], 90)[0]
 
 
 @pytest.mark.parametrize("num_prompts", [1, 3])
@@ -74,9 +74,9 @@ def test_prompts_of_requests_that_rest_are_not_read_by_the_drafter(num_prompts: 
     """A dear, useless drafter rests for longer than these requests; one that drafts again reads what it has missed."""
     draft = Counting(RandomTable(VOCAB, 4), VOCAB)
     costs = Latency.linear(plain=1.0, node=0.5, draft=0.9)
-    parts = make_parts(target(), draft, controller="goodput(last_cooldown=8192)", costs=costs, max_batch_size=3)
+    parts = make_components(target(), draft, controller="goodput(last_cooldown=8192)", costs=costs, max_batch_size=3)
     prompts = [(1, 2, row) for row in range(num_prompts)]
-    plain = greedy(make_parts(target(), drafter="none"), prompts, 20)
+    plain = greedy(make_components(target(), drafter="none"), prompts, 20)
     greedy(parts, prompts, 90)
     assert draft.forwards < 40
     read, opened = list[int](), draft.open
@@ -110,11 +110,11 @@ class Failing(NgramDrafter):
 
 def test_a_failing_drafter_costs_its_request_the_speculation_only() -> None:
     prompts = [(0, 2, 1, 2, 1), (1, 2, 1, 2, 1), (2, 1, 2, 1, 2)]
-    parts = make_parts(target(), drafter=Failing())
+    parts = make_components(target(), drafter=Failing())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         results = Decoder(parts, max_batch_size=4).generate(prompts, max_new_tokens=40, temperature=0.0, seed=0)
-    assert [result.token_ids for result in results] == greedy(make_parts(target(), drafter="none"), prompts, 40)
+    assert [result.token_ids for result in results] == greedy(make_components(target(), drafter="none"), prompts, 40)
     said = [str(warning.message) for warning in caught]
     assert len(said) == 1
     assert "request 0: the drafter failed (RuntimeError: the drafter is broken); the request is decoded without it" in said[0]
@@ -146,10 +146,10 @@ class Forgetful(NgramDrafter):
 
 def test_a_drafter_that_cannot_be_told_of_one_request_goes_on_with_the_others() -> None:
     drafter, prompts = Forgetful(), [(0, 2, 1, 2, 1), (1, 2, 1, 2, 1), (2, 1, 2, 1, 2)]
-    parts = make_parts(target(), drafter=drafter)
+    parts = make_components(target(), drafter=drafter)
     with pytest.warns(UserWarning, match="request 0: the drafter failed .RuntimeError: it does not listen"):
         results = Decoder(parts, max_batch_size=4).generate(prompts, max_new_tokens=40, temperature=0.0, seed=0)
-    assert [result.token_ids for result in results] == greedy(make_parts(target(), drafter="none"), prompts, 40)
+    assert [result.token_ids for result in results] == greedy(make_components(target(), drafter="none"), prompts, 40)
     drafted = [[record.num_nodes > 0 for record in result.records[-6:-1]] for result in results]
     assert not any(drafted[0])
     assert all(any(row) for row in drafted[1:])
@@ -158,18 +158,18 @@ def test_a_drafter_that_cannot_be_told_of_one_request_goes_on_with_the_others() 
 
 def test_a_drafter_that_cannot_forget_a_request_costs_nobody_anything() -> None:
     prompts = [(0, 2, 1, 2, 1), (1, 2, 1, 2, 1)]
-    parts = make_parts(target(), drafter=Forgetful(raises_in="close"))
+    parts = make_components(target(), drafter=Forgetful(raises_in="close"))
     with pytest.warns(UserWarning, match="request 0: the drafter failed to forget it .RuntimeError: it does not forget"):
-        assert greedy(parts, prompts, 40) == greedy(make_parts(target(), drafter="none"), prompts, 40)
+        assert greedy(parts, prompts, 40) == greedy(make_components(target(), drafter="none"), prompts, 40)
 
 
 def test_costs_are_measured_kept_and_read_again(tmp_path: Path) -> None:
     draft = Counting(RandomTable(VOCAB, 4), VOCAB)
-    parts = make_parts(target(), draft, controller="goodput", costs=tmp_path, max_batch_size=2)
+    parts = make_components(target(), draft, controller="goodput", costs=tmp_path, max_batch_size=2)
     assert parts.shared.latency is not None
     assert draft.forwards > 0
     draft.forwards = 0
-    again = make_parts(parts.target, draft, controller="goodput", costs=tmp_path, max_batch_size=2)
+    again = make_components(parts.target, draft, controller="goodput", costs=tmp_path, max_batch_size=2)
     assert draft.forwards == 0
     assert again.shared.latency is not None
     (file,) = tmp_path.iterdir()
@@ -181,17 +181,17 @@ def test_costs_are_measured_kept_and_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("left", ["", "{}", "[]", '{"key": "', "cut off"], ids=repr)
 def test_costs_are_measured_again_where_the_file_was_cut_off(tmp_path: Path, left: str) -> None:
     draft = Counting(RandomTable(VOCAB, 4), VOCAB)
-    parts = make_parts(target(), draft, controller="goodput", costs=tmp_path, max_batch_size=2)
+    parts = make_components(target(), draft, controller="goodput", costs=tmp_path, max_batch_size=2)
     (file,) = tmp_path.iterdir()
     file.write_text(file.read_text()[:100] if left == "cut off" else left)
     with pytest.warns(RuntimeWarning, match="holds no costs .* measured again"):
-        make_parts(parts.target, draft, controller="goodput", costs=tmp_path, max_batch_size=2)
+        make_components(parts.target, draft, controller="goodput", costs=tmp_path, max_batch_size=2)
     assert load_latency(tmp_path, latency_key(parts)) is not None
     assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_cost_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = make_parts(target(), Counting(RandomTable(VOCAB, 4), VOCAB), controller="goodput", costs=tmp_path)
+    parts = make_components(target(), Counting(RandomTable(VOCAB, 4), VOCAB), controller="goodput", costs=tmp_path)
     assert parts.shared.latency is not None
     (file,) = tmp_path.iterdir()
     before = file.read_text()
@@ -207,15 +207,15 @@ def test_a_cost_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_nothing_is_measured_for_controllers_that_do_not_ask(tmp_path: Path) -> None:
     draft = Counting(RandomTable(VOCAB, 4), VOCAB)
-    assert make_parts(target(), draft, controller="fsm").shared.latency is None
+    assert make_components(target(), draft, controller="fsm").shared.latency is None
     assert draft.forwards == 0
     with pytest.raises(OptionError, match=r"costs \(--costs\) .*: fsm reads no measured times; leave it out"):
-        make_parts(target(), draft, controller="fsm", costs=tmp_path)
+        make_components(target(), draft, controller="fsm", costs=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_measured_tables_cover_depths_and_batches() -> None:
-    parts = make_parts(target(), TabularModel(RandomTable(VOCAB, 4), VOCAB), tree="fixed_width((2, 1))")
+    parts = make_components(target(), TabularModel(RandomTable(VOCAB, 4), VOCAB), tree="fixed_width((2, 1))")
     costs = measure_latency(parts, batch_sizes=(1, 2), budget_s=0.1)
     assert set(costs.as_dict()["verify_s"]) == {"1", "2"}
     assert costs.nodes[0] == 0
@@ -232,7 +232,7 @@ def test_a_slow_pair_is_warmed_up_too(budget_s: float, num_run: int, num_kept: i
     """A clock that ticks once a round: the first cycle counts for nothing, unless two of them take several budgets."""
     seconds = itertools.count(0.0)
     monkeypatch.setattr(latency_measurement, "now", lambda: next(seconds))
-    parts = make_parts(target(), TabularModel(RandomTable(5, 2), 5), tree="chain(8)")
+    parts = make_components(target(), TabularModel(RandomTable(5, 2), 5), tree="chain(8)")
     records = latency_measurement._rounds(parts, latency_measurement._Cycle(DEPTHS), 1, 8, budget_s)
     assert next(seconds) - 1.0 == num_run
     assert len(records) == num_kept
@@ -263,7 +263,7 @@ class Clocked(TabularModel):
 def test_slow_rounds_are_measured_less(forward_s: float, token_s: float, batch_sizes: set[int], longest: int) -> None:
     """So that a start takes seconds where rounds do, not minutes; the smallest batch is always measured."""
     slow = Clocked(forward_s, token_s)
-    parts = make_parts(slow, TabularModel(RandomTable(VOCAB, 4), VOCAB), tree="chain(8)")
+    parts = make_components(slow, TabularModel(RandomTable(VOCAB, 4), VOCAB), tree="chain(8)")
     with measured_by(lambda: slow.seconds):
         found = measure_latency(parts, batch_sizes=(1, 8))
     assert set(map(int, found.as_dict()["verify_s"])) == batch_sizes
@@ -275,7 +275,7 @@ def test_slow_rounds_are_measured_less(forward_s: float, token_s: float, batch_s
 def test_rounds_correct_the_costs_and_records_say_what_was_seen() -> None:
     costs = Latency(verify_s={1: {0: 1.0, 8: 2.0}}, draft_s={1: {0: 0.0, 8: 1.0}})
     draft = TabularModel(RandomTable(VOCAB, 4), VOCAB)
-    parts = make_parts(target(), draft, drafter="model", controller="goodput", costs=costs)
+    parts = make_components(target(), draft, drafter="model", controller="goodput", costs=costs)
     (result,) = Decoder(parts).generate([(1, 2)], max_new_tokens=20, temperature=1.0, seed=0)
     assert costs.verify_s(0) < 1.0  # a table of whole seconds, and rounds of milliseconds
     for record in result.records:
@@ -290,10 +290,10 @@ def test_costs_are_learnt_where_only_the_last_record_is_kept() -> None:
     """As servers keep it: the first rounds of a request say nothing, and none of the others is one of them."""
     costs = Latency(verify_s={1: {0: 1.0, 8: 2.0}}, draft_s={1: {0: 0.0, 8: 1.0}})
     draft = TabularModel(RandomTable(VOCAB, 4), VOCAB)
-    decoder = Decoder(make_parts(target(), draft, drafter="model", controller="goodput", costs=costs))
+    decoder = Decoder(make_components(target(), draft, drafter="model", controller="goodput", costs=costs))
     (request,) = decoder.requests([(1, 2)], max_new_tokens=40, temperature=1.0)
     session = decoder.session(request, keeps_records=False)
-    list(decode([session], decoder.parts, max_batch_size=1))
+    list(decode([session], decoder.components, max_batch_size=1))
     assert len(session.records) == 1
     assert costs.verify_s(8) < 1.9
 
@@ -302,5 +302,5 @@ def test_goodput_keeps_greedy_texts() -> None:
     prompts = [(1, 2), (2, 1, 2), (4,)]
     draft = TabularModel(RandomTable(VOCAB, 3), VOCAB)
     costs = Latency.linear(plain=1.0, node=0.01, draft=0.05)
-    parts = make_parts(target(), draft, controller="goodput", costs=costs)
-    assert greedy(parts, prompts) == greedy(make_parts(target(), drafter="none"), prompts)
+    parts = make_components(target(), draft, controller="goodput", costs=costs)
+    assert greedy(parts, prompts) == greedy(make_components(target(), drafter="none"), prompts)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.control.acceptance import DepthCounts, expected_tokens
+from monge.control.base import SharedState
 from monge.control.calibration import Calibration, sequential_temperatures, sigmoid
 from monge.control.latency import Latency
 from monge.control.on_the_fly import OnTheFly, best_window, censored_acceptance
 from monge.control.q_learning import QLearning
-from monge.control.shared import SharedState
 from monge.core.draws import SeededDraws
 from monge.core.reliability import calibration_error
 from monge.core.stopping import StopRule, logit

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.control.latency import Latency
 from monge.engine.clock import measured_by
-from monge.engine.parts import Parts
+from monge.engine.components import Components
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
@@ -80,14 +80,16 @@ def test_plans_that_follow_the_clock_leave_the_law_alone(
 ) -> None:
     clock, sizes = Clock(), set[int]()
 
-    def parts() -> Parts:
+    def components() -> Components:
         clock.seconds = 0.0
         target, draft = Timed(5, clock, 1.0, sizes), Timed(17, clock, 0.2, set())
-        return make_parts(target, draft, drafter=POOL, tree=tree, verifier=verifier, controller=controller, costs=COSTS[costs])
+        return make_components(
+            target, draft, drafter=POOL, tree=tree, verifier=verifier, controller=controller, costs=COSTS[costs]
+        )
 
     case = Case(prompt=(0, 1, 0, 1, 0), horizon=horizon, max_new_tokens=horizon + 2)
     with measured_by(clock):
-        output = output_law(parts, case, max_runs=1_000_000)
+        output = output_law(components, case, max_runs=1_000_000)
     assert law_error(output, target_law(TabularModel(RandomTable(VOCAB, 5), VOCAB), case)) < 1e-12
     assert max(sizes) > 1, "something is drafted"
     assert len(sizes) > 1 or costs == "drafting is cheap", "where it is dear, some rounds draft and others do not"

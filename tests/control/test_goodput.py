@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 
 from lab.control.simulation import WORLDS, speed
-from monge.control.base import RoundInfo
+from monge.control.base import RoundInfo, SharedState
 from monge.control.fixed import Fixed
 from monge.control.goodput import Goodput, GoodputState
 from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
-from monge.control.shared import SharedState
 from monge.control.windows import WINDOWS
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from monge.api import make_parts
-from monge.control.base import RoundInfo, SoloController
+from monge.api import make_components
+from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.control.windows import WINDOWS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
@@ -16,7 +15,7 @@ from monge.core.proposal import Iid, WithoutReplacement
 from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
 from monge.draft.tree.registry import TREES
-from monge.engine.parts import Parts
+from monge.engine.components import Components
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
@@ -67,13 +66,13 @@ def models(seed: int = 11) -> tuple[TabularModel, TabularModel]:
     return TabularModel(RandomTable(VOCAB, seed), VOCAB), TabularModel(RandomTable(VOCAB, seed + 12), VOCAB)
 
 
-def parts(**settings: Any) -> Parts:
+def components(**settings: Any) -> Components:
     costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
-    return make_parts(*models(), costs=costs, **settings)
+    return make_components(*models(), costs=costs, **settings)
 
 
 def error(case: Case, **settings: Any) -> float:
-    return law_error(output_law(lambda: parts(**settings), case), target_law(models()[0], case))
+    return law_error(output_law(lambda: components(**settings), case), target_law(models()[0], case))
 
 
 @pytest.mark.parametrize("text", [text for name in WINDOWS for text in SETTINGS.get(name, (name,))])
@@ -145,7 +144,7 @@ def test_the_stops_do_stop(stop: str) -> None:
 
     for token in range(VOCAB):
         case = Case(prompt=(token,), horizon=1, max_new_tokens=3)
-        output_law(lambda: parts(controller=Watching(STOPS[stop]), tree="chain(2)"), case)
+        output_law(lambda: components(controller=Watching(STOPS[stop]), tree="chain(2)"), case)
     assert len(depths) > 1
 
 

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from monge.api import make_parts
-from monge.control.base import RoundInfo
+from monge.api import make_components
+from monge.control.base import RoundInfo, SharedState
 from monge.control.latency import Latency
 from monge.control.mixed_split import MixedSplit
 from monge.control.registry import CONTROLLERS
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
@@ -109,11 +108,11 @@ def test_nodes_that_had_no_choice_teach_nothing() -> None:
 def test_the_law_is_the_targets(verifier: str, tree: str) -> None:
     """Two rounds, with arms that swing after every node."""
 
-    def parts() -> Any:
-        return make_parts(*models(), controller="mixed_split(explore=4)", tree=tree, verifier=verifier)
+    def components() -> Any:
+        return make_components(*models(), controller="mixed_split(explore=4)", tree=tree, verifier=verifier)
 
     case = Case(horizon=2, max_new_tokens=3)
-    assert law_error(output_law(parts, case), target_law(models()[0], case)) < 1e-12
+    assert law_error(output_law(components, case), target_law(models()[0], case)) < 1e-12
 
 
 def test_it_plans_with_any_window_controller() -> None:
@@ -140,7 +139,7 @@ def test_a_batch_is_planned_as_its_window_controller_plans_it() -> None:
 @pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 1), 'iid')", "best_first(3, 2, 2, 2)"])
 def test_trees_without_a_choice_are_refused(tree: str) -> None:
     with pytest.raises(OptionError, match="MixedSplit chooses how many candidates of a node are its top tokens"):
-        make_parts(*models(), controller="mixed_split", tree=tree)
+        make_components(*models(), controller="mixed_split", tree=tree)
 
 
 @pytest.mark.parametrize("options", ["max_width=0", "explore=-1", "keep=0", "keep=2", "explore=float('nan')", "'hedge'"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.control.latency import Latency
 from monge.core.context import DraftPlan
 from monge.core.metrics import acceptance_histogram
@@ -49,7 +49,7 @@ def test_histogram_counts_rounds() -> None:
 def test_a_decoded_request_tells_what_price_thought() -> None:
     costs = Latency.linear(plain=1.0, node=0.01, draft=0.05)
     models = TabularModel(RandomTable(5, 3), 5), TabularModel(RandomTable(5, 3), 5)
-    parts = make_parts(*models, controller="goodput", costs=costs)
+    parts = make_components(*models, controller="goodput", costs=costs)
     (result,) = Decoder(parts).generate([(1, 2)], max_new_tokens=200, temperature=1.0, seed=0)
     rounds = rounds_of(result.records)
     assert [entry["at"] for entry in rounds] == [sum(e["tokens"] for e in rounds[:place]) for place in range(len(rounds))]

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.control.ada_hedge import AdaHedge
-from monge.control.base import RoundInfo
+from monge.control.base import RoundInfo, SharedState
 from monge.control.hedge import Hedge, HedgeState
 from monge.control.latency import Latency
 from monge.control.linear_selection import LinearSelection
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError
@@ -249,26 +248,26 @@ def test_the_law_is_the_targets(controller: str, pool: str) -> None:
     """All draws enumerated, those of the selection too, over rounds whose drafter depends on what was accepted."""
     case = Case(prompt=(0, 1, 0), horizon=3, max_new_tokens=3)
 
-    def parts() -> Any:
+    def components() -> Any:
         models = TabularModel(RandomTable(2, 11), 2), TabularModel(RandomTable(2, 23), 2)
         costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
-        return make_parts(*models, drafter=pool, tree="chain(1)", controller=controller, costs=costs)
+        return make_components(*models, drafter=pool, tree="chain(1)", controller=controller, costs=costs)
 
-    assert law_error(output_law(parts, case), target_law(TabularModel(RandomTable(2, 11), 2), case)) < 1e-12
+    assert law_error(output_law(components, case), target_law(TabularModel(RandomTable(2, 11), 2), case)) < 1e-12
 
 
 @pytest.mark.parametrize("inner", ["goodput", "survival_budget"])
 def test_a_batch_keeps_the_law(inner: str) -> None:
     """The first of two requests of a batch, every draw of both enumerated; their plans are made together."""
 
-    def parts() -> Any:
+    def components() -> Any:
         models = TabularModel(RandomTable(2, 11), 2), TabularModel(RandomTable(2, 23), 2)
         costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
         controller = f"hedge(inner={inner!r}, keep=0.5, explore=0.4)"
-        return make_parts(*models, drafter="pool('none', 'model')", tree="chain(1)", controller=controller, costs=costs)
+        return make_components(*models, drafter="pool('none', 'model')", tree="chain(1)", controller=controller, costs=costs)
 
     case = Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=2, neighbours=((1,),))
-    assert law_error(output_law(parts, case), target_law(TabularModel(RandomTable(2, 11), 2), case)) < 1e-12
+    assert law_error(output_law(components, case), target_law(TabularModel(RandomTable(2, 11), 2), case)) < 1e-12
 
 
 @pytest.mark.parametrize("controller", ["hedge", "linear_selection"])
@@ -276,9 +275,9 @@ def test_by_name_with_measured_choice(controller: str) -> None:
     """A draft model that equals the target and costs next to nothing takes over; the text stays that of plain decoding."""
     target, draft = TabularModel(RandomTable(5, 1), 5), TabularModel(RandomTable(5, 1), 5)
     costs = Latency.linear(plain=1.0, node=0.01, draft=0.01)
-    parts = make_parts(target, draft, drafter="pool('none', 'ngram', 'model')", controller=controller, costs=costs)
-    results = Decoder(parts, max_batch_size=2).generate([(0, 1), (3,)], max_new_tokens=150, temperature=0.0, seed=2)
-    plain = make_parts(TabularModel(RandomTable(5, 1), 5), drafter="none")
+    components = make_components(target, draft, drafter="pool('none', 'ngram', 'model')", controller=controller, costs=costs)
+    results = Decoder(components, max_batch_size=2).generate([(0, 1), (3,)], max_new_tokens=150, temperature=0.0, seed=2)
+    plain = make_components(TabularModel(RandomTable(5, 1), 5), drafter="none")
     assert [one.token_ids for one in results] == [
         one.token_ids for one in Decoder(plain).generate([(0, 1), (3,)], max_new_tokens=150, temperature=0.0, seed=2)
     ]
@@ -301,10 +300,10 @@ def test_by_name_with_measured_choice(controller: str) -> None:
 )
 def test_bad_settings_are_refused(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        make_parts(TabularModel(RandomTable(5, 1), 5), drafter="pool('ngram', 'none')", controller=text)
+        make_components(TabularModel(RandomTable(5, 1), 5), drafter="pool('ngram', 'none')", controller=text)
 
 
 def test_there_must_be_something_to_choose_from() -> None:
     costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
     with pytest.raises(OptionError, match="chooses between drafters"):
-        make_parts(TabularModel(RandomTable(5, 1), 5), drafter="ngram", controller="hedge", costs=costs)
+        make_components(TabularModel(RandomTable(5, 1), 5), drafter="ngram", controller="hedge", costs=costs)

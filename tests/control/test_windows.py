@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
+from monge.control.base import SharedState
 from monge.control.cached_fsm import CachedFsm
 from monge.control.confidence_threshold import ConfidenceThreshold, best_threshold
 from monge.control.fsm import Fsm
-from monge.control.shared import SharedState
 from monge.control.transformers_heuristic import TransformersHeuristic
 from monge.control.windows import WINDOWS
 from monge.core.draws import TapeDraws

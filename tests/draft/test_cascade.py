@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from monge.api import make_parts
-from monge.control.base import RoundInfo, SoloController
-from monge.control.shared import SharedState
+from monge.api import make_components
+from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, ProposalMismatchError
@@ -46,20 +45,20 @@ class Names(SoloController[None]):
 def test_lossless(min_nodes: int, temperature: float) -> None:
     case = Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=temperature))
     drafter = f"cascade('ngram(2)', 'model', min_nodes={min_nodes})"
-    found = output_law(lambda: make_parts(*pair(), drafter=drafter, tree="chain(2)"), case)
+    found = output_law(lambda: make_components(*pair(), drafter=drafter, tree="chain(2)"), case)
     assert law_error(found, target_law(pair()[0], case)) < 1e-12
 
 
 def test_lossless_with_drafters_that_learn_and_a_neighbour() -> None:
     case = Case(prompt=(0, 1), horizon=2, max_new_tokens=2, neighbours=((2, 1, 2),), slot=1)
     drafter = "cascade('lookahead(window=1, ngram=2)', 'jacobi(1)', 'model', min_nodes=2)"
-    found = output_law(lambda: make_parts(*pair(), drafter=drafter, tree="chain(1)"), case)
+    found = output_law(lambda: make_components(*pair(), drafter=drafter, tree="chain(1)"), case)
     assert law_error(found, target_law(pair()[0], case)) < 1e-12
 
 
 def first_drafters(drafter: str, prompt: tuple[int, ...], **parts: Any) -> tuple[str | None, ...]:
     target, draft = pair(9)
-    decoder = Decoder(make_parts(target, draft if "model" in drafter else None, drafter=drafter, **parts))
+    decoder = Decoder(make_components(target, draft if "model" in drafter else None, drafter=drafter, **parts))
     (result,) = decoder.generate([prompt], max_new_tokens=4)
     return tuple(record.drafter for record in result.records)
 
@@ -76,13 +75,13 @@ def test_the_first_that_has_enough_to_say_drafts() -> None:
 def test_controllers_do_not_choose() -> None:
     assert first_drafters("cascade('ngram', 'model')", (1, 2, 3, 1), controller=Names())[0] == "ngram"
     assert first_drafters("pool('ngram', 'model')", (1, 2, 3, 1), controller=Names())[0] == "model"
-    assert make_parts(*pair(), drafter="cascade('ngram', 'model')").shared.members == ()
+    assert make_components(*pair(), drafter="cascade('ngram', 'model')").shared.members == ()
 
 
 def test_caches_follow_whoever_drafts() -> None:
     """A draft model of the target's own laws is accepted to its full depth, also right after rounds that it missed."""
     target, draft = (TabularModel(RandomTable(4, 11), 4) for _ in range(2))
-    parts = make_parts(target, draft, drafter="cascade('ngram(min_ngram=3)', 'model', min_nodes=2)", tree="chain(3)")
+    parts = make_components(target, draft, drafter="cascade('ngram(min_ngram=3)', 'model', min_nodes=2)", tree="chain(3)")
     (session,) = Decoder(parts).sessions([(0, 1)], max_new_tokens=60)
     for _ in decode([session], parts, max_batch_size=1):
         record = session.records[-1]
@@ -93,8 +92,8 @@ def test_caches_follow_whoever_drafts() -> None:
 
 def test_capabilities_and_verifiers_are_those_of_all() -> None:
     with pytest.raises(ProposalMismatchError, match="legal here"):
-        make_parts(*pair(), drafter="cascade('suffix', 'model')", tree="chain(2)", verifier="single_draft")
-    can = make_parts(*pair(), drafter="cascade('jacobi(5)', 'model')", tree="chain(2)").drafter.capabilities
+        make_components(*pair(), drafter="cascade('suffix', 'model')", tree="chain(2)", verifier="single_draft")
+    can = make_components(*pair(), drafter="cascade('jacobi(5)', 'model')", tree="chain(2)").drafter.capabilities
     assert (can.max_depth, can.num_successors) == (5, 1)
 
 
@@ -112,7 +111,7 @@ def test_capabilities_and_verifiers_are_those_of_all() -> None:
 )
 def test_bad_cascades_are_refused(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        make_parts(*pair(), drafter=text)
+        make_components(*pair(), drafter=text)
 
 
 def test_objects_are_checked_too() -> None:

@@ -9,13 +9,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from monge.api import load, make_parts
+from monge.api import load, make_components
 from monge.core.errors import ContextLengthError, OptionError, ProposalMismatchError, VocabularyMismatchError
 from monge.core.model import ForeignModel, NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.draft.retokenize import RetokenizeDrafter
-from monge.engine.models.cross_tokenizer import TranslatedModel
-from monge.engine.models.vocabulary_mapping import spellings, translation
+from monge.engine.models.cross_tokenizer import CrossTokenizerModel
+from monge.engine.models.vocabulary_mapping import map_vocabulary, spellings
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
@@ -33,10 +33,10 @@ THEIRS = (["a", "b", "ab"], [("a", "b")])
 OURS = (["<end>", "b", "a", "ba"], [("b", "a")])
 
 
-def foreign(draft: TabularModel | None = None) -> TranslatedModel:
+def foreign(draft: TabularModel | None = None) -> CrossTokenizerModel:
     target_tokenizer, own_tokenizer = byte_level(*THEIRS), byte_level(*OURS)
-    words = translation(target_tokenizer, own_tokenizer, 3, 4)
-    return TranslatedModel(draft or TabularModel(RandomTable(4, 23), 4), words, own_tokenizer, target_tokenizer)
+    words = map_vocabulary(target_tokenizer, own_tokenizer, 3, 4)
+    return CrossTokenizerModel(draft or TabularModel(RandomTable(4, 23), 4), words, own_tokenizer, target_tokenizer)
 
 
 def target() -> TabularModel:
@@ -44,7 +44,7 @@ def target() -> TabularModel:
 
 
 def test_words_are_spelled_in_the_other_vocabulary() -> None:
-    words = translation(byte_level(*THEIRS), byte_level(*OURS), 3, 4)
+    words = map_vocabulary(byte_level(*THEIRS), byte_level(*OURS), 3, 4)
     assert words.shared == ((0, 2), (1, 1))
     assert words.written == ((2,), (1,), (2, 1))
     assert words.read((2, 0)) == (2, 1, 2)
@@ -70,7 +70,7 @@ def test_the_declared_law_is_the_draft_law_given_that_the_token_is_shared() -> N
 )
 def test_lossless_with_the_shared_tokens(tree: str, verifier: str, temperature: float) -> None:
     case = Case(prompt=(0, 2), horizon=2, max_new_tokens=2, rules=SamplingRules(temperature=temperature))
-    found = output_law(lambda: make_parts(target(), foreign(), tree=tree, verifier=verifier), case)
+    found = output_law(lambda: make_components(target(), foreign(), tree=tree, verifier=verifier), case)
     assert law_error(found, target_law(target(), case)) < 1e-12
 
 
@@ -78,7 +78,7 @@ def test_lossless_with_the_shared_tokens(tree: str, verifier: str, temperature: 
 @pytest.mark.parametrize("drafter", ["retokenize(num_own_tokens=2)", "cascade('ngram(2)', 'retokenize', min_nodes=2)"])
 def test_lossless_with_strings(drafter: str, temperature: float) -> None:
     case = Case(prompt=(0, 2, 0), horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=temperature))
-    found = output_law(lambda: make_parts(target(), foreign(), drafter=drafter), case)
+    found = output_law(lambda: make_components(target(), foreign(), drafter=drafter), case)
     assert law_error(found, target_law(target(), case)) < 1e-12
 
 
@@ -86,13 +86,13 @@ def test_lossless_in_a_ragged_batch() -> None:
     for drafter in ("model", "retokenize"):
         case = Case(prompt=(2, 1), horizon=2, max_new_tokens=2, neighbours=((0, 2, 2),), slot=1)
         tree = {"tree": "chain(2)"} if drafter == "model" else {}
-        found = output_law(lambda d=drafter, t=tree: make_parts(target(), foreign(), drafter=d, **t), case)
+        found = output_law(lambda d=drafter, t=tree: make_components(target(), foreign(), drafter=d, **t), case)
         assert law_error(found, target_law(target(), case)) < 1e-12
 
 
 def test_rules_that_need_a_law_of_their_own_kind_are_refused() -> None:
     with pytest.raises(ProposalMismatchError, match="legal here"):
-        make_parts(target(), foreign(), tree="fixed_width((2,), 'without_replacement')", verifier="rrs")
+        make_components(target(), foreign(), tree="fixed_width((2,), 'without_replacement')", verifier="rrs")
 
 
 def test_the_cache_follows_the_text_in_its_own_tokens() -> None:
@@ -129,7 +129,7 @@ def test_a_continuation_is_the_greedy_text_in_the_targets_tokens() -> None:
 
 def test_strings_need_a_foreign_model_and_sizes() -> None:
     with pytest.raises(OptionError, match="for a draft model with another tokenizer, loaded with cross_tokenizer=True"):
-        make_parts(target(), target(), drafter="retokenize")
+        make_components(target(), target(), drafter="retokenize")
     with pytest.raises(OptionError, match="retokenize: num_own_tokens must be at least 1; got 0"):
         RetokenizeDrafter(model=foreign(), num_own_tokens=0)
 
@@ -151,16 +151,19 @@ def test_kinds_of_tokenizers_are_compared_by_bytes() -> None:
     pieces = sentence_piece(["<unk>", "\N{LOWER ONE EIGHTH BLOCK}a", "b", "<0x41>", "\N{LATIN SMALL LETTER E WITH ACUTE}"])
     assert spellings(pieces, "target") | {0: b""} == {0: b"", 1: b" a", 2: b"b", 3: b"A", 4: b"\xc3\xa9"}
     signs = byte_level(["\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}a", "b", "A"], [])
-    assert translation(pieces, signs, 5, 3).shared == ((1, 0), (2, 1), (3, 2))
-    assert translation(pieces, signs, 6, 3).written[4:] == ((0,), (0,))  # neither byte of the letter is known: any token does
+    assert map_vocabulary(pieces, signs, 5, 3).shared == ((1, 0), (2, 1), (3, 2))
+    assert map_vocabulary(pieces, signs, 6, 3).written[4:] == (
+        (0,),
+        (0,),
+    )  # no byte of the letter is known: any token does
 
 
 def test_vocabularies_that_do_not_meet_are_refused() -> None:
     with pytest.raises(VocabularyMismatchError, match=r"share no token \(2 and 1 are known\)"):
-        translation(byte_level(["a", "b"], []), byte_level(["c"], []), 2, 1)
+        map_vocabulary(byte_level(["a", "b"], []), byte_level(["c"], []), 2, 1)
     slow: Any = object()
     with pytest.raises(VocabularyMismatchError, match=r"the draft model's tokenizer \(object\) does not say how its tokens"):
-        translation(byte_level(["a"], []), slow, 1, 1)
+        map_vocabulary(byte_level(["a"], []), slow, 1, 1)
     words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
     with pytest.raises(VocabularyMismatchError, match="neither byte-level nor of SentencePiece's kind"):
         spellings(words, "target")

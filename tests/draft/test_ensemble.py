@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.draft.test_translated import foreign
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import SeededDraws
 from monge.core.errors import MongeError, OptionError, UnsupportedModelError, VocabularyMismatchError
@@ -27,14 +27,14 @@ def table(seed, style="positive", vocab=VOCAB):
     return TabularModel(RandomTable(vocab, seed, style), vocab)
 
 
-def parts(drafter="ensemble(depth=2)", *, drafts=2, style="positive", vocab=VOCAB, **settings):
+def components(drafter="ensemble(depth=2)", *, drafts=2, style="positive", vocab=VOCAB, **settings):
     models = [table(seed, style, vocab) for seed in (23, 5, 41)[:drafts]]
-    return make_parts(table(11, vocab=vocab), models, drafter=drafter, **settings)
+    return make_components(table(11, vocab=vocab), models, drafter=drafter, **settings)
 
 
 def error(case, **settings):
     target = table(11, vocab=settings.get("vocab", VOCAB))
-    return law_error(output_law(lambda: parts(**settings), case), target_law(target, case))
+    return law_error(output_law(lambda: components(**settings), case), target_law(target, case))
 
 
 @pytest.mark.parametrize("style", ["positive", "sparse", "ties"])
@@ -124,22 +124,22 @@ def test_limits_of_a_plan():
 
 
 def test_defaults_for_several_draft_models():
-    made = make_parts(table(11), [table(23), table(5)])
+    made = make_components(table(11), [table(23), table(5)])
     assert isinstance(made.drafter, EnsembleDrafter)
     assert isinstance(made.rule, Layer)
     assert len(made.draft_models) == 2
-    assert type(make_parts(table(11), [table(23)]).drafter) is ModelDrafter
+    assert type(make_components(table(11), [table(23)]).drafter) is ModelDrafter
 
 
 def test_beside_a_lookup():
-    made = parts("pool('ngram', 'ensemble')")
+    made = components("pool('ngram', 'ensemble')")
     assert [member.runs_network for member in made.shared.members] == [False, True]
     assert error(Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=2), drafter="pool('ngram(2)', 'ensemble(depth=1)')") < EXACT
 
 
 def test_a_draft_model_with_another_tokenizer():
     def made():
-        return make_parts(table(11), [table(23), foreign()], drafter="ensemble(depth=2)")
+        return make_components(table(11), [table(23), foreign()], drafter="ensemble(depth=2)")
 
     case = Case(prompt=(0, 2, 0, 1, 0), horizon=2, max_new_tokens=2)
     assert law_error(output_law(made, case), target_law(table(11), case)) < EXACT
@@ -163,18 +163,18 @@ def test_a_draft_model_with_another_tokenizer():
 )
 def test_what_does_not_fit_is_refused(settings, message):
     with pytest.raises(MongeError) as refused:
-        parts(**settings)
+        components(**settings)
     assert message in str(refused.value)
 
 
 def test_models_that_do_not_fit_are_refused():
     model = table(23)
     with pytest.raises(OptionError, match="one draft model is given twice"):
-        make_parts(table(11), [model, model])
+        make_components(table(11), [model, model])
     with pytest.raises(VocabularyMismatchError, match="the draft model has 4 tokens"):
-        make_parts(table(11), [model, TabularModel(RandomTable(4, 5), 4)])
+        make_components(table(11), [model, TabularModel(RandomTable(4, 5), 4)])
     chains_only = table(5)
     chains_only.no_tree_reason = "it keeps recurrent state"
     with pytest.raises(UnsupportedModelError, match=r"draft model 2 cannot read trees.*use ensemble\(paths=True\)"):
-        make_parts(table(11), [model, chains_only])
-    make_parts(table(11), [model, chains_only], drafter="ensemble(paths=True)")
+        make_components(table(11), [model, chains_only])
+    make_components(table(11), [model, chains_only], drafter="ensemble(paths=True)")

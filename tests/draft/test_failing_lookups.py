@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from monge.api import make_parts
-from monge.control.base import RoundInfo, SoloController
-from monge.control.shared import SharedState
+from monge.api import make_components
+from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.verdict import StepRecord
@@ -37,7 +36,7 @@ class Script(SoloController[int]):
 
 def decoder_of(drafter: str, plan: DraftPlan) -> Decoder:
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2))
-    return Decoder(make_parts(target, draft if "model" in drafter else None, drafter=drafter, controller=Script((plan,))))
+    return Decoder(make_components(target, draft if "model" in drafter else None, drafter=drafter, controller=Script((plan,))))
 
 
 @pytest.mark.parametrize("plan", [LOOKS_UP, NAMES], ids=["asked", "shadow"])

@@ -1,4 +1,4 @@
-"""Self-speculation: the shortened network is the target's own layers, and the text stays the target's."""
+"""Self-speculation: the layer_subset network is the target's own layers, and the text stays the target's."""
 
 import copy
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedModelError
 from monge.core.model import LayeredModel, NodeBlock
 from monge.core.sampling_rules import SamplingRules
@@ -14,7 +14,7 @@ from monge.draft.layer_skip import LayerSkipDrafter
 from monge.draft.tree.chain import Chain
 from monge.engine.decoder import Decoder
 from monge.engine.loading import as_sequence_model
-from monge.engine.models.layer_subset import shortened
+from monge.engine.models.layer_subset import layer_subset
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
@@ -25,7 +25,7 @@ VOCAB = 3
 
 
 class Layered(TabularModel):
-    """A table whose shortened forms are other tables."""
+    """A table whose layer_subset forms are other tables."""
 
     asked: tuple[int, ...] = ()
 
@@ -33,7 +33,7 @@ class Layered(TabularModel):
         super().__init__(RandomTable(VOCAB, 11), VOCAB)
         self.num_layers = 8
 
-    def shortened(self, layers: Sequence[int]) -> TabularModel:
+    def layer_subset(self, layers: Sequence[int]) -> TabularModel:
         self.asked = tuple(layers)
         return TabularModel(RandomTable(VOCAB, 23 + len(layers)), VOCAB)
 
@@ -45,20 +45,20 @@ class Layered(TabularModel):
 )
 def test_lossless(tree: str, verifier: str, temperature: float) -> None:
     case = Case(prompt=(0, 1), horizon=2, max_new_tokens=2, rules=SamplingRules(temperature=temperature))
-    found = output_law(lambda: make_parts(Layered(), drafter="layer_skip", tree=tree, verifier=verifier), case)
+    found = output_law(lambda: make_components(Layered(), drafter="layer_skip", tree=tree, verifier=verifier), case)
     assert law_error(found, target_law(Layered(), case)) < 1e-12
 
 
 def test_lossless_in_a_batch_and_in_a_pool() -> None:
     case = Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=3, neighbours=((2, 1),), slot=0, eos_ids=frozenset({2}))
     drafter = "pool('ngram(2)', 'layer_skip(num_layers=2)')"
-    found = output_law(lambda: make_parts(Layered(), drafter=drafter, tree="chain(1)"), case)
+    found = output_law(lambda: make_components(Layered(), drafter=drafter, tree="chain(1)"), case)
     assert law_error(found, target_law(Layered(), case)) < 1e-12
 
 
 def test_the_declared_law_must_suit_the_rule() -> None:
     with pytest.raises(ProposalMismatchError, match="legal here"):
-        make_parts(Layered(), drafter="layer_skip", tree="fixed_width((2,), 'without_replacement')", verifier="rrs")
+        make_components(Layered(), drafter="layer_skip", tree="fixed_width((2,), 'without_replacement')", verifier="rrs")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_declared_law_must_suit_the_rule() -> None:
 )
 def test_which_layers_stay(settings: str, kept: tuple[int, ...]) -> None:
     target = Layered()
-    make_parts(target, drafter=f"layer_skip{settings}")
+    make_components(target, drafter=f"layer_skip{settings}")
     assert target.asked == kept
 
 
@@ -78,7 +78,7 @@ def test_all_layers_give_the_target_s_own_logits_and_fewer_give_others(family: s
     target = as_sequence_model(network)
     assert isinstance(target, LayeredModel)
     total = target.num_layers
-    models = [target, target.shortened(range(total)), target.shortened(range(1, total))]
+    models = [target, target.layer_subset(range(total)), target.layer_subset(range(1, total))]
     for model in models:
         model.open({0: (5, 6, 7)})
     blocks = {0: NodeBlock.chain((8, 9, 10))}
@@ -91,7 +91,7 @@ def test_all_layers_give_the_target_s_own_logits_and_fewer_give_others(family: s
 def test_no_weight_is_copied_and_the_network_stays_as_it_was() -> None:
     network = make_network("gemma3")
     before = network.state_dict().keys()
-    short = shortened(network, (0, 2))
+    short = layer_subset(network, (0, 2))
     ours = {weight.data_ptr() for weight in network.parameters()}
     assert {weight.data_ptr() for weight in short.parameters()} < ours
     assert short.config.layer_types == [network.config.layer_types[layer] for layer in (0, 2)]
@@ -105,12 +105,12 @@ def test_greedy_text_is_the_plain_one(family: str) -> None:
     """On a target that reads trees, and on one that reads chains only."""
     network = make_network(family)
     prompts = [(5, 6, 7), (9, 8)]
-    plain = Decoder(make_parts(as_sequence_model(network), drafter="none")).generate(prompts, max_new_tokens=12)
+    plain = Decoder(make_components(as_sequence_model(network), drafter="none")).generate(prompts, max_new_tokens=12)
     target = as_sequence_model(network)
-    parts = make_parts(target, drafter="layer_skip(num_layers=1)", tree="chain(3)")
+    parts = make_components(target, drafter="layer_skip(num_layers=1)", tree="chain(3)")
     drafted = Decoder(parts).generate(prompts, max_new_tokens=12)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-    whole = make_parts(target, drafter=LayerSkipDrafter(target=target, tree=Chain(3), num_layers=2))
+    whole = make_components(target, drafter=LayerSkipDrafter(target=target, tree=Chain(3), num_layers=2))
     assert all(
         record.num_accepted == record.depth
         for one in Decoder(whole).generate(prompts, max_new_tokens=9)
@@ -129,22 +129,22 @@ def test_greedy_text_is_the_plain_one(family: str) -> None:
 )
 def test_bad_settings_are_refused(drafter: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        make_parts(Layered(), drafter=drafter)
+        make_components(Layered(), drafter=drafter)
 
 
 @pytest.mark.parametrize("layers", [(), (1, 0), (0, 0), (0, 2), (-1, 0)])
 def test_bad_layers_are_refused(layers: tuple[int, ...]) -> None:
     with pytest.raises(OptionError, match="layers in increasing order, each between 0 and 1"):
-        shortened(make_network("llama"), layers)
+        layer_subset(make_network("llama"), layers)
 
 
 def test_targets_without_layers_are_refused() -> None:
     with pytest.raises(OptionError, match="needs a target that can leave layers out; TabularModel cannot"):
-        make_parts(TabularModel(RandomTable(3, 1), 3), drafter="layer_skip")
+        make_components(TabularModel(RandomTable(3, 1), 3), drafter="layer_skip")
 
 
 def test_layers_that_cannot_be_told_apart_are_refused() -> None:
     network = copy.deepcopy(make_network("llama"))
     network.model.more = torch.nn.ModuleList(network.model.layers)
     with pytest.raises(UnsupportedModelError, match="one list of 2 numbered layers was expected; found 2"):
-        shortened(network, (0,))
+        layer_subset(network, (0,))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError, ProposalMismatchError
@@ -83,14 +83,14 @@ def paths(tree: TokenTree) -> set[tuple[int, ...]]:
 def test_lossless_over_several_rounds(drafter: str, temperature: float) -> None:
     """Two tokens and more need two rounds at least, and the second one drafts what the first one taught."""
     case = Case(prompt=(0, 2, 0, 1, 0), horizon=3, max_new_tokens=4, rules=SamplingRules(temperature=temperature))
-    found = output_law(lambda: make_parts(table(), drafter=drafter), case)
+    found = output_law(lambda: make_components(table(), drafter=drafter), case)
     assert law_error(found, target_law(table(), case)) < 1e-12
 
 
 @pytest.mark.parametrize(("drafter", "verifier"), WITH_RULES)
 def test_lossless_with_every_rule_for_deterministic_candidates(drafter: str, verifier: str) -> None:
     case = Case(prompt=(0, 2, 0), horizon=2, max_new_tokens=3, eos_ids=frozenset({1}), rules=SamplingRules(temperature=0.7))
-    found = output_law(lambda: make_parts(table("sparse"), drafter=drafter, verifier=verifier), case)
+    found = output_law(lambda: make_components(table("sparse"), drafter=drafter, verifier=verifier), case)
     assert law_error(found, target_law(table("sparse"), case)) < 1e-12
 
 
@@ -98,7 +98,7 @@ def test_lossless_with_every_rule_for_deterministic_candidates(drafter: str, ver
 @pytest.mark.parametrize("drafter", [*LEARNERS[:3], "pool('ngram(2)', 'jacobi(2)')"])
 def test_lossless_in_a_ragged_batch(drafter: str, slot: int) -> None:
     case = Case(prompt=(0, 1), horizon=2, max_new_tokens=3, neighbours=((2, 1, 2, 0),), slot=slot, eos_ids=frozenset({2}))
-    found = output_law(lambda: make_parts(table(), drafter=drafter), case)
+    found = output_law(lambda: make_components(table(), drafter=drafter), case)
     assert law_error(found, target_law(table(), case)) < 1e-12
 
 
@@ -106,12 +106,12 @@ def test_lossless_in_a_ragged_batch(drafter: str, slot: int) -> None:
 @pytest.mark.parametrize("verifier", ["single_draft", "block"])
 def test_rules_for_one_candidate_are_refused(drafter: str, verifier: str) -> None:
     with pytest.raises(ProposalMismatchError, match="legal here: .*target_walk"):
-        make_parts(table(), drafter=drafter, verifier=verifier)
+        make_components(table(), drafter=drafter, verifier=verifier)
 
 
 def test_replay_says_that_a_log_knows_too_little() -> None:
     """A log has the target's laws along its texts, not at rejected nodes."""
-    log, parts = logged(table(), (1, 2)), make_parts(table(), drafter="jacobi")
+    log, parts = logged(table(), (1, 2)), make_components(table(), drafter="jacobi")
     assert replay_text(parts, log, log.texts[0], TapeDraws([]))  # the target runs, and says it
     with pytest.raises(UnavailableError, match="JacobiDrafter learns what the target says at every node"):
         replay_text(replace(parts, target=ReplayTarget(log.model.vocab_size)), log, log.texts[0], TapeDraws([]))
@@ -121,9 +121,9 @@ def test_replay_says_that_a_log_knows_too_little() -> None:
 def test_greedy_text_is_the_plain_one_and_batches_change_nothing(drafter: str) -> None:
     target = table(vocab=7)
     prompts = [(0, 1, 2), (3,), (4, 5, 4, 5)]
-    plain = Decoder(make_parts(target, drafter="none")).generate(prompts, max_new_tokens=16)
-    together = Decoder(make_parts(target, drafter=drafter), max_batch_size=3).generate(prompts, max_new_tokens=16)
-    alone = Decoder(make_parts(target, drafter=drafter), max_batch_size=1).generate(prompts, max_new_tokens=16)
+    plain = Decoder(make_components(target, drafter="none")).generate(prompts, max_new_tokens=16)
+    together = Decoder(make_components(target, drafter=drafter), max_batch_size=3).generate(prompts, max_new_tokens=16)
+    alone = Decoder(make_components(target, drafter=drafter), max_batch_size=1).generate(prompts, max_new_tokens=16)
     assert [one.token_ids for one in plain] == [one.token_ids for one in together]
     trees = [[(record.num_nodes, record.num_accepted) for record in one.records] for one in together]
     assert trees == [[(record.num_nodes, record.num_accepted) for record in one.records] for one in alone]
@@ -141,10 +141,10 @@ def test_the_ranking_is_that_of_the_logits_at_every_node() -> None:
             return super().observe(contexts, drafts, verdicts)
 
     spy = Spy(num_nodes=6, depth=2, acceptance=(0.4, 0.3))
-    Decoder(make_parts(target, drafter=spy)).generate([(0, 1, 0, 2)], max_new_tokens=30, temperature=1.0, seed=4)
+    Decoder(make_components(target, drafter=spy)).generate([(0, 1, 0, 2)], max_new_tokens=30, temperature=1.0, seed=4)
     assert len(seen) > 5
     assert seen.count(False) <= 2  # the first and the last round may draft nothing
-    assert not any(make_parts(target, drafter="ngram").drafter.capabilities.num_successors for _ in range(1))
+    assert not any(make_components(target, drafter="ngram").drafter.capabilities.num_successors for _ in range(1))
 
 
 class TestTokenRecycling:
@@ -204,10 +204,10 @@ class TestJacobi:
     def test_it_is_jacobi_iteration(self) -> None:
         """y_i of the next round = argmax p(. | text, y_1 .. y_(i-1) of this one), behind what was accepted."""
         target = table(vocab=6)
-        decoder = Decoder(make_parts(target, drafter="jacobi(4)"))
+        decoder = Decoder(make_components(target, drafter="jacobi(4)"))
         (session,) = decoder.sessions([(0, 1)], max_new_tokens=24)
         guesses: tuple[int, ...] = ()
-        for _ in decode([session], decoder.parts, max_batch_size=1):
+        for _ in decode([session], decoder.components, max_batch_size=1):
             record, text = session.records[-1], session.context.token_ids
             start = text[: record.context_length]
             chain = (*guesses, *([guesses[-1] if guesses else start[-1]] * 4))[: record.num_nodes]
@@ -301,7 +301,9 @@ def test_paths_share_their_beginnings_and_the_first_ones_have_the_room() -> None
 
 def test_in_a_pool_they_learn_from_others_trees() -> None:
     target = table(vocab=5)
-    parts = make_parts(target, TabularModel(RandomTable(5, 11), 5), drafter="pool('model', 'token_recycling')", tree="chain(3)")
+    parts = make_components(
+        target, TabularModel(RandomTable(5, 11), 5), drafter="pool('model', 'token_recycling')", tree="chain(3)"
+    )
     (session,) = Decoder(parts).sessions([(0, 1)], max_new_tokens=20)
     for _ in decode([session], parts, max_batch_size=1):
         if session.finish_reason is None:

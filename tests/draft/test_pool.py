@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from monge.api import make_parts
-from monge.control.base import RoundInfo, SoloController
-from monge.control.shared import SharedState
+from monge.api import make_components
+from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, ProposalMismatchError
@@ -91,9 +90,9 @@ def small() -> tuple[TabularModel, TabularModel]:
 def test_every_cache_follows_while_drafters_take_turns(tree: str, temperature: float) -> None:
     target, draft = pair()
     names = ("model", "ngram", "ngram", "suffix", "none", None, "model")
-    decoder = Decoder(make_parts(target, draft, drafter=POOL, tree=tree, controller=Scripted(names)))
+    decoder = Decoder(make_components(target, draft, drafter=POOL, tree=tree, controller=Scripted(names)))
     sessions = decoder.sessions([[0, 1], [2]], max_new_tokens=60, temperature=temperature, seed=3, ignore_eos=True)
-    for session in decode(sessions, decoder.parts, max_batch_size=2):
+    for session in decode(sessions, decoder.components, max_batch_size=2):
         wanted = names[(len(session.records) - 1) % len(names)]
         if session.records[-1].plan.max_depth != 0:
             assert session.records[-1].drafter == (wanted or "model")
@@ -114,8 +113,8 @@ def test_a_draft_model_that_is_not_used_reads_at_most_the_prompt(monkeypatch: py
     target, draft = pair()
     controller = Scripted(("ngram",))
     monkeypatch.setattr(Scripted, "drafts_at_once", lambda *_: at_once)
-    parts = make_parts(target, draft, drafter=POOL, controller=controller)
-    (result,) = Decoder(parts).generate([(0, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0)
+    components = make_components(target, draft, drafter=POOL, controller=controller)
+    (result,) = Decoder(components).generate([(0, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0)
     assert result.error is None
     assert draft.tokens_read == (2 if at_once else 0)
     assert result.stats.drafters == ("ngram",) * result.stats.num_rounds
@@ -123,10 +122,10 @@ def test_a_draft_model_that_is_not_used_reads_at_most_the_prompt(monkeypatch: py
 
 def test_one_batch_may_use_several_drafters() -> None:
     target, draft = pair()
-    parts = make_parts(target, draft, drafter=POOL, controller=ByAcceptance(("ngram", "suffix", "model")))
+    components = make_components(target, draft, drafter=POOL, controller=ByAcceptance(("ngram", "suffix", "model")))
     prompts = [(0, 1, 0, 1), (2, 3), (4,)]
-    together = Decoder(parts, max_batch_size=3).generate(prompts, max_new_tokens=24, temperature=1.0, seed=5)
-    alone = Decoder(parts, max_batch_size=1).generate(prompts, max_new_tokens=24, temperature=1.0, seed=5)
+    together = Decoder(components, max_batch_size=3).generate(prompts, max_new_tokens=24, temperature=1.0, seed=5)
+    alone = Decoder(components, max_batch_size=1).generate(prompts, max_new_tokens=24, temperature=1.0, seed=5)
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
     assert [one.stats.drafters for one in together] == [one.stats.drafters for one in alone]
     assert len({name for one in together for name in one.stats.drafters}) == 3
@@ -134,8 +133,8 @@ def test_one_batch_may_use_several_drafters() -> None:
 
 def test_without_a_name_the_first_that_proposes_drafts() -> None:
     target, draft = pair()
-    parts = make_parts(target, draft, drafter="pool('ngram(min_ngram=2)', 'model')")
-    (result,) = Decoder(parts).generate([(0, 1, 2, 3, 4, 0, 1)], max_new_tokens=12, temperature=1.0, seed=0)
+    components = make_components(target, draft, drafter="pool('ngram(min_ngram=2)', 'model')")
+    (result,) = Decoder(components).generate([(0, 1, 2, 3, 4, 0, 1)], max_new_tokens=12, temperature=1.0, seed=0)
     assert result.stats.drafters[0] == "ngram"
     assert "model" in result.stats.drafters
     assert all(record.depth > 0 for record in result.records[:-1])
@@ -153,27 +152,27 @@ def test_the_law_is_the_targets_while_acceptance_chooses_the_drafter(names: tupl
     case = Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=3)
     pool = f"pool{names}"
 
-    def parts() -> Any:
-        return make_parts(*small(), drafter=pool, tree=tree, controller=ByAcceptance(names))
+    def components() -> Any:
+        return make_components(*small(), drafter=pool, tree=tree, controller=ByAcceptance(names))
 
-    assert law_error(output_law(parts, case), target_law(small()[0], case)) < 1e-12
+    assert law_error(output_law(components, case), target_law(small()[0], case)) < 1e-12
 
 
 def test_the_law_is_the_targets_where_the_first_that_proposes_drafts() -> None:
     case = Case(prompt=(0, 1), horizon=2, max_new_tokens=3)
 
-    def parts() -> Any:
-        return make_parts(*small(), drafter="pool('ngram(2)', 'model')", tree="chain(2)")
+    def components() -> Any:
+        return make_components(*small(), drafter="pool('ngram(2)', 'model')", tree="chain(2)")
 
-    assert law_error(output_law(parts, case), target_law(small()[0], case)) < 1e-12
+    assert law_error(output_law(components, case), target_law(small()[0], case)) < 1e-12
 
 
 def test_counterfactuals_come_for_every_round_once_the_text_decides() -> None:
     """It equals what the drafters would have proposed, held against the finished text; late, never twice, never dropped."""
     target, draft = pair(3)
-    parts = make_parts(target, draft, drafter=POOL, controller=Scripted(("model", "none")))
+    components = make_components(target, draft, drafter=POOL, controller=Scripted(("model", "none")))
     prompt = (0, 1, 2, 0, 1)
-    (result,) = Decoder(parts).generate([prompt], max_new_tokens=80, temperature=1.0, seed=1)
+    (result,) = Decoder(components).generate([prompt], max_new_tokens=80, temperature=1.0, seed=1)
     text, ngram = prompt + result.token_ids, NgramDrafter()
     seen = {entry.position: entry for record in result.records for entry in record.counterfactuals if entry.drafter == "ngram"}
     assert sum(entry.drafter == "ngram" for record in result.records for entry in record.counterfactuals) == len(seen)
@@ -201,7 +200,9 @@ def expected_factors(ngram: NgramDrafter, text: tuple[int, ...], start: int) -> 
 
 def test_capabilities_are_the_union() -> None:
     target, draft = pair()
-    can = make_parts(target, draft, drafter="pool('ngram', 'model')", tree="fixed_width((3, 2), 'iid')").drafter.capabilities
+    can = make_components(
+        target, draft, drafter="pool('ngram', 'model')", tree="fixed_width((3, 2), 'iid')"
+    ).drafter.capabilities
     assert can.max_width == 3
     assert can.max_depth == 8
     assert can.needs_trees
@@ -210,7 +211,7 @@ def test_capabilities_are_the_union() -> None:
 
 def test_the_verifier_must_be_exact_for_all() -> None:
     with pytest.raises(ProposalMismatchError, match="legal here"):
-        make_parts(*pair(), drafter="pool('model', 'suffix')", tree="chain(2)", verifier="single_draft")
+        make_components(*pair(), drafter="pool('model', 'suffix')", tree="chain(2)", verifier="single_draft")
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_the_verifier_must_be_exact_for_all() -> None:
 )
 def test_bad_pools_are_refused(text: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        make_parts(pair()[0], drafter=text, **settings)
+        make_components(pair()[0], drafter=text, **settings)
 
 
 def test_objects_are_checked_too() -> None:
@@ -242,14 +243,14 @@ def test_objects_are_checked_too() -> None:
 def test_equal_names_are_told_apart_by_their_settings() -> None:
     text = "pool('ngram(max_ngram=2)', 'ngram(max_ngram=5)', 'none')"
     assert len(drafters_in(text)) == 3
-    members = make_parts(pair()[0], drafter=text).shared.members
+    members = make_components(pair()[0], drafter=text).shared.members
     assert [one.name for one in members] == ["ngram(max_ngram=2)", "ngram(max_ngram=5)", "none"]
 
 
 def test_an_unknown_drafter_in_a_plan_costs_the_speculation_and_says_so() -> None:
-    parts = make_parts(pair()[0], drafter="pool('ngram', 'none')", controller=Scripted(("engram",)))
+    components = make_components(pair()[0], drafter="pool('ngram', 'none')", controller=Scripted(("engram",)))
     with pytest.warns(UserWarning, match="did you mean 'ngram'"):
-        (result,) = Decoder(parts).generate([(0, 1)], max_new_tokens=4, temperature=1.0, seed=0)
+        (result,) = Decoder(components).generate([(0, 1)], max_new_tokens=4, temperature=1.0, seed=0)
     assert len(result.token_ids) == 4
 
 
@@ -261,8 +262,8 @@ def test_a_member_that_says_that_it_failed_is_believed() -> None:
             drafts = NoDrafter.draft(self, contexts, states, plans, draws)
             return [replace(draft, error=RuntimeError("out of order")) for draft in drafts]
 
-    parts = make_parts(pair()[0], drafter=PoolDrafter(drafters={"broken": Failing(), "ngram": NgramDrafter()}))
+    components = make_components(pair()[0], drafter=PoolDrafter(drafters={"broken": Failing(), "ngram": NgramDrafter()}))
     with pytest.warns(UserWarning, match="the drafter failed .RuntimeError: out of order"):
-        (result,) = Decoder(parts).generate([(1, 2, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0)
+        (result,) = Decoder(components).generate([(1, 2, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0)
     assert len(result.token_ids) == 20
     assert not any(record.depth for record in result.records)

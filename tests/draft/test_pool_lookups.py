@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from monge.api import make_parts
-from monge.control.base import RoundInfo, SoloController
-from monge.control.shared import SharedState
+from monge.api import make_components
+from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.verdict import StepRecord
@@ -34,7 +33,7 @@ class Limited(SoloController[None]):
 def limited(**limits: Any) -> tuple[StepRecord, ...]:
     """Records of a text that repeats itself."""
     target, draft = (TabularModel(RandomTable(3, 1), 3) for _ in range(2))  # so that drafts are accepted to any depth
-    parts = make_parts(
+    parts = make_components(
         target, draft, drafter="pool('ngram', 'model')", tree="chain(4)", controller=Limited(DraftPlan(**limits))
     )
     (result,) = Decoder(parts).generate([(0, 1, 2, 0, 1)], max_new_tokens=80, temperature=1.0, seed=1)

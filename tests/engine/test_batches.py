@@ -37,25 +37,25 @@ def test_neighbours_and_places_change_nothing(tree, temperature):
     whole = decoder(tree=tree)
     requests = whole.requests(PROMPTS, max_new_tokens=NUM_TOKENS, temperature=temperature, seed=3, ignore_eos=True)
     requests = [replace(request, max_new_tokens=NUM_TOKENS - 2 * row) for row, request in enumerate(requests)]
-    in_order = run(whole.parts, requests, list(range(7)), max_batch_size=7)
-    permuted = run(whole.parts, requests, [4, 2, 6, 0, 5, 1, 3], max_batch_size=7)
-    joining = run(whole.parts, requests, [6, 5, 4, 3, 2, 1, 0], max_batch_size=2)
-    alone = run(whole.parts, requests, list(range(7)), max_batch_size=1)
+    in_order = run(whole.components, requests, list(range(7)), max_batch_size=7)
+    permuted = run(whole.components, requests, [4, 2, 6, 0, 5, 1, 3], max_batch_size=7)
+    joining = run(whole.components, requests, [6, 5, 4, 3, 2, 1, 0], max_batch_size=2)
+    alone = run(whole.components, requests, list(range(7)), max_batch_size=1)
     for number in range(7):
         tokens = in_order[number].token_ids
         assert len(tokens) == NUM_TOKENS - 2 * number
         assert permuted[number].token_ids == joining[number].token_ids == alone[number].token_ids == tokens
     accepted = {record.num_accepted for result in in_order.values() for record in result.records}
     assert len(accepted) > 2, "acceptance was to be ragged"
-    assert whole.parts.target.cache_bytes == 0, "a model without texts holds no cache"
-    whole.parts.target.check_integrity()
+    assert whole.components.target.cache_bytes == 0, "a model without texts holds no cache"
+    whole.components.target.check_integrity()
 
 
 @pytest.mark.parametrize("whose", ["target", "draft"])
 def test_what_cannot_be_opened_says_why_and_is_given_back(monkeypatch, whose):
     """Memory that runs out while a prompt is read: the other parts have nothing of the request that they could close."""
     whole = decoder(tree="chain(2)")
-    model = whole.parts.target if whose == "target" else whole.parts.drafter.model
+    model = whole.components.target if whose == "target" else whole.components.drafter.model
     requests = whole.requests(PROMPTS[:2], max_new_tokens=5, temperature=0.0, ignore_eos=True)
 
     def run_out(**_):
@@ -64,9 +64,9 @@ def test_what_cannot_be_opened_says_why_and_is_given_back(monkeypatch, whose):
     with monkeypatch.context() as patch:
         patch.setattr(model._model, "forward", run_out)
         with pytest.raises(RuntimeError, match="out of memory"):
-            run(whole.parts, requests, [0, 1], max_batch_size=2)
-    found = run(whole.parts, requests, [0, 1], max_batch_size=2)
-    expected = run(decoder(tree="chain(2)").parts, requests, [0, 1], max_batch_size=2)
+            run(whole.components, requests, [0, 1], max_batch_size=2)
+    found = run(whole.components, requests, [0, 1], max_batch_size=2)
+    expected = run(decoder(tree="chain(2)").components, requests, [0, 1], max_batch_size=2)
     assert {number: one.token_ids for number, one in found.items()} == {n: one.token_ids for n, one in expected.items()}
 
 
@@ -75,8 +75,8 @@ def test_a_forward_of_the_draft_model_that_fails_now_and_then_changes_no_text(mo
     """Each request's level is read again alone, behind the levels that were read before; no token is drawn anew."""
     whole = decoder(tree=tree)
     requests = whole.requests(PROMPTS[:3], max_new_tokens=NUM_TOKENS, temperature=0.8, seed=3, ignore_eos=True)
-    expected = run(whole.parts, requests, [0, 1, 2], max_batch_size=3)
-    draft, calls = whole.parts.drafter.model, [0]
+    expected = run(whole.components, requests, [0, 1, 2], max_batch_size=3)
+    draft, calls = whole.components.drafter.model, [0]
     forward = draft._forward
 
     def stumbling(token_ids, *inputs, keep_logits):
@@ -87,7 +87,7 @@ def test_a_forward_of_the_draft_model_that_fails_now_and_then_changes_no_text(mo
         return output
 
     monkeypatch.setattr(draft, "_forward", stumbling)
-    found = run(whole.parts, requests, [0, 1, 2], max_batch_size=3)
+    found = run(whole.components, requests, [0, 1, 2], max_batch_size=3)
     assert calls[0] > 8
     for number in range(3):
         assert found[number].token_ids == expected[number].token_ids
@@ -106,8 +106,10 @@ class DrawsInVain(ModelDrafter):
 def test_a_request_alone_whose_drafter_drew_in_vain_ends_with_the_reason():
     """The round then has no request left, and a network reads no empty batch."""
     made = decoder(tree="chain(2)", controller="fixed", drafter="model")
-    drafter = DrawsInVain(model=made.parts.drafter.model, tree=made.parts.drafter.tree)
-    (result,) = Decoder(replace(made.parts, drafter=drafter)).generate([(1, 2, 3)], max_new_tokens=8, temperature=1.0, seed=1)
+    drafter = DrawsInVain(model=made.components.drafter.model, tree=made.components.drafter.tree)
+    (result,) = Decoder(replace(made.components, drafter=drafter)).generate(
+        [(1, 2, 3)], max_new_tokens=8, temperature=1.0, seed=1
+    )
     assert result.finish_reason == "error"
     assert "the drafter failed (RuntimeError: broken) after it had drawn" in result.error
 
@@ -116,7 +118,9 @@ def test_end_of_text_inside_a_block_leaves_the_batch():
     target = network("llama")
     texts = [plain_greedy(target, prompt, NUM_TOKENS) for prompt in PROMPTS]
     eos = texts[0][7]  # the first text ends early, others somewhere or never
-    results = Decoder(decoder().parts, eos_ids=frozenset({eos}), max_batch_size=3).generate(PROMPTS, max_new_tokens=NUM_TOKENS)
+    results = Decoder(decoder().components, eos_ids=frozenset({eos}), max_batch_size=3).generate(
+        PROMPTS, max_new_tokens=NUM_TOKENS
+    )
     for prompt, result, text in zip(PROMPTS, results, texts, strict=True):
         end = text.index(eos) + 1 if eos in text else NUM_TOKENS
         assert_same_tokens(target, prompt, result.token_ids, text[:end])
@@ -157,7 +161,7 @@ def test_a_request_with_nan_logits_ends_alone():
     assert failed.token_ids == expected[1][: len(failed.token_ids)]
     for number in (0, 2, 3, 4, 5, 6):
         assert_same_tokens(target, PROMPTS[number], results[number].token_ids, expected[number])
-    parts.parts.target.check_integrity()
+    parts.components.target.check_integrity()
 
 
 @pytest.mark.usefixtures("unchecked_types")

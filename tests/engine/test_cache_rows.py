@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.core.model import NodeBlock
+from monge.engine.models.group_by_length import group_by_length
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.padding import of_similar_size
 from tests.engine.tiny import FIRST_WORD, VOCAB, network, prompts
 
 TREE = NodeBlock((5, 6, 7, 8), (-1, 0, 0, 1))
@@ -125,7 +125,7 @@ def split_cost(groups: list[list[int]], sizes: dict[int, int]) -> int:
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=7))
 def test_the_split_is_the_cheapest_of_all(lengths: list[int]) -> None:
     sizes = dict(enumerate(lengths))
-    groups = of_similar_size(sizes)
+    groups = group_by_length(sizes)
     assert sorted(key for group in groups for key in group) == sorted(sizes)
     order = sorted(sizes, key=lambda key: -sizes[key])
     cuts = (cut for count in range(len(order)) for cut in combinations(range(1, len(order)), count))

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.engine.clock import measured_by, now
 from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
@@ -20,7 +20,7 @@ def test_every_time_is_the_clocks():
     """A clock that ticks when it is read: whole seconds everywhere, in the records and in the costs that were learnt."""
     target, draft = (TabularModel(RandomTable(4, seed), 4) for seed in (1, 2))
     with measured_by(ticking()):
-        parts = make_parts(target, draft, controller="goodput")
+        parts = make_components(target, draft, controller="goodput")
         (result,) = Decoder(parts).generate([(1, 2)], max_new_tokens=8, temperature=1.0, seed=0)
     for record in result.records:
         times = record.times

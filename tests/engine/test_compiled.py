@@ -158,7 +158,7 @@ class TestTexts:
         for model in (target(), perturbed(target())):
             compiled(model)
         decoder = monge.load(target(), perturbed(target()), tree=tree, backend=STAGES, controller="fixed")
-        assert "compiled" in repr(decoder.parts.target)
+        assert "compiled" in repr(decoder.components.target)
         texts = prompts((9, 4, 7), seed=5)
         for prompt, result in zip(texts, decoder.generate(texts, max_new_tokens=40, ignore_eos=True), strict=True):
             assert_same_tokens(target(), prompt, result.token_ids, plain_greedy(target(), prompt, 40))

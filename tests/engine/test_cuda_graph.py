@@ -241,7 +241,7 @@ class TestTexts:
             latency_measurement, "run_in_thread", lambda work: work()
         )  # the device is known in this thread only
         target, draft = (placed(model, device) for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa"))))
-        costs = monge.load(target, draft, backend="compiled", controller="goodput", tree="chain(8)").parts.shared.latency
+        costs = monge.load(target, draft, backend="compiled", controller="goodput", tree="chain(8)").components.shared.latency
         assert costs.graph_sizes == cuda_graph.WIDTHS
         assert set(costs.as_dict()["verify_s"]["1"]) == {"0", "1", "3", "7", "15"}
         assert costs.verify_s(2) == costs.verify_s(3)

@@ -110,7 +110,7 @@ def test_how_often_the_host_waits(device, rules, most):
 def test_costs_are_measured_there(device):
     target, draft = (placed(model, device) for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa"))))
     decoder = monge.load(target, draft, controller="goodput")
-    assert decoder.parts.shared.latency is not None
+    assert decoder.components.shared.latency is not None
 
 
 class TestTheDevice:

@@ -28,8 +28,8 @@ def compiled(tmp_path_factory):
 class TestDecoding:
     def test_the_text_is_the_targets(self):
         decoder = monge.load(target(), perturbed(target()), draft_backend="compiled", controller="fixed")
-        assert repr(decoder.parts.target).endswith("sdpa)")
-        assert repr(decoder.parts.draft_models[0]).endswith("sdpa, compiled)")
+        assert repr(decoder.components.target).endswith("sdpa)")
+        assert repr(decoder.components.draft_models[0]).endswith("sdpa, compiled)")
         texts = prompts((9, 4), seed=5)
         for prompt, result in zip(texts, decoder.generate(texts, max_new_tokens=40, ignore_eos=True), strict=True):
             assert_same_tokens(target(), prompt, result.token_ids, plain_greedy(target(), prompt, 40))
@@ -37,8 +37,8 @@ class TestDecoding:
 
     def test_the_target_alone_may_be_fast(self):
         decoder = monge.load(target(), perturbed(target()), backend="compiled", draft_backend="eager", controller="fixed")
-        assert repr(decoder.parts.target).endswith("sdpa, compiled)")
-        assert repr(decoder.parts.draft_models[0]).endswith("sdpa)")
+        assert repr(decoder.components.target).endswith("sdpa, compiled)")
+        assert repr(decoder.components.draft_models[0]).endswith("sdpa)")
 
 
 class TestRefusals:

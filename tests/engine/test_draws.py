@@ -4,8 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from monge.core.clocks import RequestDraws
-from monge.core.draws import RewindableDraws, SeededDraws, TapeDraws, check_seed, random_numbers, stream_key
+from monge.core.draws import RequestDraws, RewindableDraws, SeededDraws, TapeDraws, check_seed, random_numbers, stream_key
 from monge.core.errors import OptionError
 
 STREAMS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))

@@ -5,7 +5,7 @@ import torch
 
 from monge.core.errors import OptionError
 from monge.core.model import FeatureModel, NodeBlock
-from monge.engine.models.hidden_states import FeatureLog
+from monge.engine.models.hidden_states import HiddenStateLog
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.engine.tiny import FAMILIES, network
 
@@ -57,7 +57,7 @@ def test_the_last_state_alone_is_that_of_all(name: str) -> None:
     last = held.config.get_text_config().num_hidden_layers
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "use_cache": False}
     with torch.inference_mode():
-        one, two = (FeatureLog(layers, last).forward(held, inputs) for layers in ((last,), (0, last)))
+        one, two = (HiddenStateLog(layers, last).forward(held, inputs) for layers in ((last,), (0, last)))
     assert torch.equal(one.logits, two.logits)
     assert len(one.states) == 1
     assert torch.equal(one.states[0], two.states[1])
@@ -67,7 +67,7 @@ def test_the_last_state_alone_is_that_of_all(name: str) -> None:
 def test_no_hook_is_left_where_the_network_fails() -> None:
     held = network("llama")
     with pytest.raises(IndexError):
-        FeatureLog((2,), 2).forward(held, {"input_ids": torch.tensor([[10**6]])})
+        HiddenStateLog((2,), 2).forward(held, {"input_ids": torch.tensor([[10**6]])})
     assert not held.get_decoder()._forward_hooks
 
 
@@ -75,7 +75,7 @@ def test_a_decoder_that_is_never_called_shows_nothing_so_all_states_are_asked_fo
     held = network("llama")
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "use_cache": False}
     with torch.inference_mode():
-        expected = FeatureLog((2,), 2).forward(held, inputs)
+        expected = HiddenStateLog((2,), 2).forward(held, inputs)
         monkeypatch.setattr(held, "get_decoder", torch.nn.Identity)
-        got = FeatureLog((2,), 2).forward(held, inputs)
+        got = HiddenStateLog((2,), 2).forward(held, inputs)
     assert torch.equal(got.states[0], expected.states[0])

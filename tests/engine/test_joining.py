@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.control.fixed import Fixed
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
@@ -47,7 +47,9 @@ def breaks(token_ids, scores):
 
 def program(tree, trouble):
     def run(draws):
-        parts = make_parts(TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB), tree=tree)
+        parts = make_components(
+            TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB), tree=tree
+        )
         batch = Batch(parts, prefill_chunk=2, isolated=True)
         early, late = session(1, (1, 0)), session(2, (2, 2, 1), processors=trouble)
         watched = session(0, CASE.prompt, draws, max_new_tokens=2)
@@ -86,7 +88,7 @@ def test_prompts_in_pieces_give_the_text_of_whole_ones(family, tree, chunk, draf
     expected = whole.generate(texts, max_new_tokens=8, temperature=0.8, seed=4, ignore_eos=True)
     requests = whole.requests(texts, max_new_tokens=8, temperature=0.8, seed=4, ignore_eos=True)
     sessions = [whole.session(request) for request in requests]
-    batch, waiting = Batch(whole.parts, prefill_chunk=chunk), list(sessions)
+    batch, waiting = Batch(whole.components, prefill_chunk=chunk), list(sessions)
     while waiting or len(batch):
         if waiting:
             batch.join([waiting.pop()])
@@ -100,14 +102,16 @@ def test_a_network_that_cannot_take_tokens_back_reads_prompts_whole():
 
     target = network("llama")
     whole = monge.load(target, drafter="none")
-    whole.parts.target.no_draft_reason = "for the sake of this test"
-    batch = Batch(whole.parts, prefill_chunk=2)
+    whole.components.target.no_draft_reason = "for the sake of this test"
+    batch = Batch(whole.components, prefill_chunk=2)
     batch.join([whole.session(request) for request in whole.requests(prompts((20, 9)), max_new_tokens=3)])
     assert len(batch.step()) == 2
 
 
 def test_a_long_prompt_delays_neither_those_who_write_nor_short_prompts():
-    parts = make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB), tree="chain(2)")
+    parts = make_components(
+        TabularModel(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB), tree="chain(2)"
+    )
     batch = Batch(parts, prefill_chunk=8)
     writing, long, short = session(0, (1,), max_new_tokens=400), session(1, (0, 1) * 200), session(2, (1, 2, 0, 1, 2))
     batch.join([writing])
@@ -137,7 +141,7 @@ def test_shares_are_equal_as_far_as_they_are_needed(sizes, total):
 
 
 def test_a_piece_must_hold_something():
-    parts = make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none")
+    parts = make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none")
     with pytest.raises(OptionError, match="prefill_chunk must be at least 1, or None to read prompts whole; got 0"):
         Batch(parts, prefill_chunk=0)
 
@@ -154,7 +158,7 @@ class Noting(ModelDrafter):
 
 def test_a_drafter_is_not_asked_for_plain_rounds():
     Noting.asked.clear()
-    parts = make_parts(TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB))
+    parts = make_components(TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB))
     parts = replace(parts, drafter=Noting(model=parts.drafter.model, tree=parts.drafter.tree), controller=Fixed(max_depth=1))
     batch = Batch(parts)
     batch.join([session(1, (1, 0)), session(2, (1, 0), max_new_tokens=1), session(3, (2,), limits=DraftPlan(max_depth=0))])
@@ -180,7 +184,7 @@ class Timed(TabularModel):
 def read_beside(neighbours, **options):
     """Sizes of the pieces of a prompt of 400 tokens, read while others are decoded."""
     target = Timed()
-    parts = make_parts(target, drafter="none")
+    parts = make_components(target, drafter="none")
     batch = Batch(parts, prefill_chunk=128, isolated=True, **options)
     with measured_by(lambda: target.seconds):
         for number in range(neighbours):

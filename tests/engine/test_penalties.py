@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.errors import OptionError
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
@@ -52,7 +52,7 @@ def decoded(draws, processors, tree, length):
     models = [TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (11, 23)]
     request = Request(prompt_ids=PROMPT, max_new_tokens=length, rules=RULES, seed=0, processors=tuple(processors), draws=draws)
     session = Session(request, 0)
-    for _ in decode([session], make_parts(*models, tree=tree), max_batch_size=1):
+    for _ in decode([session], make_components(*models, tree=tree), max_batch_size=1):
         pass
     return session.completion_ids
 

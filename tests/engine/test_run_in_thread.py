@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from monge.control.shared import SharedState
+from monge.control.base import SharedState
 from monge.engine import latency_measurement
 from monge.engine.clock import measured_by, now
 from monge.engine.run_in_thread import run_in_thread

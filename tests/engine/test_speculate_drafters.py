@@ -73,13 +73,13 @@ def test_a_loaded_head_and_one_in_a_pool(heads: dict[str, Path]) -> None:
 
 def test_a_head_drafts_under_the_rules_of_the_request(heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
-    made = transformers_generate.make_parts
+    made = transformers_generate.make_components
 
     def noted(*models: object, **settings: object) -> object:
         seen.append(parts := made(*models, **settings))  # type: ignore[arg-type]
         return parts
 
-    monkeypatch.setattr(transformers_generate, "make_parts", noted)
+    monkeypatch.setattr(transformers_generate, "make_components", noted)
     sampled = {**SETTINGS, "do_sample": True, "temperature": 0.7, "top_k": 9, "custom_generate": monge.speculate, "seed": 3}
     rows = [target().generate(**sampled, draft_model=heads["eagle"]) for _ in range(2)]
     assert torch.equal(*rows)

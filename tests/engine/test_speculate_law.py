@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 import monge
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.batch import decode
 from monge.engine.loading import as_sequence_model
@@ -93,7 +93,7 @@ def test_exact_law_of_two_tokens(case, tree):
     processors = processors_of(settings)
     model, draft = as_sequence_model(target()), as_sequence_model(perturbed(target(), noise=0.4))
     verifier = "rrs" if "iid" in tree else None  # the default of i.i.d. trees draws positions, which have no branches
-    parts = make_parts(model, draft, tree=tree, verifier=verifier)
+    parts = make_components(model, draft, tree=tree, verifier=verifier)
 
     def program(draws):
         request = Request(

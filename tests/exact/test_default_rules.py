@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.hub_pairs import HubPairs
@@ -176,10 +176,10 @@ class Counting(SingleDraft):
 def test_greedy_requests_are_walked_unless_the_rule_is_lossy(temperature: float, is_lossless: bool, is_asked: bool) -> None:
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2))
     rule = Counting(is_lossless=is_lossless)
-    parts = make_parts(target, draft, tree="chain(2)", verifier=rule)
+    parts = make_components(target, draft, tree="chain(2)", verifier=rule)
     results = Decoder(parts).generate([(0, 1), (1, 2)], max_new_tokens=12, temperature=temperature)
     assert bool(rule.asked) == is_asked
     if temperature == 0 and is_lossless:
-        plain = Decoder(make_parts(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none"))
+        plain = Decoder(make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none"))
         expected = plain.generate([(0, 1), (1, 2)], max_new_tokens=12, temperature=0)
         assert [one.token_ids for one in results] == [one.token_ids for one in expected]

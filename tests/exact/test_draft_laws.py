@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
 from monge.core.independent import Independent, tempered
@@ -24,7 +24,7 @@ def models(style: str = "positive") -> tuple[TabularModel, TabularModel]:
 
 
 def error(case: Case, style: str = "positive", **parts: object) -> float:
-    output = output_law(lambda: make_parts(*models(style), **parts), case)  # type: ignore[arg-type]
+    output = output_law(lambda: make_components(*models(style), **parts), case)  # type: ignore[arg-type]
     return law_error(output, target_law(models(style)[0], case))
 
 
@@ -98,4 +98,4 @@ def test_a_narrow_node_has_the_hub_alone() -> None:
 )
 def test_bad_settings(tree: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        make_parts(*models(), tree=tree)
+        make_components(*models(), tree=tree)

@@ -3,17 +3,17 @@
 from collections.abc import Callable
 
 import pytest
-from tests.draft.test_translated import foreign
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.heads import ShapeDrafter
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
-from monge.engine.parts import Parts
+from monge.engine.components import Components
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.draft.test_cross_tokenizer import foreign
 from tests.draft.test_layer_skip import Layered
 from tests.heads.toy import random_head
 
@@ -32,25 +32,25 @@ def other_draft_model() -> TabularModel:
     return TabularModel(RandomTable(VOCAB, 31), VOCAB)
 
 
-def shape() -> Parts:
+def shape() -> Components:
     model = target()
-    return make_parts(model, drafter=ShapeDrafter(target=model, head=random_head(model), tree=TREES.parse("chain(2)")))
+    return make_components(model, drafter=ShapeDrafter(target=model, head=random_head(model), tree=TREES.parse("chain(2)")))
 
 
-MADE: dict[str, Callable[[], Parts]] = {
-    "model": lambda: make_parts(target(), draft_model(), tree="chain(2)"),
-    "ensemble": lambda: make_parts(target(), [draft_model(), other_draft_model()], drafter="ensemble(depth=1)"),
+MADE: dict[str, Callable[[], Components]] = {
+    "model": lambda: make_components(target(), draft_model(), tree="chain(2)"),
+    "ensemble": lambda: make_components(target(), [draft_model(), other_draft_model()], drafter="ensemble(depth=1)"),
     "shape": shape,
-    "retokenize": lambda: make_parts(target(), foreign(), drafter="retokenize(num_own_tokens=2)"),
-    "layer_skip": lambda: make_parts(Layered(), drafter="layer_skip", tree="chain(2)"),
-    "cascade": lambda: make_parts(target(), draft_model(), drafter="cascade('ngram(2)', 'model')", tree="chain(2)"),
-    "pool": lambda: make_parts(target(), draft_model(), drafter="pool('jacobi(2)', 'model')", tree="chain(2)"),
-    "ngram": lambda: make_parts(target(), drafter="ngram(num_draft_tokens=2)"),
-    "suffix": lambda: make_parts(target(), drafter="suffix(num_nodes=3, depth=2)"),
-    "token_recycling": lambda: make_parts(target(), drafter="token_recycling(num_nodes=3, depth=2)"),
-    "lookahead": lambda: make_parts(target(), drafter="lookahead(window=2, ngram=3)"),
-    "jacobi": lambda: make_parts(target(), drafter="jacobi(2)"),
-    "none": lambda: make_parts(target(), drafter="none"),
+    "retokenize": lambda: make_components(target(), foreign(), drafter="retokenize(num_own_tokens=2)"),
+    "layer_skip": lambda: make_components(Layered(), drafter="layer_skip", tree="chain(2)"),
+    "cascade": lambda: make_components(target(), draft_model(), drafter="cascade('ngram(2)', 'model')", tree="chain(2)"),
+    "pool": lambda: make_components(target(), draft_model(), drafter="pool('jacobi(2)', 'model')", tree="chain(2)"),
+    "ngram": lambda: make_components(target(), drafter="ngram(num_draft_tokens=2)"),
+    "suffix": lambda: make_components(target(), drafter="suffix(num_nodes=3, depth=2)"),
+    "token_recycling": lambda: make_components(target(), drafter="token_recycling(num_nodes=3, depth=2)"),
+    "lookahead": lambda: make_components(target(), drafter="lookahead(window=2, ngram=3)"),
+    "jacobi": lambda: make_components(target(), drafter="jacobi(2)"),
+    "none": lambda: make_components(target(), drafter="none"),
 }
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.draft.test_translated import foreign
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.control.fixed import Fixed
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
@@ -26,8 +25,8 @@ from monge.draft.model import ModelDrafter
 from monge.draft.tree.base import TreeBuilder, TreeLimits
 from monge.draft.tree.registry import TREES
 from monge.engine.batch import Batch
+from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.engine.parts import Parts
 from monge.engine.session import Request, Session
 from monge.heads.readers.registry import load_head
 from monge.testing.decoding import Case, target_law
@@ -36,6 +35,7 @@ from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.base import Rule, Verifier, as_verifier
 from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS
+from tests.draft.test_cross_tokenizer import foreign
 from tests.draft.test_layer_skip import Layered
 from tests.heads.readers.published import KINDS
 from tests.heads.toy import random_head
@@ -204,12 +204,12 @@ class RaisesAfterDrawing(ModelDrafter):
         return drafts
 
 
-def written(make: Callable[[], Parts], case: Case, *, isolated: bool = True) -> dict[Text, float]:
+def written(make: Callable[[], Components], case: Case, *, isolated: bool = True) -> dict[Text, float]:
     """Law of what the loop writes up to the horizon; what ended in an error before ends with `END`."""
     return exact_law(lambda draws: _run(make(), case, draws, isolated=isolated))
 
 
-def _run(parts: Parts, case: Case, draws: Draws, *, isolated: bool) -> Text:
+def _run(components: Components, case: Case, draws: Draws, *, isolated: bool) -> Text:
     prompts = list(case.neighbours)
     prompts.insert(case.slot, case.prompt)
     sessions = [
@@ -225,7 +225,7 @@ def _run(parts: Parts, case: Case, draws: Draws, *, isolated: bool) -> Text:
         )
         for row, prompt in enumerate(prompts)
     ]
-    watched, batch = sessions[case.slot], Batch(parts, isolated=isolated)
+    watched, batch = sessions[case.slot], Batch(components, isolated=isolated)
     try:
         batch.join(sessions)
         while watched.finish_reason is None and watched.num_generated < case.horizon:
@@ -284,9 +284,9 @@ def case_of(tree: str, **options: Any) -> Case:
 
 @pytest.mark.parametrize(("tree", "verifier"), PAIRS + MORE_PAIRS)
 def test_a_token_that_the_draft_model_cannot_read_costs_speculation_and_no_bias(tree: str, verifier: str) -> None:
-    def make() -> Parts:
+    def make() -> Components:
         draft = CannotRead(RandomTable(3, 23), 3)
-        return make_parts(TabularModel(RandomTable(3, 11), 3), draft, tree=tree, verifier=verifier)
+        return make_components(TabularModel(RandomTable(3, 11), 3), draft, tree=tree, verifier=verifier)
 
     case = case_of(tree)
     law, truth = written(make, case), target_law(make().target, case)  # type: ignore[arg-type]
@@ -298,38 +298,38 @@ def test_a_token_that_the_draft_model_cannot_read_costs_speculation_and_no_bias(
 def test_only_the_nodes_that_cannot_be_read_end(seeds: tuple[int, int]) -> None:
     """Of independent paths, the others go on: rules for whole paths rely on it that a path ends for its own sake."""
 
-    def make() -> Parts:
+    def make() -> Components:
         draft = CannotRead(RandomTable(2, seeds[1]), 2)
-        return make_parts(TabularModel(RandomTable(2, seeds[0]), 2), draft, tree="paths(2, 3)", verifier="multipath_block")
+        return make_components(TabularModel(RandomTable(2, seeds[0]), 2), draft, tree="paths(2, 3)", verifier="multipath_block")
 
     case = Case(horizon=2, max_new_tokens=4)
     assert excess(written(make, case), target_law(make().target, case)) < 1e-12  # type: ignore[arg-type]
 
 
-def networks_that_cannot_read_a_token(kind: str, folder: Path) -> Parts:
+def networks_that_cannot_read_a_token(kind: str, folder: Path) -> Components:
     target, draft = TabularModel(RandomTable(3, 11), 3), CannotRead(RandomTable(3, 23), 3)
     tree = "fixed_width((2, 1), 'iid')"
     if kind in {"pool", "cascade"}:
-        return make_parts(target, draft, drafter=f"{kind}('ngram(2)', 'model')", tree=tree, verifier="rrs")
+        return make_components(target, draft, drafter=f"{kind}('ngram(2)', 'model')", tree=tree, verifier="rrs")
     if kind == "layer_skip":
         target = Layered()
         target.shortened = lambda _: draft  # type: ignore[method-assign]
-        return make_parts(target, drafter=LayerSkipDrafter(target=target, tree=TREES.parse(tree)), verifier="rrs")
+        return make_components(target, drafter=LayerSkipDrafter(target=target, tree=TREES.parse(tree)), verifier="rrs")
     if kind == "shape":
         target = CannotEmbed(RandomTable(3, 11), 3)
         drafter = ShapeDrafter(target=target, head=random_head(target), tree=TREES.parse("chain(2)"))
         target.is_broken = True
-        return make_parts(target, drafter=drafter, verifier="rrs")
+        return make_components(target, drafter=drafter, verifier="rrs")
     target, path, tree = CannotEmbed(RandomTable(3, 11), 3), folder / kind, "chain(2)"
     head = load_head(path if path.exists() else KINDS[kind](3, 3).write(path))
     drafter = HeadDrafter(target=target, head=head, tree=TREES.parse(tree))
     target.is_broken = True
-    return make_parts(target, drafter=drafter, verifier="rrs")
+    return make_components(target, drafter=drafter, verifier="rrs")
 
 
 @pytest.mark.parametrize("kind", ["pool", "cascade", "layer_skip", "shape", "hydra", "mtp-qwen"])
 def test_other_networks_that_cannot_read_a_token(kind: str, tmp_path: Path) -> None:
-    def make() -> Parts:
+    def make() -> Components:
         return networks_that_cannot_read_a_token(kind, tmp_path)
 
     case = case_of("fixed_width((2, 1), 'iid')", prompt=(0, 2) if kind in {"pool", "cascade"} else (0, 2, 0))
@@ -340,9 +340,9 @@ def test_other_networks_that_cannot_read_a_token(kind: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("tree", "verifier"), PAIRS)
 def test_a_drafter_of_others_that_raises_after_drawing_ends_its_request(tree: str, verifier: str) -> None:
-    def make() -> Parts:
+    def make() -> Components:
         drafter = RaisesAfterDrawing(model=TabularModel(RandomTable(3, 23), 3), tree=TREES.parse(tree))
-        return make_parts(TabularModel(RandomTable(3, 11), 3), drafter=drafter, verifier=verifier)
+        return make_components(TabularModel(RandomTable(3, 11), 3), drafter=drafter, verifier=verifier)
 
     case = case_of(tree)
     law, truth = written(make, case), target_law(make().target, case)  # type: ignore[arg-type]
@@ -356,13 +356,13 @@ def test_a_drafter_of_others_that_raises_after_drawing_ends_its_request(tree: st
 
 def test_who_has_drawn_in_vain_is_told_what_to_do() -> None:
     drafter = RaisesAfterDrawing(model=TabularModel(RandomTable(3, 23), 3), tree=TREES.parse("chain(2)"))
-    parts = make_parts(TabularModel(RandomTable(3, 11), 3), drafter=drafter)
+    components = make_components(TabularModel(RandomTable(3, 11), 3), drafter=drafter)
     prompts = [(0,), (0,), (2,)]
-    results = Decoder(parts, max_batch_size=3).generate(prompts, max_new_tokens=40, temperature=1.0, seed=0)
+    results = Decoder(components, max_batch_size=3).generate(prompts, max_new_tokens=40, temperature=1.0, seed=0)
     assert [result.finish_reason for result in results] == ["error", "length", "length"]
     assert "request 0: the drafter failed (Fault: token 1) after it had drawn" in str(results[0].error)
     assert "may raise before its first draw, or return the tree so far with `Draft.error`" in str(results[0].error)
-    plain = make_parts(TabularModel(RandomTable(3, 11), 3), TabularModel(RandomTable(3, 23), 3), tree="chain(2)")
+    plain = make_components(TabularModel(RandomTable(3, 11), 3), TabularModel(RandomTable(3, 23), 3), tree="chain(2)")
     alone = Decoder(plain, max_batch_size=3).generate(prompts, max_new_tokens=40, temperature=1.0, seed=0)
     assert [result.token_ids for result in results[1:]] == [result.token_ids for result in alone[1:]]
     assert results[0].token_ids == alone[0].token_ids[: len(results[0].token_ids)]
@@ -370,8 +370,8 @@ def test_who_has_drawn_in_vain_is_told_what_to_do() -> None:
 
 def test_what_is_drawn_is_offered_and_neighbours_keep_their_drafts() -> None:
     def texts(draft: TabularModel) -> Any:
-        parts = make_parts(TabularModel(RandomTable(3, 11), 3), draft, tree="chain(3)", verifier="single_draft")
-        return Decoder(parts, max_batch_size=3).generate([(0,), (2,), (0, 2)], max_new_tokens=40, temperature=1.0, seed=10)
+        components = make_components(TabularModel(RandomTable(3, 11), 3), draft, tree="chain(3)", verifier="single_draft")
+        return Decoder(components, max_batch_size=3).generate([(0,), (2,), (0, 2)], max_new_tokens=40, temperature=1.0, seed=10)
 
     broken = CannotRead(RandomTable(3, 23), 3)
     broken.prompt = (2,)
@@ -393,9 +393,9 @@ def test_what_is_drawn_is_offered_and_neighbours_keep_their_drafts() -> None:
 def test_a_draft_model_of_other_words_offers_what_it_drew_before_its_context_ended() -> None:
     """Three of the target's tokens are six of the draft model's, which reads no more: the first drawn one is not read."""
 
-    def make() -> Parts:
+    def make() -> Components:
         draft = foreign(TabularModel(RandomTable(4, 23), 4, max_length=6))
-        return make_parts(TabularModel(RandomTable(3, 11), 3), draft, tree="chain(2)", verifier="block")
+        return make_components(TabularModel(RandomTable(3, 11), 3), draft, tree="chain(2)", verifier="block")
 
     case = Case(prompt=(2, 2, 2), horizon=2, max_new_tokens=3)
     law = written(make, case)
@@ -406,11 +406,11 @@ def test_a_draft_model_of_other_words_offers_what_it_drew_before_its_context_end
     assert [record.depth for record in result.records][:1] == [1]
 
 
-def faulty(faults: Faults, tree: str, verifier: str) -> Parts:
+def faulty(faults: Faults, tree: str, verifier: str) -> Components:
     target, draft = FaultyModel(11, 2, "target", faults), FaultyModel(23, 2, "draft", faults)
     drafter = FaultyDrafter(ModelDrafter(model=draft, tree=FaultyBuilder(TREES.parse(tree), faults)), faults)
     rule = FaultyVerifier(VERIFIERS.parse(verifier), faults)
-    return Parts(target=target, drafter=drafter, rule=rule, controller=Fixed())
+    return Components(target=target, drafter=drafter, rule=rule, controller=Fixed())
 
 
 CALLS = [
@@ -467,7 +467,7 @@ def law_with(fault: Faults, case: Case, *, tree: str, verifier: str, isolated: b
     """What is written with a fault, and whether there was one in any branch."""
     met = list[Faults]()
 
-    def make() -> Parts:
+    def make() -> Components:
         met.append(replace(fault, count=0))
         return faulty(met[-1], tree, verifier)
 

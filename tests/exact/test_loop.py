@@ -6,15 +6,15 @@ from itertools import product
 import pytest
 import torch
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.context import DraftPlan
 from monge.core.errors import MongeError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
+from monge.engine.components import Components
 from monge.engine.loop import run_round
 from monge.engine.opening import open_sessions
-from monge.engine.parts import Parts
 from monge.engine.session import Request, Session
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.known_bad import WithoutReplacementAsIid
@@ -148,8 +148,8 @@ def test_model_drafter_over_several_rounds(tree: str, verifier: str, case: Case)
     assert loop_error("positive", case, tree=tree, verifier=verifier) < 1e-12
 
 
-def loop_error(style: str, case: Case, **parts: str) -> float:
-    output = output_law(lambda: make_parts(*models(style), **parts), case)  # type: ignore[arg-type]
+def loop_error(style: str, case: Case, **components: str) -> float:
+    output = output_law(lambda: make_components(*models(style), **components), case)  # type: ignore[arg-type]
     return law_error(output, target_law(models(style)[0], case))
 
 
@@ -166,15 +166,17 @@ WITHOUT_A_MODEL = [
     ("drafter", "verifier", "case"),
     [
         pytest.param(
-            *parts, case, marks=() if parts[1] in {"target_walk", "layer"} or case == DEFAULT_CASE else pytest.mark.slow
+            *components,
+            case,
+            marks=() if components[1] in {"target_walk", "layer"} or case == DEFAULT_CASE else pytest.mark.slow,
         )
-        for parts, case in product(WITHOUT_A_MODEL, CASES)
+        for components, case in product(WITHOUT_A_MODEL, CASES)
     ],
 )
 def test_drafters_without_a_model(drafter: str, verifier: str, case: str) -> None:
     chosen = replace(CASES[case], prompt=(0, 2, 0, 1, 0))
     target, _ = models("ties")
-    output = output_law(lambda: make_parts(models("ties")[0], drafter=drafter, verifier=verifier), chosen)
+    output = output_law(lambda: make_components(models("ties")[0], drafter=drafter, verifier=verifier), chosen)
     assert law_error(output, target_law(target, chosen)) < 1e-12
 
 
@@ -182,14 +184,14 @@ def test_drafters_without_a_model(drafter: str, verifier: str, case: str) -> Non
 def test_the_default_tree_of_every_verifier(verifier: str) -> None:
     """With no tree named, the library's own choice is legal, and exact."""
     case = Case(horizon=1, max_new_tokens=2)
-    output = output_law(lambda: make_parts(*models("positive"), verifier=verifier), case)
+    output = output_law(lambda: make_components(*models("positive"), verifier=verifier), case)
     assert law_error(output, target_law(models("positive")[0], case)) < 1e-12
 
 
 @pytest.mark.parametrize("slot", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_neighbours_in_the_batch_change_nothing(slot: int) -> None:
     case = Case(horizon=2, max_new_tokens=3, neighbours=((1, 2, 1), (2,)), slot=slot, eos_ids=frozenset({2}))
-    make = lambda: make_parts(*models("positive"), tree="fixed_width((2, 1), 'iid')", verifier="rrs")  # noqa: E731
+    make = lambda: make_components(*models("positive"), tree="fixed_width((2, 1), 'iid')", verifier="rrs")  # noqa: E731
     assert law_error(output_law(make, case), target_law(models("positive")[0], case)) < 1e-12
 
 
@@ -212,13 +214,13 @@ def test_neighbours_in_the_batch_change_nothing(slot: int) -> None:
 )
 def test_limits_of_a_request_keep_the_law(tree: str, verifier: str, limits: DraftPlan, adaptive: bool) -> None:
     case = Case(max_new_tokens=3, limits=limits, adaptive=adaptive)
-    make = lambda: make_parts(*models("positive"), tree=tree, verifier=verifier, controller="fsm")  # noqa: E731
+    make = lambda: make_components(*models("positive"), tree=tree, verifier=verifier, controller="fsm")  # noqa: E731
     assert law_error(output_law(make, case), target_law(models("positive")[0], case)) < 1e-12
 
 
 def test_drafting_under_other_rules_than_the_targets() -> None:
     case = Case(horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=0.7))
-    make = lambda: make_parts(*models("positive"), tree="chain(2)", verifier="single_draft", draft_temperature=1.8)  # noqa: E731
+    make = lambda: make_components(*models("positive"), tree="chain(2)", verifier="single_draft", draft_temperature=1.8)  # noqa: E731
     assert law_error(output_law(make, case), target_law(models("positive")[0], case)) < 1e-12
 
 
@@ -237,14 +239,14 @@ def test_a_repetition_penalty_sees_every_node_with_its_own_path() -> None:
             return torch.softmax(penalise(torch.tensor([text]), logits[None])[0].double(), dim=-1).tolist()
 
     def run(draws):  # type: ignore[no-untyped-def]
-        parts = make_parts(*models("positive"), tree="fixed_width((2, 1), 'iid')", verifier="rrs")
+        components = make_components(*models("positive"), tree="fixed_width((2, 1), 'iid')", verifier="rrs")
         request = Request(
             prompt_ids=case.prompt, max_new_tokens=3, rules=case.rules, seed=0, draws=draws, processors=(penalise,)
         )
         session = Session(request, 0)
-        open_sessions([session], parts)
+        open_sessions([session], components)
         while session.finish_reason is None and session.num_generated < case.horizon:
-            run_round([session], parts)
+            run_round([session], components)
         return session.completion_ids[: case.horizon]
 
     truth = target_law(TabularModel(Penalised(), VOCAB), case)
@@ -261,14 +263,14 @@ ILLEGAL = [
 @pytest.mark.parametrize(("tree", "verifier"), ILLEGAL)
 def test_illegal_pairs_are_refused_and_legal_ones_named(tree: str, verifier: str) -> None:
     with pytest.raises(MongeError, match="legal here: .*target_walk"):
-        make_parts(*models("positive"), tree=tree, verifier=verifier)
+        make_components(*models("positive"), tree=tree, verifier=verifier)
 
 
 def test_an_unchecked_illegal_pair_would_be_biased() -> None:
     """The refusal is needed: what it refuses changes the law."""
     case = Case(horizon=1, max_new_tokens=2)
 
-    def make() -> Parts:
-        return make_parts(*models("positive"), tree="fixed_width((2,))", verifier=WithoutReplacementAsIid())
+    def make() -> Components:
+        return make_components(*models("positive"), tree="fixed_width((2,))", verifier=WithoutReplacementAsIid())
 
     assert law_error(output_law(make, case), target_law(models("positive")[0], case)) > 1e-3

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.context import DraftPlan
 from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.errors import OptionError
@@ -27,7 +27,7 @@ def models() -> tuple[TabularModel, TabularModel]:
 
 
 def error(case: Case, **parts: object) -> float:
-    output = output_law(lambda: make_parts(*models(), **parts), case)  # type: ignore[arg-type]
+    output = output_law(lambda: make_components(*models(), **parts), case)  # type: ignore[arg-type]
     return law_error(output, target_law(models()[0], case))
 
 
@@ -88,4 +88,4 @@ def test_paths_stay_within_the_plan(seed: int, max_nodes: int, max_depth: int) -
 )
 def test_bad_sizes(tree: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        make_parts(*models(), tree=tree)
+        make_components(*models(), tree=tree)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.errors import MongeError
 from monge.core.sampling_rules import SamplingRules
 from monge.testing.decoding import Case, output_law, target_law
@@ -19,7 +19,7 @@ def models() -> tuple[TabularModel, TabularModel]:
 
 
 def error(case: Case, **parts: object) -> float:
-    output = output_law(lambda: make_parts(*models(), **parts), case)  # type: ignore[arg-type]
+    output = output_law(lambda: make_components(*models(), **parts), case)  # type: ignore[arg-type]
     return law_error(output, target_law(models()[0], case))
 
 
@@ -74,4 +74,4 @@ def test_a_truncation_that_is_not_declared_is_seen(verifier: str) -> None:
 )
 def test_bad_parts(parts: dict[str, object], message: str) -> None:
     with pytest.raises(MongeError, match=message):
-        make_parts(*models(), **parts)  # type: ignore[arg-type]
+        make_components(*models(), **parts)  # type: ignore[arg-type]

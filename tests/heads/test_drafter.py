@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError, ProposalMismatchError
@@ -14,7 +14,7 @@ from monge.core.tree import TokenTree
 from monge.draft.heads import ShapeDrafter
 from monge.draft.tree.by_request import ByRequest
 from monge.draft.tree.registry import TREES
-from monge.engine.parts import Parts
+from monge.engine.components import Components
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
@@ -29,9 +29,9 @@ def table(seed: int = 3) -> TabularModel:
     return TabularModel(RandomTable(VOCAB, seed), VOCAB)
 
 
-def parts(tree: str, verifier: str | None, *, target: TabularModel | None = None, **head: object) -> Parts:
+def components(tree: str, verifier: str | None, *, target: TabularModel | None = None, **head: object) -> Components:
     target = target or table()
-    return make_parts(
+    return make_components(
         target, drafter=ShapeDrafter(target=target, head=random_head(target, **head), tree=TREES.parse(tree)), verifier=verifier
     )
 
@@ -56,7 +56,7 @@ PAIRINGS = [
 @pytest.mark.parametrize(("tree", "verifier", "temperature"), PAIRINGS)
 def test_lossless_whatever_verifies(tree: str, verifier: str, temperature: float) -> None:
     case = Case(prompt=(0, 1), rules=SamplingRules(temperature=temperature))
-    found = output_law(lambda: parts(tree, verifier), case)
+    found = output_law(lambda: components(tree, verifier), case)
     assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
 
 
@@ -66,14 +66,14 @@ def test_lossless_whatever_verifies(tree: str, verifier: str, temperature: float
 def test_lossless_whatever_predicts(kind: str, alignment: str, is_branched: bool) -> None:
     case = Case(prompt=(0, 1), rules=SamplingRules(temperature=0.7))
     made = {"kind": kind, "alignment": alignment, "is_branched": is_branched}
-    found = output_law(lambda: parts("chain(2)", "single_draft", **made), case)
+    found = output_law(lambda: components("chain(2)", "single_draft", **made), case)
     assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
 
 
 def test_lossless_in_a_ragged_batch_beyond_the_end_and_from_a_prompt_of_one_token() -> None:
     """A first round without a hidden state drafts nothing; the ones after it do."""
     case = Case(prompt=(2,), horizon=2, max_new_tokens=3, neighbours=((0, 1, 2),), slot=1, eos_ids=frozenset({1}))
-    found = output_law(lambda: parts("chain(2)", "single_draft"), case)
+    found = output_law(lambda: components("chain(2)", "single_draft"), case)
     assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
 
 
@@ -144,9 +144,9 @@ def test_plans_depths_and_steps_bound_the_tree() -> None:
     assert shape("chain(5)").capabilities.max_depth == 2
 
 
-def without_a_tree(**settings: object) -> Parts:
+def without_a_tree(**settings: object) -> Components:
     target = table()
-    return make_parts(target, head=random_head(target), drafter="shape", **settings)
+    return make_components(target, head=random_head(target), drafter="shape", **settings)
 
 
 def test_where_nobody_names_a_tree_greedy_requests_get_top_tokens_and_others_a_chain() -> None:
@@ -196,7 +196,7 @@ def test_the_truncated_law_is_the_declared_one() -> None:
 )
 def test_biased_pairings_are_refused(tree: str, verifier: str) -> None:
     with pytest.raises(ProposalMismatchError):
-        parts(tree, verifier)
+        components(tree, verifier)
 
 
 def test_a_draw_that_is_dropped_makes_the_tree_arbitrary() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.proposal import WithoutReplacement
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.known_bad import KNOWN_BAD_LEVELS, KNOWN_BAD_RULES, KNOWN_BAD_TREES
@@ -26,7 +26,7 @@ def models(seed: int, vocab: int = VOCAB) -> tuple[TabularModel, TabularModel]:
 
 def errors(case: Case, vocab: int = VOCAB, **parts: object) -> Iterator[float]:
     for seed in BANK:
-        output = output_law(lambda seed=seed: make_parts(*models(seed, vocab), **parts), case)  # type: ignore[arg-type]
+        output = output_law(lambda seed=seed: make_components(*models(seed, vocab), **parts), case)  # type: ignore[arg-type]
         yield law_error(output, target_law(models(seed, vocab)[0], case))
 
 

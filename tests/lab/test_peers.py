@@ -235,5 +235,5 @@ def test_ours_drafts_as_its_method_says(tiny_paths, method, drafter):
     target, draft = map(str, tiny_paths)
     settings = dict(ours.methods[f"compiled{method}"].candidates[0])
     engine = Engine(target=target, draft=draft, work="", threads=1, method=f"eager{method}", settings=settings)
-    assert type(engine._decoder.parts.drafter).__name__ == drafter
+    assert type(engine._decoder.components.drafter).__name__ == drafter
     assert len(engine.generate(prompt_ids=[5, 6, 7], max_new_tokens=4, temperature=0.0, seed=0)) == 4

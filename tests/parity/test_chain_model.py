@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.model import NodeBlock
 from monge.engine.decoder import Decoder
 from monge.engine.models.hf_chain import HfChainModel
@@ -20,7 +20,7 @@ LARGEST_DIFFERENCE = 5e-5
 def test_windowed_layers_take_tokens_back(name):
     target, draft = HfChainModel(network(name)), HfChainModel(perturbed(network(name)))
     texts = prompts((9, 4), seed=5)
-    results = Decoder(make_parts(target, draft, tree="chain(4)")).generate(texts, max_new_tokens=30, ignore_eos=True)
+    results = Decoder(make_components(target, draft, tree="chain(4)")).generate(texts, max_new_tokens=30, ignore_eos=True)
     for prompt, result in zip(texts, results, strict=True):
         assert_same_tokens(network(name), prompt, result.token_ids, plain_greedy(network(name), prompt, 30))
         assert 1.05 < result.stats.block_efficiency < 4

@@ -7,7 +7,7 @@ sliding windows, and the trees reach beyond the horizon.
 import pytest
 import torch
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.draws import Draws
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.batch import decode
@@ -43,7 +43,7 @@ def output_law(model, **options):
     def program(draws: Draws) -> tuple[int, ...]:
         request = Request(prompt_ids=PROMPT, max_new_tokens=HORIZON + 1, rules=RULES, seed=0, draws=draws)
         session = Session(request, 0)
-        for _ in decode([session], make_parts(target, draft, **options), max_batch_size=1):
+        for _ in decode([session], make_components(target, draft, **options), max_batch_size=1):
             if session.num_generated >= HORIZON:
                 break
         return session.completion_ids[:HORIZON]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.control.latency import Latency
 from monge.core.metrics import block_efficiency
 from monge.replay.compare import Settings, compare
@@ -95,7 +95,7 @@ POOL = "pool('ngram', 'model')"
 def test_in_a_pool_only_the_draft_model_takes_time_to_draft(controller):
     target, draft = models(3)
     log = logged(target, TEXT * 4)
-    parts = make_parts(
+    parts = make_components(
         target, draft, drafter=POOL, tree="chain(2)", verifier="single_draft", controller=controller, costs=COSTS
     )
     records = [record for one in play(parts, log, COSTS, repeats=8) for record in one.records]
@@ -111,11 +111,13 @@ def test_windows_of_a_pool_expect_its_seconds_too():
     log = logged(target, (2, 0, 1, 2, 0))
 
     def seconds_of(window, draws):
-        parts = make_parts(target, draft, drafter=POOL, tree="chain(2)", controller=f"fixed(max_depth={window})", costs=COSTS)
+        parts = make_components(
+            target, draft, drafter=POOL, tree="chain(2)", controller=f"fixed(max_depth={window})", costs=COSTS
+        )
         records = replay_text(parts, log, log.texts[0], draws)
         return sum(predicted(one, COSTS, runs_network=parts.runs_network(one.drafter)).times.total_s for one in records)
 
-    positions = look(make_parts(target, draft, drafter=POOL, tree="chain(2)"), log, depth=2)
+    positions = look(make_components(target, draft, drafter=POOL, tree="chain(2)"), log, depth=2)
     assert {place.runs_network for place in positions[0]} == {True, False}
     for window in (0, 1, 2):
         law = exact_law(lambda draws, window=window: seconds_of(window, draws))
@@ -159,7 +161,7 @@ def test_block_efficiency_of_an_accepting_pair():
     """A draft that equals the target is always accepted."""
     target, _ = models(3)
     log = logged(target, TEXT)
-    parts = make_parts(target, models(3)[0], tree="chain(2)")
+    parts = make_components(target, models(3)[0], tree="chain(2)")
     (played,) = play(parts, log)
     assert block_efficiency(played.records) == len(TEXT) / 2
 

@@ -4,7 +4,7 @@ from itertools import product
 
 import torch
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import open_sessions
@@ -22,9 +22,9 @@ def models(vocab, style="positive"):
 
 
 def toy_parts(vocab, style="positive", **options):
-    """Parts of the toy pair; the draft model only where the drafter has one."""
+    """Components of the toy pair; the draft model only where the drafter has one."""
     target, draft = models(vocab, style)
-    return make_parts(target, draft if "drafter" not in options else None, **options)
+    return make_components(target, draft if "drafter" not in options else None, **options)
 
 
 def logged(target, token_ids, *, top=None, prompt=PROMPT, tag="toy"):
@@ -54,13 +54,13 @@ def real_stories(vocab, horizon, style="positive", **options):
     """Joint law of the text and its rounds, by the real loop."""
 
     def run(draws):
-        parts = toy_parts(vocab, style, **options)
+        components = toy_parts(vocab, style, **options)
         request = Request(prompt_ids=PROMPT, max_new_tokens=horizon, rules=SamplingRules(), seed=0, draws=draws)
         session = Session(request, 0)
-        open_sessions([session], parts)
+        open_sessions([session], components)
         while session.finish_reason is None:
-            run_round([session], parts)
-        close_session(session, parts)
+            run_round([session], components)
+        close_session(session, components)
         return session.completion_ids, story(session.records)
 
     return exact_law(run)
@@ -79,8 +79,8 @@ def replayed_stories(vocab, horizon, style="positive", *, top=None, **options):
         log = logged(target, token_ids, top=top)
 
         def run(draws, log=log):
-            parts = toy_parts(vocab, style, **options)
-            return story(replay_text(parts, log, log.texts[0], draws))
+            components = toy_parts(vocab, style, **options)
+            return story(replay_text(components, log, log.texts[0], draws))
 
         for found, prob in exact_law(run).items():
             law[token_ids, found] = weight * prob

@@ -62,7 +62,7 @@ def test_only_rows_without_a_seed_are_planned_by_the_clock(seed, own, planner):
     decoder = toy_decoder(controller=None, costs=Latency.linear(plain=1.0, node=0.1, draft=0.1))
     rules = RowRules(seed=seed, options={"temperature": 1.0}, prompt_field="prompt")
     row = read_row(f'{{"prompt": "once"{own}}}'.encode(), 0, decoder, rules)
-    assert (row.session.request.controller or decoder.parts.controller_name) == planner
+    assert (row.session.request.controller or decoder.components.controller_name) == planner
     assert (json.loads(row.as_json())["seed"] is None) is (planner == "goodput")
 
 

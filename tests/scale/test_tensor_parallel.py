@@ -15,7 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from monge.api import load, make_parts
+from monge.api import load, make_components
 from monge.cli.app import app as commands
 from monge.core.errors import OptionError, OutOfStepError, UnsupportedModelError
 from monge.engine.decoder import Decoder
@@ -85,7 +85,7 @@ def as_rank(rank, port, pair, folder):
     room.follow = watched
     with room.tensor_parallel(*pair, **TREES) as decoder:
         if decoder is not None:
-            told = {"name": repr(decoder.parts.target)}
+            told = {"name": repr(decoder.components.target)}
             for name, options in (("greedy", GREEDY), ("sampled", SAMPLED)):
                 told[name] = [list(result.token_ids) for result in decoder.generate(PROMPTS, **options)]
             (folder / "0").write_text(json.dumps(told))
@@ -201,7 +201,7 @@ def test_ranks_that_are_out_of_step_serve_no_more(monkeypatch):
     monkeypatch.setattr(Ranks, "broadcast", lambda *_: None)
     network = Model(1)
     network.failing.add(5)
-    parts = make_parts(RankZeroModel(network, object.__new__(Ranks)), Model(2), tree="chain(3)")
+    parts = make_components(RankZeroModel(network, object.__new__(Ranks)), Model(2), tree="chain(3)")
     with Scheduler(Decoder(parts, tokenizer=None, max_batch_size=4)) as scheduler:
         assert scheduler.submit(generation(1, 2)).completion(60).finish_reason == "length"
         assert scheduler.submit(generation(5, 2)).completion(60).finish_reason == "error"

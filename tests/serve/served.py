@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from fastapi import FastAPI
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.engine.chat_format import InstructionFormat
 from monge.engine.decoder import Decoder
 from monge.serve.app import create_app
@@ -40,7 +40,7 @@ def toy_decoder(target: TabularModel | None = None, **parts) -> Decoder:
     size = len(ALPHABET)
     target = target or TabularModel(RandomTable(size, 11), size, max_length=CONTEXT)
     draft = TabularModel(RandomTable(size, 11, "ties"), size)
-    made = make_parts(target, draft, **({"tree": "chain(3)"} | parts))
+    made = make_components(target, draft, **({"tree": "chain(3)"} | parts))
     return Decoder(made, tokenizer=Letters(), eos_ids=frozenset({0}), max_batch_size=8)
 
 

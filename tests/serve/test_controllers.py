@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.control.base import Controller
 from monge.control.fixed import Fixed
 from monge.control.latency import Latency
@@ -153,7 +153,7 @@ class Watched(Controller[str]):
 
 def test_each_controller_plans_for_its_own_together():
     first, other = Watched("first"), Watched("other")
-    made = replace(make_parts(Model(1), Model(2), tree="chain(3)", controller=first), controllers={"other": other})
+    made = replace(make_components(Model(1), Model(2), tree="chain(3)", controller=first), controllers={"other": other})
     watched = Decoder(made, max_batch_size=5)
     requests = [
         replace(watched.requests([(row, 1)], max_new_tokens=2, controller=name)[0], adaptive=row != 4)
@@ -176,9 +176,9 @@ def test_costs_are_shared_and_notes_are_not():
     for name in (None, *offered):
         (result,) = made.generate(PROMPT, max_new_tokens=20, temperature=1.0, seed=1, ignore_eos=True, controller=name)
         assert result.error is None
-    shared_states = [made.parts.planner(name).shared for name in offered]
-    assert shared_states[0] is made.parts.shared
-    assert all(shared.latency is made.parts.shared.latency is not None for shared in shared_states)
+    shared_states = [made.components.planner(name).shared for name in offered]
+    assert shared_states[0] is made.components.shared
+    assert all(shared.latency is made.components.shared.latency is not None for shared in shared_states)
     assert [set(shared.notes) & {"goodput", "survival_budget"} for shared in shared_states] == [
         {"goodput"},
         {"goodput"},

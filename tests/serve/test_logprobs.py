@@ -50,7 +50,7 @@ def own_logprobs(network, ids):
 
 def ids_after(client, decoder, body, prompt):
     """Tokens of a completion, which the answer names by their text."""
-    names = [TokenTexts(decoder.tokenizer).name(token) for token in range(decoder.parts.target.vocab_size)]
+    names = [TokenTexts(decoder.tokenizer).name(token) for token in range(decoder.components.target.vocab_size)]
     written = body["choices"][0]["logprobs"]["tokens"]
     assert all(names.count(name) == 1 for name in written), "choose another seed: a token shares its text"
     return [*decoder.encode(prompt), *map(names.index, written)]

@@ -18,17 +18,17 @@ def with_processor(whole):
 
 
 def with_network(whole):
-    whole.parts.target.failing.add(POISON)
+    whole.components.target.failing.add(POISON)
     return {}
 
 
 def with_prompt(whole):
-    whole.parts.target.failing_prompts.add(POISON)
+    whole.components.target.failing_prompts.add(POISON)
     return {}
 
 
 def with_nan(whole):
-    whole.parts.target.nan.add(POISON)
+    whole.components.target.nan.add(POISON)
     return {}
 
 
@@ -59,7 +59,7 @@ def crowd(make_trouble, *, chunk=2):
         end = poisoned.completion(60)
         state = scheduler.snapshot()
         assert scheduler.submit(generation(3)).completion(60).finish_reason == "length", "the scheduler was to go on"
-    assert whole.parts.target.open_sequences == whole.parts.drafter.model.open_sequences == 0
+    assert whole.components.target.open_sequences == whole.components.drafter.model.open_sequences == 0
     assert (state.kv_used_tokens, state.num_running, state.num_waiting) == (0, 0, 0)
     return texts, end
 
@@ -107,7 +107,7 @@ def test_it_is_the_repeated_draws_that_keep_the_text(monkeypatch):
 @pytest.mark.parametrize("what", ["failing", "failing_prompts"])
 def test_a_drafter_that_raises_costs_its_job_the_speculation(what, chunk):
     def with_drafter(whole):
-        getattr(whole.parts.drafter.model, what).add(POISON)
+        getattr(whole.components.drafter.model, what).add(POISON)
         return {}
 
     with pytest.warns(UserWarning, match="request 3: the drafter failed .(ZeroDivisionError|Oops)"):
@@ -141,12 +141,12 @@ def test_a_drafter_that_raises_after_drawing_ends_its_job_and_no_other(monkeypat
 def test_a_round_that_fails_as_a_whole_ends_its_jobs_and_no_others():
     whole = decoder(max_batch_size=2)
     with Scheduler(whole) as scheduler:
-        whole.parts.target.commits_fail = True
+        whole.components.target.commits_fail = True
         for handle in [scheduler.submit(one) for one in INNOCENT[:2]]:
             end = handle.completion(60)
             assert end.finish_reason == "error"
             assert "MemoryError: the caches are gone" in end.summary.error
-        whole.parts.target.commits_fail = False
+        whole.components.target.commits_fail = False
         assert scheduler.submit(INNOCENT[1]).completion(60).token_ids == alone(INNOCENT[1])
         assert scheduler.snapshot().finished == {"error": 2, "length": 1}
         assert scheduler.snapshot().failure is None

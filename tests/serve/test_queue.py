@@ -23,7 +23,7 @@ def test_a_full_queue_and_a_closed_scheduler_say_so():
         with pytest.raises(QueueFullError, match="2 requests are waiting, as many as may"):
             scheduler.submit(generation(1))
         gate.opened.set()
-    assert scheduler._decoder.parts.target.open_sequences == 0
+    assert scheduler._decoder.components.target.open_sequences == 0
     with pytest.raises(SchedulerClosedError, match="no more generations are taken: the scheduler is closing"):
         scheduler.submit(generation(1))
 

@@ -15,7 +15,7 @@ from tests.serve.toy import VOCAB, Gate, Letters, Model, alone, decoder, generat
 
 
 def is_empty(scheduler):
-    parts = scheduler._decoder.parts
+    parts = scheduler._decoder.components
     return parts.target.open_sequences == 0 and parts.drafter.model.open_sequences == 0
 
 
@@ -64,7 +64,7 @@ def test_without_speculation_nothing_is_drafted_and_the_text_is_the_greedy_one()
     assert plain.summary.speculation.num_drafts == plain.summary.speculation.num_draft_tokens == 0
     assert plain.summary.speculation.num_rounds == 12
     assert drafted.summary.speculation.num_drafts > 0
-    drafter = whole.parts.drafter.model
+    drafter = whole.components.drafter.model
     assert {sequence for sequence, _ in drafter.pieces} == {1}, "the draft model was to be shown the second generation only"
 
 
@@ -276,9 +276,9 @@ def test_a_crowd_of_networks_writes_what_each_writes_alone():
         handles = [scheduler.submit(one) for one in generations]
         assert [handle.completion(60).token_ids for handle in handles] == expected
         assert scheduler.submit(generations[1]).completion(60).token_ids == expected[1]
-    whole.parts.target.check_integrity()
-    assert not whole.parts.target._rows
-    assert not whole.parts.drafter.model._rows
+    whole.components.target.check_integrity()
+    assert not whole.components.target._rows
+    assert not whole.components.drafter.model._rows
 
 
 @pytest.mark.slow

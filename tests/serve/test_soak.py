@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from starlette.testclient import TestClient
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.engine.decoder import Decoder
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.serve import scheduler as room
@@ -37,7 +37,7 @@ class Markov(TabularModel):
 @pytest.mark.usefixtures("unchecked_types")
 def test_memory_stays_flat_over_two_thousand_jobs():
     target, draft = Markov(1), Markov(2)
-    decoder = Decoder(make_parts(target, draft, tree="chain(3)"))
+    decoder = Decoder(make_components(target, draft, tree="chain(3)"))
 
     def submit(scheduler, count):
         handles = [scheduler.submit(generation(row % VOCAB, 1, seed=row, tokens=3, temperature=0.0)) for row in range(count)]
@@ -89,7 +89,7 @@ def test_no_object_outlives_its_job():
     """Short and long prompts, greedy and sampled texts, plain ones, cancelled ones and ones that fail."""
     llama = network("llama", max_position_embeddings=2048)
     target, draft = HfTreeModel(llama), HfTreeModel(llama)
-    decoder = Decoder(make_parts(target, draft, tree="chain(3)", controller="fixed"), max_batch_size=8)
+    decoder = Decoder(make_components(target, draft, tree="chain(3)", controller="fixed"), max_batch_size=8)
     count = 48
 
     def text(row):

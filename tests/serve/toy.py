@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.decoder import Decoder
 from monge.serve.generation import GenerationRequest
@@ -69,7 +69,7 @@ class Model(TabularModel):
 
 def decoder(*, tokenizer: Any = None, max_batch_size: int = 8, max_length: int | None = None, **options: Any) -> Decoder:
     """A fresh pair of tables."""
-    parts = make_parts(Model(1, max_length), Model(2), **({"tree": "chain(3)"} | options))
+    parts = make_components(Model(1, max_length), Model(2), **({"tree": "chain(3)"} | options))
     return Decoder(parts, tokenizer=tokenizer, max_batch_size=max_batch_size)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from monge.api import make_parts
-from monge.core.clocks import RequestDraws, SharedClocks, first_token, keyed_clocks, num_clocks
-from monge.core.draws import TapeDraws
+from monge.api import make_components
+from monge.core.clocks import SharedClocks, first_token, num_clocks
+from monge.core.draws import RequestDraws, TapeDraws, keyed_clocks
 from monge.core.errors import MongeError, OptionError
 from monge.core.law import DenseLaw
 from monge.core.tree import GrowingTree
@@ -27,7 +27,7 @@ def law(*masses: float) -> DenseLaw:
 def text(seed: int, num_drafts: int = 2, batch: int = 1, **parts: object) -> list[tuple[int, ...]]:
     target, draft = (TabularModel(RandomTable(VOCAB, number), VOCAB) for number in (1, 2))
     with_draft = parts.get("drafter", "model") == "model"
-    made = make_parts(target, draft if with_draft else None, verifier=f"gumbel({num_drafts})", **parts)  # type: ignore[arg-type]
+    made = make_components(target, draft if with_draft else None, verifier=f"gumbel({num_drafts})", **parts)  # type: ignore[arg-type]
     prompts = [[0, 1], [2], [3, 3, 1]][:batch]
     results = Decoder(made).generate(prompts, max_new_tokens=25, temperature=1.0, seed=seed)
     return [result.token_ids for result in results]

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from monge.core.clocks import RequestDraws, SharedClocks
+from monge.core.clocks import SharedClocks
+from monge.core.draws import RequestDraws
 from monge.core.errors import LawError, OptionError
 from monge.core.hub_pairs import HubPairs
 from monge.core.law import DenseLaw

@@ -12,9 +12,8 @@ import numpy as np
 from monge.acceptance.expected_tokens import expected_tokens
 from monge.acceptance.node import MAX_RUNS
 from monge.acceptance.table import PATHS, TreeTable
-from monge.core.clocks import RequestDraws
 from monge.core.context import DraftPlan
-from monge.core.draws import Draws
+from monge.core.draws import Draws, RequestDraws
 from monge.core.errors import OptionError
 from monge.core.law import one_hot
 from monge.core.proposal import Arbitrary, Proposal

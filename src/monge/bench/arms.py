@@ -1,4 +1,4 @@
-"""What is compared: `transformers` in its three ways of decoding, and this library with its parts.
+"""What is compared: `transformers` in its three ways of decoding, and this library with its components.
 
 Every arm has the same two networks in memory, takes token ids and gives token ids, and decodes the same law: the networks'
 generation settings are replaced by empty ones (no end-of-text token, so that all completions have one length; no default top-k,
@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from transformers import set_seed
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.bench.pair import Pair, draft_model_by, empty_settings
+from monge.control.base import SharedState
 from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
-from monge.control.shared import SharedState
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.core.verdict import StepRecord
 from monge.defaults import ADAPTIVE, STEADY
 from monge.draft.by_name import drafters_in, options_of, takes_target
+from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.loading import as_sequence_model
-from monge.engine.parts import Parts
 
 TokenIds = tuple[tuple[int, ...], ...]
 
@@ -124,19 +124,19 @@ class Kept:
     Attributes:
         latency: Measured before anything is timed, for controllers that read it.
         shared_states: By temperature and batch size.
-        parts: With a target of their own, of a drafter that reads the target's hidden states or runs its layers: made once, as
-            a head is read once, and away from the other arms, which have no use for hidden states.
+        components: With a target of their own, of a drafter that reads the target's hidden states or runs its layers: made
+            once, as a head is read once, and away from the other arms, which have no use for hidden states.
         draft: The draft model of an arm that runs it in its own way.
     """
 
     latency: Latency | None = None
-    parts: Parts | None = None
+    components: Components | None = None
     draft: SequenceModel | None = None
     shared_states: dict[tuple[float, int], SharedState] = field(default_factory=dict[tuple[float, int], SharedState])
 
     def forget(self) -> None:
         """Forget what belongs to a pair: its networks, what its rounds cost, and what was learnt with them."""
-        self.latency = self.parts = self.draft = None
+        self.latency = self.components = self.draft = None
         self.shared_states.clear()
 
     def shared_state(self, call: Call) -> SharedState:
@@ -153,7 +153,7 @@ class MongeArm(Arm):
 
     Args:
         name: Name in tables.
-        settings: Parts by name, and `draft_backend`, as `monge.load` takes them; what is missing is the library's default,
+        settings: Components by name, and `draft_backend`, as `monge.load` takes them; what is missing is the library's default,
             and the pair's backend.
         family: Always `monge`.
         max_batch_size: Unbounded.
@@ -176,20 +176,20 @@ class MongeArm(Arm):
     def prepare(self, pair: Pair, batch_sizes: Sequence[int]) -> float:
         self.kept.forget()  # an arm may have run another pair before
         start = time.perf_counter()
-        parts = self._parts(pair, max_batch_size=max(batch_sizes))
+        components = self._components(pair, max_batch_size=max(batch_sizes))
         seconds = time.perf_counter() - start
-        self.kept.latency = parts.shared.latency
+        self.kept.latency = components.shared.latency
         return seconds if "latency" in self.reads else 0.0
 
     def decode(self, pair: Pair, call: Call) -> Output:
         shared, num_rows = self.kept.shared_state(call), len(call.prompt_ids)
-        parts = self._parts(pair, costs=shared.latency, max_batch_size=num_rows)
-        shared.latency = parts.shared.latency
-        parts = replace(parts, shared=shared)
-        decoder = Decoder(parts, max_batch_size=num_rows)
+        components = self._components(pair, costs=shared.latency, max_batch_size=num_rows)
+        shared.latency = components.shared.latency
+        components = replace(components, shared=shared)
+        decoder = Decoder(components, max_batch_size=num_rows)
         options = {"max_new_tokens": call.max_new_tokens, "temperature": call.temperature, "seed": call.seed}
         # Named, lest a seed decide who plans: it is that of the benchmark, and users of the defaults need not have one.
-        results = decoder.generate(call.prompt_ids, **options, controller=next(iter(parts.controllers), None))
+        results = decoder.generate(call.prompt_ids, **options, controller=next(iter(components.controllers), None))
         failed = [result.error for result in results if result.error is not None]
         if failed:
             raise OptionError(f"a request failed: {failed[0]}")
@@ -198,7 +198,7 @@ class MongeArm(Arm):
             records=tuple(record for result in results for record in result.records),
         )
 
-    def _parts(self, pair: Pair, *, costs: Latency | None = None, max_batch_size: int) -> Parts:
+    def _components(self, pair: Pair, *, costs: Latency | None = None, max_batch_size: int) -> Components:
         named = self.settings.get("drafter")
         drafter = None if named is None and pair.head is None else pair.drafter(named)
         taken = {"model", "models"} if drafter is None else {key for one in drafters_in(drafter) for key in options_of(one)}
@@ -207,11 +207,11 @@ class MongeArm(Arm):
         if settings.pop("draft_backend", None) is not None and draft is None:
             raise OptionError(f"arm {self.name!r}: draft_backend says how a draft model runs, and {drafter!r} has none")
         if drafter is None or not takes_target(drafter):
-            return make_parts(pair.target_model, draft, costs=costs, **settings)
-        if self.kept.parts is None:
+            return make_components(pair.target_model, draft, costs=costs, **settings)
+        if self.kept.components is None:
             target = as_sequence_model(pair.target, backend=pair.backend)
-            self.kept.parts = make_parts(target, draft, costs=costs, **settings)
-        made = self.kept.parts
+            self.kept.components = make_components(target, draft, costs=costs, **settings)
+        made = self.kept.components
         return made if costs is None else replace(made, shared=SharedState(costs))
 
     def _draft(self, pair: Pair, *, several: bool) -> SequenceModel | tuple[SequenceModel, ...] | None:

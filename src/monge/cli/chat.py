@@ -67,7 +67,8 @@ def chat(
         conversation = Conversation(decoder, system=system, seed=seed, top_k=top_k, **sampling)
         decoder.encode_chat([{"role": "user", "content": "Hello"}])  # a model without a template is refused before it is asked
         if verbose:
-            notes().print(f"drafter {decoder.parts.drafter!r}, verifier {decoder.parts.rule!r}", style="dim", markup=False)
+            made = decoder.components
+            notes().print(f"drafter {made.drafter!r}, verifier {made.rule!r}", style="dim", markup=False)
         if sys.stdin.isatty():
             notes().print(_HELP, style="dim", markup=False)
         for text in _messages():
@@ -157,7 +158,7 @@ def stats_line(conversation: Conversation, decoder: Decoder) -> str:
         f"{stats.tokens_per_s:.1f} tokens/s",
         f"{stats.block_efficiency:.2f} tokens a forward",
     ]
-    latency = decoder.parts.shared.latency
+    latency = decoder.components.shared.latency
     if latency is not None and stats.decode_s > 0:
         figures.append(f"{num_tokens / stats.decode_s * latency.round_s(0):.2f}x plain decoding, as its round was measured")
     figures.append(f"{prefill_s:.2f} s of reading prompts")

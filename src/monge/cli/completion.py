@@ -96,7 +96,7 @@ def _counts(counts: Iterable[tuple[int | str, int]]) -> str:
 def decode_until_interrupted(decoder: Decoder, sessions: Sequence[Session], on_round: Callable[[Session], None]) -> bool:
     """Decode all sessions; false if Ctrl-C ended it early. What was committed by then stays in the sessions."""
     try:
-        for session in decode(sessions, decoder.parts, max_batch_size=decoder.max_batch_size):
+        for session in decode(sessions, decoder.components, max_batch_size=decoder.max_batch_size):
             on_round(session)
     except KeyboardInterrupt:
         return False

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from monge.api import load, make_parts
+from monge.api import load, make_components
 from monge.bench.arms import Arm, HostArm, MongeArm, TokenIds
 from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import busy_note
@@ -85,7 +85,7 @@ def _real_model() -> None:
     pair = load_pair(REAL_MODEL, backend=backend)
     tokenizer: Any = pair.tokenizer
     ends = frozenset({int(tokenizer.eos_token_id)})
-    decoder = Decoder(make_parts(pair.target_model, controller=None), tokenizer=tokenizer, eos_ids=ends, max_batch_size=1)
+    decoder = Decoder(make_components(pair.target_model, controller=None), tokenizer=tokenizer, eos_ids=ends, max_batch_size=1)
     conversation = Conversation(decoder, max_new_tokens=NEW_TOKENS)
     for message in MESSAGES[:2]:
         output().print(f"\n[bold]{message}[/]")

@@ -124,7 +124,7 @@ def _leave(sessions: Sequence[Session], *, complete: bool) -> None:
 
 def say_parts(decoder: Decoder, controller: str | None = None) -> None:
     """Say which parts decode; the controller is that of requests which name this one, or the usual one."""
-    parts = decoder.parts
+    parts = decoder.components
     planner = parts.planner(controller).controller
     drafter = repr(parts.drafter).replace("\n", " ")
     notes().print(f"drafter {drafter}\nverifier {parts.rule!r}\ncontroller {planner!r}", markup=False)
@@ -136,7 +136,7 @@ def say_parts(decoder: Decoder, controller: str | None = None) -> None:
 
 def say_memory(decoder: Decoder) -> None:
     """Say what drafting takes beside the networks, where it takes anything."""
-    can = decoder.parts.drafter.capabilities
+    can = decoder.components.drafter.capabilities
     if can.num_parameters > 0:
         text = f"drafter: {can.num_parameters / 1e6:.2f}M parameters, {can.num_bytes / 1e6:.1f} MB beside the target"
         kept = can.bytes_per_token

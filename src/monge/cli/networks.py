@@ -52,7 +52,7 @@ class Networks:
     def decoder(self, configuration: Configuration) -> Decoder:
         """A decoder with some parts."""
         chosen = self.chosen(configuration)
-        parts = chosen.parts(self.own_target() if chosen.takes_target else self.target, self.draft)
+        parts = chosen.components(self.own_target() if chosen.takes_target else self.target, self.draft)
         return Decoder(parts, tokenizer=self.tokenizer, eos_ids=eos_ids_of(self.network), max_batch_size=1)
 
     def own_target(self) -> SequenceModel:

@@ -130,7 +130,7 @@ def _say(decoder: Decoder, where: str, *, verbose: bool, is_open: bool) -> None:
     if verbose:
         say_parts(decoder)
     notes().print(where, markup=False, soft_wrap=True)
-    if (dtype := decoder.parts.coarse_dtype) is not None:
+    if (dtype := decoder.components.coarse_dtype) is not None:
         text = f"{dtype} depends on the other rows of a batch: a seed does not give its text again, and answers have seed null"
         notes().print(f"{text}; --dtype float32 makes texts repeatable", style="yellow", markup=False)
     if is_open:

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.control.base import latency_of
+from monge.control.base import SharedState, latency_of
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.core.errors import OptionError
 from monge.core.selection import Member
 

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from monge.control.base import RoundInfo, SoloController
+from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.control.fsm import Fsm
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError

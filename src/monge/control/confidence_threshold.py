@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.control.base import RoundInfo, SoloController, check_share, check_windows
-from monge.control.shared import SharedState
+from monge.control.base import RoundInfo, SharedState, SoloController, check_share, check_windows
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.stopping import StopRule

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from monge.control.base import RoundInfo, SoloController, check_windows
-from monge.control.shared import SharedState
+from monge.control.base import RoundInfo, SharedState, SoloController, check_windows
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from monge.control.acceptance import DepthCounts, expected_tokens
-from monge.control.base import Controller, RoundInfo, check_windows, latency_of
+from monge.control.base import Controller, RoundInfo, SharedState, check_windows, latency_of
 from monge.control.calibration import Calibration
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError

@@ -6,8 +6,7 @@ from typing import Any
 
 from monge.control.ada_hedge import AdaHedge
 from monge.control.arms import Arms
-from monge.control.base import AnyController, Controller, RoundInfo, check_share
-from monge.control.shared import SharedState
+from monge.control.base import AnyController, Controller, RoundInfo, SharedState, check_share
 from monge.control.windows import WINDOWS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws

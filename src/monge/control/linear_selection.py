@@ -7,11 +7,10 @@ from typing import Final
 
 from monge.control.acceptance import expected_tokens
 from monge.control.arms import Arms
-from monge.control.base import PromptReader, RoundInfo
+from monge.control.base import PromptReader, RoundInfo, SharedState
 from monge.control.hedge import Hedge, HedgeState
 from monge.control.prompt_features import FEATURES, OF_LAWS
 from monge.control.ridge import Ridge
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, unknown_name

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from monge.control.base import AnyController, Controller, Reads, RoundInfo, check_share
-from monge.control.shared import SharedState
+from monge.control.base import AnyController, Controller, Reads, RoundInfo, SharedState, check_share
 from monge.control.windows import WINDOWS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws

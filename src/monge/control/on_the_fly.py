@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.control.base import PLAIN, RoundInfo, SoloController, check_share, check_windows, latency_of
+from monge.control.base import PLAIN, RoundInfo, SharedState, SoloController, check_share, check_windows, latency_of
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError

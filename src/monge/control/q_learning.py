@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from monge.control.base import RoundInfo, SoloController, check_share, latency_of
-from monge.control.shared import SharedState
+from monge.control.base import RoundInfo, SharedState, SoloController, check_share, latency_of
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError

@@ -6,10 +6,9 @@ from itertools import accumulate
 from operator import mul
 
 from monge.control.acceptance import REQUEST_KEEP, SHARED_KEEP, DepthCounts
-from monge.control.base import PLAIN, Controller, RoundInfo, check_windows, latency_of
+from monge.control.base import PLAIN, Controller, RoundInfo, SharedState, check_windows, latency_of
 from monge.control.budget import Speed, best_count, depths_of, first_stop
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, unknown_name

@@ -1,11 +1,15 @@
 """The only source of randomness of drafters, verifiers and controllers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cache
 from operator import index
 from typing import Final, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import Tensor
 
 from monge.core.errors import MongeError, OptionError
 from monge.core.law import Law
@@ -14,6 +18,7 @@ from monge.core.setting_types import is_of
 _WORD: Final = 1 << 64
 _FIRST_SEED: Final = -(1 << 63)
 _BLOCK: Final = 256  # uniforms drawn at once: one call of the generator costs more than a hundred of its numbers
+_CLOCKS: Final = 1  # `use` of the generator; 0 is the stream of uniforms
 
 
 @runtime_checkable
@@ -204,3 +209,47 @@ def _generated(numbers: np.random.Generator) -> Iterator[float]:
 def _taped(uniforms: tuple[float, ...]) -> Iterator[float]:
     yield from uniforms
     raise MongeError(f"TapeDraws: all {len(uniforms)} uniforms are used; record a longer tape")
+
+
+class ClockDraws(ABC):
+    """A source of randomness with clocks.
+
+    Clock `(depth, draft, token)` is an exponential variable of mean one, independent of all others and of every draw. Depth
+    counts from the last committed token, so what is read at a place of the text does not depend on how rounds were cut.
+    """
+
+    @abstractmethod
+    def clocks(self, depth: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
+        """Clocks of tokens 0 .. num_tokens - 1, for the token that follows a node at `depth` (0 for the root)."""
+
+    @abstractmethod
+    def move_to(self, place: int) -> None:
+        """Say how many tokens are committed."""
+
+
+class RequestDraws(SeededDraws, ClockDraws):
+    """The draws of one request: a stream of its own, and clocks under the same seed and row.
+
+    Args:
+        seed: As for `SeededDraws`.
+        row: Likewise.
+
+    Raises:
+        OptionError: As `check_seed`.
+    """
+
+    def __init__(self, seed: int, row: int = 0) -> None:
+        super().__init__(seed, row)
+        self._seed, self._row, self._place = seed, row, 0
+
+    def move_to(self, place: int) -> None:
+        self._place = place
+
+    def clocks(self, depth: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
+        return keyed_clocks(self._seed, self._row, self._place + depth, draft, num_tokens)
+
+
+def keyed_clocks(seed: int, row: int, place: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
+    """Clocks of a place of the text: numbers of their own for every place and draft."""
+    uniforms = random_numbers(seed, row, place=place, draft=draft, use=_CLOCKS).random(num_tokens)
+    return torch.from_numpy(-np.log1p(-uniforms))

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from monge.core.devices import sent
 from monge.core.errors import LawError
 
 MASS_TOLERANCE: Final = 1e-9
@@ -103,7 +102,7 @@ class SparseLaw(Law):
 
     def prob(self, token_id: int) -> float:
         if not self.probs.is_cpu:
-            return float(self.at(sent(torch.tensor([token_id]), self.device)))  # the host waits once
+            return float(self.at(torch.tensor([token_id]).to(self.device, non_blocking=True)))  # the host waits once
         index = int(torch.searchsorted(self.token_ids, token_id))
         if index == self.token_ids.numel() or int(self.token_ids[index]) != token_id:
             return 0.0
@@ -245,7 +244,7 @@ def sparse_part(token_ids: Int64[Tensor, " support"], probs: Float64[Tensor, " s
 def one_hot(token_id: int, device: torch.device | None = None) -> PointLaw:
     """The point mass at one token. Greedy decoding asks for few of them, often; laws are never edited, so they are kept."""
     law = object.__new__(PointLaw)
-    object.__setattr__(law, "token_ids", sent(torch.tensor([token_id]), device))
+    object.__setattr__(law, "token_ids", torch.tensor([token_id]).to(device, non_blocking=True))
     object.__setattr__(law, "probs", torch.ones(1, dtype=torch.float64, device=device))
     object.__setattr__(law, "token_id", token_id)
     return law

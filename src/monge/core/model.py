@@ -171,7 +171,7 @@ class FeatureModel(SequenceModel, Protocol):
 class ModuleHost(FeatureModel, Protocol):
     """A network whose backend also runs small modules beside it, such as the steps of a head."""
 
-    def hosted(self, module: nn.Module, like: Sequence[Tensor]) -> Forward:
+    def module_program(self, module: nn.Module, like: Sequence[Tensor]) -> Forward:
         """What runs a module: the backend, or where it cannot, with a warning, the module itself.
 
         Args:
@@ -190,7 +190,7 @@ class LayeredModel(SequenceModel, Protocol):
         """Number of layers."""
         ...
 
-    def shortened(self, layers: Sequence[int]) -> SequenceModel:
+    def layer_subset(self, layers: Sequence[int]) -> SequenceModel:
         """A model of the same weights that runs only these layers and keeps a cache of its own.
 
         The seconds of its forwards count as this model's.

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from monge.core.devices import sent
 from monge.core.model import FeatureModel, NodeBlock
 
 
@@ -90,7 +89,7 @@ class TargetEnds:
 
     def ids(self, token_ids: Sequence[int]) -> Tensor:
         """Tokens as a tensor beside the weights."""
-        return sent(torch.tensor(list(token_ids)), self.device)
+        return torch.tensor(list(token_ids)).to(self.device, non_blocking=True)
 
     def unembed(self, states: Tensor) -> Tensor:
         """The target's logits of last states."""

@@ -214,7 +214,7 @@ def _steps_beside(target: FeatureModel, head: ShapeHead) -> tuple[Forward, ...]:
     steps += [(LaterStep(head, number).eval(), [start, state, state]) for number in range(2, head.predictor.num_steps + 1)]
     if not isinstance(target, ModuleHost):
         return tuple(step for step, _ in steps)
-    return tuple(target.hosted(step, like) for step, like in steps)
+    return tuple(target.module_program(step, like) for step, like in steps)
 
 
 def _rows_of(tensors: Sequence[Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from monge.draft.tree.base import TreeBuilder
 class LayerSkipDrafter(PieceReader[ReadPaths]):
     """Draft with the target's own layers, some left out, under its own embeddings and output layer.
 
-    The shortened network shares every weight with the target and keeps a cache of its own. It drafts as a draft model does, so
+    The layer subset shares every weight with the target and keeps a cache of its own. It drafts as a draft model does, so
     its laws are declared, and every tree and verifier that suits a draft model suits it.
 
     Args:
@@ -59,7 +59,7 @@ class LayerSkipDrafter(PieceReader[ReadPaths]):
             raise OptionError(
                 f"layer_skip: num_layers must lie between 1 and the target's {self.target.num_layers}; got {self.num_layers}"
             )
-        model = self.target.shortened(self._kept(self.target.num_layers))
+        model = self.target.layer_subset(self._kept(self.target.num_layers))
         object.__setattr__(self, "_drafter", ModelDrafter(model=model, tree=self.tree, rules=self.rules, top_k=self.top_k))
 
     def _kept(self, total: int) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from monge.core.devices import sent
 from monge.core.stopping import Evidence, StopRule
 from monge.core.tree import GrowingTree
 
@@ -93,8 +92,10 @@ class StopMonitor:
         children = [child for child in self._new() if self._tree.parents[child] in row_of]
         if not children:
             return {}
-        rows = sent(torch.tensor([row_of[self._tree.parents[child]] for child in children]), self._logits.device)
-        tokens = sent(torch.tensor([self._tree.token_ids[child] for child in children]), self._logits.device)
+        rows = torch.tensor([row_of[self._tree.parents[child]] for child in children]).to(
+            self._logits.device, non_blocking=True
+        )
+        tokens = torch.tensor([self._tree.token_ids[child] for child in children]).to(self._logits.device, non_blocking=True)
         return dict(zip(children, self._logits.softmax(dim=-1)[rows, tokens].tolist(), strict=True))
 
     def _path(self, node: int) -> tuple[int, ...]:

@@ -4,10 +4,9 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from monge.engine.batch import decode
-from monge.engine.catch import catch
 from monge.engine.chat_format import Message
 from monge.engine.decoder import Decoder, Piece, piece_of
-from monge.engine.session import Session
+from monge.engine.session import Session, catch
 
 
 class Conversation:
@@ -54,7 +53,7 @@ class Conversation:
             session.continues = (earlier.context.request_id, self._num_shared(earlier, prompt))
         answer: list[str] = []
         try:
-            for _ in decode([session], self._decoder.parts, max_batch_size=1):
+            for _ in decode([session], self._decoder.components, max_batch_size=1):
                 piece = piece_of(session)
                 answer.append(piece.text)
                 yield piece
@@ -74,7 +73,7 @@ class Conversation:
     def close(self) -> None:
         """Give back what the conversation holds in the target's cache."""
         if self._last is not None:
-            self._decoder.parts.target.close(self._last.context.request_id)
+            self._decoder.components.target.close(self._last.context.request_id)
             self._last = None
 
     def _fitting(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], int]:
@@ -91,7 +90,7 @@ class Conversation:
 
     def _num_shared(self, earlier: Session, prompt: tuple[int, ...]) -> int:
         """How many tokens of an earlier request's text, as far as the target has read it, begin this prompt."""
-        held = earlier.context.token_ids[: self._decoder.parts.target.length(earlier.context.request_id)]
+        held = earlier.context.token_ids[: self._decoder.components.target.length(earlier.context.request_id)]
         pairs = zip(held, prompt[:-1], strict=False)
         return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(held), len(prompt) - 1))
 
@@ -102,4 +101,4 @@ class Conversation:
         else:
             # An interrupted forward may have left nodes behind, and one that failed may have opened nothing.
             number = session.context.request_id
-            catch(lambda: self._decoder.parts.target.close(number))
+            catch(lambda: self._decoder.components.target.close(number))

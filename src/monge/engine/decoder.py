@@ -15,7 +15,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
 from monge.engine.batch import decode
 from monge.engine.chat_format import ChatFormat, Message, chat_format, checked_messages
-from monge.engine.parts import Parts
+from monge.engine.components import Components
 from monge.engine.result import GenerationResult, result_of
 from monge.engine.sampling import Processor
 from monge.engine.session import FinishReason, Request, Session, StopCheck, check_length
@@ -41,10 +41,10 @@ class Piece:
 
 
 class Decoder:
-    """Decodes prompts with one set of parts. Made by `load`.
+    """Decodes prompts with one set of components. Made by `load`.
 
     Args:
-        parts: Target, drafter, verifier, controller.
+        components: Target, drafter, verifier, controller.
         tokenizer: Turns text into ids and back; without one, prompts are token ids.
         eos_ids: Tokens that end a text.
         max_batch_size: Requests decoded together.
@@ -53,14 +53,14 @@ class Decoder:
 
     def __init__(
         self,
-        parts: Parts,
+        components: Components,
         *,
         tokenizer: Any = None,
         eos_ids: frozenset[int] = frozenset(),
         max_batch_size: int = 8,
         chat: ChatFormat | None = None,
     ) -> None:
-        self.parts, self.tokenizer, self.eos_ids, self.max_batch_size = parts, tokenizer, eos_ids, max_batch_size
+        self.components, self.tokenizer, self.eos_ids, self.max_batch_size = components, tokenizer, eos_ids, max_batch_size
         self.chat_format = chat_format(tokenizer) if chat is None else chat
         self._request_ids = count()
 
@@ -75,7 +75,7 @@ class Decoder:
             One result per prompt, in order.
         """
         sessions = self.sessions(prompts, **options)
-        for _ in decode(sessions, self.parts, max_batch_size=self.max_batch_size):
+        for _ in decode(sessions, self.components, max_batch_size=self.max_batch_size):
             pass
         return [result_of(session) for session in sessions]
 
@@ -107,7 +107,7 @@ class Decoder:
             **options: As for `requests`.
         """
         (session,) = self.sessions([prompt], **options)
-        for _ in decode([session], self.parts, max_batch_size=1):
+        for _ in decode([session], self.components, max_batch_size=1):
             yield piece_of(session)
 
     def sessions(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Session]:
@@ -121,13 +121,13 @@ class Decoder:
             OptionError: If the prompt has token ids that the target does not have, or no controller has the name asked for.
             ContextLengthError: If prompt and completion do not fit.
         """
-        _check_tokens(request.prompt_ids, self.parts.target.vocab_size)
-        check_length(request, self.parts.target.max_length, "target")
-        self.parts.planner(request.controller)  # which refuses names that nobody has
+        _check_tokens(request.prompt_ids, self.components.target.vocab_size)
+        check_length(request, self.components.target.max_length, "target")
+        self.components.planner(request.controller)  # which refuses names that nobody has
         if request.speculative:
-            check_length(request, self.parts.drafter.capabilities.max_length, "draft model")
+            check_length(request, self.components.drafter.capabilities.max_length, "draft model")
         session = Session(request, next(self._request_ids), self.tokenizer, keeps_records=keeps_records)
-        if not self.parts.drafts:
+        if not self.components.drafts:
             session.drafting = "off"
         return session
 
@@ -171,7 +171,7 @@ class Decoder:
             controller: Which of the controllers that `load` was given plans; absent, the first, or that of `load`'s default.
         """
         rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        controller = self.parts.named_for(controller, rules, is_seeded=seed is not None)
+        controller = self.components.named_for(controller, rules, is_seeded=seed is not None)
         first_seed = secrets.randbits(63) if seed is None else seed
         return [
             Request(
@@ -185,7 +185,7 @@ class Decoder:
                 processors=tuple(processors),
                 stop_check=stop_check,
                 controller=controller,
-                is_repeatable=self.parts.repeats(controller, rules),
+                is_repeatable=self.components.repeats(controller, rules),
             )
             for number, prompt in enumerate(prompts)
         ]
@@ -193,7 +193,7 @@ class Decoder:
     @property
     def max_length(self) -> int | None:
         """Most tokens of a prompt and its completion; `None` where the models have no bound."""
-        bounds = (self.parts.target.max_length, self.parts.drafter.capabilities.max_length)
+        bounds = (self.components.target.max_length, self.components.drafter.capabilities.max_length)
         return min((bound for bound in bounds if bound is not None), default=None)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
@@ -209,7 +209,7 @@ class Decoder:
             _check_text(prompt)
             return tuple(self.tokenizer(prompt)["input_ids"])
         ids = _whole_numbers(prompt)
-        _check_tokens(ids, self.parts.target.vocab_size)
+        _check_tokens(ids, self.components.target.vocab_size)
         return ids
 
 

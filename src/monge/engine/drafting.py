@@ -13,12 +13,11 @@ from monge.core.errors import DrafterError
 from monge.core.tree import root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft
-from monge.engine.catch import catch
-from monge.engine.parts import Parts
-from monge.engine.session import Session
+from monge.engine.components import Components
+from monge.engine.session import Session, catch
 
 
-def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Parts) -> list[Draft[Any]]:
+def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], components: Components) -> list[Draft[Any]]:
     """One draft per session. A drafter that raises costs its request the speculation, never its text.
 
     Whose plan is plain decoding is not drafted for; only a pool is asked all the same where the plan asks its lookups.
@@ -36,7 +35,7 @@ def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Part
     groups = ([together] if together else []) + alone
     for group in groups:
         members = [sessions[row] for row in group]
-        made = _attempt(members, [plans[row] for row in group], parts)
+        made = _attempt(members, [plans[row] for row in group], components)
         if made is not None:
             drafts |= dict(zip(group, made, strict=True))
         elif len(group) > 1:
@@ -44,29 +43,29 @@ def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Part
     return [drafts.get(row) or nothing(session) for row, session in enumerate(sessions)]
 
 
-def observe(rows: Sequence[tuple[Session, Draft[Any], Verdict, Float[Tensor, "nodes vocab"]]], parts: Parts) -> None:
+def observe(rows: Sequence[tuple[Session, Draft[Any], Verdict, Float[Tensor, "nodes vocab"]]], components: Components) -> None:
     """Let the drafter observe the verdicts; sessions without it are left out. If it raises, see `propose`.
 
     Args:
         rows: Sessions, committed already, with their drafts, verdicts and the target's logits at every node. A drafter gets
             the ranking that its capabilities ask for.
-        parts: The parts.
+        components: The components.
     """
     together = [row for row in rows if row[0].drafting == "together"]
     for group in ([together] if together else []) + [[row] for row in rows if row[0].drafting == "alone"]:
-        _observe(group, parts)
+        _observe(group, components)
 
 
-def _observe(rows: Sequence[tuple[Session, Draft[Any], Verdict, Tensor]], parts: Parts) -> None:
+def _observe(rows: Sequence[tuple[Session, Draft[Any], Verdict, Tensor]], components: Components) -> None:
     sessions, drafts, verdicts, logits = zip(*rows, strict=True)
-    count = parts.num_successors
+    count = components.num_successors
     if count:
         verdicts = [replace(verdict, successors=_successors(own, count)) for verdict, own in zip(verdicts, logits, strict=True)]
     contexts, states = [session.context for session in sessions], list[tuple[Session, Any]]()
-    error = catch(lambda: states.extend(zip(sessions, parts.drafter.observe(contexts, drafts, verdicts), strict=True)))
+    error = catch(lambda: states.extend(zip(sessions, components.drafter.observe(contexts, drafts, verdicts), strict=True)))
     if error is not None:
         for session in sessions:
-            _recover(session, parts, None if len(sessions) > 1 else error)
+            _recover(session, components, None if len(sessions) > 1 else error)
         return
     for session, state in states:
         session.drafter_state, session.drafting = state, "together"
@@ -81,21 +80,21 @@ def _successors(logits: Float[Tensor, "nodes vocab"], count: int) -> tuple[tuple
     return tuple(map(tuple, logits.topk(min(count, logits.shape[-1])).indices.tolist()))
 
 
-def start(session: Session, parts: Parts, first: Context | None = None) -> None:
+def start(session: Session, components: Components, first: Context | None = None) -> None:
     """Show the drafter a new request, or the first part of its prompt; if it raises, the request is decoded without it."""
-    error = catch(lambda: _open(session, parts, first or session.context))
+    error = catch(lambda: _open(session, components, first or session.context))
     if error is not None:
-        give_up(session, parts, error)
+        give_up(session, components, error)
 
 
-def give_up(session: Session, parts: Parts, error: Exception) -> None:
+def give_up(session: Session, components: Components, error: Exception) -> None:
     """Go on without the drafter, whose error costs the request its speculation; a warning says so."""
-    _recover(session, parts, error)
+    _recover(session, components, error)
 
 
-def close_drafter(session: Session, parts: Parts) -> None:
+def close_drafter(session: Session, components: Components) -> None:
     """Tell the drafter that a request has ended. Its text is written, so what the drafter raises is a warning."""
-    error = catch(lambda: parts.drafter.close(session.context))
+    error = catch(lambda: components.drafter.close(session.context))
     if error is not None:
         warnings.warn(
             f"request {session.context.request_id}: the drafter failed to forget it ({type(error).__name__}: {error})",
@@ -108,18 +107,18 @@ def nothing(session: Session) -> Draft[Any]:
     return Draft(root_only(session.context.token_ids[-1]), session.drafter_state)
 
 
-def _attempt(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Parts) -> Sequence[Draft[Any]] | None:
+def _attempt(sessions: Sequence[Session], plans: Sequence[DraftPlan], components: Components) -> Sequence[Draft[Any]] | None:
     """The drafts of one call, or `None` where it raised: each session then drafts alone, goes without, or has failed."""
     for session in sessions:
         if session.can_rewind:
             session.mark()
     contexts, draws = [session.context for session in sessions], [session.draws for session in sessions]
     states, made = [session.drafter_state for session in sessions], list[tuple[Session, Draft[Any]]]()
-    error = catch(lambda: made.extend(zip(sessions, parts.drafter.draft(contexts, states, plans, draws), strict=True)))
+    error = catch(lambda: made.extend(zip(sessions, components.drafter.draft(contexts, states, plans, draws), strict=True)))
     if error is None:
         for session, draft in made:
             if draft.error is not None:
-                give_up(session, parts, draft.error)
+                give_up(session, components, draft.error)
         return [draft for _, draft in made]
     for session in sessions:
         if len(sessions) > 1 and session.can_rewind:
@@ -127,7 +126,7 @@ def _attempt(sessions: Sequence[Session], plans: Sequence[DraftPlan], parts: Par
         if session.has_drawn:
             session.fail(_drawn_in_vain(session, error))
         else:
-            _recover(session, parts, None if len(sessions) > 1 else error)
+            _recover(session, components, None if len(sessions) > 1 else error)
     return None
 
 
@@ -141,11 +140,11 @@ def _drawn_in_vain(session: Session, error: Exception) -> DrafterError:
     return made
 
 
-def _recover(session: Session, parts: Parts, error: Exception | None) -> None:
+def _recover(session: Session, components: Components, error: Exception | None) -> None:
     """Drop what the failed call left behind; with an error, or if that fails too, without the drafter from now on."""
-    again = catch(lambda: parts.drafter.close(session.context))
+    again = catch(lambda: components.drafter.close(session.context))
     if error is None and again is None:
-        again = catch(lambda: _open(session, parts, session.context))
+        again = catch(lambda: _open(session, components, session.context))
     error = error or again
     if error is None:
         session.drafting = "alone"
@@ -158,5 +157,5 @@ def _recover(session: Session, parts: Parts, error: Exception | None) -> None:
     )
 
 
-def _open(session: Session, parts: Parts, context: Context) -> None:
-    (session.drafter_state,) = parts.drafter.open([context])
+def _open(session: Session, components: Components, context: Context) -> None:
+    (session.drafter_state,) = components.drafter.open([context])

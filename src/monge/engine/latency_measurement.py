@@ -10,9 +10,8 @@ from typing import Final
 
 import torch
 
-from monge.control.base import RoundInfo, SoloController
+from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -20,10 +19,10 @@ from monge.core.model import SizedModel
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
 from monge.engine.clock import now
+from monge.engine.components import Components
 from monge.engine.latency_files import load_latency, save_latency
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import open_sessions
-from monge.engine.parts import Parts
 from monge.engine.run_in_thread import run_in_thread
 from monge.engine.session import Request, Session
 
@@ -53,8 +52,8 @@ class _Cycle(SoloController[int]):
         return state + 1
 
 
-def with_latency(parts: Parts, *, batch_sizes: Sequence[int], folder: Path | None = None) -> Parts:
-    """The parts with latency, if a controller reads it: their own, that kept in the folder, or newly measured.
+def with_latency(components: Components, *, batch_sizes: Sequence[int], folder: Path | None = None) -> Components:
+    """The components with latency, if a controller reads it: their own, that kept in the folder, or newly measured.
 
     Raises:
         OptionError: If there is a folder and no controller reads latency, if the folder cannot be read or written, or if a
@@ -62,33 +61,33 @@ def with_latency(parts: Parts, *, batch_sizes: Sequence[int], folder: Path | Non
     """
     if min(batch_sizes) < 1:
         raise OptionError(f"max_batch_size must be at least 1; got {min(batch_sizes)}")
-    if folder is not None and "latency" not in parts.reads:
+    if folder is not None and "latency" not in components.reads:
         raise OptionError(
-            f"costs (--costs) {str(folder)!r}: {', '.join(parts.controllers) or parts.controller_name} reads no measured "
-            "times; leave it out, or choose a controller that does, such as 'goodput'"
+            f"costs (--costs) {str(folder)!r}: {', '.join(components.controllers) or components.controller_name} reads no "
+            "measured times; leave it out, or choose a controller that does, such as 'goodput'"
         )
-    if "latency" not in parts.reads or parts.shared.latency is not None:
-        return parts
-    key = latency_key(parts)
+    if "latency" not in components.reads or components.shared.latency is not None:
+        return components
+    key = latency_key(components)
     latency = None if folder is None else load_latency(folder, key)
     if latency is None:
-        latency = run_in_thread(lambda: measure_latency(parts, batch_sizes=batch_sizes))
+        latency = run_in_thread(lambda: measure_latency(components, batch_sizes=batch_sizes))
         if folder is not None:
             save_latency(latency, folder, key)
-    return replace(parts, shared=SharedState(latency))
+    return replace(components, shared=SharedState(latency))
 
 
-def measure_latency(parts: Parts, *, batch_sizes: Sequence[int] = (1,), budget_s: float = BUDGET_S) -> Latency:
+def measure_latency(components: Components, *, batch_sizes: Sequence[int] = (1,), budget_s: float = BUDGET_S) -> Latency:
     """Run real rounds of several depths on random text, and tabulate their median times.
 
     Batch sizes whose rounds would take several budgets are left out: decoding corrects the table.
 
     Args:
-        parts: The parts that will decode.
+        components: The components that will decode.
         batch_sizes: Requests decoded together; the smallest is always measured.
         budget_s: Seconds after which no further round is begun.
     """
-    networks = [member.name for member in parts.shared.members if member.runs_network] or [None]
+    networks = [member.name for member in components.shared.members if member.runs_network] or [None]
     first, *others = [_Drafting(name) for name in networks]
     verify: dict[int, dict[int, float]] = {}
     sizes = sorted(set(batch_sizes))
@@ -98,28 +97,28 @@ def measure_latency(parts: Parts, *, batch_sizes: Sequence[int] = (1,), budget_s
         if size * cycle_s > _PATIENCE * budget_s:
             continue
         verifying = defaultdict[int, list[float]](list)
-        for record in first.measure(parts, size, share):
+        for record in first.measure(components, size, share):
             verifying[record.num_nodes].append(record.times.total_s - record.times.draft_s)
         verify[size] = {nodes: median(times) for nodes, times in verifying.items()}
         for other in others:
-            other.measure(parts, size, share)
+            other.measure(components, size, share)
         cycle_s = cycle_s or (sum(verify[size].values()) + sum(first.seconds[size].values())) / size
     return Latency(
         verify_s=verify,
         draft_s=first.seconds,
-        context_s=_context_s(parts, sizes[0], share, verify[sizes[0]]),
+        context_s=_context_s(components, sizes[0], share, verify[sizes[0]]),
         base_context=_PROMPT,
-        graph_sizes=parts.target.widths if isinstance(parts.target, SizedModel) else (),
+        graph_sizes=components.target.widths if isinstance(components.target, SizedModel) else (),
         nodes=_filled(first.nodes),
-        deepest=parts.drafter.capabilities.max_depth,
+        deepest=components.drafter.capabilities.max_depth,
         drafters={one.name: (one.seconds, _filled(one.nodes)) for one in (first, *others) if one.name is not None},
     )
 
 
-def latency_key(parts: Parts) -> str:
+def latency_key(components: Components) -> str:
     """What latency depends on: the networks, their types and device, drafter and tree, verifier, threads."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    described = (parts.target, parts.drafter, parts.rule, device, torch.get_num_threads())
+    described = (components.target, components.drafter, components.rule, device, torch.get_num_threads())
     return " | ".join(map(repr, described))
 
 
@@ -137,12 +136,12 @@ class _Drafting:
     seconds: dict[int, dict[int, float]] = field(default_factory=dict[int, dict[int, float]])
     nodes: dict[int, int] = field(default_factory=dict[int, int])
 
-    def measure(self, parts: Parts, batch_size: int, budget_s: float) -> Sequence[StepRecord]:
+    def measure(self, components: Components, batch_size: int, budget_s: float) -> Sequence[StepRecord]:
         """Run rounds of all depths, and note the seconds of drafting."""
-        own = [member.max_depth for member in parts.shared.members if member.name == self.name]
-        deepest = own[0] if own else parts.drafter.capabilities.max_depth
+        own = [member.max_depth for member in components.shared.members if member.name == self.name]
+        deepest = own[0] if own else components.drafter.capabilities.max_depth
         cycle = _Cycle(tuple(sorted({min(depth, deepest) for depth in _DEPTHS})), self.name)
-        records, times = _rounds(parts, cycle, batch_size, _PROMPT, budget_s), defaultdict[int, list[float]](list)
+        records, times = _rounds(components, cycle, batch_size, _PROMPT, budget_s), defaultdict[int, list[float]](list)
         for record in records:
             times[record.depth].append(record.times.draft_s)
             self.nodes[record.depth] = max(record.num_nodes, self.nodes.get(record.depth, 0))
@@ -150,20 +149,25 @@ class _Drafting:
         return records
 
 
-def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s: float) -> Sequence[StepRecord]:
+def _rounds(components: Components, cycle: _Cycle, batch_size: int, prompt: int, budget_s: float) -> Sequence[StepRecord]:
     """Records of rounds of all depths, one request's of each round.
 
     The first cycle is warm-up: a network that runs for the first time can take many times its later time. It is counted only
     where rounds are so slow that two cycles take several budgets.
     """
-    trial, size = replace(parts, controller=cycle, shared=SharedState()), len(cycle.depths)
-    longest = min(length for length in (parts.target.max_length, parts.drafter.capabilities.max_length, 1 << 30) if length)
+    trial, size = replace(components, controller=cycle, shared=SharedState()), len(cycle.depths)
+    longest = min(
+        length for length in (components.target.max_length, components.drafter.capabilities.max_length, 1 << 30) if length
+    )
     most = min(_CYCLES * (sum(cycle.depths) + size) + 1, longest - 1)
     prompt = max(1, min(prompt, longest - most))
     sessions = [
         Session(
             Request(
-                prompt_ids=_text(prompt, parts.target.vocab_size, row), max_new_tokens=most, rules=SamplingRules(), seed=row
+                prompt_ids=_text(prompt, components.target.vocab_size, row),
+                max_new_tokens=most,
+                rules=SamplingRules(),
+                seed=row,
             ),
             request_id=_REQUESTS - row,
         )
@@ -185,14 +189,14 @@ def _rounds(parts: Parts, cycle: _Cycle, batch_size: int, prompt: int, budget_s:
     return records[size:] if len(records) >= 2 * size else records
 
 
-def _context_s(parts: Parts, batch_size: int, budget_s: float, verify_s: Mapping[int, float]) -> float:
+def _context_s(components: Components, batch_size: int, budget_s: float, verify_s: Mapping[int, float]) -> float:
     """Seconds per token of context and per request: the fastest plain rounds on a short and on a long text."""
     few, many = min(verify_s), max(verify_s)
     per_token = max(verify_s[many] - verify_s[few], 0.0) / max(many - few, 1)
     longest = _LONG_PROMPT if per_token == 0.0 else min(_LONG_PROMPT, int(_PATIENCE * budget_s / per_token))
     if longest <= 2 * _PROMPT:
         return 0.0
-    short, long = (_rounds(parts, _Cycle((0,)), batch_size, length, budget_s) for length in (_PROMPT, longest))
+    short, long = (_rounds(components, _Cycle((0,)), batch_size, length, budget_s) for length in (_PROMPT, longest))
     further = long[0].context_length - short[0].context_length
     if further <= _PROMPT:
         return 0.0

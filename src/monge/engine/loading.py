@@ -10,9 +10,9 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from monge.core.errors import ModelLoadError, OptionError, UnsupportedModelError, VocabularyMismatchError, unknown_name
 from monge.core.model import SequenceModel
 from monge.engine.backends.registry import BACKENDS, Backend
-from monge.engine.models.cross_tokenizer import TranslatedModel
+from monge.engine.models.cross_tokenizer import CrossTokenizerModel
 from monge.engine.models.resized_vocabulary import ResizedVocabulary
-from monge.engine.models.vocabulary_mapping import translation
+from monge.engine.models.vocabulary_mapping import map_vocabulary
 from monge.engine.sharding import is_sharded
 from monge.engine.sources import resolve, tokenizer_obstacle
 
@@ -162,8 +162,8 @@ def as_draft_model(
             "cross_tokenizer needs both tokenizers; load target and draft model from folders or names"
         )
     if cross_tokenizer and _vocabulary(tokenizer) != _vocabulary(target_tokenizer):
-        words = translation(target_tokenizer, tokenizer, target.vocab_size, model.vocab_size)
-        return TranslatedModel(model, words, tokenizer, target_tokenizer)
+        mapping = map_vocabulary(target_tokenizer, tokenizer, target.vocab_size, model.vocab_size)
+        return CrossTokenizerModel(model, mapping, tokenizer, target_tokenizer)
     if known:
         _check_same_tokens(tokenizer, target_tokenizer)
     if model.vocab_size == target.vocab_size:

@@ -4,142 +4,166 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from monge.control.base import AnyController, RoundInfo
+from monge.core.context import DraftPlan
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
 from monge.core.splits import splits_along
-from monge.core.verdict import StageTimes, StepRecord, Verdict
-from monge.engine.catch import catch
+from monge.core.verdict import RoundTiming, StageTimes, StepRecord, Verdict
 from monge.engine.clock import StageTimer
+from monge.engine.components import Components
 from monge.engine.drafting import close_drafter, observe, propose
-from monge.engine.latency_learning import learn_latency
 from monge.engine.logprobs import along
-from monge.engine.parts import Parts
-from monge.engine.planning import make_plans
-from monge.engine.row import Row, every, together
+from monge.engine.round_slot import RoundSlot, run_each, run_stage
 from monge.engine.sampling import NodeLaws
-from monge.engine.session import Session
+from monge.engine.session import Session, catch
 from monge.verify.problem import ScoredTree
 
 
-def run_round(sessions: Sequence[Session], parts: Parts, *, num_waiting: int = 0, isolated: bool = False) -> None:
+def run_round(sessions: Sequence[Session], components: Components, *, num_waiting: int = 0, isolated: bool = False) -> None:
     """One round for every session; afterwards each has a new record, and perhaps a reason to be finished.
 
     Args:
         sessions: Requests that are open and not finished.
-        parts: What they share.
+        components: What they share.
         num_waiting: Requests that wait for a place in the batch.
         isolated: Whether a request for which a stage raises ends alone, with the error; else the error is raised.
     """
-    timer, forward_s = StageTimer(), parts.forward_s
-    rows = [Row(session) for session in sessions]
+    timer, forward_s = StageTimer(), components.forward_s
+    slots = [RoundSlot(session) for session in sessions]
     for session in sessions:
         session.begin_round()
-    rows = _stage(rows, partial(make_plans, parts=parts, batch_size=len(rows), num_waiting=num_waiting), parts, isolated)
-    drafts = propose([row.session for row in rows], [row.plan for row in rows], parts)
-    for row, draft in zip(rows, drafts, strict=True):
-        row.draft = draft
+    slots = _stage(
+        slots, partial(_plan, components=components, batch_size=len(slots), num_waiting=num_waiting), components, isolated
+    )
+    drafts = propose([slot.session for slot in slots], [slot.plan for slot in slots], components)
+    for slot, draft in zip(slots, drafts, strict=True):
+        slot.draft = draft
     timer.lap("draft_s")
-    rows = [row for row in rows if row.session.error is None]
-    rows = _stage(rows, partial(_score_and_verify, parts=parts, timer=timer), parts, isolated)
-    if not rows:
+    slots = [slot for slot in slots if slot.session.error is None]
+    slots = _stage(slots, partial(_score_and_verify, components=components, timer=timer), components, isolated)
+    if not slots:
         return
-    parts.target.commit({row.context.request_id: (0, *row.verdict.path) for row in rows})
-    rows = every(rows, _commit, isolated=isolated)
-    observe([(row.session, row.drafted, row.verdict, row.scored) for row in rows], parts)
+    components.target.commit({slot.context.request_id: (0, *slot.verdict.path) for slot in slots})
+    slots = run_each(slots, _commit, isolated=isolated)
+    observe([(slot.session, slot.drafted, slot.verdict, slot.scored) for slot in slots], components)
     timer.lap("commit_s")
-    times = StageTimes(total_s=timer.total_s, forward_s=parts.forward_s - forward_s, **timer.stages)
-    rows = every(rows, partial(_record, times=times, parts=parts, batch_size=len(sessions)), isolated=isolated)
-    learn_latency([row.session.records[-1] for row in rows], parts)
-    every(rows, partial(_update, parts=parts), isolated=isolated)
+    times = StageTimes(total_s=timer.total_s, forward_s=components.forward_s - forward_s, **timer.stages)
+    slots = run_each(slots, partial(_record, times=times, components=components, batch_size=len(sessions)), isolated=isolated)
+    _learn_latency([slot.session.records[-1] for slot in slots], components)
+    run_each(slots, partial(_update, components=components), isolated=isolated)
 
 
-def close_session(session: Session, parts: Parts) -> None:
+def _plan(slots: Sequence[RoundSlot], components: Components, *, batch_size: int, num_waiting: int) -> None:
+    """Plans of the requests that draft; the requests of each controller are planned together.
+
+    A request that does not draft, or asks for the largest tree, has no part in a shared budget.
+    """
+    groups: dict[int, tuple[AnyController, list[RoundSlot]]] = {}
+    for slot in slots:
+        if slot.session.drafting == "off":
+            continue
+        if slot.session.request.adaptive:
+            controller = components.planner(slot.session.request.controller).controller
+            groups.setdefault(id(controller), (controller, []))[1].append(slot)
+        else:
+            slot.plan = slot.session.limit(DraftPlan())
+    for controller, group in groups.values():
+        info = RoundInfo(
+            context_lengths=tuple(len(slot.context.token_ids) for slot in group), batch_size=batch_size, num_waiting=num_waiting
+        )
+        plans = controller.plan([slot.session.controller_state for slot in group], info, [slot.session.draws for slot in group])
+        for slot, plan in zip(group, plans, strict=True):
+            slot.plan = slot.session.limit(plan)
+
+
+def close_session(session: Session, components: Components) -> None:
     """Give back what a request holds in the caches."""
     if not session.stays_open:
-        parts.target.close(session.context.request_id)
+        components.target.close(session.context.request_id)
     if session.drafting != "off":
-        close_drafter(session, parts)
+        close_drafter(session, components)
 
 
-def abandon_session(session: Session, parts: Parts) -> None:
-    """Give back what a request holds that failed while it was opened: some of the parts may not know it."""
-    catch(lambda: parts.target.close(session.context.request_id))
-    catch(lambda: parts.drafter.close(session.context))
+def abandon_session(session: Session, components: Components) -> None:
+    """Give back what a request holds that failed while it was opened: some of the components may not know it."""
+    catch(lambda: components.target.close(session.context.request_id))
+    catch(lambda: components.drafter.close(session.context))
 
 
-def _stage(rows: list[Row], stage: Any, parts: Parts, isolated: bool) -> list[Row]:
-    """Run a stage; the rows that got through. Networks read no empty batch, so without rows nothing runs."""
-    if not rows:
-        return rows
+def _stage(slots: list[RoundSlot], stage: Any, components: Components, isolated: bool) -> list[RoundSlot]:
+    """Run a stage; the slots that got through. Networks read no empty batch, so without slots nothing runs."""
+    if not slots:
+        return slots
     if not isolated:
-        stage(rows)
-    return [row for row in (together(rows, stage, parts) if isolated else rows) if row.session.error is None]
+        stage(slots)
+    return [slot for slot in (run_stage(slots, stage, components) if isolated else slots) if slot.session.error is None]
 
 
-def _score_and_verify(rows: Sequence[Row], parts: Parts, timer: StageTimer) -> None:
-    """Score the trees in one forward and verify them: every row gets a verdict, or its session has failed."""
-    trees = [row.drafted.tree for row in rows]
-    logits = parts.target.extend(
-        {row.context.request_id: NodeBlock(tree.token_ids, tree.parents) for row, tree in zip(rows, trees, strict=True)}
+def _score_and_verify(slots: Sequence[RoundSlot], components: Components, timer: StageTimer) -> None:
+    """Score the trees in one forward and verify them: every slot gets a verdict, or its session has failed."""
+    trees = [slot.drafted.tree for slot in slots]
+    logits = components.target.extend(
+        {slot.context.request_id: NodeBlock(tree.token_ids, tree.parents) for slot, tree in zip(slots, trees, strict=True)}
     )
     timer.lap("score_s")
     scored = [
         ScoredTree(
             tree=tree,
-            target_laws=NodeLaws(logits[row.context.request_id], tree, row.context, row.session.request.processors),
-            draws=row.session.draws,
+            target_laws=NodeLaws(logits[slot.context.request_id], tree, slot.context, slot.session.request.processors),
+            draws=slot.session.draws,
         )
-        for row, tree in zip(rows, trees, strict=True)
+        for slot, tree in zip(slots, trees, strict=True)
     ]
     outcomes: dict[int, Verdict | NonFiniteLogitsError] = {}
-    is_greedy = [row.context.rules.temperature == 0 for row in rows]
-    for greedy, verifier in ((True, parts.greedy_verifier), (False, parts.verifier)):
+    is_greedy = [slot.context.rules.temperature == 0 for slot in slots]
+    for greedy, verifier in ((True, components.greedy_verifier), (False, components.verifier)):
         places = [place for place, own in enumerate(is_greedy) if own == greedy]
         if places:
             outcomes |= zip(places, verifier.verify_many([scored[place] for place in places]), strict=True)
-    for place, (row, one) in enumerate(zip(rows, scored, strict=True)):
+    for place, (slot, one) in enumerate(zip(slots, scored, strict=True)):
         outcome = outcomes[place]
-        row.outcome, row.logits = outcome, logits[row.context.request_id]
-        wanted = row.session.request.logprobs
+        slot.outcome, slot.logits = outcome, logits[slot.context.request_id]
+        wanted = slot.session.request.logprobs
         if isinstance(outcome, NonFiniteLogitsError):
-            row.session.fail(outcome)
+            slot.session.fail(outcome)
         elif wanted is not None:
             tokens = [one.tree.token_ids[node] for node in outcome.path] + [outcome.next_token]
-            row.logprobs = along(wanted, one.target_laws, row.scored, (0, *outcome.path), tokens)
+            slot.logprobs = along(wanted, one.target_laws, slot.scored, (0, *outcome.path), tokens)
     timer.lap("verify_s")
 
 
-def _commit(row: Row) -> None:
-    tree, verdict, session = row.drafted.tree, row.verdict, row.session
-    row.length = len(session.context.token_ids)
-    row.token_ids = session.commit([*(tree.token_ids[node] for node in verdict.path), verdict.next_token])
-    session.logprobs = row.logprobs[: len(row.token_ids)]
+def _commit(slot: RoundSlot) -> None:
+    tree, verdict, session = slot.drafted.tree, slot.verdict, slot.session
+    slot.length = len(session.context.token_ids)
+    slot.token_ids = session.commit([*(tree.token_ids[node] for node in verdict.path), verdict.next_token])
+    session.logprobs = slot.logprobs[: len(slot.token_ids)]
 
 
-def _record(row: Row, times: StageTimes, parts: Parts, batch_size: int) -> None:
-    tree, verdict = row.drafted.tree, row.verdict
+def _record(slot: RoundSlot, times: StageTimes, components: Components, batch_size: int) -> None:
+    tree, verdict = slot.drafted.tree, slot.verdict
     record = StepRecord(
-        plan=row.plan,
+        plan=slot.plan,
         num_nodes=tree.num_nodes - 1,
         depth=max(tree.depths),
         num_accepted=verdict.num_accepted,
         examined=verdict.examined,
         next_kind=verdict.next_kind,
-        token_ids=row.token_ids,
+        token_ids=slot.token_ids,
         times=times,
         batch_size=batch_size,
-        context_length=row.length,
-        drafter=row.drafted.drafter,
-        splits=splits_along(tree, verdict.path) if row.plan.num_fixed else (),
-        counterfactuals=parts.counterfactuals(row.session.drafter_state),
-        **_evidence(row),
+        context_length=slot.length,
+        drafter=slot.drafted.drafter,
+        splits=splits_along(tree, verdict.path) if slot.plan.num_fixed else (),
+        counterfactuals=components.counterfactuals(slot.session.drafter_state),
+        **_evidence(slot),
     )
-    row.session.note(record)
+    slot.session.note(record)
 
 
-def _evidence(row: Row) -> dict[str, Any]:
+def _evidence(slot: RoundSlot) -> dict[str, Any]:
     """What the drafter noted along the accepted path and on through first candidates."""
-    noted, tree, path = row.drafted.evidence, row.drafted.tree, list(row.verdict.path)
+    noted, tree, path = slot.drafted.evidence, slot.drafted.tree, list(slot.verdict.path)
     if noted is None:
         return {}
     while candidates := tree.candidates[path[-1] if path else 0]:
@@ -152,8 +176,35 @@ def _evidence(row: Row) -> dict[str, Any]:
     }
 
 
-def _update(row: Row, parts: Parts) -> None:
-    session = row.session
+def _update(slot: RoundSlot, components: Components) -> None:
+    session = slot.session
     if session.request.adaptive and session.drafting != "off":
-        controller = parts.planner(session.request.controller).controller
+        controller = components.planner(session.request.controller).controller
         session.controller_state = controller.update(session.controller_state, session.records[-1])
+
+
+def _learn_latency(records: Sequence[StepRecord], components: Components) -> None:
+    """Correct the decoder's latency by a round.
+
+    Args:
+        records: One record of each request that shared it.
+        components: The components.
+    """
+    latency = components.shared.latency
+    if latency is None or not records:
+        return
+    first = records[0]
+    networks = {record.drafter for record in records if record.depth and components.runs_network(record.drafter)}
+    # Where two networks drafted for one batch, their times cannot be told apart.
+    depths = [record.depth for record in records if record.drafter in networks] if len(networks) == 1 else []
+    latency.observe(
+        RoundTiming(
+            num_nodes=max(record.num_nodes for record in records),
+            depth=max(depths, default=0),
+            batch_size=first.batch_size,
+            context_length=max(record.context_length for record in records),
+            draft_s=first.times.draft_s,
+            rest_s=first.times.total_s - first.times.draft_s,
+            drafter=next(iter(networks), None),
+        )
+    )

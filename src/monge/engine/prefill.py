@@ -13,15 +13,14 @@ from monge.core.context import Context
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
 from monge.draft.base import PieceReader, piece_reader
-from monge.engine.catch import catch
 from monge.engine.clock import now
+from monge.engine.components import Components
 from monge.engine.drafting import give_up, start
 from monge.engine.logprobs import of_logits
 from monge.engine.loop import close_session
 from monge.engine.opening import controller_state, reads_prompt_later
-from monge.engine.parts import Parts
 from monge.engine.prompts import ending_size, profiled
-from monge.engine.session import Session
+from monge.engine.session import Session, catch
 
 _SCORED: Final = 64  # tokens of a prompt whose logits are held at a time, where log-probabilities are wanted
 
@@ -58,13 +57,13 @@ class Prefills:
     What reading raises fails its own request, or costs it the drafter.
 
     Args:
-        parts: Target, drafter, verifier, controller.
+        components: Target, drafter, verifier, controller.
         piece_s: Seconds that a piece may take while other requests are being decoded, predicted from the last piece; `None` for
             no limit. Without such requests the sizes of pieces depend on no clock.
     """
 
-    def __init__(self, parts: Parts, *, piece_s: float | None = None) -> None:
-        self._parts, self._piece_s = parts, piece_s
+    def __init__(self, components: Components, *, piece_s: float | None = None) -> None:
+        self._components, self._piece_s = components, piece_s
         self._prompts: list[_Prompt] = []
         self._token_s: float | None = None
 
@@ -74,10 +73,10 @@ class Prefills:
     def join(self, session: Session) -> None:
         """Begin with a prompt."""
         self._open(session)
-        prompt, controller = _Prompt(session), self._parts.planner(session.request.controller).controller
+        prompt, controller = _Prompt(session), self._components.planner(session.request.controller).controller
         if isinstance(controller, PromptReader):
             prompt.profile = session.prompt
-            prompt.ending = ending_size(self._parts.target, prompt.profile) if controller.reads_prompt_laws else 0
+            prompt.ending = ending_size(self._components.target, prompt.profile) if controller.reads_prompt_laws else 0
         self._prompts.append(prompt)
 
     def leave(self, session: Session) -> None:
@@ -103,7 +102,7 @@ class Prefills:
         began = now()
         sizes = [prompt.num_left for prompt in self._prompts]
         most = self._bearable(most) if is_awaited else most
-        if self._parts.target.no_draft_reason is None:
+        if self._components.target.no_draft_reason is None:
             sizes = equal_shares(sizes, most)
         jobs = [(prompt, size) for prompt, size in zip(self._prompts, sizes, strict=True) if size > 0]
         for group in ([job for job in jobs if not job[0].alone], *([job] for job in jobs if job[0].alone)):
@@ -151,19 +150,19 @@ class Prefills:
             prompt.session.context.request_id: prompt.piece(size) for prompt, size in group if (prompt, size) not in scored
         }
         if plain:
-            self._parts.target.append(plain)
+            self._components.target.append(plain)
         for prompt, size in scored:
             self._score(prompt, size)
 
     def _score(self, prompt: _Prompt, size: int) -> None:
         """Read a piece with the log-probabilities of the tokens that follow its tokens."""
-        step = size if self._parts.target.no_draft_reason is not None else _SCORED
+        step = size if self._components.target.no_draft_reason is not None else _SCORED
         for first in range(prompt.num_read, prompt.num_read + size, step):
             self._laws(prompt, first, min(step, prompt.num_read + size - first))
 
     def _laws(self, prompt: _Prompt, first: int, size: int) -> Float[Tensor, "nodes vocab"]:
         """Read and commit tokens of a prompt; the logits after each of them, noted if the request wants to know."""
-        session, target = prompt.session, self._parts.target
+        session, target = prompt.session, self._components.target
         text, request_id = session.request.prompt_ids, session.context.request_id
         logits = target.extend({request_id: NodeBlock.chain(text[first : first + size])})[request_id]
         target.commit({request_id: range(size)})
@@ -173,24 +172,24 @@ class Prefills:
         return logits
 
     def _read_drafter(self, group: Sequence[tuple[_Prompt, int]]) -> None:
-        drafter = piece_reader(self._parts.drafter)
+        drafter = piece_reader(self._components.drafter)
         drafting = [(prompt, size) for prompt, size in group if prompt.session.drafting != "off"]
-        drafting = [job for job in drafting if not reads_prompt_later(job[0].session, self._parts)]
+        drafting = [job for job in drafting if not reads_prompt_later(job[0].session, self._components)]
         if drafter is None or not drafting:
             return
         error = catch(lambda: drafter.read([prompt.context() for prompt, _ in drafting]))
         for prompt, _ in drafting if error is not None else ():
             again = error if len(drafting) == 1 else catch(partial(_read_again, drafter, prompt.context()))
             if again is not None:
-                give_up(prompt.session, self._parts, again)
+                give_up(prompt.session, self._components, again)
 
     def _finish(self, prompt: _Prompt) -> None:
         session, profile = prompt.session, prompt.profile
         if prompt.ending and profile is not None:
             profile = profiled(profile, self._laws(prompt, prompt.num_read, prompt.ending))
-        session.controller_state = controller_state(session, profile, self._parts)
-        if session.drafting != "off" and piece_reader(self._parts.drafter) is None:
-            start(session, self._parts)
+        session.controller_state = controller_state(session, profile, self._components)
+        if session.drafting != "off" and piece_reader(self._components.drafter) is None:
+            start(session, self._components)
 
     def _restart(self, prompt: _Prompt) -> None:
         """Begin again, apart from the others: somebody's piece in their common forward raised."""
@@ -199,15 +198,15 @@ class Prefills:
         self._open(prompt.session)
 
     def _open(self, session: Session) -> None:
-        self._parts.target.open({session.context.request_id: ()})
-        if session.drafting != "off" and piece_reader(self._parts.drafter) is not None:
-            start(session, self._parts, first=_Prompt(session).context())
+        self._components.target.open({session.context.request_id: ()})
+        if session.drafting != "off" and piece_reader(self._components.drafter) is not None:
+            start(session, self._components, first=_Prompt(session).context())
 
     def _close(self, session: Session) -> None:
-        if piece_reader(self._parts.drafter) is not None:
-            close_session(session, self._parts)
+        if piece_reader(self._components.drafter) is not None:
+            close_session(session, self._components)
         else:
-            self._parts.target.close(session.context.request_id)
+            self._components.target.close(session.context.request_id)
 
 
 def _read_again(drafter: PieceReader[Any], context: Context) -> None:

@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context
-from monge.core.devices import sent
 from monge.core.law import Law
 from monge.core.sampling_rules import law_from_logits, laws_from_logits
 from monge.core.tree import TokenTree
@@ -61,7 +60,7 @@ class NodeLaws:
         logits = self._logits[node]
         if self._processors:
             text = self._context.token_ids + self._tree.path_tokens(node)
-            token_ids = sent(torch.tensor([text]), logits.device)
+            token_ids = torch.tensor([text]).to(logits.device, non_blocking=True)
             # A copy, in the type in which `transformers` applies processors: some of them write into what they are given.
             scores = logits[None].to(torch.float32, copy=True)
             for processor in self._processors:

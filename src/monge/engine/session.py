@@ -6,9 +6,8 @@ from functools import cache
 from operator import index
 from typing import Any, Final, Literal
 
-from monge.core.clocks import ClockDraws, RequestDraws
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws, RewindableDraws, check_seed
+from monge.core.draws import ClockDraws, Draws, RequestDraws, RewindableDraws, check_seed
 from monge.core.errors import ContextLengthError, MongeError, OptionError
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
@@ -238,3 +237,12 @@ def check_length(request: Request, max_length: int | None, whose: str) -> None:
             f"prompt of {len(request.prompt_ids)} tokens + max_new_tokens={request.max_new_tokens} = {total} exceeds the "
             f"{whose}'s context of {max_length} tokens; shorten the prompt or ask for fewer tokens"
         )
+
+
+def catch(work: Callable[[], object]) -> Exception | None:
+    """Run some work and return the exception that it raises, if any; the caller handles it."""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001  requests and drafters bring code of their own, which may raise anything
+        return error
+    return None

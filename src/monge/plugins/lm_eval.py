@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedModel
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network
@@ -101,7 +101,7 @@ def _check(target: PreTrainedModel, draft: PreTrainedModel | None, named: dict[s
     model = as_sequence_model(target)
     # Under a controller that measures nothing: what rounds cost is found out where they run.
     parts = {name: value for name, value in named.items() if name not in {"controller", "costs"}}
-    make_parts(model, None if draft is None else as_draft_model(draft, model), **parts)
+    make_components(model, None if draft is None else as_draft_model(draft, model), **parts)
 
 
 def register() -> None:

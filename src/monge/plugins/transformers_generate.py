@@ -16,7 +16,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.control.base import AnyController
 from monge.control.latency import Latency
 from monge.core.errors import OptionError
@@ -25,9 +25,9 @@ from monge.draft.base import AnyDrafter
 from monge.draft.by_name import AnyHead, drafter_of
 from monge.draft.tree.base import TreeBuilder
 from monge.engine.batch import decode
+from monge.engine.components import Components
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network
 from monge.engine.models.network_facts import forward_parameters
-from monge.engine.parts import Parts
 from monge.engine.session import Request, Session, check_length
 from monge.plugins.transformers_processors import draft_rules, row_processors
 from monge.plugins.transformers_replay import Replay
@@ -109,11 +109,11 @@ def speculate(
     )
     named: dict[str, Any] = {"tree": tree, "verifier": verifier, "controller": controller, "draft_top_k": draft_top_k}
     named |= {"draft_temperature": draft_temperature, "costs": costs, "max_batch_size": len(input_ids)}
-    parts = _parts(call, draft_model, drafter, **named)
-    sessions = call.sessions(parts, replay, seed)
+    components = _parts(call, draft_model, drafter, **named)
+    sessions = call.sessions(components, replay, seed)
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())
-    for session in decode(sessions, parts, max_batch_size=len(sessions)):
+    for session in decode(sessions, components, max_batch_size=len(sessions)):
         if session.error is not None:
             raise session.error
         replay.grow(session.context.request_id, session.completion_ids)
@@ -174,7 +174,7 @@ class _Call:
     def draft_rules(self) -> SamplingRules | None:
         return draft_rules(self.processors) if self.config.do_sample else None
 
-    def sessions(self, parts: Parts, replay: Replay, seed: int | None) -> list[Session]:
+    def sessions(self, components: Components, replay: Replay, seed: int | None) -> list[Session]:
         """One session per row; a row's number is its request id."""
         if seed is None:
             seed = _drawn_seed() if self.config.do_sample else 0
@@ -199,8 +199,8 @@ class _Call:
                 processors=row_processors(self.processors, row, batch_size, padding),
                 stop_check=_StopCheck(replay, row, len(prompt_ids)),
             )
-            check_length(request, parts.target.max_length, "target")
-            check_length(request, parts.drafter.capabilities.max_length, "draft model")
+            check_length(request, components.target.max_length, "target")
+            check_length(request, components.drafter.capabilities.max_length, "draft model")
             sessions.append(Session(request, request_id=row))
         return sessions
 
@@ -220,12 +220,12 @@ class _StopCheck:
 
 def _parts(
     call: _Call, draft: PreTrainedModel | AnyHead | str | Path | None, drafter: str | AnyDrafter | None, **named: Any
-) -> Parts:
+) -> Components:
     target, given = as_sequence_model(call.model), {**named, "draft_rules": call.draft_rules}
     if (found := drafter_of(draft, call.model.name_or_path)) is not None:
-        return make_parts(target, drafter=drafter or found, head=cast(AnyHead | str | Path, draft), **given)
+        return make_components(target, drafter=drafter or found, head=cast(AnyHead | str | Path, draft), **given)
     draft_model = None if draft is None else as_draft_model(load_network(cast(PreTrainedModel | str | Path, draft)), target)
-    return make_parts(target, draft_model, drafter=drafter, **given)
+    return make_components(target, draft_model, drafter=drafter, **given)
 
 
 def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:

@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from monge.control.base import AnyController, RoundInfo
+from monge.control.base import AnyController, RoundInfo, SharedState
 from monge.control.registry import CONTROLLERS
-from monge.control.shared import SharedState
-from monge.core.clocks import RequestDraws
 from monge.core.context import Context, DraftPlan
+from monge.core.draws import RequestDraws
 from monge.core.errors import MongeError, OptionError, unknown_name
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDrafter

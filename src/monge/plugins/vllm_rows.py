@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from monge.core.clocks import RequestDraws
 from monge.core.context import Context, DraftPlan
+from monge.core.draws import RequestDraws
 from monge.core.verdict import StepRecord, Verdict
 from monge.draft.base import Draft
 

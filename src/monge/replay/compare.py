@@ -65,7 +65,7 @@ def replay(
     Raises:
         MongeError: If the parts do not fit together, or the log cannot answer.
     """
-    parts = configuration.parts(ReplayTarget(log.model.vocab_size) if target is None else target, draft, PLAIN)
+    parts = configuration.components(ReplayTarget(log.model.vocab_size) if target is None else target, draft, PLAIN)
     depth = min(settings.depth, parts.drafter.capabilities.max_depth)
     known = {} if surveys is None else surveys
     key = dataclass_replace(configuration, controller=None), parts.drafter.capabilities

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.control.latency import Latency
 from monge.core.model import SequenceModel
 from monge.defaults import STEADY
 from monge.draft.by_name import drafters_in, takes_target
-from monge.engine.parts import Parts
+from monge.engine.components import Components
 from monge.replay.rules import with_replayable_rule
 
 MODEL = "model"
@@ -75,8 +75,8 @@ class Configuration:
         """
         return self.drafter is not None and takes_target(self.drafter)
 
-    def parts(self, target: SequenceModel, draft: SequenceModel | None, costs: Latency | None = None) -> Parts:
-        """The parts; the draft model goes to drafters that run one.
+    def components(self, target: SequenceModel, draft: SequenceModel | None, costs: Latency | None = None) -> Components:
+        """The components; the draft model goes to drafters that run one.
 
         Where no verifier is named and a replay cannot follow the default one, another exact rule takes its place.
 
@@ -88,7 +88,7 @@ class Configuration:
         Raises:
             MongeError: If they do not fit together.
         """
-        made = make_parts(target, draft if MODEL in self.drafter_names(draft) else None, costs=costs, **self.settings)
+        made = make_components(target, draft if MODEL in self.drafter_names(draft) else None, costs=costs, **self.settings)
         return made if self.verifier is not None else with_replayable_rule(made)
 
     def drafter_names(self, draft: SequenceModel | None) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from monge.core.proposal import Deterministic
 from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
+from monge.engine.components import Components
 from monge.engine.latency_measurement import measure_latency
-from monge.engine.parts import Parts
 from monge.replay.configuration import MODEL, Configuration
 from monge.verify.target_walk import TargetWalk
 
@@ -88,13 +88,13 @@ def measured_costs(
     drafts = target.no_draft_reason is None
     rounds = [_timed(_filled(target, width)) for width in widths] if drafts else []
     drafters = {
-        name: _timed(configuration.parts(target, draft))
+        name: _timed(configuration.components(target, draft))
         for name, configuration in TIMED.items()
         if name == "none" or (drafts and (name != MODEL or draft is not None))
     }
     for configuration, own in more:
         (name,) = configuration.drafter_names(draft)
-        drafters[name] = _timed(configuration.parts(own, draft))
+        drafters[name] = _timed(configuration.components(own, draft))
     tables = [*rounds, *drafters.values()]
     plain = median(_plain(table) for table in tables)
     verify: dict[str, float] = {"0": plain}
@@ -114,12 +114,12 @@ def measured_costs(
     }
 
 
-def _filled(target: SequenceModel, width: int) -> Parts:
-    return Parts(target=target, drafter=FillerDrafter(width), rule=TargetWalk(), controller=Fixed())
+def _filled(target: SequenceModel, width: int) -> Components:
+    return Components(target=target, drafter=FillerDrafter(width), rule=TargetWalk(), controller=Fixed())
 
 
-def _timed(parts: Parts) -> Mapping[str, Any]:
-    return measure_latency(parts).as_dict()
+def _timed(components: Components) -> Mapping[str, Any]:
+    return measure_latency(components).as_dict()
 
 
 def _plain(table: Mapping[str, Any]) -> float:

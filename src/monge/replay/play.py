@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from monge.control.base import SharedState
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.core.draws import SeededDraws
 from monge.core.verdict import StepRecord
-from monge.engine.parts import Parts
+from monge.engine.components import Components
 from monge.replay.costs import predicted
 from monge.replay.log import LawLog
 from monge.replay.run import replay_text
@@ -63,7 +63,7 @@ def seeded(*names: object) -> SeededDraws:
 
 
 def look(
-    parts: Parts, log: LawLog, *, depth: int, seed: int = 0, on_text: Callable[[], None] | None = None
+    components: Components, log: LawLog, *, depth: int, seed: int = 0, on_text: Callable[[], None] | None = None
 ) -> tuple[tuple[Position, ...], ...]:
     """Survey all texts: see `monge.replay.survey.survey`.
 
@@ -72,7 +72,7 @@ def look(
     """
     found: list[tuple[Position, ...]] = []
     for number, text in enumerate(log.texts):
-        found.append(survey(parts, log, text, seeded(seed, "survey", number), depth=depth))
+        found.append(survey(components, log, text, seeded(seed, "survey", number), depth=depth))
         if on_text is not None:
             on_text()
     return tuple(found)
@@ -98,7 +98,7 @@ def nodes_by_depth(positions: Sequence[Sequence[Position]]) -> tuple[int, ...]:
 
 
 def play(
-    parts: Parts,
+    components: Components,
     log: LawLog,
     costs: Latency = PLAIN,
     *,
@@ -109,7 +109,7 @@ def play(
     """Replay a configuration.
 
     Args:
-        parts: Drafter, verifier and controller; the target is not used.
+        components: Drafter, verifier and controller; the target is not used.
         log: What happened.
         costs: Predicted times, for the controller and for the records; they are not corrected.
         repeats: Passes over the log: what is drafted on the way to a text is random.
@@ -122,7 +122,7 @@ def play(
     passes: list[ReplayedText] = []
     for repeat in range(repeats):
         # A controller may learn across requests, as a decoder's own does; every pass starts afresh.
-        fresh = replace(parts, shared=SharedState(costs))
+        fresh = replace(components, shared=SharedState(costs))
         for number, text in enumerate(log.texts):
             records = replay_text(fresh, log, text, seeded(seed, "replay", repeat, number))
             timed = tuple(predicted(record, costs, runs_network=fresh.runs_network(record.drafter)) for record in records)

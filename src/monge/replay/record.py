@@ -52,7 +52,7 @@ def record_log(
         OptionError: If there are no prompts, or decoding fails.
     """
     texts: list[LoggedText] = []
-    target = decoder.parts.target
+    target = decoder.components.target
     for tag, group in prompts.items():
         for prompt in group:
             (result,) = decoder.generate(

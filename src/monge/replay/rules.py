@@ -7,7 +7,7 @@ from typing import Final
 
 from monge.core.proposal import Deterministic, Proposal
 from monge.draft.base import Capabilities
-from monge.engine.parts import Parts
+from monge.engine.components import Components
 from monge.replay.conditional import ConditionalCandidates, IndependentCandidates, ScaledTests, SequentialTests
 from monge.replay.conditional_joint import JointDecision, SameTest
 from monge.replay.errors import UnavailableError
@@ -64,17 +64,17 @@ def conditional_candidates(rule: Rule, can: Capabilities, *, is_compact: bool, r
     return CONDITIONAL[type(rule)](rule)
 
 
-def with_replayable_rule(parts: Parts) -> Parts:
-    """The parts with a rule that a replay can follow: their own if possible."""
-    can, reads_confidence = parts.drafter.capabilities, "confidence" in parts.controller.reads
-    for rule in (parts.rule, SingleDraft(), RrsWithoutReplacement(), Rrs()):
+def with_replayable_rule(components: Components) -> Components:
+    """The components with a rule that a replay can follow: their own if possible."""
+    can, reads_confidence = components.drafter.capabilities, "confidence" in components.controller.reads
+    for rule in (components.rule, SingleDraft(), RrsWithoutReplacement(), Rrs()):
         if unsupported_reason(rule, can.proposes, can.max_width) is None:
             try:
                 conditional_candidates(rule, can, is_compact=False, reads_confidence=reads_confidence)
             except UnavailableError:
                 continue
-            return parts if rule is parts.rule else replace(parts, rule=rule)
-    return parts
+            return components if rule is components.rule else replace(components, rule=rule)
+    return components
 
 
 def stands_in(rule: Rule, proposes: frozenset[type[Proposal]], *, is_compact: bool) -> bool:

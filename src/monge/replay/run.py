@@ -8,9 +8,9 @@ from monge.core.draws import Draws
 from monge.core.model import SequenceModel
 from monge.core.prompt import PromptProfile
 from monge.core.verdict import StepRecord
+from monge.engine.components import Components
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import open_sessions
-from monge.engine.parts import Parts
 from monge.engine.session import Request, Session
 from monge.replay.errors import UnavailableError
 from monge.replay.log import LawLog, LoggedText
@@ -18,11 +18,11 @@ from monge.replay.rules import conditional_candidates
 from monge.replay.text import ReplayTarget, TextDraws, TextVerifier
 
 
-def replay_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tuple[StepRecord, ...]:
+def replay_text(components: Components, log: LawLog, text: LoggedText, draws: Draws) -> tuple[StepRecord, ...]:
     """The rounds of one text.
 
     Args:
-        parts: What is replayed; its target runs only where the drafter lives on what it says, see `following`.
+        components: What is replayed; its target runs only where the drafter lives on what it says, see `following`.
         log: Where the text is from.
         text: One of its texts.
         draws: Source of randomness: what was drafted on the way to the text is random still.
@@ -33,8 +33,8 @@ def replay_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tu
     Raises:
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
-    session, guide = open_text(parts, log, text, draws)
-    playing = replace(parts, greedy_rule=None, rule=TextVerifier(), target=following(parts, log))
+    session, guide = open_text(components, log, text, draws)
+    playing = replace(components, greedy_rule=None, rule=TextVerifier(), target=following(components, log))
     open_sessions([session], playing)
     try:
         while session.finish_reason is None:
@@ -44,16 +44,16 @@ def replay_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tu
     return tuple(session.records)
 
 
-def following(parts: Parts, log: LawLog) -> SequenceModel:
+def following(components: Components, log: LawLog) -> SequenceModel:
     """What stands for the target in a replay: nothing that runs, or the target for a drafter that lives on what it says.
 
     The target then reads every round's tree, and the text is followed all the same.
     """
-    can = parts.drafter.capabilities
-    return parts.target if can.reads_states or can.num_successors else ReplayTarget(log.model.vocab_size)
+    can = components.drafter.capabilities
+    return components.target if can.reads_states or can.num_successors else ReplayTarget(log.model.vocab_size)
 
 
-def play_round(session: Session, guide: TextDraws, parts: Parts) -> None:
+def play_round(session: Session, guide: TextDraws, components: Components) -> None:
     """One round, after which nothing has gone wrong unnoticed: the loop goes on without a drafter that fails, replay must not.
 
     Raises:
@@ -62,26 +62,26 @@ def play_round(session: Session, guide: TextDraws, parts: Parts) -> None:
     guide.begin(len(session.context.token_ids))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*the drafter failed")
-        run_round([session], parts)
+        run_round([session], components)
     if guide.error is not None:
         raise guide.error
     if session.drafting != "together" or session.error is not None:
         raise UnavailableError(f"replay: the drafter failed after {guide.start} tokens of a text; decode it once to see how")
 
 
-def open_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tuple[Session, TextDraws]:
+def open_text(components: Components, log: LawLog, text: LoggedText, draws: Draws) -> tuple[Session, TextDraws]:
     """A session that follows a text, and the draws that lead it."""
-    if parts.drafter.capabilities.num_successors and isinstance(parts.target, ReplayTarget):
+    if components.drafter.capabilities.num_successors and isinstance(components.target, ReplayTarget):
         raise UnavailableError(
-            f"replay: {type(parts.drafter).__name__} learns what the target says at every node that it drafts; a log has that "
-            "along its texts only; use it where the target runs (monge tune, monge bench decode)"
+            f"replay: {type(components.drafter).__name__} learns what the target says at every node that it drafts; a log has "
+            "that along its texts only; use it where the target runs (monge tune, monge bench decode)"
         )
-    reads_confidence = "confidence" in parts.controller.reads
+    reads_confidence = "confidence" in components.controller.reads
     given = conditional_candidates(
-        parts.rule, parts.drafter.capabilities, is_compact=log.top is not None, reads_confidence=reads_confidence
+        components.rule, components.drafter.capabilities, is_compact=log.top is not None, reads_confidence=reads_confidence
     )
     guide = TextDraws(text, given, draws)
-    reader = parts.controller
+    reader = components.controller
     if text.profile is None and isinstance(reader, PromptReader) and reader.reads_prompt_laws:
         raise UnavailableError(
             "replay: the controller asks how surprising the target finds a prompt, and the log does not say; make the log "

@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from monge.control.base import RoundInfo, SoloController
+from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.control.latency import Latency
-from monge.control.shared import SharedState
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
+from monge.engine.components import Components
 from monge.engine.loop import close_session
 from monge.engine.opening import open_sessions
-from monge.engine.parts import Parts
 from monge.replay.log import LawLog, LoggedText
 from monge.replay.run import following, open_text, play_round
 from monge.replay.text import TextDraws, TextVerifier
@@ -71,14 +70,14 @@ class _Full(SoloController[None]):
         return None
 
 
-def survey(parts: Parts, log: LawLog, text: LoggedText, draws: Draws, *, depth: int) -> tuple[Position, ...]:
+def survey(components: Components, log: LawLog, text: LoggedText, draws: Draws, *, depth: int) -> tuple[Position, ...]:
     """The chances at every position of a text.
 
     The drafter runs once at every position, its tree led along the text. Where siblings decide the shape of what is below (a
     budget of nodes, merged paths), they are one sample of their law.
 
     Args:
-        parts: Drafter and verifier; the controller is not used, the target as `following` says.
+        components: Drafter and verifier; the controller is not used, the target as `following` says.
         log: Where the text is from.
         text: One of its texts.
         draws: Source of randomness.
@@ -87,10 +86,10 @@ def survey(parts: Parts, log: LawLog, text: LoggedText, draws: Draws, *, depth: 
     Raises:
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
-    looking = replace(parts, controller=_Full(depth), shared=SharedState())
+    looking = replace(components, controller=_Full(depth), shared=SharedState())
     session, guide = open_text(looking, log, text, draws)
     guide.is_forced = True
-    playing = replace(looking, greedy_rule=None, rule=TextVerifier(only_looks=True), target=following(parts, log))
+    playing = replace(looking, greedy_rule=None, rule=TextVerifier(only_looks=True), target=following(components, log))
     found: list[Position] = []
     open_sessions([session], playing)
     try:
@@ -99,7 +98,7 @@ def survey(parts: Parts, log: LawLog, text: LoggedText, draws: Draws, *, depth: 
             play_round(session, guide, playing)
             record = session.records[-1]
             seen = _position(guide, room=room, context_length=length, confidence=next(iter(record.confidences), None))
-            found.append(replace(seen, runs_network=parts.runs_network(record.drafter)))
+            found.append(replace(seen, runs_network=components.runs_network(record.drafter)))
     finally:
         close_session(session, playing)
     return tuple(found)

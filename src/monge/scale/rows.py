@@ -8,9 +8,8 @@ from typing import Any, Final
 from monge.core.draws import check_seed
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.engine.catch import catch
 from monge.engine.decoder import Decoder
-from monge.engine.session import Request, Session
+from monge.engine.session import Request, Session, catch
 
 ROW_OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
     "max_new_tokens": (int,),

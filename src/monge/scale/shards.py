@@ -56,7 +56,7 @@ def decode_shard(decoder: Decoder, shard: Shard, rules: RowRules) -> tuple[str, 
 def _decode(rows: Sequence[BatchRow], decoder: Decoder) -> None:
     row_of = {row.session.context.request_id: row for row in rows if row.session is not None}
     waiting = deque(row.session for row in rows if row.session is not None)
-    batch = Batch(decoder.parts, prefill_chunk=_PREFILL_CHUNK, isolated=True)
+    batch = Batch(decoder.components, prefill_chunk=_PREFILL_CHUNK, isolated=True)
     try:
         while waiting or len(batch):
             free = decoder.max_batch_size - len(batch)

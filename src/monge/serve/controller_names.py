@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from monge.engine.parts import Parts
+from monge.engine.components import Components
 from monge.serve.generation import GenerationRequest
 
 NO_CONTROLLER: Final = "none"
@@ -13,12 +13,12 @@ class ControllerNames:
     """Names of the controllers of a decoder.
 
     Args:
-        parts: The parts of the decoder.
+        components: The components of the decoder.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self.default = parts.controller_name
-        self.names = tuple(dict.fromkeys((self.default, *parts.controllers, NO_CONTROLLER)))
+    def __init__(self, components: Components) -> None:
+        self.default = components.controller_name
+        self.names = tuple(dict.fromkeys((self.default, *components.controllers, NO_CONTROLLER)))
 
     def of(self, generation: GenerationRequest) -> str:
         """Return the name of the controller that plans for a generation, or `none`."""

@@ -237,7 +237,7 @@ class RequestParser:
         with _at("logit_bias"):  # the schema has checked the others
             return text_processors(
                 num_prompt_tokens,
-                self.decoder.parts.target.vocab_size,
+                self.decoder.components.target.vocab_size,
                 logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
                 repetition_penalty=_given(request.repetition_penalty, 1.0),
                 presence_penalty=_given(request.presence_penalty, 0.0),
@@ -248,7 +248,7 @@ class RequestParser:
         asked = request.speculation
         if asked is None or isinstance(asked, bool):
             return {"speculative": asked is not False, "controller": self._planner(request, None)}
-        offered = self.decoder.parts.controllers
+        offered = self.decoder.components.controllers
         if asked.controller is not None and asked.controller not in offered:
             known = f"there are: {', '.join(offered)}" if offered else "this server's has no name; leave it out"
             raise refused(f"speculation.controller: no such controller here; {known}", "speculation.controller")
@@ -263,10 +263,10 @@ class RequestParser:
     def _repeats(self, request: SamplingRequest) -> bool:
         asked = self._drafting(request)
         is_planned = asked["speculative"] and asked.get("adaptive", True)
-        return self.decoder.parts.repeats(asked["controller"], _rules(request), is_planned=is_planned)
+        return self.decoder.components.repeats(asked["controller"], _rules(request), is_planned=is_planned)
 
     def _planner(self, request: SamplingRequest, name: str | None) -> str | None:
-        return self.decoder.parts.named_for(name, _rules(request), is_seeded=request.seed is not None)
+        return self.decoder.components.named_for(name, _rules(request), is_seeded=request.seed is not None)
 
     def _text(self, prompt: str | tuple[int, ...]) -> str:
         if isinstance(prompt, str):

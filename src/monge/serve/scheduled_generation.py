@@ -4,9 +4,8 @@ import time
 from dataclasses import dataclass
 
 from monge.core.verdict import StepRecord
-from monge.engine.catch import catch
 from monge.engine.logprobs import LogprobOptions
-from monge.engine.session import Request, Session
+from monge.engine.session import Request, Session, catch
 from monge.serve.generation import Event, GenerationFinish, GenerationRequest, Measure, Sink, Summary, Timings
 from monge.serve.request_handle import RequestHandle
 from monge.serve.speculation_counter import SpeculationCounter

@@ -9,10 +9,9 @@ from typing import Final
 
 from monge.core.errors import ContextLengthError, OptionError, OutOfStepError
 from monge.engine.batch import Batch
-from monge.engine.catch import catch
 from monge.engine.decoder import Decoder
 from monge.engine.garbage import trim_heap
-from monge.engine.session import Session
+from monge.engine.session import Session, catch
 from monge.serve.controller_names import ControllerNames
 from monge.serve.generation import (
     GenerationFinish,
@@ -80,21 +79,21 @@ class Scheduler:
         self._decoder, self._sink, self._prefill_chunk = decoder, sink, prefill_chunk
         self._max_batch_size = decoder.max_batch_size if max_batch_size is None else max_batch_size
         self.max_waiting = max_waiting
-        row = decoder.parts.target.max_length or _UNBOUNDED_CONTEXT
+        row = decoder.components.target.max_length or _UNBOUNDED_CONTEXT
         self._kv_budget = KVBudget(self._max_batch_size * row if kv_budget_tokens is None else kv_budget_tokens)
         for name, value in (("max_batch_size", self._max_batch_size), ("max_waiting", max_waiting)):
             if value < 1:
                 raise OptionError(f"{name} must be at least 1; got {value}")
         if self._kv_budget.total < 2:
             raise OptionError(f"kv_budget_tokens must hold a prompt and a token, at least 2; got {kv_budget_tokens}")
-        self._max_depth = decoder.parts.drafter.capabilities.max_depth
+        self._max_depth = decoder.components.drafter.capabilities.max_depth
         self._changed = threading.Condition()
         self._waiting: deque[ScheduledGeneration] = deque()
         self._running: dict[int, ScheduledGeneration] = {}
         self._cancelled: set[int] = set()
         self._group_ids = count()
         self._is_open, self._failure = True, None
-        self._controller_names = ControllerNames(decoder.parts)
+        self._controller_names = ControllerNames(decoder.components)
         self._totals = Totals(self._max_depth, self._controller_names.names)
         self._batch = self._new_batch()
         self._thread = threading.Thread(target=self._run, name="monge-decoding", daemon=True)
@@ -217,7 +216,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def _new_batch(self) -> Batch:
-        return Batch(self._decoder.parts, prefill_chunk=self._prefill_chunk, piece_s=_PIECE_S, isolated=True)
+        return Batch(self._decoder.components, prefill_chunk=self._prefill_chunk, piece_s=_PIECE_S, isolated=True)
 
     def _run(self) -> None:
         error = catch(self._decode)

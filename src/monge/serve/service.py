@@ -64,13 +64,13 @@ class Service:
         self, decoder: Decoder, scheduler: Scheduler, *, settings: ServerSettings, metrics: ServerMetrics, chat: ChatFormat
     ) -> None:
         self._scheduler, self._settings, self._metrics = scheduler, settings, metrics
-        lengths = [decoder.parts.target.max_length, decoder.parts.drafter.capabilities.max_length]
+        lengths = [decoder.components.target.max_length, decoder.components.drafter.capabilities.max_length]
         bounds = [scheduler.snapshot().kv_budget_tokens, *(length for length in lengths if length is not None)]
         self._max_sequence_tokens = min(bounds)
         self._parser = RequestParser(
             decoder=decoder, settings=settings, chat=chat, max_sequence_tokens=self._max_sequence_tokens
         )
-        self._controller_names = ControllerNames(decoder.parts)
+        self._controller_names = ControllerNames(decoder.components)
         self._texts = TokenTexts(decoder.tokenizer)
         self._created = int(time.time())
         self._fingerprint = _fingerprint(decoder)
@@ -159,7 +159,7 @@ def _cancel(handles: Sequence[RequestHandle]) -> None:
 
 
 def _fingerprint(decoder: Decoder) -> str:
-    parts = decoder.parts
+    parts = decoder.components
     names = [f"{name} {version(name)}" for name in ("monge", "torch", "transformers")]
     seeded = parts.planner(parts.seeded).controller
     what = [*names, *map(repr, (parts.target, parts.drafter, parts.rule, parts.controller, seeded))]

@@ -7,9 +7,9 @@ from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.engine.components import Components
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import open_sessions
-from monge.engine.parts import Parts
 from monge.engine.session import Request, Session
 from monge.testing.oracle import exact_law
 from monge.testing.tabular import TabularModel
@@ -46,15 +46,15 @@ class Case:
     controllers: tuple[str | None, ...] = ()
 
 
-def output_law(make_parts: Callable[[], Parts], case: Case, *, max_runs: int = 200_000) -> dict[Text, float]:
+def output_law(make_components: Callable[[], Components], case: Case, *, max_runs: int = 200_000) -> dict[Text, float]:
     """Law of the first `horizon` tokens written by the real loop, by enumeration of every draw.
 
     Args:
-        make_parts: Builds everything afresh, so that a run depends on its draws alone.
+        make_components: Builds everything afresh, so that a run depends on its draws alone.
         case: The problem.
         max_runs: Most branches to run.
     """
-    return exact_law(lambda draws: _run(make_parts(), case, draws), max_runs=max_runs)
+    return exact_law(lambda draws: _run(make_components(), case, draws), max_runs=max_runs)
 
 
 def target_law(target: TabularModel, case: Case) -> dict[Text, float]:
@@ -72,7 +72,7 @@ def target_law(target: TabularModel, case: Case) -> dict[Text, float]:
     return laws
 
 
-def _run(parts: Parts, case: Case, draws: Draws) -> Text:
+def _run(components: Components, case: Case, draws: Draws) -> Text:
     prompts = list(case.neighbours)
     prompts.insert(case.slot, case.prompt)
     sessions = [
@@ -92,13 +92,13 @@ def _run(parts: Parts, case: Case, draws: Draws) -> Text:
         )
         for row, prompt in enumerate(prompts)
     ]
-    open_sessions(sessions, parts)
+    open_sessions(sessions, components)
     watched, active = sessions[case.slot], sessions
     while watched.finish_reason is None and watched.num_generated < case.horizon:
-        run_round(active, parts)
+        run_round(active, components)
         for session in active:
             if session.finish_reason is not None:
-                close_session(session, parts)
+                close_session(session, components)
         active = [session for session in active if session.finish_reason is None]
     return watched.completion_ids[: case.horizon]
 

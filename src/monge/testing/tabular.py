@@ -11,7 +11,7 @@ from torch import Tensor
 
 from monge.core.errors import MongeError
 from monge.core.model import NodeBlock
-from monge.engine.models.hidden_states import FeatureLog
+from monge.engine.models.hidden_states import HiddenStateLog
 
 Style = Literal["positive", "sparse", "ties"]
 
@@ -76,7 +76,7 @@ class TabularModel:
         self._nodes: dict[int, list[tuple[int, ...]]] = {}
         self._logits: dict[tuple[int, ...], Tensor] = {}
         self.hidden_size, self.num_layers = vocab_size, 1
-        self._features: FeatureLog | None = None
+        self._features: HiddenStateLog | None = None
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         for sequence in prefixes:
@@ -124,7 +124,7 @@ class TabularModel:
             self._features.close(sequence)
 
     def watch(self, layers: Sequence[int], *, only_last: bool = False) -> None:
-        self._features = FeatureLog(layers, self.num_layers, only_last=only_last)
+        self._features = HiddenStateLog(layers, self.num_layers, only_last=only_last)
 
     def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
         return None if self._features is None else self._features.take(sequence)

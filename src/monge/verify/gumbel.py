@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from monge.core.clocks import ClockDraws, clock_draws, first_token, num_clocks
-from monge.core.draws import Draws
+from monge.core.clocks import clock_draws, first_token, num_clocks
+from monge.core.draws import ClockDraws, Draws
 from monge.core.errors import OptionError, ProposalMismatchError
 from monge.core.law import Law, LawSequence
 from monge.core.proposal import Proposal

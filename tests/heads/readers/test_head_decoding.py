@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from monge.api import make_parts
+from monge.api import make_components
 from monge.core.errors import OptionError, ProposalMismatchError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.head import HeadDrafter
 from monge.draft.tree.registry import TREES
+from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.parts import Parts
 from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.registry import load_head
 from monge.testing.decoding import Case, output_law, target_law
@@ -41,9 +41,9 @@ def table(seed: int = 3) -> TabularModel:
     return TabularModel(RandomTable(VOCAB, seed), VOCAB)
 
 
-def parts(kind: str, folder: Path, tree: str, verifier: str | None) -> Parts:
+def components(kind: str, folder: Path, tree: str, verifier: str | None) -> Components:
     target = table()
-    return make_parts(
+    return make_components(
         target, drafter=HeadDrafter(target=target, head=head_of(kind, folder), tree=TREES.parse(tree)), verifier=verifier
     )
 
@@ -65,7 +65,7 @@ def test_sampled_chains_are_lossless(kind: str, temperature: float, folder: Path
     """Two rounds; for one of each kind of head also a chain of two that reaches beyond the end."""
     num_tokens = 3 if kind in DEEP and temperature == 0.7 else 2
     case = Case(prompt=(0, 1), rules=SamplingRules(temperature=temperature), max_new_tokens=num_tokens)
-    found = output_law(lambda: parts(kind, folder, "chain(2)", "single_draft"), case)
+    found = output_law(lambda: components(kind, folder, "chain(2)", "single_draft"), case)
     assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
 
 
@@ -84,13 +84,13 @@ PAIRINGS = [
 @pytest.mark.parametrize(("kind", "tree", "verifier", "temperature"), PAIRINGS)
 def test_trees_are_lossless(kind: str, folder: Path, tree: str, verifier: str, temperature: float | int) -> None:
     case = Case(prompt=(0, 1), rules=SamplingRules(temperature=temperature))
-    found = output_law(lambda: parts(kind, folder, tree, verifier), case)
+    found = output_law(lambda: components(kind, folder, tree, verifier), case)
     assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
 
 
 def test_lossless_in_a_ragged_batch_beyond_the_end_and_from_a_prompt_of_one_token(folder: Path) -> None:
     case = Case(prompt=(2,), horizon=2, max_new_tokens=3, neighbours=((0, 1, 2),), slot=1, eos_ids=frozenset({1}))
-    found = output_law(lambda: parts("eagle3", folder, "chain(2)", "single_draft"), case)
+    found = output_law(lambda: components("eagle3", folder, "chain(2)", "single_draft"), case)
     assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
 
 
@@ -100,7 +100,7 @@ def test_lossless_in_a_ragged_batch_beyond_the_end_and_from_a_prompt_of_one_toke
 )
 def test_biased_pairings_are_refused(folder: Path, tree: str, verifier: str) -> None:
     with pytest.raises(ProposalMismatchError):
-        parts("eagle3", folder, tree, verifier)
+        components("eagle3", folder, tree, verifier)
 
 
 def test_a_pool_takes_one_head_only(folder: Path) -> None:
@@ -109,16 +109,16 @@ def test_a_pool_takes_one_head_only(folder: Path) -> None:
     for kind in ("eagle", "medusa"):
         head_of(kind, folder)
     with pytest.raises(OptionError, match="both take the target's hidden states"):
-        make_parts(target, drafter=heads, tree="chain(2)")
-    make_parts(target, drafter="pool('ngram', 'head')", head=folder / "eagle", tree="chain(2)")
+        make_components(target, drafter=heads, tree="chain(2)")
+    make_components(target, drafter="pool('ngram', 'head')", head=folder / "eagle", tree="chain(2)")
 
 
 def test_a_head_in_a_pool_follows_the_text(folder: Path) -> None:
     head_of("eagle3", folder)
     case = Case(prompt=(0, 1), rules=SamplingRules(temperature=0.7))
 
-    def made() -> Parts:
-        return make_parts(
+    def made() -> Components:
+        return make_components(
             table(), drafter="pool('ngram', 'head')", head=folder / "eagle3", tree="chain(1)", verifier="single_draft"
         )
 
@@ -177,7 +177,7 @@ def perfect_dspark() -> Published:
 def test_a_head_that_knows_the_text_is_always_accepted(make, depth: int, tmp_path: Path) -> None:
     target = TabularModel(markov_table, VOCAB)
     drafter = HeadDrafter(target=target, head=make().write(tmp_path), tree=TREES.parse(f"chain({depth})"))
-    decoder = Decoder(make_parts(target, drafter=drafter), tokenizer=None)
+    decoder = Decoder(make_components(target, drafter=drafter), tokenizer=None)
     (result,) = decoder.generate([(0, 1)], max_new_tokens=4 * (depth + 1), temperature=0.0)
     assert result.token_ids == tuple((2 + place) % VOCAB for place in range(4 * (depth + 1)))
     assert [record.num_accepted for record in result.records] == [depth] * 4
@@ -197,10 +197,10 @@ def test_greedy_text_of_a_network_stays_what_it_is(kind: str, tmp_path: Path) ->
         made.config["dflash_config"]["target_layer_ids"] = [-1, 1]
     drafter = f"head('{made.write(tmp_path)}')"
     texts = prompts((7, 3), seed=1)
-    plain = Decoder(make_parts(HfTreeModel(target_network), drafter="none"), tokenizer=None)
+    plain = Decoder(make_components(HfTreeModel(target_network), drafter="none"), tokenizer=None)
     expected = [one.token_ids for one in plain.generate(texts, max_new_tokens=24, temperature=0.0)]
     for tree in ("chain(3)", "best_first(6, 3, 3)"):
-        parts = make_parts(HfTreeModel(target_network), drafter=drafter, tree=tree)
-        found = Decoder(parts, tokenizer=None).generate(texts, max_new_tokens=24, temperature=0.0)
+        components = make_components(HfTreeModel(target_network), drafter=drafter, tree=tree)
+        found = Decoder(components, tokenizer=None).generate(texts, max_new_tokens=24, temperature=0.0)
         assert [one.token_ids for one in found] == expected
         assert max(record.num_nodes for record in found[0].records) >= 3

@@ -259,8 +259,8 @@ def test_heads_are_loaded_as_drafts(tmp_path: Path) -> None:
     folder = KINDS["eagle"](256, 4096)
     tidy(folder)
     decoder = monge.load(draft=folder.write(tmp_path / "eagle"), tree="chain(2)", controller="fixed")
-    assert isinstance(decoder.parts.drafter, HeadDrafter)
-    can = decoder.parts.drafter.capabilities
+    assert isinstance(decoder.components.drafter, HeadDrafter)
+    can = decoder.components.drafter.capabilities
     assert (can.num_bytes, can.bytes_per_token) == (4 * can.num_parameters, 4 * 4)
     with pytest.raises(OptionError, match=r"drafter 'ngram' takes no head \(draft=...\)"):
         monge.load(draft=tmp_path / "eagle", drafter="ngram")

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from monge.core.clocks import RequestDraws
-from monge.core.draws import TapeDraws
+from monge.core.draws import RequestDraws, TapeDraws
 from monge.core.errors import ProposalMismatchError
 from monge.core.law import DenseLaw, Law, SparseLaw
 from monge.core.proposal import Deterministic, Iid

@@ -185,7 +185,7 @@ def compile_module(notify: Notify, module: torch.nn.Module, like: Sequence[Tenso
 
     Args:
         notify: Receives messages about slow work.
-        module: See `ModuleHost.hosted`.
+        module: See `ModuleHost.module_program`.
         like: Likewise.
 
     Raises:

@@ -31,7 +31,7 @@ class ModuleRunner:
         self._output: Forward | None = None
 
     def run(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
-        """See `ModuleHost.hosted`."""
+        """See `ModuleHost.module_program`."""
         if self._maker is None:
             return module
         try:

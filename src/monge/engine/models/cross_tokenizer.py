@@ -11,7 +11,7 @@ from torch import Tensor
 
 from monge.core.errors import ContextLengthError
 from monge.core.model import NodeBlock, SequenceModel, dtype_of
-from monge.engine.models.vocabulary_mapping import Translation
+from monge.engine.models.vocabulary_mapping import VocabularyMapping
 
 _NEIGHBOURS: Final = 8
 """Tokens of the text that are retokenised with a continuation: pieces depend on what stands before them."""
@@ -38,7 +38,7 @@ class _Row:
     logits: Tensor | None = None
 
 
-class TranslatedModel:
+class CrossTokenizerModel:
     """Reads target tokens as the draft tokens that spell them, and answers in the target's vocabulary; a `ForeignModel`.
 
     A node of the target's tree becomes a chain of draft nodes. Its logits are those after the last of them, for the tokens that
@@ -46,7 +46,7 @@ class TranslatedModel:
 
     Args:
         model: The draft model, in its own vocabulary.
-        words: How target tokens are written in it.
+        mapping: How target tokens are written in it.
         draft_tokenizer: The draft model's tokenizer.
         target_tokenizer: The target's.
 
@@ -54,12 +54,12 @@ class TranslatedModel:
         Timor et al., arXiv 2502.05202: token-level intersection (TLI), and string-level exact match (SLEM) for continuations.
     """
 
-    def __init__(self, model: SequenceModel, words: Translation, draft_tokenizer: Any, target_tokenizer: Any) -> None:
-        self._model, self._words = model, words
+    def __init__(self, model: SequenceModel, mapping: VocabularyMapping, draft_tokenizer: Any, target_tokenizer: Any) -> None:
+        self._model, self._mapping = model, mapping
         self._draft_tokenizer, self._target_tokenizer = draft_tokenizer, target_tokenizer
-        self._shared = torch.tensor(words.shared).T
+        self._shared = torch.tensor(mapping.shared).T
         self._rows: dict[int, _Row] = {}
-        self.vocab_size, self.dtype = len(words.written), dtype_of(model)
+        self.vocab_size, self.dtype = len(mapping.written), dtype_of(model)
         self.max_length = model.max_length
         self.no_tree_reason = model.no_tree_reason
         self.no_draft_reason = model.no_draft_reason
@@ -72,10 +72,10 @@ class TranslatedModel:
     @property
     def num_shared(self) -> int:
         """Tokens that both vocabularies have."""
-        return len(self._words.shared)
+        return len(self._mapping.shared)
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
-        own = {sequence: self._words.read(tokens) for sequence, tokens in prefixes.items()}
+        own = {sequence: self._mapping.read(tokens) for sequence, tokens in prefixes.items()}
         for sequence, tokens in prefixes.items():
             self._rows[sequence] = _Row(text=list(tokens))
             self._fits(self._rows[sequence], len(own[sequence]))
@@ -84,7 +84,7 @@ class TranslatedModel:
             self._rows[sequence].num_own = len(tokens)
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
-        own = {sequence: self._words.read(tokens) for sequence, tokens in pieces.items()}
+        own = {sequence: self._mapping.read(tokens) for sequence, tokens in pieces.items()}
         for sequence, tokens in pieces.items():
             row = self._rows[sequence]
             row.text.extend(tokens)
@@ -144,7 +144,7 @@ class TranslatedModel:
         for token, parent in zip(block.token_ids, block.parents, strict=True):
             above = row.nodes[parent] if parent >= 0 else ()
             slots = list(above)
-            for own in self._words.written[token]:
+            for own in self._mapping.written[token]:
                 parents.append(slots[-1] if slots else -1)
                 tokens.append(own)
                 slots.append(row.num_slots)

@@ -9,12 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from monge.core.devices import sent
 from monge.core.errors import MongeError, UnsupportedModelError
 from monge.core.model import NodeBlock
-from monge.engine.catch import catch
 from monge.engine.clock import now
-from monge.engine.models.layer_subset import shortened
+from monge.engine.models.layer_subset import layer_subset
 from monge.engine.models.network_facts import (
     cache_keyword,
     check_causal,
@@ -25,6 +23,7 @@ from monge.engine.models.network_facts import (
     rollback_obstacle,
     tree_obstacle,
 )
+from monge.engine.session import catch
 
 _PREFILL: Final = 1024
 
@@ -60,7 +59,7 @@ class HfChainModel:
         self._chooses_logits = chooses_logits(model)
         self._rows: dict[int, _Row] = {}
         self._forward_s = 0.0
-        self._shortened: list[HfChainModel] = []
+        self._subsets: list[HfChainModel] = []
         self.dtype: torch.dtype = model.dtype
         self.num_layers = int(config.num_hidden_layers)
         self.vocab_size = int(config.vocab_size)
@@ -76,7 +75,7 @@ class HfChainModel:
     @property
     def forward_s(self) -> float:
         """Seconds spent inside the network's own forward."""
-        return self._forward_s + sum(model.forward_s for model in self._shortened)
+        return self._forward_s + sum(model.forward_s for model in self._subsets)
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         stateful = self.no_draft_reason is not None
@@ -122,10 +121,10 @@ class HfChainModel:
     def close(self, sequence: int) -> None:
         del self._rows[sequence]
 
-    def shortened(self, layers: Sequence[int]) -> "HfChainModel":
+    def layer_subset(self, layers: Sequence[int]) -> "HfChainModel":
         """A model that runs only these layers; see `LayeredModel`."""
-        self._shortened.append(HfChainModel(shortened(self._model, layers)))
-        return self._shortened[-1]
+        self._subsets.append(HfChainModel(layer_subset(self._model, layers)))
+        return self._subsets[-1]
 
     def _failure(self, num_tokens: int) -> Exception | None:
         """What goes wrong, if anything, when so many tokens are read behind a few."""
@@ -138,7 +137,7 @@ class HfChainModel:
     def _read(self, row: _Row, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:
         first = row.length + row.num_uncommitted
         inputs: dict[str, Any] = {
-            "input_ids": sent(torch.tensor([list(token_ids)]), self._device),
+            "input_ids": torch.tensor([list(token_ids)]).to(self._device, non_blocking=True),
             self._cache_keyword: row.cache,
             "use_cache": True,
         }

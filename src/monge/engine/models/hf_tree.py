@@ -9,16 +9,15 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.core.devices import sent
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.model import Forward, NodeBlock
 from monge.engine.backends.base import ChainStep, NodeStep, PromptStep, SizedStep, StepMaker, StepOutput, StepSpec
 from monge.engine.backends.module_runner import ModuleMaker, ModuleRunner
 from monge.engine.clock import now
-from monge.engine.models.cache_rows import CacheRow, RowTable
-from monge.engine.models.hidden_states import FeatureLog
-from monge.engine.models.layer_subset import shortened
-from monge.engine.models.masks import MaskForm, forward_inputs
+from monge.engine.models.group_by_length import group_by_length
+from monge.engine.models.hidden_states import HiddenStateLog
+from monge.engine.models.layer_subset import layer_subset
+from monge.engine.models.masks import MaskFormat, forward_inputs
 from monge.engine.models.network_facts import (
     cache_keyword,
     check_causal,
@@ -28,8 +27,7 @@ from monge.engine.models.network_facts import (
     num_weights,
     tree_obstacle,
 )
-from monge.engine.models.padding import of_similar_size
-from monge.engine.models.tree_cache import TreeCache
+from monge.engine.models.tree_cache import CacheRow, RowTable, TreeCache
 
 _PREFILL: Final = 1024  # tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt
 _STEP: Final = 64  # nodes a row that a step reads; in larger blocks arithmetic counts, not what lies between operations
@@ -46,8 +44,8 @@ class HfTreeModel:
     Args:
         model: A causal language model in evaluation mode that takes 4-D masks and position ids.
         step: Reads small blocks of nodes in the network's place, short prompts too; longer ones are read by the network itself.
-        step_with: Makes the step that gives hidden states as well, for when they are watched.
-        module_with: Runs the output layer and the steps of heads; `None` leaves them as they are.
+        step_maker: Makes the step that gives hidden states as well, for when they are watched.
+        module_maker: Runs the output layer and the steps of heads; `None` leaves them as they are.
 
     Raises:
         UnsupportedModelError: If the network cannot read trees; the message says why.
@@ -60,27 +58,27 @@ class HfTreeModel:
         self,
         model: PreTrainedModel,
         step: NodeStep | None = None,
-        step_with: StepMaker | None = None,
-        module_with: ModuleMaker | None = None,
+        step_maker: StepMaker | None = None,
+        module_maker: ModuleMaker | None = None,
     ) -> None:
         check_causal(model)
         reason = tree_obstacle(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        self._model, self._step_with, self._hosted = model, step_with, ModuleRunner(model, module_with)
+        self._model, self._step_maker, self._modules = model, step_maker, ModuleRunner(model, module_maker)
         config = model.config.get_text_config()
         self._windows = layer_windows(config)
-        self._take(step)
+        self._use_step(step)
         self._attention = str(config._attn_implementation)
         self._device, self._dtype, self._embedding = model.device, model.dtype, model.get_input_embeddings()
-        self._form = MaskForm(self._windows, self._attention, self._dtype, self._device)
+        self._form = MaskFormat(self._windows, self._attention, self._dtype, self._device)
         growth = {"growth": _GROWTH} if self._widths else {}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **growth)
         self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
         self._rows = RowTable(self._cache)
         self._forward_s = 0.0
-        self._shortened: list[HfTreeModel] = []
-        self._features: FeatureLog | None = None
+        self._subsets: list[HfTreeModel] = []
+        self._features: HiddenStateLog | None = None
         self.hidden_size, self.num_layers = int(config.hidden_size), int(config.num_hidden_layers)
         self.vocab_size = int(config.vocab_size)
         self.max_length = context_length(config)
@@ -93,7 +91,7 @@ class HfTreeModel:
     @property
     def forward_s(self) -> float:
         """Seconds spent inside the network's own forward."""
-        return self._forward_s + sum(model.forward_s for model in self._shortened)
+        return self._forward_s + sum(model.forward_s for model in self._subsets)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -120,12 +118,6 @@ class HfTreeModel:
         """What reads small blocks in the network's place."""
         return self._step
 
-    @property
-    def lays_chains(self) -> bool:
-        """Whether the cache is laid out, a chain's node sees all columns up to its own, and nobody watches hidden states."""
-        is_plain = self._features is None and all(window is None for window in self._windows.values())
-        return is_plain and self._cache.is_settled
-
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         for sequence in prefixes:
             self._rows.open(sequence)
@@ -143,7 +135,7 @@ class HfTreeModel:
             parts = {
                 sequence: tuple(tokens[start : start + _PREFILL]) for sequence, tokens in pieces.items() if len(tokens) > start
             }
-            for group in of_similar_size({sequence: len(part) for sequence, part in parts.items()}):
+            for group in group_by_length({sequence: len(part) for sequence, part in parts.items()}):
                 self._read({sequence: NodeBlock.chain(parts[sequence]) for sequence in group}, keep_logits=False)
                 self.commit({sequence: range(len(parts[sequence])) for sequence in group})
 
@@ -183,28 +175,28 @@ class HfTreeModel:
     def watch(self, layers: Sequence[int], *, only_last: bool = False) -> None:
         if len(self._rows):
             raise MongeError(f"hidden states must be watched before sequences are open; {len(self._rows)} are")
-        self._features = FeatureLog(layers, self.num_layers, only_last=only_last)
-        self._take(self._watching_step(self._features.layers))
+        self._features = HiddenStateLog(layers, self.num_layers, only_last=only_last)
+        self._use_step(self._watching_step(self._features.layers))
 
     def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
         return None if self._features is None else self._features.take(sequence)
 
     def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
         with torch.inference_mode():
-            return self._hosted.logits(states)
+            return self._modules.logits(states)
 
     def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
         with torch.inference_mode():
-            return self._embedding(sent(torch.tensor(list(token_ids)), self._device))
+            return self._embedding(torch.tensor(list(token_ids)).to(self._device, non_blocking=True))
 
-    def hosted(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
+    def module_program(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
         """What runs a small module; see `ModuleHost`."""
-        return self._hosted.run(module, like)
+        return self._modules.run(module, like)
 
-    def shortened(self, layers: Sequence[int]) -> "HfTreeModel":
+    def layer_subset(self, layers: Sequence[int]) -> "HfTreeModel":
         """A model that runs only these layers; see `LayeredModel`."""
-        self._shortened.append(HfTreeModel(shortened(self._model, layers)))
-        return self._shortened[-1]
+        self._subsets.append(HfTreeModel(layer_subset(self._model, layers)))
+        return self._subsets[-1]
 
     def step_spec(self) -> StepSpec:
         """What a step has to read in this network's place; known once a sequence was opened."""
@@ -215,17 +207,6 @@ class HfTreeModel:
             cache_shapes=tuple((tensor.shape[1], tensor.shape[3]) for tensor in kept),
             dtype=self._dtype,
         )
-
-    def lay_chain(self, sequence: int, num_nodes: int) -> TreeCache:
-        """The cache with room for a chain of uncommitted nodes behind all that is read; who asked for it reads them."""
-        row, index = self._rows[sequence], self._rows.index(sequence)
-        self._cache.place(slice(index, index + 1), (row.end,), num_nodes, self._rows.held)
-        row.nodes.add_chain(num_nodes)
-        return self._cache
-
-    def note_forward(self, seconds: float) -> None:
-        """Count the time of a forward that somebody else ran."""
-        self._forward_s += seconds
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` if the bookkeeping contradicts itself."""
@@ -243,7 +224,7 @@ class HfTreeModel:
         token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
         self._cache.place(rows, starts, width, self._rows.held)
         masks = self._form.masks(visible, positions, lengths, nodes)
-        token_ids, positions = sent(token_ids, self._device), sent(positions, self._device)
+        token_ids, positions = token_ids.to(self._device, non_blocking=True), positions.to(self._device, non_blocking=True)
         start = now()
         with torch.inference_mode():
             output = self._forward(token_ids, positions, masks, keep_logits=keep_logits)
@@ -256,7 +237,9 @@ class HfTreeModel:
 
     def _read_chain(self, row: CacheRow, block: NodeBlock, step: ChainStep) -> Tensor:
         """`_read` for a chain behind one text."""
-        cache, start = self.lay_chain(row.sequence, len(block.token_ids)), now()
+        index, cache, start = self._rows.index(row.sequence), self._cache, now()
+        cache.place(slice(index, index + 1), (row.end,), len(block.token_ids), self._rows.held)
+        row.nodes.add(block)
         with torch.inference_mode():
             output = step.read_chain(block.token_ids, cache.starts[0], cache)
             if self._features is not None:
@@ -265,7 +248,7 @@ class HfTreeModel:
         self._forward_s += now() - start
         return logits
 
-    def _take(self, step: NodeStep | None) -> None:
+    def _use_step(self, step: NodeStep | None) -> None:
         """Read small blocks by this step from now on."""
         self._step = step
         self._prompt_step = step if isinstance(step, PromptStep) else None
@@ -287,9 +270,11 @@ class HfTreeModel:
             is_cheap = size * self.vocab_size <= _UNWANTED and not self._widths
             if token_ids.shape[1] <= _STEP and (keep_logits or is_cheap):
                 return self._step(*inputs)
-        return self._whole(token_ids, positions, masks, keep_logits=keep_logits)
+        return self._eager_forward(token_ids, positions, masks, keep_logits=keep_logits)
 
-    def _whole(self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool) -> StepOutput:
+    def _eager_forward(
+        self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool
+    ) -> StepOutput:
         """A forward of the network itself."""
         inputs: dict[str, Any] = {
             "input_ids": token_ids,
@@ -309,9 +294,9 @@ class HfTreeModel:
         if self._step is None or self._step.layers == layers:
             return self._step
         reason = f"a step of kind {self._step.name!r} was given that shows none"
-        if self._step_with is not None:
+        if self._step_maker is not None:
             try:
-                return self._step_with(layers)
+                return self._step_maker(layers)
             except BackendError as error:
                 reason = str(error)
         warnings.warn(f"hidden states are watched, so every step of the target runs eagerly: {reason}", stacklevel=3)

@@ -12,7 +12,7 @@ from monge.core.errors import OptionError
 from monge.engine.backends.base import StepOutput
 
 
-class FeatureLog:
+class HiddenStateLog:
     """Remembers hidden states of uncommitted nodes, and of committed tokens until somebody takes them.
 
     Args:

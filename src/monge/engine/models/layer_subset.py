@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from monge.core.errors import OptionError, UnsupportedModelError
 
 
-def shortened(network: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
+def layer_subset(network: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     """The network with these layers only, in their order; embeddings, final norm and output layer stay.
 
     Args:
@@ -25,14 +25,14 @@ def shortened(network: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
     total = int(config.num_hidden_layers)
     if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= total:
         raise OptionError(
-            f"a shortened network keeps layers in increasing order, each between 0 and {total - 1}; got {list(layers)}"
+            f"a layer subset lists layers in increasing order, each between 0 and {total - 1}; got {list(layers)}"
         )
     if getattr(config, "num_kv_shared_layers", None):
         raise UnsupportedModelError(
             f"{type(network).__name__} has layers that read other layers' keys, so none can be left out"
         )
     path = _path_of_layers(network, total)
-    settings = _shortened_settings(network.config, layers)
+    settings = _subset_config(network.config, layers)
     swap = {id(network.config): settings, id(config): settings.get_text_config()}
     top = module = _copied(network, swap)
     for name in path[:-1]:
@@ -57,7 +57,7 @@ def _path_of_layers(network: PreTrainedModel, total: int) -> list[str]:
     return found[0].split(".")
 
 
-def _shortened_settings(config: Any, layers: Sequence[int]) -> Any:
+def _subset_config(config: Any, layers: Sequence[int]) -> Any:
     settings = copy.deepcopy(config)
     text = settings.get_text_config()
     kinds = getattr(text, "layer_types", None)

@@ -11,7 +11,6 @@ from jaxtyping import Bool, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from monge.core.devices import sent
 from monge.core.model import NodeBlock
 
 _BAND: Final = 512  # smallest width for which a chain's mask is kept
@@ -38,11 +37,6 @@ class UncommittedNodes:
                 self._ancestors_up_to(slot)
                 above = () if parent < 0 else self._ancestors[parent]
                 self._ancestors.append((*above, slot))
-
-    def add_chain(self, count: int) -> None:
-        """Append nodes, each the child of the one before, the first that of the last node there is."""
-        for _ in range(count):
-            self.add(NodeBlock.chain((0,), after=len(self.depths) - 1))
 
     def visible(self, first: int) -> NDArray[np.bool_]:
         """For the nodes from slot `first` on: which uncommitted slots each sees, itself and its ancestors, `[nodes, slots]`."""
@@ -153,7 +147,7 @@ def block_mask(seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class MaskForm:
+class MaskFormat:
     """The form in which a network's attention takes its masks.
 
     Args:
@@ -179,7 +173,7 @@ class MaskForm:
         masks: dict[str, Any] = {}
         for kind, window in self.windows.items():
             seen = visible if window is None else within_window(visible, positions, lengths, nodes, window)
-            masks[kind] = self._formed(sent(seen, self.device)[:, None])
+            masks[kind] = self._formed(seen.to(self.device, non_blocking=True)[:, None])
         return masks
 
     def _formed(self, seen: Bool[Tensor, "batch one nodes seq"]) -> Any:

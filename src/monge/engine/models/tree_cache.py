@@ -5,15 +5,16 @@ reading order. Committing a path moves its columns together; dropping nodes move
 length live in one batch: each forward writes every row at its own end, and the mask hides what lies behind it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from monge.core.devices import sent
 from monge.core.errors import UnsupportedModelError
+from monge.engine.models.masks import UncommittedNodes
 
 _COLUMNS: Final = 64  # columns are added in steps, so that a growing text rarely moves the cache
 
@@ -37,7 +38,7 @@ class _Placement:
             self.row_index = self.column_index = None
         else:
             self.row_index = torch.arange(rows.start, rows.stop, device=device)[:, None]
-            self.column_index = sent(torch.tensor(starts), device)[:, None] + torch.arange(width, device=device)
+            self.column_index = torch.tensor(starts).to(device, non_blocking=True)[:, None] + torch.arange(width, device=device)
 
 
 class _Layer(CacheLayerMixin):
@@ -127,7 +128,7 @@ class TreeCache(Cache):
 
     def columns(self, width: int) -> Tensor:
         """Columns that the coming forward writes, `[rows, width]`."""
-        starts = sent(torch.tensor(self._placement.starts), self._device)
+        starts = torch.tensor(self._placement.starts).to(self._device, non_blocking=True)
         return starts[:, None] + torch.arange(width, device=self._device)
 
     def kept(self) -> list[Tensor]:
@@ -138,19 +139,6 @@ class TreeCache(Cache):
             views = [tensor[rows] for tensor in self._tensors()]
             self._views[rows.start, rows.stop] = views
         return views
-
-    def write(self, blocks: Sequence[Tensor]) -> None:
-        """Write new keys and values where the coming forward was placed.
-
-        Args:
-            blocks: For every shape of keys and values, in the order of the layers, `[tensors, rows, heads, nodes, head_dim]`.
-        """
-        place = self._placement
-        for slab, block in zip(self._slabs, blocks, strict=True):
-            if place.column_index is None:
-                slab[:, place.rows, :, place.starts[0] : place.end] = block
-            else:
-                slab[:, place.row_index, :, place.column_index] = block.permute(1, 3, 0, 2, 4)
 
     def place(self, rows: slice, starts: Sequence[int], width: int, held: tuple[int, int] = (0, 0)) -> None:
         """Say where the coming forward writes: row `rows.start + i` from column `starts[i]`, `width` columns each.
@@ -179,7 +167,7 @@ class TreeCache(Cache):
 
     def keep(self, row: int, start: int, columns: Sequence[int]) -> None:
         """Move these columns of a row together, from `start` on."""
-        index = sent(torch.tensor(columns), self._device)
+        index = torch.tensor(columns).to(self._device, non_blocking=True)
         for slab in self._slabs:
             slab[:, row, :, start : start + len(columns)] = slab[:, row].index_select(2, index)
 
@@ -269,3 +257,104 @@ class TreeCache(Cache):
             for tensor in (layer.keys, layer.values)
             if layer.is_initialized and tensor is not None
         ]
+
+
+@dataclass(slots=True)
+class CacheRow:
+    """One sequence: how many columns are committed, and what is read behind them."""
+
+    sequence: int
+    length: int = 0
+    nodes: UncommittedNodes = field(default_factory=UncommittedNodes)
+
+    @property
+    def end(self) -> int:
+        """Columns that are filled."""
+        return self.length + len(self.nodes)
+
+
+class RowTable:
+    """The rows in use, without gaps; a forward reads rows that lie side by side.
+
+    Args:
+        cache: What holds their keys and values; a row that moves here moves there.
+    """
+
+    def __init__(self, cache: TreeCache) -> None:
+        self._cache = cache
+        self._rows: list[CacheRow] = []
+        self._index_of: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, sequence: int) -> CacheRow:
+        return self._rows[self._index_of[sequence]]
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Rows in use, and columns of the longest."""
+        return len(self._rows), max((row.end for row in self._rows), default=0)
+
+    def index(self, sequence: int) -> int:
+        """Where a sequence lies; it may move with every forward, and when one is closed."""
+        return self._index_of[sequence]
+
+    def open(self, sequence: int) -> None:
+        """Give a sequence an empty row."""
+        assert sequence not in self._index_of, f"sequence {sequence} is open already"
+        self._index_of[sequence] = len(self._rows)
+        self._rows.append(CacheRow(sequence))
+
+    def rename(self, sequence: int, new: int, length: int) -> None:
+        """Give a sequence's row to another one, which keeps the first columns."""
+        assert new not in self._index_of, f"sequence {new} is open already"
+        index = self._index_of.pop(sequence)
+        self._index_of[new], self._rows[index] = index, CacheRow(new, length)
+
+    def close(self, sequence: int) -> None:
+        """Take a row back; the last one fills the gap."""
+        index, last = self._index_of.pop(sequence), self._rows.pop()
+        if last.sequence != sequence:
+            self._cache.move_row(len(self._rows), index, last.end)
+            self._rows[index] = last
+            self._index_of[last.sequence] = index
+        self._cache.clear_row(len(self._rows))
+
+    def together(self, sequences: Iterable[int]) -> slice:
+        """Rows of these sequences, side by side.
+
+        Those between them would be read as padding, a forward's width each. To move a row once is cheaper than that, and rows
+        that were read together stay together.
+        """
+        indices = [self._index_of[sequence] for sequence in sequences]
+        count, first = len(indices), min(indices)
+        if max(indices) - first + 1 > count:
+            wanted = set(indices)
+            starts = range(len(self._rows) - count + 1)
+            first = max(starts, key=lambda start: sum(index in wanted for index in range(start, start + count)))
+            inside = range(first, first + count)
+            others = (index for index in inside if index not in wanted)
+            for index in indices:
+                if index not in inside:
+                    self._swap(index, next(others))
+        return slice(first, first + count)
+
+    def rows(self, where: slice) -> list[CacheRow]:
+        """What lies there."""
+        return self._rows[where]
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` if the bookkeeping contradicts itself."""
+        assert len(self._rows) == len(self._index_of), "rows and sequences differ in number"
+        for index, row in enumerate(self._rows):
+            where = self._index_of[row.sequence]
+            assert where == index, f"row {index} holds sequence {row.sequence}, which is listed in row {where}"
+            assert row.length >= 0
+
+    def _swap(self, one: int, other: int) -> None:
+        rows, index_of = self._rows, self._index_of
+        if rows[one].end or rows[other].end:
+            self._cache.swap_rows(one, other)
+        rows[one], rows[other] = rows[other], rows[one]
+        index_of[rows[one].sequence], index_of[rows[other].sequence] = one, other

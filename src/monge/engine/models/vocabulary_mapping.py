@@ -16,7 +16,7 @@ _VISIBLE: Final = (*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") +
 
 
 @dataclass(frozen=True, slots=True)
-class Translation:
+class VocabularyMapping:
     """How target tokens are written in the draft model's vocabulary.
 
     Args:
@@ -32,8 +32,8 @@ class Translation:
         return tuple(own for token in token_ids for own in self.written[token])
 
 
-def translation(target_tokenizer: Any, draft_tokenizer: Any, vocab_size: int, draft_vocab_size: int) -> Translation:
-    """The translation between two tokenizers.
+def map_vocabulary(target_tokenizer: Any, draft_tokenizer: Any, vocab_size: int, draft_vocab_size: int) -> VocabularyMapping:
+    """The mapping from the target's vocabulary to the draft model's.
 
     A token that the draft model lacks is written with its longest tokens, from the left; what has no spelling there (another
     family's special tokens) as its end of text.
@@ -61,7 +61,7 @@ def translation(target_tokenizer: Any, draft_tokenizer: Any, vocab_size: int, dr
     unknown = (int(end),) if end is not None else (shared[0][1],)
     longest = max((len(spelling) for spelling in own_id if isinstance(spelling, bytes)), default=0)
     written = tuple(_written(theirs.get(token), own_id, longest) or unknown for token in range(vocab_size))
-    return Translation(shared, written)
+    return VocabularyMapping(shared, written)
 
 
 def spellings(tokenizer: Any, whose: str) -> Mapping[int, Spelling]:

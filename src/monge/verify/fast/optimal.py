@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from monge.core.devices import sent
 from monge.core.draws import Draws
 from monge.core.law import DenseLaw, Law, SparseLaw
 from monge.core.proposal import Iid, Mixed
@@ -72,11 +71,13 @@ def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
     positions = [[problem.draws.uniform() for _ in tokens] for problem, tokens in zip(problems, drawn, strict=True)]
     device = parts[0].probs.device
     lines = Lines.build(
-        padded(p), padded([part.probs for part in parts]), sent(torch.tensor([len(tokens) for tokens in drawn]), device)
+        padded(p),
+        padded([part.probs for part in parts]),
+        torch.tensor(list(map(len, drawn))).to(device, non_blocking=True),
     )
-    tokens = padded([sent(torch.tensor(row), device) for row in drawn], value=-1)
+    tokens = padded([torch.tensor(row).to(device, non_blocking=True) for row in drawn], value=-1)
     columns = _columns_of(padded([part.token_ids for part in parts], value=BEYOND), tokens)
-    uniforms = padded([sent(torch.tensor(row, dtype=torch.float64), device) for row in positions])
+    uniforms = padded([torch.tensor(row, dtype=torch.float64).to(device, non_blocking=True) for row in positions])
     probs = Scores.of(lines, columns, uniforms).win_probs().tolist()
     return [
         Flow(accept_probs=_by_token(own, row), token_ids=part.token_ids, masses=masses[: part.token_ids.numel()])

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from monge.core.devices import sent
 from monge.core.law import DenseLaw, Law, SparseLaw
 
 
@@ -37,7 +36,7 @@ def draw_remainders(
     rest = p.scatter_add(1, places, torch.where(is_token, left - p.gather(1, places), 0.0)).clamp_min(0.0)
     is_empty = rest.amax(1, keepdim=True) == 0.0  # all of p is accepted: rounding alone brings a caller here
     sums = torch.where(is_empty, p, rest).cumsum(1)
-    wanted = sent(torch.tensor(positions, dtype=torch.float64), p.device).unsqueeze(1) * sums[:, -1:]
+    wanted = torch.tensor(positions, dtype=torch.float64).to(p.device, non_blocking=True).unsqueeze(1) * sums[:, -1:]
     return torch.searchsorted(sums, wanted, right=True).squeeze(1).tolist()
 
 

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from monge.core.devices import sent
 from monge.core.draws import Draws, can_peek
 from monge.core.errors import ProposalMismatchError
 from monge.core.law import DenseLaw, Law
@@ -76,7 +75,7 @@ class Trials:
         p = torch.stack([_masses(node.target_law, row) for node, row in zip(nodes, token_ids, strict=True)])
         tries = max(len(node.tokens) for node in nodes)
         tokens = _table([node.tokens for node in nodes], tries, BEYOND, device)
-        counts = sent(torch.tensor([[len(node.fixed), len(node.tokens)] for node in nodes]), device)
+        counts = torch.tensor([[len(node.fixed), len(node.tokens)] for node in nodes]).to(device, non_blocking=True)
         place = torch.arange(tries, device=device)
         is_fixed = place < counts[:, :1]
         is_tried, found = place < counts[:, 1:], torch.searchsorted(drawn_ids, tokens).clamp_max(drawn_ids.shape[1] - 1)
@@ -123,7 +122,7 @@ def emitted(nodes: Sequence[Trial], method: Method) -> list[int]:
     refused = [row for row, winner in enumerate(winners) if winner < 0]
     tokens = [node.tokens[winner] for node, winner in zip(nodes, winners, strict=True)]
     if refused:
-        index = sent(torch.tensor(refused), trials.p.device)
+        index = torch.tensor(refused).to(trials.p.device, non_blocking=True)
         rest = draw_remainders(
             [nodes[row].target_law for row in refused],
             trials.token_ids[index],
@@ -146,4 +145,4 @@ def _masses(law: Law, token_ids: Int64[Tensor, " columns"]) -> Float64[Tensor, "
 
 def _table(rows: Sequence[tuple[int, ...]], width: int, value: int, device: torch.device) -> Int64[Tensor, "rows width"]:
     table = [[*row, *[value] * (width - len(row))] for row in rows]
-    return sent(torch.tensor(table, dtype=torch.int64), device).reshape(len(rows), width)
+    return torch.tensor(table, dtype=torch.int64).to(device, non_blocking=True).reshape(len(rows), width)

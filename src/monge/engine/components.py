@@ -1,4 +1,4 @@
-"""The parts that a round is made of."""
+"""The components that a round is made of."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from monge.control.base import AnyController, Reads
-from monge.control.shared import SharedState
+from monge.control.base import AnyController, Reads, SharedState
 from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedModelError, VocabularyMismatchError, unknown_name
 from monge.core.model import SequenceModel, dtype_of
 from monge.core.proposal import Mixed
@@ -28,7 +27,7 @@ class Planner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Components:
     """Target, drafter, verifier and controller, checked against each other.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Final
 _FORWARD: Final = 32  # tokens whose reading takes as long as what a forward costs in any case
 
 
-def of_similar_size(sizes: Mapping[int, int]) -> list[list[int]]:
+def group_by_length(sizes: Mapping[int, int]) -> list[list[int]]:
     """Split texts into groups so that padding and forwards together cost least.
 
     A group costs its rows times its longest text, plus what a forward costs whatever it reads. The cheapest split is one of the
