@@ -1,7 +1,10 @@
-"""Draws the figures of the verifiers' pages: `python docs/figures.py [RULE ...]`, into `docs/figures/acceptance`.
+"""Draws the figures of the verifiers' pages.
 
-Every point is one pair of laws of a fixed bank and one way of drafting two candidates: across, the optimum for this way; up,
-the acceptance of the rule. Both are exact: closed forms, or enumeration where there is none. The diagonal is optimal.
+`python docs/figures.py [RULE ...]`, into `docs/figures/acceptance`.
+
+Every point is one pair of laws of a fixed bank and one way of drafting two candidates: across, the
+optimum for this way; up, the acceptance of the rule. Both are exact: closed forms, or enumeration
+where there is none. The diagonal is optimal.
 """
 
 import sys
@@ -26,7 +29,10 @@ def bank() -> list[tuple[np.ndarray, np.ndarray]]:
     """Pairs of laws, unrelated at first, closer and closer to each other towards the end."""
     pairs = []
     for number in range(NUM_PAIRS):
-        p, other = (np.array(RandomTable(NUM_TOKENS, 2 * number + side, "sparse")(())) ** 2 for side in (0, 1))
+        p, other = (
+            np.array(RandomTable(NUM_TOKENS, 2 * number + side, "sparse")(())) ** 2
+            for side in (0, 1)
+        )
         share = number / NUM_PAIRS
         mixed = share * p / p.sum() + (1.0 - share) * other / other.sum()
         pairs.append((p / p.sum(), mixed / mixed.sum()))

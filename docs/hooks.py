@@ -2,10 +2,10 @@
 
 Four marks are understood, each alone on its line:
 
-    <!-- components: verifiers -->      the table of a room, one row per registered component
-    <!-- component: verifiers/rrs -->   the class registered under a name: its settings, docstring and source
-    <!-- children -->                   the ways of drawing children, and the verifiers that are exact for them
-    <!-- public names -->               the names of `monge.__all__`
+    <!-- components: verifiers -->      the table of a room, one row per registered component <!--
+    component: verifiers/rrs -->   the class registered under a name: its settings, docstring and
+    source <!-- children -->                   the ways of drawing children, and the verifiers that
+    are exact for them <!-- public names -->               the names of `monge.__all__`
 """
 
 import dataclasses
@@ -29,7 +29,9 @@ ROOMS: Mapping[str, Registry[Any]] = {
     "trees": TREES,
     "controllers": CONTROLLERS,
 }
-_MARK = re.compile(r"^<!-- (components|component|children|public names)(?:: ([\w/]+))? -->$", re.MULTILINE)
+_MARK = re.compile(
+    r"^<!-- (components|component|children|public names)(?:: ([\w/]+))? -->$", re.MULTILINE
+)
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
@@ -54,14 +56,22 @@ def figure(room: str, name: str) -> str:
     picture = f"figures/acceptance/{name}.png"
     if room != "verifiers" or not (Path(__file__).parent / picture).is_file():
         return ""
-    return f"## Against the optimum\n\n![acceptance of {name} against the optimum](../{picture})\n\n"
+    return (
+        f"## Against the optimum\n\n![acceptance of {name} against the optimum](../{picture})\n\n"
+    )
 
 
 def components(room: str) -> str:
-    """One row per component: its name, linked to its page; its settings with their defaults; its first docstring line."""
+    """One row per component: its name, linked to its page; its settings with their defaults.
+
+    Its first docstring line.
+    """
     registry = ROOMS[room]
     head = ["name", "settings", "what it does"]
-    rows = [[f"[`{name}`]({name}.md)", _settings(registry, name), registry.summary(name)] for name in registry]
+    rows = [
+        [f"[`{name}`]({name}.md)", _settings(registry, name), registry.summary(name)]
+        for name in registry
+    ]
     if room == "verifiers":
         head.append("exact for")
         for row, name in zip(rows, registry, strict=True):
@@ -77,17 +87,27 @@ def children() -> str:
             _settings(CHILDREN, name),
             CHILDREN.summary(name),
             f"`{way.proposes.__name__}`",
-            _codes([verifier for verifier in VERIFIERS if way.proposes in VERIFIERS.make(verifier).accepts]),
+            _codes(
+                [
+                    verifier
+                    for verifier in VERIFIERS
+                    if way.proposes in VERIFIERS.make(verifier).accepts
+                ]
+            ),
         ]
         for name, way in CHILDREN.items()
     ]
-    return _table(["way", "settings", "what is offered", "proposal", "verifiers that are exact for it"], rows)
+    return _table(
+        ["way", "settings", "what is offered", "proposal", "verifiers that are exact for it"], rows
+    )
 
 
 def public_names() -> str:
     """A reference block for every class and function of the front door."""
     parts = [getattr(monge, name) for name in monge.__all__]
-    return "\n\n".join(f"::: {_path(part)}" for part in parts if inspect.isclass(part) or inspect.isfunction(part))
+    return "\n\n".join(
+        f"::: {_path(part)}" for part in parts if inspect.isclass(part) or inspect.isfunction(part)
+    )
 
 
 def _path(part: Any) -> str:
@@ -108,4 +128,6 @@ def _codes(texts: Sequence[str]) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )

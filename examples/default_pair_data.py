@@ -1,7 +1,9 @@
-"""Text for `train_default_pair.py`: the permissively licensed corpora, and text sampled from the target.
+"""Text for `train_default_pair.py`.
 
-Whole records are held out before any training. Everything random is a function of the seed and an index, so that an interrupted
-run, restarted, draws what it would have drawn.
+The permissively licensed corpora, and text sampled from the target.
+
+Whole records are held out before any training. Everything random is a function of the seed and an
+index, so that an interrupted run, restarted, draws what it would have drawn.
 """
 
 import gzip
@@ -51,7 +53,11 @@ DOMAINS = {
     "prose": Domain(paths=("corpus/standardebooks_prose_core.jsonl.gz",), share=0.2),
     "swift": Domain(paths=("corpus/swift_evolution.jsonl.gz",), share=0.06),
     "eips": Domain(paths=("corpus/ethereum_eips.jsonl.gz",), share=0.06),
-    "rust": Domain(paths=("corpus/rust_book.jsonl.gz", "corpus/rust_by_example.jsonl.gz"), share=0.03, held_out_every=20),
+    "rust": Domain(
+        paths=("corpus/rust_book.jsonl.gz", "corpus/rust_by_example.jsonl.gz"),
+        share=0.03,
+        held_out_every=20,
+    ),
     "shakespeare": Domain(paths=("corpus/tinyshakespeare.txt",), share=0.03, held_out_every=40),
 }
 
@@ -72,8 +78,12 @@ def parse(path: Path) -> list[dict[str, str]]:
         return json.loads(text)
     if path.suffix == ".txt":
         lines = text.splitlines(keepends=True)
-        return [{"text": "".join(lines[i : i + PLAIN_RECORD_LINES])} for i in range(0, len(lines), PLAIN_RECORD_LINES)]
-    records = [json.loads(line) for line in text.strip("\n").split("\n")]  # splitlines cuts inside strings too
+        return [
+            {"text": "".join(lines[i : i + PLAIN_RECORD_LINES])}
+            for i in range(0, len(lines), PLAIN_RECORD_LINES)
+        ]
+    # Splitlines cuts inside strings too.
+    records = [json.loads(line) for line in text.strip("\n").split("\n")]
     # Self-instruct nests its inputs and outputs.
     return [record | instance for record in records for instance in record.get("instances", [{}])]
 
@@ -83,23 +93,35 @@ def read_records(data: Path, domain: Domain) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for path in domain.paths:
         prompt, continuation = PROMPT_TEMPLATES.get(Path(path).name, ("", "{text}"))
-        pairs += [(prompt.format(**record), continuation.format(**record)) for record in parse(data / path)]
-    return [(p.replace("\nInput: \n", "\n"), c) for p, c in pairs]  # an instruction without input has no such line
+        pairs += [
+            (prompt.format(**record), continuation.format(**record))
+            for record in parse(data / path)
+        ]
+    # An instruction without input has no such line.
+    return [(p.replace("\nInput: \n", "\n"), c) for p, c in pairs]
 
 
-def read_corpora(data: Path, tokenizer: PreTrainedTokenizerBase, seq: int) -> dict[str, dict[str, Corpus]]:
+def read_corpora(
+    data: Path, tokenizer: PreTrainedTokenizerBase, seq: int
+) -> dict[str, dict[str, Corpus]]:
     """Returns `{"train": {domain: corpus}, "held_out": {domain: corpus}}`."""
     splits: dict[str, dict[str, Corpus]] = {"train": {}, "held_out": {}}
     for name, domain in tqdm(DOMAINS.items(), "corpora"):
         records = read_records(data, domain)
         for split, wants_held_out in (("train", False), ("held_out", True)):
             every = domain.held_out_every
-            chosen = [r for i, r in enumerate(records) if (i % every == every // 2) == wants_held_out]
+            chosen = [
+                r for i, r in enumerate(records) if (i % every == every // 2) == wants_held_out
+            ]
             documents = tokenizer([p + c for p, c in chosen], add_special_tokens=False).input_ids
             tokens = torch.tensor([token for document in documents for token in (*document, END)])
             rows = tokens[: len(tokens) // seq * seq].view(-1, seq)
             questions = [p for p, _ in chosen if p]
-            prompts = tokenizer(questions, add_special_tokens=False).input_ids if questions else rows[:, :64].tolist()
+            prompts = (
+                tokenizer(questions, add_special_tokens=False).input_ids
+                if questions
+                else rows[:, :64].tolist()
+            )
             splits[split][name] = Corpus(rows=rows, prompts=prompts, has_questions=bool(questions))
     return splits
 
@@ -125,8 +147,13 @@ def draw_order(size: int, generator: torch.Generator) -> Tensor:
 def draw_prompts(corpus: Corpus, count: int, generator: torch.Generator) -> list[list[int]]:
     """Draws prompts: whole questions, or prefixes of 16 to 64 tokens of plain documents."""
     cuts = (16 + draw_indices(49, count, generator)).tolist()
-    chosen = [corpus.prompts[i] for i in draw_indices(len(corpus.prompts), count, generator).tolist()]
-    return [p[: MOST_PROMPT_TOKENS if corpus.has_questions else cut] for p, cut in zip(chosen, cuts, strict=True)]
+    chosen = [
+        corpus.prompts[i] for i in draw_indices(len(corpus.prompts), count, generator).tolist()
+    ]
+    return [
+        p[: MOST_PROMPT_TOKENS if corpus.has_questions else cut]
+        for p, cut in zip(chosen, cuts, strict=True)
+    ]
 
 
 def draw_tokens(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
@@ -135,28 +162,47 @@ def draw_tokens(logits: Tensor, temperature: float, generator: torch.Generator) 
         return logits.argmax(-1)
     cumulative = torch.softmax(logits.double() / temperature, -1).cumsum(-1)
     # Drawn on the host, so that every device gets the same numbers.
-    position = torch.empty(len(logits), 1, dtype=torch.float64).uniform_(generator=generator).to(logits.device)
+    position = (
+        torch.empty(len(logits), 1, dtype=torch.float64)
+        .uniform_(generator=generator)
+        .to(logits.device)
+    )
     # Without the last entry: rounding may leave it below 1, and then the last token owns the rest.
     return torch.searchsorted(cumulative[:, :-1].contiguous(), position, right=True).squeeze(1)
 
 
 @torch.inference_mode()
 def sample_rows(
-    target: PreTrainedModel, prompts: list[list[int]], *, seq: int, temperature: float, generator: torch.Generator
+    target: PreTrainedModel,
+    prompts: list[list[int]],
+    *,
+    seq: int,
+    temperature: float,
+    generator: torch.Generator,
 ) -> Tensor:
-    """Samples continuations of prompts of any lengths: tokens inside a prompt are forced, so nothing is padded."""
+    """Samples continuations of prompts of any lengths.
+
+    Tokens inside a prompt are forced, so nothing is padded.
+    """
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     rows = torch.zeros(len(prompts), seq, dtype=torch.long)
     for row, prompt in zip(rows, prompts, strict=True):
         row[: len(prompt)] = torch.tensor(prompt)
     rows, lengths = rows.to(target.device), lengths.to(target.device)
-    # A GPU would read all of a static cache at every step; a CPU would rather not copy a growing one.
+    # A GPU would read all of a static cache at every step; a CPU would rather not copy a growing
+    # one.
     on_cpu = target.device.type == "cpu"
-    cache = StaticCache(config=target.config, max_cache_len=seq) if on_cpu else DynamicCache(config=target.config)
+    cache = (
+        StaticCache(config=target.config, max_cache_len=seq)
+        if on_cpu
+        else DynamicCache(config=target.config)
+    )
     start = int(lengths.min())
     new_ids = rows[:, :start]
     for position in range(start, seq):
-        logits = target(new_ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        logits = target(new_ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[
+            :, -1
+        ]
         drawn = draw_tokens(logits, temperature, generator)
         rows[:, position] = torch.where(position < lengths, rows[:, position], drawn)
         new_ids = rows[:, position : position + 1]
@@ -194,25 +240,36 @@ class Pool:
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draws rows, and the index of the kind of each."""
         bounds = self.shares.cumsum(0)
-        kinds = torch.searchsorted(bounds[:-1], torch.empty(count).uniform_(generator=generator) * bounds[-1], right=True)
+        kinds = torch.searchsorted(
+            bounds[:-1], torch.empty(count).uniform_(generator=generator) * bounds[-1], right=True
+        )
         sizes, starts = self.sizes[kinds], (self.sizes.cumsum(0) - self.sizes)[kinds]
-        within = (torch.empty(count, dtype=torch.float64).uniform_(generator=generator) * sizes).long()
+        within = (
+            torch.empty(count, dtype=torch.float64).uniform_(generator=generator) * sizes
+        ).long()
         return self.rows[(starts + within).to(self.rows.device)], kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """The draft's two sources of text: sampled from the target (warm and cool) and read from the corpora (by domain)."""
+    """The draft's two sources of text.
+
+    Sampled from the target (warm and cool) and read from the corpora (by domain).
+    """
 
     sampled: Pool
     read: Pool
 
-    def draw(self, count: int, sampled_fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def draw(
+        self, count: int, sampled_fraction: float, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         """Draws rows, and whether each was sampled cool."""
         num_sampled = round(count * sampled_fraction)
         sampled, is_cool = self.sampled.draw(num_sampled, generator)
         read, kinds = self.read.draw(count - num_sampled, generator)
-        return torch.cat([sampled, read]), torch.cat([is_cool == 1, torch.zeros_like(kinds, dtype=torch.bool)])
+        return torch.cat([sampled, read]), torch.cat(
+            [is_cool == 1, torch.zeros_like(kinds, dtype=torch.bool)]
+        )
 
 
 def sampled_pool(
@@ -225,7 +282,10 @@ def sampled_pool(
     seq: int,
     seed: int,
 ) -> Pool:
-    """Returns text sampled from the target after training prompts, stored shard by shard: warm rows and cool rows."""
+    """Returns text sampled from the target after training prompts, stored shard by shard.
+
+    Warm rows and cool rows.
+    """
 
     def make(index: int) -> dict[str, Tensor]:
         generator = seeded(seed, 2, index)
@@ -233,7 +293,11 @@ def sampled_pool(
         for name, corpus in corpora.items():
             prompts += draw_prompts(corpus, round(shard_rows * DOMAINS[name].share), generator)
         temperature = SAMPLED_TEMPERATURES[index % len(SAMPLED_TEMPERATURES)]
-        return {"rows": sample_rows(target, prompts, seq=seq, temperature=temperature, generator=generator)}
+        return {
+            "rows": sample_rows(
+                target, prompts, seq=seq, temperature=temperature, generator=generator
+            )
+        }
 
     kinds: tuple[list[Tensor], list[Tensor]] = ([], [])
     for i in tqdm(range(max(2, num_tokens // (shard_rows * seq))), "sampled text"):

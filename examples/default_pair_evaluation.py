@@ -1,8 +1,10 @@
-"""Losses and measurements of `train_default_pair.py`: the loss of both, the draft's acceptance, what a forward of each costs.
+"""Losses and measurements of `train_default_pair.py`.
 
-In the maths p = target, q = draft. Acceptance is sum_v min(p_v, q_v), the probability that a drafted token survives. It is
-measured on held-out text and, since that is where a draft works, along text that the target itself continues from held-out
-prompts.
+The loss of both, the draft's acceptance, what a forward of each costs.
+
+In the maths p = target, q = draft. Acceptance is sum_v min(p_v, q_v), the probability that a
+drafted token survives. It is measured on held-out text and, since that is where a draft works,
+along text that the target itself continues from held-out prompts.
 """
 
 import statistics
@@ -32,7 +34,9 @@ def load(folder: Path, device: str) -> PreTrainedModel:
 
 
 @torch.inference_mode()
-def held_out_losses(target: PreTrainedModel, held_out: dict[str, Corpus]) -> dict[str, dict[str, float]]:
+def held_out_losses(
+    target: PreTrainedModel, held_out: dict[str, Corpus]
+) -> dict[str, dict[str, float]]:
     """Returns nats per token of each domain's held-out rows."""
     losses: dict[str, dict[str, float]] = {}
     for name, corpus in held_out.items():
@@ -40,12 +44,18 @@ def held_out_losses(target: PreTrainedModel, held_out: dict[str, Corpus]) -> dic
         each = []
         for part in rows.split(ROWS_AT_ONCE):
             logits = target(part, use_cache=False).logits[:, :-1].float()
-            each.append(functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none"))
+            each.append(
+                functional.cross_entropy(
+                    logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none"
+                )
+            )
         losses[name] = {"nats_per_token": float(torch.cat(each).mean()), "rows": len(rows)}
     return losses
 
 
-def own_text(target: PreTrainedModel, held_out: dict[str, Corpus], folder: Path, *, seq: int, seed: int) -> dict:
+def own_text(
+    target: PreTrainedModel, held_out: dict[str, Corpus], folder: Path, *, seq: int, seed: int
+) -> dict:
     """Returns, for each temperature and domain, rows that the target continued from held-out prompts, and where it began."""
     texts = {}
     for index, temperature in enumerate(TEMPERATURES):
@@ -57,23 +67,34 @@ def own_text(target: PreTrainedModel, held_out: dict[str, Corpus], folder: Path,
         generator = seeded(seed, 5, index)
         stored = cached(
             folder / f"held_out_{index}.pt",
-            lambda t=temperature, f=flat, g=generator: {"rows": sample_rows(target, f, seq=seq, temperature=t, generator=g)},
+            lambda t=temperature, f=flat, g=generator: {
+                "rows": sample_rows(target, f, seq=seq, temperature=t, generator=g)
+            },
         )
         starts = torch.tensor([len(prompt) for prompt in flat]).split(MAX_ROWS)
-        texts[temperature] = dict(zip(prompts, zip(stored["rows"].split(MAX_ROWS), starts, strict=True), strict=True))
+        texts[temperature] = dict(
+            zip(prompts, zip(stored["rows"].split(MAX_ROWS), starts, strict=True), strict=True)
+        )
     return texts
 
 
 @torch.inference_mode()
 def compare_laws(
-    draft: PreTrainedModel, target: PreTrainedModel, rows: Tensor, starts: Tensor, temperature: float
+    draft: PreTrainedModel,
+    target: PreTrainedModel,
+    rows: Tensor,
+    starts: Tensor,
+    temperature: float,
 ) -> dict[str, float]:
     """Returns the mean KL(p || q), acceptance and agreement of the two argmaxes, over the tokens from each start on."""
     parts: list[Tensor] = []
     for part, start in zip(rows.split(ROWS_AT_ONCE), starts.split(ROWS_AT_ONCE), strict=True):
         is_after = (torch.arange(1, rows.shape[1]) >= start[:, None]).to(target.device)
         ids = part.to(target.device)
-        logits = [model(ids, use_cache=False).logits[:, :-1][is_after].float() for model in (target, draft)]
+        logits = [
+            model(ids, use_cache=False).logits[:, :-1][is_after].float()
+            for model in (target, draft)
+        ]
         p_log, q_log = (torch.log_softmax(each / temperature, -1) for each in logits)
         kl = (p_log.exp() * (p_log - q_log)).sum(-1)
         acceptance = torch.minimum(p_log, q_log).exp().sum(-1)
@@ -84,17 +105,22 @@ def compare_laws(
 
 
 def loss_weights(progress: float) -> tuple[float, float]:
-    """Returns the weights of KL and TV: KL alone, then both, then TV alone at the end of the last third."""
+    """Returns the weights of KL and TV.
+
+    KL alone, then both, then TV alone at the end of the last third.
+    """
     if progress < 1 / 3:
         return 1.0, 0.0
     return 0.5 * min(1.0, 3 * (1 - progress)), 1.0
 
 
-def law_gradient(draft_logits: Tensor, target_logits: Tensor, kl: float, tv: float) -> tuple[Tensor, Tensor]:
+def law_gradient(
+    draft_logits: Tensor, target_logits: Tensor, kl: float, tv: float
+) -> tuple[Tensor, Tensor]:
     """Returns the gradient of `kl * KL(p || q) + tv * TV(p, q)` in the draft's logits, and TV of each row.
 
-    dKL/dz = q - p; with b = q where q < p and 0 elsewhere, dTV/dz = q * sum(b) - b. Written out because autograd reads and
-    writes the vocabulary several times more.
+    dKL/dz = q - p; with b = q where q < p and 0 elsewhere, dTV/dz = q * sum(b) - b. Written out
+    because autograd reads and writes the vocabulary several times more.
     """
     p = torch.softmax(target_logits, -1, dtype=torch.float32)
     q = torch.softmax(draft_logits, -1, dtype=torch.float32)
@@ -120,7 +146,10 @@ def evaluate_draft(
             report[name][f"own_text_at_{temperature}"] = kept
     first = next(iter(report.values()))
     report["mean"] = {
-        text: {key: statistics.fmean(domain[text][key] for domain in report.values()) for key in numbers}
+        text: {
+            key: statistics.fmean(domain[text][key] for domain in report.values())
+            for key in numbers
+        }
         for text, numbers in first.items()
     }
     return report
@@ -143,5 +172,13 @@ def measure_pair(
     draft: PreTrainedModel, target: PreTrainedModel, held_out: dict[str, Corpus], texts: dict
 ) -> dict[str, object]:
     """Returns the target's losses, the draft's acceptance and, on the CPU, what a forward of each costs."""
-    report = {"target_held_out": held_out_losses(target, held_out), "pair": evaluate_draft(draft, target, held_out, texts)}
-    return report | {"latency_s": {"target": token_latency_s(target.cpu()), "draft": token_latency_s(draft.cpu())}}
+    report = {
+        "target_held_out": held_out_losses(target, held_out),
+        "pair": evaluate_draft(draft, target, held_out, texts),
+    }
+    return report | {
+        "latency_s": {
+            "target": token_latency_s(target.cpu()),
+            "draft": token_latency_s(draft.cpu()),
+        }
+    }

@@ -1,11 +1,14 @@
-"""The mixed stream that controllers are measured on: prompts of six kinds, one a line with its task, for `--prompts`.
+"""The mixed stream that controllers are measured on.
+
+Prompts of six kinds, one a line with its task, for `--prompts`.
 
     python examples/mixed_prompts.py FOLDER --per-task 5 --out mixed.jsonl
     python -m lab.matrix --controllers --mixed --prompts mixed.jsonl
 
-FOLDER holds the published files, by these names: `gsm8k_test.jsonl` (openai/grade-school-math), `humaneval.jsonl.gz`
-(openai/human-eval), `mt_bench_question.jsonl` (lm-sys/FastChat) and `spec_bench_question.jsonl` (hemingkx/Spec-Bench). Not all
-of their terms let this package ship them. Prose is shipped with it.
+FOLDER holds the published files, by these names: `gsm8k_test.jsonl` (openai/grade-school-math),
+`humaneval.jsonl.gz` (openai/human-eval), `mt_bench_question.jsonl` (lm-sys/FastChat) and
+`spec_bench_question.jsonl` (hemingkx/Spec-Bench). Not all of their terms let this package ship
+them. Prose is shipped with it.
 """
 
 import argparse
@@ -43,22 +46,31 @@ def prompts_of(task: str, folder: Path, per_task: int, longest: int) -> list[str
     if task == "prose":
         texts = [prompt.text for prompt in shipped(("prose",))]
     else:
-        of_task = (one for one in records(folder / FILES[task]) if task not in OF_MANY or one["category"] == task)
+        of_task = (
+            one
+            for one in records(folder / FILES[task])
+            if task not in OF_MANY or one["category"] == task
+        )
         texts = [text_of(task, one) for one in of_task]
     found = [text for text in texts if len(text) <= longest][:per_task]
     if len(found) < per_task:
         raise SystemExit(
-            f"mixed_prompts: there are {len(found)} prompts of {task} of at most {longest} characters; expected {per_task}: "
+            f"mixed_prompts: there are {len(found)} prompts of {task} of at most {longest} "
+            f"characters; expected {per_task}: "
             "raise --longest or lower --per-task"
         )
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--per-task", type=int, default=5, help="prompts of each kind")
-    parser.add_argument("--longest", type=int, default=1600, help="characters of the longest prompt")
+    parser.add_argument(
+        "--longest", type=int, default=1600, help="characters of the longest prompt"
+    )
     parser.add_argument("--out", type=Path, default=Path("mixed.jsonl"))
     asked = parser.parse_args()
     if asked.per_task < 1:
@@ -66,8 +78,15 @@ def main() -> None:
     missing = sorted({name for name in FILES.values() if not (asked.folder / name).is_file()})
     if missing:
         parser.error(f"{asked.folder} lacks {', '.join(missing)}; put the published files there")
-    tasks = {task: prompts_of(task, asked.folder, asked.per_task, asked.longest) for task in (*FILES, "prose")}
-    lines = [json.dumps({"task": task, "prompt": text}, ensure_ascii=False) for task, texts in tasks.items() for text in texts]
+    tasks = {
+        task: prompts_of(task, asked.folder, asked.per_task, asked.longest)
+        for task in (*FILES, "prose")
+    }
+    lines = [
+        json.dumps({"task": task, "prompt": text}, ensure_ascii=False)
+        for task, texts in tasks.items()
+        for text in texts
+    ]
     asked.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{len(lines)} prompts of {len(tasks)} kinds in {asked.out}")
 

@@ -23,7 +23,9 @@ class Mine(NodeRule):
     accepts = frozenset({Iid})
     max_width = 1
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         (x,) = candidates
         p, q = target_law, proposal.law
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
@@ -38,5 +40,7 @@ def make_models():
 case = Case(horizon=2, max_new_tokens=3)
 truth = target_law(make_models()[0], case)
 for rule in (Mine(use_residual=True), Mine(use_residual=False)):
-    output = output_law(lambda rule=rule: make_components(*make_models(), tree="chain(2)", verifier=rule), case)
+    output = output_law(
+        lambda rule=rule: make_components(*make_models(), tree="chain(2)", verifier=rule), case
+    )
     print(f"use_residual={rule.use_residual}: law error {law_error(output, truth):.1e}")

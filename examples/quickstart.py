@@ -24,5 +24,7 @@ target = AutoModelForCausalLM.from_pretrained(built_in("target"), dtype=torch.fl
 draft = AutoModelForCausalLM.from_pretrained(built_in("draft"), dtype=torch.float32)
 inputs = tokenizer(PROMPT, return_tensors="pt")
 plain = target.generate(**inputs, max_new_tokens=32, do_sample=False)
-ours = target.generate(**inputs, max_new_tokens=32, do_sample=False, custom_generate=monge.speculate, draft_model=draft)
+ours = target.generate(
+    **inputs, max_new_tokens=32, do_sample=False, custom_generate=monge.speculate, draft_model=draft
+)
 print("the same greedy tokens:", bool(torch.equal(plain, ours)))

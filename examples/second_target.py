@@ -1,4 +1,6 @@
-"""Turn a small model in the layout of llama2.c into a folder that `--target` takes: a second target for measurements.
+"""Turn a small model in the layout of llama2.c into a folder that `--target` takes.
+
+A second target for measurements.
 
     python examples/second_target.py stories260K.bin tok512.bin --out stories
     monge train shape --target stories --data stories/prompts.txt --out stories-shape
@@ -61,7 +63,9 @@ def network(path: Path) -> LlamaForCausalLM:
     for name, shape in order:
         for layer, weight in enumerate(take(layers, *shape)):
             rotated = {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads}.get(name)
-            state[f"model.layers.{layer}.{name}.weight"] = weight if rotated is None else halves(weight, rotated)
+            state[f"model.layers.{layer}.{name}.weight"] = (
+                weight if rotated is None else halves(weight, rotated)
+            )
     state["model.norm.weight"] = take(dim)
     config = LlamaConfig(
         vocab_size=vocab,
@@ -85,12 +89,18 @@ def network(path: Path) -> LlamaForCausalLM:
 
 
 def tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """Length of the longest piece, then score, length and bytes of every piece; the best score merges first."""
+    """Length of the longest piece, then score, length and bytes of every piece.
+
+    The best score merges first.
+    """
     raw, place, pieces = path.read_bytes(), 4, list[str]()
     scores: list[float] = []
     while place < len(raw):
         score, length = struct.unpack_from("<fi", raw, place)
-        pieces.append(raw[place + 8 : place + 8 + length].decode("utf-8", "replace").strip("\n") or f"<{len(pieces)}>")
+        pieces.append(
+            raw[place + 8 : place + 8 + length].decode("utf-8", "replace").strip("\n")
+            or f"<{len(pieces)}>"
+        )
         scores.append(score)
         place += 8 + length
     pieces[:3] = ["<unk>", "<s>", "</s>"]
@@ -105,16 +115,29 @@ def tokenizer(path: Path) -> PreTrainedTokenizerFast:
         if piece[:cut] in words and piece[cut:] in words
     ]
     made = Tokenizer(
-        models.BPE(vocab=words, merges=[(a, b) for _, a, b in sorted(merges)], byte_fallback=True, unk_token="<unk>")
+        models.BPE(
+            vocab=words,
+            merges=[(a, b) for _, a, b in sorted(merges)],
+            byte_fallback=True,
+            unk_token="<unk>",
+        )
     )
     made.normalizer = normalizers.Prepend(" ")
-    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    made.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("weights", type=Path)
     asked.add_argument("pieces", type=Path)
     asked.add_argument("--out", type=Path, required=True)

@@ -1,1 +1,4 @@
-"""The laboratory: measurements for those who develop `monge`. It imports the package, which never imports it."""
+"""The laboratory: measurements for those who develop `monge`.
+
+It imports the package, which never imports it.
+"""

@@ -9,7 +9,9 @@ from monge.cli.lazy import SETTINGS
 
 def app_of(command: Callable[..., None]) -> typer.Typer:
     """A program of one command."""
-    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}, **SETTINGS)
+    app = typer.Typer(
+        add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}, **SETTINGS
+    )
     app.command()(command)
     return app
 

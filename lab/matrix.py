@@ -27,7 +27,9 @@ from monge.verify.registry import VERIFIERS
 TREES_COMPARED: Final = ("chain", "fixed_width", 'fixed_width(children="iid")', "best_first")
 WINDOWS: Final = (1, 2, 3, 5, 8)
 OUT: Final = Path("matrix")
-Controllers = Annotated[bool, options.measuring("--controllers", "Fixed windows and all controllers instead.")]
+Controllers = Annotated[
+    bool, options.measuring("--controllers", "Fixed windows and all controllers instead.")
+]
 
 
 @reported
@@ -55,7 +57,8 @@ def main(
 ) -> None:
     """Compare every tree with every verifier, or every controller, as `monge bench decode` does.
 
-    A quarter of an hour on two cores. With `--json` the last line of standard output is one JSON object.
+    A quarter of an hour on two cores. With `--json` the last line of standard output is one JSON
+    object.
 
     **Examples**
 
@@ -73,7 +76,9 @@ def main(
     pair = load_pair(target, draft, **options.given(dtype=dtype, device=device, backend=backend))
     ours = controller_arms(pair) if controllers else all_arms(pair)
     texts = interleaved(shown) if mixed else shown
-    asked.measured(pair, texts, settings, ours, ASSISTANT_TOKENS, out=out, draw=draw, as_json=as_json)
+    asked.measured(
+        pair, texts, settings, ours, ASSISTANT_TOKENS, out=out, draw=draw, as_json=as_json
+    )
 
 
 def all_arms(pair: Pair) -> list[Arm]:
@@ -86,8 +91,17 @@ def all_arms(pair: Pair) -> list[Arm]:
             arms.append(MongeArm(name=f"monge ngram {verifier}", settings=settings))
     if pair.draft is not None or pair.head is not None:
         for tree, verifier in legal_pairs(TREES_COMPARED):
-            settings = {"drafter": pair.drafter(), "tree": tree, "verifier": verifier, "controller": STEADY}
-            arms.append(MongeArm(name=f"monge {short_name(TREES.parse(tree))} {verifier}", settings=settings))
+            settings = {
+                "drafter": pair.drafter(),
+                "tree": tree,
+                "verifier": verifier,
+                "controller": STEADY,
+            }
+            arms.append(
+                MongeArm(
+                    name=f"monge {short_name(TREES.parse(tree))} {verifier}", settings=settings
+                )
+            )
     return arms
 
 
@@ -110,7 +124,10 @@ def legal_pairs(trees: Sequence[str]) -> Iterator[tuple[str, str]]:
     for tree in trees:
         limits = TREES.parse(tree).limits
         for verifier in VERIFIERS:
-            if unsupported_reason(VERIFIERS.make(verifier), limits.proposes, limits.max_width) is None:
+            if (
+                unsupported_reason(VERIFIERS.make(verifier), limits.proposes, limits.max_width)
+                is None
+            ):
                 yield tree, verifier
 
 

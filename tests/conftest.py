@@ -3,7 +3,8 @@
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a pool of threads and forked workers do not go together
+# A pool of threads and forked workers do not go together.
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import hypothesis
 import jaxtyping
@@ -14,7 +15,9 @@ from tests import type_checks
 
 torch.set_num_threads(1)  # xdist runs one process per core
 
-hypothesis.settings.register_profile("ci", derandomize=True, max_examples=30, deadline=None, database=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "ci", derandomize=True, max_examples=30, deadline=None, database=None, print_blob=True
+)
 hypothesis.settings.register_profile("nightly", max_examples=1000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("ci")
 
@@ -51,6 +54,8 @@ def run():
     runner = CliRunner()
 
     def invoke(*arguments, stdin=None):
-        return runner.invoke(app, [str(argument) for argument in arguments], input=stdin, catch_exceptions=False)
+        return runner.invoke(
+            app, [str(argument) for argument in arguments], input=stdin, catch_exceptions=False
+        )
 
     return invoke

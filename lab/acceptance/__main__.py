@@ -40,37 +40,71 @@ def main(
     dtype: options.Dtype = None,
     device: options.Device = None,
     attention: options.Attention = None,
-    prompts: Annotated[Path | None, options.measuring("--prompts", "Text lines, or *.jsonl.", "the shipped prompts")] = None,
-    quick: Annotated[bool, options.measuring("--quick", "Few texts, small trees: within two minutes.")] = False,
+    prompts: Annotated[
+        Path | None,
+        options.measuring("--prompts", "Text lines, or *.jsonl.", "the shipped prompts"),
+    ] = None,
+    quick: Annotated[
+        bool, options.measuring("--quick", "Few texts, small trees: within two minutes.")
+    ] = False,
     temperature: Annotated[
         list[float] | None,
-        options.measuring("--temperature", "Above 0; may be repeated.", options.each(AcceptanceSettings().temperatures)),
+        options.measuring(
+            "--temperature",
+            "Above 0; may be repeated.",
+            options.each(AcceptanceSettings().temperatures),
+        ),
     ] = None,
     candidates: Annotated[
         list[int] | None,
-        options.measuring("--candidates", "K at a node; may be repeated.", options.each(AcceptanceSettings().candidates)),
+        options.measuring(
+            "--candidates",
+            "K at a node; may be repeated.",
+            options.each(AcceptanceSettings().candidates),
+        ),
     ] = None,
     nodes: Annotated[
         list[int] | None,
-        options.measuring("--nodes", "Node budget of trees; may be repeated.", options.each(AcceptanceSettings().budgets)),
+        options.measuring(
+            "--nodes",
+            "Node budget of trees; may be repeated.",
+            options.each(AcceptanceSettings().budgets),
+        ),
     ] = None,
     draft_top_k: Annotated[
-        int | None, options.measuring("--draft-top-k", "Tokens that the draft law keeps.", LogSettings().draft_top_k)
+        int | None,
+        options.measuring(
+            "--draft-top-k", "Tokens that the draft law keeps.", LogSettings().draft_top_k
+        ),
     ] = None,
     per_task: Annotated[
-        int | None, options.measuring("--prompts-per-task", "Prompts of a task; of a file all.", PROMPTS_PER_TASK)
+        int | None,
+        options.measuring(
+            "--prompts-per-task", "Prompts of a task; of a file all.", PROMPTS_PER_TASK
+        ),
     ] = None,
-    seed: Annotated[int | None, options.measuring("--seed", "Of texts, trees and decisions.", LogSettings().seed)] = None,
+    seed: Annotated[
+        int | None,
+        options.measuring("--seed", "Of texts, trees and decisions.", LogSettings().seed),
+    ] = None,
     threads: options.Threads = None,
-    out: Annotated[Path, options.option("--out", help="Folder for JSON and plots.", panel=options.OUTPUT, default=OUT)] = OUT,
-    plots: Annotated[bool, options.option("--plots/--no-plots", help="Draw PNG plots.", panel=options.OUTPUT)] = True,
+    out: Annotated[
+        Path,
+        options.option(
+            "--out", help="Folder for JSON and plots.", panel=options.OUTPUT, default=OUT
+        ),
+    ] = OUT,
+    plots: Annotated[
+        bool, options.option("--plots/--no-plots", help="Draw PNG plots.", panel=options.OUTPUT)
+    ] = True,
     as_json: options.Json = False,
 ) -> None:
     """Measure acceptance of every rule, drafting and tree shape over the laws of a real pair.
 
-    The target writes texts; along them both laws are logged. At single nodes acceptance is computed in closed form where there
-    is one, and compared with the optimum; on whole trees real rounds give tokens per target forward. No time is measured.
-    Intervals hold the middle 95% of resampled texts. With `--json` the last line of standard output is one JSON object.
+    The target writes texts; along them both laws are logged. At single nodes acceptance is computed
+    in closed form where there is one, and compared with the optimum; on whole trees real rounds
+    give tokens per target forward. No time is measured. Intervals hold the middle 95% of resampled
+    texts. With `--json` the last line of standard output is one JSON object.
 
     **Examples**
 
@@ -87,7 +121,9 @@ def main(
     settings = settings_of(quick, lists, options.given(draft_top_k=draft_top_k, seed=seed))
     default = QUICK_PROMPTS_PER_TASK if quick else PROMPTS_PER_TASK
     shown = asked_prompts(prompts, per_task=per_task, default=default)
-    pair = load_pair(target, draft, **options.given(dtype=dtype, device=device, attention=attention))
+    pair = load_pair(
+        target, draft, **options.given(dtype=dtype, device=device, attention=attention)
+    )
     with call_bar() as watch:
         document = measure_acceptance(pair, shown, settings, watch=watch)
     files = [write_document(document, out)]
@@ -97,7 +133,9 @@ def main(
         print(json.dumps(document))
 
 
-def settings_of(quick: bool, lists: dict[str, list[Any] | None], log: dict[str, int]) -> AcceptanceSettings:
+def settings_of(
+    quick: bool, lists: dict[str, list[Any] | None], log: dict[str, int]
+) -> AcceptanceSettings:
     """The settings that were asked for; what was not given is the library's own."""
     for count in lists.get("candidates") or ():
         check_candidates("--candidates", count)
@@ -128,12 +166,19 @@ def node_table(document: dict[str, Any], temperature: float) -> Table:
     records = [record for record in document["nodes"] if record["temperature"] == temperature]
     counts = document["settings"]["candidates"]
     table = _table(
-        f"T = {temperature:g}: acceptance at a node [95%]", ["drafting", "rule", *(f"K = {count}" for count in counts)]
+        f"T = {temperature:g}: acceptance at a node [95%]",
+        ["drafting", "rule", *(f"K = {count}" for count in counts)],
     )
     rows = [record for record in records if record["rule"] == OPTIMUM or record["is_usual"]]
     for drafting, rule in dict.fromkeys((record["drafting"], record["rule"]) for record in rows):
-        cells = {r["candidates"]: r["acceptance"] for r in rows if (r["drafting"], r["rule"]) == (drafting, rule)}
-        table.add_row(drafting, rule, *(_interval(cells[count]) if count in cells else "" for count in counts))
+        cells = {
+            r["candidates"]: r["acceptance"]
+            for r in rows
+            if (r["drafting"], r["rule"]) == (drafting, rule)
+        }
+        table.add_row(
+            drafting, rule, *(_interval(cells[count]) if count in cells else "" for count in counts)
+        )
     return table
 
 
@@ -143,7 +188,9 @@ def round_table(records: Sequence[dict[str, Any]], title: str) -> Table:
     table = _table(f"{title}, tokens per target forward [95%]", columns)
     best = sorted(records, key=lambda record: -record["block_efficiency"]["mean"])[:BEST_ROWS]
     for record in best:
-        measured = (record[name] for name in ("block_efficiency", "over_rejection", "over_one_draft"))
+        measured = (
+            record[name] for name in ("block_efficiency", "over_rejection", "over_one_draft")
+        )
         cells = ("" if estimate is None else _interval(estimate) for estimate in measured)
         table.add_row(record["tree"], f"{record['num_nodes']:.1f}", record["rule"], *cells)
     return table
@@ -152,12 +199,16 @@ def round_table(records: Sequence[dict[str, Any]], title: str) -> Table:
 def path_table(records: Sequence[dict[str, Any]], title: str) -> Table:
     """SpecTr's table: for every number and length of paths, the best of all rules, and the published ones."""
     columns = ["tree", "best rule", "block efficiency", "over one draft", *PUBLISHED]
-    table = _table(f"{title}, tokens per target forward, and over one draft of that length [95%]", columns)
+    table = _table(
+        f"{title}, tokens per target forward, and over one draft of that length [95%]", columns
+    )
     for tree in dict.fromkeys(record["tree"] for record in records):
         rules = {record["rule"]: record for record in records if record["tree"] == tree}
         best = max(rules.values(), key=lambda record: record["block_efficiency"]["mean"])
         gains = [
-            "" if rule not in rules or rules[rule]["over_one_draft"] is None else f"{rules[rule]['over_one_draft']['mean']:.3f}"
+            ""
+            if rule not in rules or rules[rule]["over_one_draft"] is None
+            else f"{rules[rule]['over_one_draft']['mean']:.3f}"
             for rule in PUBLISHED
         ]
         gain = "" if best["over_one_draft"] is None else _interval(best["over_one_draft"])
@@ -170,7 +221,14 @@ def _interval(estimate: dict[str, float]) -> str:
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", show_edge=False, pad_edge=False)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        show_edge=False,
+        pad_edge=False,
+    )
     for column in columns:
         table.add_column(column)
     return table

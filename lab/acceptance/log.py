@@ -1,8 +1,9 @@
 """Laws of a real pair along the target's own text.
 
-p = target law, q = draft law. The target writes texts at a temperature; then both networks read them once, and the laws after
-every chosen prefix are kept. q is truncated to its most probable tokens *as a draft law*: it is what candidates are drawn from.
-Tokens that cannot be drafted only matter by their sum: no rule tells them apart before it emits one, and none is a candidate.
+p = target law, q = draft law. The target writes texts at a temperature; then both networks read
+them once, and the laws after every chosen prefix are kept. q is truncated to its most probable
+tokens *as a draft law*: it is what candidates are drawn from. Tokens that cannot be drafted only
+matter by their sum: no rule tells them apart before it emits one, and none is a candidate.
 """
 
 import hashlib
@@ -84,7 +85,9 @@ class LogSettings:
     seed: int = 0
 
 
-def log_laws(pair: Pair, prompt_ids: Sequence[TokenIds], temperature: float, settings: LogSettings) -> LawLog:
+def log_laws(
+    pair: Pair, prompt_ids: Sequence[TokenIds], temperature: float, settings: LogSettings
+) -> LawLog:
     """Let the target write a text after every prompt, and log the laws along them.
 
     Args:
@@ -100,10 +103,19 @@ def log_laws(pair: Pair, prompt_ids: Sequence[TokenIds], temperature: float, set
     if draft_model is None:
         raise OptionError("bench acceptance compares two laws: give a --draft model")
     if not temperature > 0:
-        raise OptionError(f"bench acceptance needs temperatures above 0 (at 0 all rules are equal); got {temperature}")
-    decoder = Decoder(make_components(pair.target_model, draft_model), max_batch_size=len(prompt_ids))
+        raise OptionError(
+            "bench acceptance needs temperatures above 0 (at 0 all rules are "
+            f"equal); got {temperature}"
+        )
+    decoder = Decoder(
+        make_components(pair.target_model, draft_model), max_batch_size=len(prompt_ids)
+    )
     results = decoder.generate(
-        prompt_ids, max_new_tokens=settings.max_new_tokens, temperature=temperature, seed=settings.seed, ignore_eos=True
+        prompt_ids,
+        max_new_tokens=settings.max_new_tokens,
+        temperature=temperature,
+        seed=settings.seed,
+        ignore_eos=True,
     )
     rules = SamplingRules(temperature=temperature)
     draft_rules = draft_rules_of(temperature, settings)
@@ -132,7 +144,9 @@ def log_laws(pair: Pair, prompt_ids: Sequence[TokenIds], temperature: float, set
             Root(text=text, token_ids=token_ids[: len(prompt) + position])
             for position in _spaced(len(starts), settings.roots_per_text)
         ]
-    return LawLog(temperature=temperature, nodes=tuple(nodes), roots=tuple(roots), num_texts=len(prompt_ids))
+    return LawLog(
+        temperature=temperature, nodes=tuple(nodes), roots=tuple(roots), num_texts=len(prompt_ids)
+    )
 
 
 def draft_rules_of(temperature: float, settings: LogSettings) -> SamplingRules:

@@ -1,8 +1,9 @@
 """`python -m lab.acceptance`: what every rule and tree shape keeps, over laws of a real pair, and how far it is from the best.
 
-Speed has two factors, how many tokens a round commits and how long it takes. This command measures the first, without a clock:
-acceptance at single nodes over logged laws, exactly where a closed form is known, and tokens a round on whole trees. Numbers
-come with intervals from resampled texts, because neighbouring prefixes of a text are not independent.
+Speed has two factors, how many tokens a round commits and how long it takes. This command measures
+the first, without a clock: acceptance at single nodes over logged laws, exactly where a closed form
+is known, and tokens a round on whole trees. Numbers come with intervals from resampled texts,
+because neighbouring prefixes of a text are not independent.
 """
 
 import json
@@ -52,7 +53,9 @@ class AcceptanceSettings:
 
     def __post_init__(self) -> None:
         if not (self.temperatures and self.candidates):
-            raise OptionError("bench acceptance: give at least one temperature and one number of candidates")
+            raise OptionError(
+                "bench acceptance: give at least one temperature and one number of candidates"
+            )
 
 
 QUICK: Final = AcceptanceSettings(
@@ -67,7 +70,9 @@ QUICK: Final = AcceptanceSettings(
 )
 
 
-def measure_acceptance(pair: Pair, prompts: Sequence[Prompt], settings: AcceptanceSettings, *, watch: Watch) -> dict[str, Any]:
+def measure_acceptance(
+    pair: Pair, prompts: Sequence[Prompt], settings: AcceptanceSettings, *, watch: Watch
+) -> dict[str, Any]:
     """Log laws, and measure nodes and trees at every temperature.
 
     Args:
@@ -77,7 +82,8 @@ def measure_acceptance(pair: Pair, prompts: Sequence[Prompt], settings: Acceptan
         watch: Told about progress.
 
     Returns:
-        `nodes`, `rounds` and `paths` (see `acceptance_nodes` and `acceptance_rounds`), settings, prompts and provenance.
+        `nodes`, `rounds` and `paths` (see `acceptance_nodes` and `acceptance_rounds`), settings,
+        prompts and provenance.
     """
     before = provenance(pair.target.device)
     prompt_ids = [encode(pair.tokenizer, prompt.text) for prompt in prompts]
@@ -85,8 +91,13 @@ def measure_acceptance(pair: Pair, prompts: Sequence[Prompt], settings: Acceptan
         raise OptionError("bench: a prompt has no tokens; remove it")
     trees = shapes(settings.budgets)
     table = path_table(settings.path_counts, settings.path_depths)
-    batches = num_batches(len(prompts) * min(settings.log.roots_per_text, settings.log.max_new_tokens))
-    watch.total(len(settings.temperatures) * (1 + len(settings.candidates) + batches * (len(trees) + len(table))))
+    batches = num_batches(
+        len(prompts) * min(settings.log.roots_per_text, settings.log.max_new_tokens)
+    )
+    watch.total(
+        len(settings.temperatures)
+        * (1 + len(settings.candidates) + batches * (len(trees) + len(table)))
+    )
     resamples = Resamples.draw(len(prompts), seeded(settings.log.seed, "bootstrap"))
     found: dict[str, list[dict[str, Any]]] = {"nodes": [], "rounds": [], "paths": []}
     for temperature in settings.temperatures:
@@ -94,14 +105,23 @@ def measure_acceptance(pair: Pair, prompts: Sequence[Prompt], settings: Acceptan
         log = log_laws(pair, prompt_ids, temperature, settings.log)
         for width in settings.candidates:
             watch.step(f"nodes, T = {temperature:g}, K = {width}")
-            found["nodes"] += node_records(log, width, resamples, samples=settings.samples, seed=settings.log.seed)
-        found["rounds"] += _rounds(pair, log, trees, settings=settings, resamples=resamples, watch=watch)
-        found["paths"] += _rounds(pair, log, table, settings=settings, resamples=resamples, watch=watch)
+            found["nodes"] += node_records(
+                log, width, resamples, samples=settings.samples, seed=settings.log.seed
+            )
+        found["rounds"] += _rounds(
+            pair, log, trees, settings=settings, resamples=resamples, watch=watch
+        )
+        found["paths"] += _rounds(
+            pair, log, table, settings=settings, resamples=resamples, watch=watch
+        )
     return {
         **found,
         "settings": asdict(settings),
         "models": dict(pair.names),
-        "prompts": [{"task": p.task, "num_tokens": len(ids)} for p, ids in zip(prompts, prompt_ids, strict=True)],
+        "prompts": [
+            {"task": p.task, "num_tokens": len(ids)}
+            for p, ids in zip(prompts, prompt_ids, strict=True)
+        ],
         "provenance": before,
     }
 

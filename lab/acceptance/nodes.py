@@ -1,4 +1,7 @@
-"""Acceptance of one node over logged laws: closed forms where there are some, the rule itself, run with seeds, elsewhere."""
+"""Acceptance of one node over logged laws.
+
+Closed forms where there are some, the rule itself, run with seeds, elsewhere.
+"""
 
 import math
 from collections import defaultdict
@@ -29,7 +32,9 @@ Values = dict[tuple[str, str, str], list[float]]
 """By drafting, rule and method: one value a node."""
 
 
-def node_records(log: LawLog, width: int, resamples: Resamples, *, samples: int, seed: int) -> list[dict[str, Any]]:
+def node_records(
+    log: LawLog, width: int, resamples: Resamples, *, samples: int, seed: int
+) -> list[dict[str, Any]]:
     """Mean acceptance over the nodes of a log, by drafting and rule, with the mean distance to the optimum.
 
     Args:
@@ -40,8 +45,9 @@ def node_records(log: LawLog, width: int, resamples: Resamples, *, samples: int,
         seed: Of these runs.
 
     Returns:
-        Records with `temperature`, `candidates`, `drafting`, `rule` (`optimum` for the largest acceptance), `is_usual` (the
-        drafting that the rule is made for), `how`, and `acceptance` and `gap` as mean, low and high.
+        Records with `temperature`, `candidates`, `drafting`, `rule` (`optimum` for the largest
+        acceptance), `is_usual` (the drafting that the rule is made for), `how`, and `acceptance`
+        and `gap` as mean, low and high.
     """
     values: Values = defaultdict(list)
     usual: dict[str, str | None] = {}
@@ -50,10 +56,15 @@ def node_records(log: LawLog, width: int, resamples: Resamples, *, samples: int,
         for key, value in _at(node, width, usual, samples, draws).items():
             values[key].append(value)
     texts = np.array([node.text for node in log.nodes], dtype=np.int64)
-    best = {drafting: np.array(found) for (drafting, rule, _), found in values.items() if rule == OPTIMUM}
+    best = {
+        drafting: np.array(found)
+        for (drafting, rule, _), found in values.items()
+        if rule == OPTIMUM
+    }
     records: list[dict[str, Any]] = []
     for (drafting, rule, how), found in values.items():
-        if len(found) < len(log.nodes):  # not known at every node: a mean over the others would compare unequal sets
+        # Not known at every node: a mean over the others would compare unequal sets.
+        if len(found) < len(log.nodes):
             continue
         array = np.array(found)
         gaps = best.get(drafting)
@@ -68,7 +79,9 @@ def node_records(log: LawLog, width: int, resamples: Resamples, *, samples: int,
                 "how": how,
                 "num_nodes": len(found),
                 "acceptance": asdict(resamples.estimate(array, texts)),
-                "gap": asdict(resamples.estimate(gaps - array, texts)) if is_complete and gaps is not None else None,
+                "gap": asdict(resamples.estimate(gaps - array, texts))
+                if is_complete and gaps is not None
+                else None,
             }
         )
     return records
@@ -85,7 +98,8 @@ def _at(
         if best is not None:
             found[way.name, OPTIMUM, "closed form"] = best
     target = DenseLaw(torch.from_numpy(node.p))
-    sampled = tuple(way for way in ways if way.name != "top")  # of top tokens alone every rule accepts p of them
+    # Of top tokens alone every rule accepts p of them.
+    sampled = tuple(way for way in ways if way.name != "top")
     for name in VERIFIERS:
         legal = legal_draftings(VERIFIERS.make(name), sampled)
         usual.setdefault(name, usual_drafting(VERIFIERS.make(name), legal))
@@ -99,8 +113,12 @@ def _at(
     return found
 
 
-def _estimated(name: str, target: DenseLaw, way: Drafting, samples: int, draws: Draws) -> dict[tuple[str, str, str], float]:
-    """Mean over a few drawings of the candidates; given these, a rule with a flow says its acceptance exactly.
+def _estimated(
+    name: str, target: DenseLaw, way: Drafting, samples: int, draws: Draws
+) -> dict[tuple[str, str, str], float]:
+    """Mean over a few drawings of the candidates.
+
+    Given these, a rule with a flow says its acceptance exactly.
 
     Whole-tree rules are left out: on one node each is a node rule that has its own row.
     """
@@ -117,9 +135,13 @@ def _estimated(name: str, target: DenseLaw, way: Drafting, samples: int, draws: 
     return {(way.name, name, "sampled"): total / samples}
 
 
-def _given(rule: FlowRule, target: DenseLaw, way: Drafting, candidates: tuple[int, ...], draws: Draws) -> float:
+def _given(
+    rule: FlowRule, target: DenseLaw, way: Drafting, candidates: tuple[int, ...], draws: Draws
+) -> float:
     """P(the emitted token is a candidate | candidates): accepted, or hit by the residual."""
-    problem = NodeProblem(target_law=target, scale=1.0, proposal=way.proposal, candidates=candidates, draws=draws)
+    problem = NodeProblem(
+        target_law=target, scale=1.0, proposal=way.proposal, candidates=candidates, draws=draws
+    )
     flow = rule.flow(problem)
     accepted = math.fsum(flow.accept_probs.values())
     if not isinstance(flow, Flow):

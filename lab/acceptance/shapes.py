@@ -20,8 +20,8 @@ class Shape:
     """A tree builder and where it belongs in tables and plots.
 
     Args:
-        family: `chain`, `binary` (two candidates a node), `comb` (several at the root, then chains), `paths`, or the name of a
-            builder that is given its number of nodes.
+        family: `chain`, `binary` (two candidates a node), `comb` (several at the root, then
+            chains), `paths`, or the name of a builder that is given its number of nodes.
         children: How children are drawn, where that is a setting; the builder's own way otherwise.
         budget: Most drafted nodes that were asked for; `None` outside the comparison by budget.
         builder: The tree.
@@ -35,7 +35,10 @@ class Shape:
     @property
     def name(self) -> str:
         """The builder as users write it."""
-        settings = (f"{field.name}={getattr(self.builder, field.name)!r}" for field in dataclasses.fields(self.builder))  # pyright: ignore[reportArgumentType]
+        settings = (
+            f"{field.name}={getattr(self.builder, field.name)!r}"
+            for field in dataclasses.fields(self.builder)  # pyright: ignore[reportArgumentType]
+        )
         return f"{TREES.name_of(self.builder)}({', '.join(settings)})"
 
 
@@ -50,7 +53,14 @@ def shapes(budgets: Sequence[int]) -> list[Shape]:
         if budget < 2:
             raise OptionError(f"a node budget must be at least 2; got {budget}")
         if budget <= LONGEST_CHAIN:
-            found.append(Shape(family="chain", children="iid", budget=budget, builder=TREES.make("chain", depth=budget)))
+            found.append(
+                Shape(
+                    family="chain",
+                    children="iid",
+                    budget=budget,
+                    builder=TREES.make("chain", depth=budget),
+                )
+            )
         for family, widths in (("binary", _binary(budget)), ("comb", _comb(budget))):
             for way in CHILDREN:
                 if way_of_drawing(way).min_width <= max(widths):
@@ -61,7 +71,9 @@ def shapes(budgets: Sequence[int]) -> list[Shape]:
         for name in TREES:
             if "num_nodes" in TREES.options(name):
                 builder = TREES.make(name, num_nodes=budget)
-                found.append(Shape(family=name, children=_ways(builder), budget=budget, builder=builder))
+                found.append(
+                    Shape(family=name, children=_ways(builder), budget=budget, builder=builder)
+                )
     return found
 
 

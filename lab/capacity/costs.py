@@ -23,7 +23,9 @@ _LENGTHS: Final = (32, 256)
 _REPEATS: Final = 3
 
 
-def measured_machine(components: Components, max_batch_size: int, *, budget_s: float = BUDGET_S) -> Machine:
+def measured_machine(
+    components: Components, max_batch_size: int, *, budget_s: float = BUDGET_S
+) -> Machine:
     """Time rounds of batch sizes 1, 2, 4, .. and prompts of two lengths, by running them.
 
     Args:
@@ -32,16 +34,20 @@ def measured_machine(components: Components, max_batch_size: int, *, budget_s: f
         budget_s: Seconds for the rounds.
     """
     powers = [1 << power for power in range(max_batch_size.bit_length())]
-    costs = measure_latency(components, batch_sizes=sorted({*powers, max_batch_size}), budget_s=budget_s)
+    costs = measure_latency(
+        components, batch_sizes=sorted({*powers, max_batch_size}), budget_s=budget_s
+    )
     costs.learns = False
     return Machine(costs, _prefill_s(components), max_batch_size)
 
 
 def levelled(machines: Mapping[str, Machine]) -> dict[str, Machine]:
-    """Machines that agree on what a plain round takes, at every batch size: the median of what was measured for each.
+    """Machines that agree on what a plain round takes, at every batch size.
 
-    They are one machine, measured one arm after the other: if it is slower meanwhile, no arm should look slow for that. Each
-    arm's times are scaled as its plain rounds are.
+    The median of what was measured for each.
+
+    They are one machine, measured one arm after the other: if it is slower meanwhile, no arm should
+    look slow for that. Each arm's times are scaled as its plain rounds are.
     """
     tables = {label: one.costs.as_dict() for label, one in machines.items()}
     for batch in next(iter(tables.values()))["verify_s"]:
@@ -49,13 +55,17 @@ def levelled(machines: Mapping[str, Machine]) -> dict[str, Machine]:
         for table in tables.values():
             factor = common / table["verify_s"][batch]["0"]
             for kind in ("verify_s", "draft_s"):
-                table[kind][batch] = {size: factor * seconds for size, seconds in table[kind][batch].items()}
+                table[kind][batch] = {
+                    size: factor * seconds for size, seconds in table[kind][batch].items()
+                }
     made = dict[str, Machine]()
     for label, one in machines.items():
         costs = Latency.from_dict(tables[label])
         costs.learns = False
         factor = costs.verify_s(0) / one.costs.verify_s(0)
-        made[label] = replace(one, costs=costs, prefill_s=(factor * one.prefill_s[0], factor * one.prefill_s[1]))
+        made[label] = replace(
+            one, costs=costs, prefill_s=(factor * one.prefill_s[0], factor * one.prefill_s[1])
+        )
     return made
 
 
@@ -65,7 +75,9 @@ def _prefill_s(components: Components) -> tuple[float, float]:
     longest = min((limit for limit in limits if limit is not None), default=max(_LENGTHS) + 2) - 2
     short, long = (min(length, longest) for length in _LENGTHS)
     _read_s(components, short)
-    first, second = (median(_read_s(components, length) for _ in range(_REPEATS)) for length in (short, long))
+    first, second = (
+        median(_read_s(components, length) for _ in range(_REPEATS)) for length in (short, long)
+    )
     if long <= short:
         return 0.0, first / short
     per_token = max(second - first, 0.0) / (long - short)
@@ -73,8 +85,12 @@ def _prefill_s(components: Components) -> tuple[float, float]:
 
 
 def _read_s(components: Components, length: int) -> float:
-    prompt = tuple(7919 * place * (place + 1) % components.target.vocab_size for place in range(length))
-    session = Session(Request(prompt_ids=prompt, max_new_tokens=1, rules=SamplingRules(), seed=0), request_id=-1)
+    prompt = tuple(
+        7919 * place * (place + 1) % components.target.vocab_size for place in range(length)
+    )
+    session = Session(
+        Request(prompt_ids=prompt, max_new_tokens=1, rules=SamplingRules(), seed=0), request_id=-1
+    )
     open_sessions([session], components)
     close_session(session, components)
     return session.prefill_s
@@ -83,7 +99,11 @@ def _read_s(components: Components, length: int) -> float:
 def as_dict(machines: Mapping[str, Machine]) -> dict[str, Any]:
     """Machines by arm, as plain values."""
     return {
-        label: {"costs": one.costs.as_dict(), "prefill_s": list(one.prefill_s), "max_batch_size": one.max_batch_size}
+        label: {
+            "costs": one.costs.as_dict(),
+            "prefill_s": list(one.prefill_s),
+            "max_batch_size": one.max_batch_size,
+        }
         for label, one in machines.items()
     }
 
@@ -98,16 +118,22 @@ def read_machines(path: Path, labels: Sequence[str]) -> dict[str, Machine]:
         found = json.loads(path.read_text(encoding="utf-8"))["machines"]
         machines = {label: _machine(one) for label, one in found.items()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise OptionError(f"cannot read machines from {str(path)!r}: {error}; give a file that this command wrote") from error
+        raise OptionError(
+            f"cannot read machines from {str(path)!r}: {error}; give a file that this command wrote"
+        ) from error
     missing = [label for label in labels if label not in machines]
     if missing:
-        raise OptionError(f"{str(path)!r} has no times of {missing[0]!r}; it has: {', '.join(machines)}")
+        raise OptionError(
+            f"{str(path)!r} has no times of {missing[0]!r}; it has: {', '.join(machines)}"
+        )
     return {label: machines[label] for label in labels}
 
 
 def _machine(values: Mapping[str, Any]) -> Machine:
     fixed, per_token = map(float, values["prefill_s"])
-    if not (math.isfinite(fixed) and math.isfinite(per_token) and fixed >= 0.0 and per_token >= 0.0):
+    if not (
+        math.isfinite(fixed) and math.isfinite(per_token) and fixed >= 0.0 and per_token >= 0.0
+    ):
         raise ValueError(f"prefill_s must be two numbers >= 0; got {values['prefill_s']}")
     costs = Latency.from_dict(values["costs"])
     costs.learns = False

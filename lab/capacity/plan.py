@@ -1,4 +1,7 @@
-"""From a log and a cost table to a number of replicas: replay makes requests, simulation finds what a replica sustains."""
+"""From a log and a cost table to a number of replicas.
+
+Replay makes requests, simulation finds what a replica sustains.
+"""
 
 import math
 from collections.abc import Sequence
@@ -39,7 +42,12 @@ class Goal:
     spare: float = 0.1
 
     def __post_init__(self) -> None:
-        if not (self.rate_per_s > 0.0 and self.first_token_s > 0.0 and self.token_s > 0.0 and 0.0 <= self.spare < 1.0):
+        if not (
+            self.rate_per_s > 0.0
+            and self.first_token_s > 0.0
+            and self.token_s > 0.0
+            and 0.0 <= self.spare < 1.0
+        ):
             raise OptionError(
                 "capacity: rate and latencies must be positive and 0 <= spare < 1; got "
                 f"{self.rate_per_s}, {self.first_token_s}, {self.token_s} and {self.spare}"
@@ -47,7 +55,10 @@ class Goal:
 
     def is_met(self, figures: dict[str, Any]) -> bool:
         """Whether a simulated load was served well enough."""
-        return figures["first_token_s"]["p95"] <= self.first_token_s and figures["token_s"]["p95"] <= self.token_s
+        return (
+            figures["first_token_s"]["p95"] <= self.first_token_s
+            and figures["token_s"]["p95"] <= self.token_s
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +80,29 @@ class Effort:
 
     def __post_init__(self) -> None:
         if self.num_requests < 1 or self.num_replicas < 1:
-            raise OptionError(f"capacity: sizes must be at least 1; got {self.num_requests} and {self.num_replicas}")
+            raise OptionError(
+                f"capacity: sizes must be at least 1; got {self.num_requests} and "
+                f"{self.num_replicas}"
+            )
 
     def draws(self, *names: object) -> Draws:
         """Draws for one simulation."""
         return seeded(self.seed, "capacity", *names)
 
 
-def works(configuration: Configuration, log: LawLog, draft: SequenceModel | None, *, repeats: int, seed: int) -> list[Work]:
+def works(
+    configuration: Configuration,
+    log: LawLog,
+    draft: SequenceModel | None,
+    *,
+    repeats: int,
+    seed: int,
+) -> list[Work]:
     """Requests: the log's texts, in the rounds that a configuration would have needed.
 
     Args:
-        configuration: Drafter, tree, verifier, controller. A controller that reads latency is refused: it would plan for a
-            batch of one.
+        configuration: Drafter, tree, verifier, controller. A controller that reads latency is
+            refused: it would plan for a batch of one.
         log: What was written.
         draft: The draft model.
         repeats: Passes over the log.
@@ -94,33 +115,45 @@ def works(configuration: Configuration, log: LawLog, draft: SequenceModel | None
     parts = configuration.components(ReplayTarget(log.model.vocab_size), draft, PLAIN)
     if "latency" in parts.controller.reads:
         raise OptionError(
-            f"capacity: controller {configuration.controller!r} plans by the batch that it meets, which replay does not know; "
+            f"capacity: controller {configuration.controller!r} plans by the batch that it meets, "
+            "which replay does not know; "
             "use fixed or fsm, and compare several depths"
         )
     played = play(parts, log, repeats=repeats, seed=seed)
     return [
         Work(
             num_prompt_tokens=len(log.texts[one.text].prompt_ids),
-            steps=tuple(Step(record.num_nodes, record.depth, len(record.token_ids)) for record in one.records),
+            steps=tuple(
+                Step(record.num_nodes, record.depth, len(record.token_ids))
+                for record in one.records
+            ),
         )
         for one in played
     ]
 
 
-def plan(requests: Sequence[Work], machine: Machine, goal: Goal, effort: Effort = Effort()) -> dict[str, Any]:
+def plan(
+    requests: Sequence[Work], machine: Machine, goal: Goal, effort: Effort = Effort()
+) -> dict[str, Any]:
     """What a replica sustains, and how many are needed.
 
     Returns:
-        `saturation` (figures with all requests at once), `points` (figures at shares of it), `sustained` (figures at the
-        largest rate that meets the goal; `None` where none does), `replicas` (for the goal's rate, spare ones included).
+        `saturation` (figures with all requests at once), `points` (figures at shares of it),
+        `sustained` (figures at the largest rate that meets the goal; `None` where none does),
+        `replicas` (for the goal's rate, spare ones included).
     """
-    full = {"num_requests": effort.num_requests * effort.num_replicas, "num_replicas": effort.num_replicas}
+    full = {
+        "num_requests": effort.num_requests * effort.num_replicas,
+        "num_replicas": effort.num_replicas,
+    }
     saturation = simulate(requests, machine, rate_per_s=math.inf, draws=effort.draws("all"), **full)
     most = saturation["requests_per_s"]
 
     def at(share: float) -> dict[str, Any]:
         # The same draws at every rate: arrivals are those of one process on another clock.
-        figures = simulate(requests, machine, rate_per_s=share * most, draws=effort.draws("load"), **full)
+        figures = simulate(
+            requests, machine, rate_per_s=share * most, draws=effort.draws("load"), **full
+        )
         return {"share": share, "rate_per_replica": share * most / effort.num_replicas, **figures}
 
     points = [at(share) for share in SHARES]
@@ -141,7 +174,9 @@ def plan(requests: Sequence[Work], machine: Machine, goal: Goal, effort: Effort 
         "saturation": {**saturation, "rate_per_replica": most / effort.num_replicas},
         "points": points,
         "sustained": sustained,
-        "replicas": None if sustained is None else replicas_for(goal, sustained["rate_per_replica"]),
+        "replicas": None
+        if sustained is None
+        else replicas_for(goal, sustained["rate_per_replica"]),
     }
 
 

@@ -1,8 +1,9 @@
 """How many machines a load needs: replicas simulated round by round, on replayed requests and measured costs. No clock in here.
 
-A replica is what `monge serve` is: requests join and leave between rounds, up to a batch size; a round takes as long as its
-cost table says for the number of rows, the largest tree and the mean context; prompts are read between rounds. Replicas share
-nothing but the door: of two drawn at random, a request goes to the one with fewer.
+A replica is what `monge serve` is: requests join and leave between rounds, up to a batch size; a
+round takes as long as its cost table says for the number of rows, the largest tree and the mean
+context; prompts are read between rounds. Replicas share nothing but the door: of two drawn at
+random, a request goes to the one with fewer.
 """
 
 import heapq
@@ -18,7 +19,10 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 
 WARM_UP: Final = 0.2
-"""Share of the requests, the first ones, that are served but not counted: they meet empty replicas."""
+"""Share of the requests, the first ones, that are served but not counted.
+
+They meet empty replicas.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,9 @@ class Machine:
     def round_s(self, steps: Sequence[Step], contexts: Sequence[int]) -> float:
         """Seconds of a round of several requests: trees are padded to the largest."""
         batch, depth = len(steps), max(step.depth for step in steps)
-        rest = self.costs.verify_s(max(step.num_nodes for step in steps), batch, round(fmean(contexts)))
+        rest = self.costs.verify_s(
+            max(step.num_nodes for step in steps), batch, round(fmean(contexts))
+        )
         return rest + (self.costs.draft_s(depth, batch) if depth else 0.0)
 
 
@@ -116,8 +122,14 @@ class _Replica:
         self.is_busy = bool(self.running)
         if not self.running:
             return None
-        seconds = read + machine.round_s([one.step for one in self.running], [one.context for one in self.running])
-        self.busy_s, self.rows, self.rounds = self.busy_s + seconds, self.rows + len(self.running), self.rounds + 1
+        seconds = read + machine.round_s(
+            [one.step for one in self.running], [one.context for one in self.running]
+        )
+        self.busy_s, self.rows, self.rounds = (
+            self.busy_s + seconds,
+            self.rows + len(self.running),
+            self.rounds + 1,
+        )
         return seconds
 
     def end(self, now: float) -> list[_Request]:
@@ -143,7 +155,13 @@ def arrivals(rate_per_s: float, count: int, draws: Draws) -> list[float]:
 
 
 def simulate(
-    works: Sequence[Work], machine: Machine, *, rate_per_s: float, num_requests: int, draws: Draws, num_replicas: int = 1
+    works: Sequence[Work],
+    machine: Machine,
+    *,
+    rate_per_s: float,
+    num_requests: int,
+    draws: Draws,
+    num_replicas: int = 1,
 ) -> dict[str, Any]:
     """Serve a load.
 
@@ -156,8 +174,9 @@ def simulate(
         num_replicas: Replicas.
 
     Returns:
-        `tokens_per_s` and `requests_per_s` (of all replicas, from the first arrival to the last token), `busy` (share of
-        time), `batch_size` (mean of rounds), `first_token_s` and `token_s` (seconds per further token): p50, p95, p99.
+        `tokens_per_s` and `requests_per_s` (of all replicas, from the first arrival to the last
+        token), `busy` (share of time), `batch_size` (mean of rounds), `first_token_s` and `token_s`
+        (seconds per further token): p50, p95, p99.
 
     Raises:
         OptionError: If there is nothing to serve.
@@ -165,9 +184,13 @@ def simulate(
     if not works or num_requests < 1 or num_replicas < 1 or not rate_per_s > 0.0:
         raise OptionError("capacity: need at least one request, one replica and a positive rate")
     times = arrivals(rate_per_s, num_requests, draws)
-    requests = [_Request(works[int(draws.uniform() * len(works))], at, number) for number, at in enumerate(times)]
+    requests = [
+        _Request(works[int(draws.uniform() * len(works))], at, number)
+        for number, at in enumerate(times)
+    ]
     replicas = [_Replica() for _ in range(num_replicas)]
-    # Arrivals before ends of rounds at one time, by number: the order is a function of the draws alone.
+    # Arrivals before ends of rounds at one time, by number: the order is a function of the draws
+    # alone.
     events = [(request.arrived_s, 0, request.number) for request in requests]
     heapq.heapify(events)
     now = 0.0
@@ -195,17 +218,22 @@ def _door(replicas: Sequence[_Replica], draws: Draws) -> int:
     return min(pair, key=lambda place: replicas[place].load)
 
 
-def _figures(requests: Sequence[_Request], replicas: Sequence[_Replica], *, end_s: float) -> dict[str, Any]:
+def _figures(
+    requests: Sequence[_Request], replicas: Sequence[_Replica], *, end_s: float
+) -> dict[str, Any]:
     counted = requests[int(WARM_UP * len(requests)) :] or requests
     tokens = sum(one.work.num_tokens for one in requests)
     later = [
-        (one.end_s - one.first_s) / (one.written - one.work.steps[0].num_tokens) for one in counted if len(one.work.steps) > 1
+        (one.end_s - one.first_s) / (one.written - one.work.steps[0].num_tokens)
+        for one in counted
+        if len(one.work.steps) > 1
     ]
     return {
         "tokens_per_s": tokens / end_s,
         "requests_per_s": len(requests) / end_s,
         "busy": sum(one.busy_s for one in replicas) / (end_s * len(replicas)),
-        "batch_size": sum(one.rows for one in replicas) / max(sum(one.rounds for one in replicas), 1),
+        "batch_size": sum(one.rows for one in replicas)
+        / max(sum(one.rounds for one in replicas), 1),
         "first_token_s": percentiles([one.first_s - one.arrived_s for one in counted]),
         "token_s": percentiles(later or [0.0]),
     }
@@ -214,4 +242,6 @@ def _figures(requests: Sequence[_Request], replicas: Sequence[_Replica], *, end_
 def percentiles(values: Sequence[float]) -> dict[str, float]:
     """p50, p95 and p99: the smallest value that so many do not exceed."""
     ordered = sorted(values)
-    return {f"p{share}": ordered[math.ceil(share * len(ordered) / 100) - 1] for share in (50, 95, 99)}
+    return {
+        f"p{share}": ordered[math.ceil(share * len(ordered) / 100) - 1] for share in (50, 95, 99)
+    }

@@ -23,18 +23,25 @@ SIMULATION: Final = "Simulation"
 def main(
     *,
     rounds: Annotated[
-        int | None, options.option("--rounds", help="Rounds of every controller.", panel=SIMULATION, default=ROUNDS)
+        int | None,
+        options.option(
+            "--rounds", help="Rounds of every controller.", panel=SIMULATION, default=ROUNDS
+        ),
     ] = None,
     seed: Annotated[
-        int | None, options.option("--seed", help="Seed of every controller's rounds.", panel=SIMULATION, default=0)
+        int | None,
+        options.option(
+            "--seed", help="Seed of every controller's rounds.", panel=SIMULATION, default=0
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Compare controllers on simulated streams, without networks: tokens per plain forward's time.
 
-    Acceptance stays in one of four regimes for ten rounds on average; a drafter of perfectly calibrated confidence proposes
-    chains. The best fixed window is found by trying all of them. In a fourth world, requests of three kinds meet a drafter with
-    a network and a lookup, and controllers choose between them. Minutes at the default length; the controllers are those that
+    Acceptance stays in one of four regimes for ten rounds on average; a drafter of perfectly
+    calibrated confidence proposes chains. The best fixed window is found by trying all of them. In
+    a fourth world, requests of three kinds meet a drafter with a network and a lookup, and
+    controllers choose between them. Minutes at the default length; the controllers are those that
     decode, and the processor time that they take themselves is told.
 
     **Example**
@@ -52,11 +59,19 @@ def main(
     rows += compare_selections(count, make_draws, clock=time.process_time)
     console = output(110)
     for world in (*WORLDS, SELECTION):
-        table = Table("controller", "tokens per forward's time", "against the best fixed", "own µs a round", title=world)
+        table = Table(
+            "controller",
+            "tokens per forward's time",
+            "against the best fixed",
+            "own µs a round",
+            title=world,
+        )
         for row in rows:
             if row["world"] == world:
                 own = f"{1e6 * row['own_s_per_round']:.0f}" if "own_s_per_round" in row else ""
-                table.add_row(str(row["controller"]), f"{row['speed']:.2f}", f"{row['ratio']:.2f}", own)
+                table.add_row(
+                    str(row["controller"]), f"{row['speed']:.2f}", f"{row['ratio']:.2f}", own
+                )
         console.print(table)
     if as_json:
         print(json.dumps({"rounds": count, "seed": seed or 0, "arms": rows}))

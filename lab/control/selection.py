@@ -1,8 +1,11 @@
-"""Selection between drafters on simulated requests: what knowing the right drafter is worth, without networks or clocks.
+"""Selection between drafters on simulated requests.
 
-Requests come in kinds that suit different drafters, and the prompt tells the kind by what it repeats. A drafter with a network
-and a lookup propose chains; what the lookup would have had accepted is known in every round, as in the real loop. All
-controllers meet the same rounds and coins, and seconds are those of a linear latency model in units of a plain forward.
+What knowing the right drafter is worth, without networks or clocks.
+
+Requests come in kinds that suit different drafters, and the prompt tells the kind by what it
+repeats. A drafter with a network and a lookup propose chains; what the lookup would have had
+accepted is known in every round, as in the real loop. All controllers meet the same rounds and
+coins, and seconds are those of a linear latency model in units of a plain forward.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +44,8 @@ class Kind:
     """A kind of text.
 
     Args:
-        acceptance: Regimes of the drafter with a network and of the lookup, see `World`; they last for the whole request.
+        acceptance: Regimes of the drafter with a network and of the lookup, see `World`; they last
+            for the whole request.
         prompt: A prompt of this kind.
     """
 
@@ -76,7 +80,9 @@ def simulated_requests(count: int, draws: Draws, *, world: World) -> list[Simula
     for _ in range(count):
         kind = KINDS[int(draws.uniform() * len(KINDS))]
         streams = {
-            name: replace(world, regimes=(chance,), switch_prob=0.0).rounds(ROUNDS_OF_REQUEST, draws)
+            name: replace(world, regimes=(chance,), switch_prob=0.0).rounds(
+                ROUNDS_OF_REQUEST, draws
+            )
             for name, chance in kind.acceptance.items()
         }
         rounds = tuple(
@@ -113,7 +119,9 @@ def selection_speed(
         if isinstance(controller, PromptReader):
             state = watch.run(controller.read, state, PromptProfile(token_ids=request.kind.prompt))
         for rounds in request.rounds:
-            plan: DraftPlan = watch.run(controller.plan, [state], RoundInfo(context_lengths=(length,)), [draws])[0]
+            plan: DraftPlan = watch.run(
+                controller.plan, [state], RoundInfo(context_lengths=(length,)), [draws]
+            )[0]
             name = plan.drafter or drafter
             member = next(one for one in MEMBERS if one.name == name)
             within = plan.within(DraftPlan(max_depth=member.max_depth))
@@ -127,13 +135,19 @@ def selection_speed(
             )
             state = watch.run(controller.update, state, record)
             reads = max(record.depth, record.levels_read)
-            seconds += costs.verify_s(record.num_nodes) + (costs.draft_s(reads) if reads and member.runs_network else 0.0)
+            seconds += costs.verify_s(record.num_nodes) + (
+                costs.draft_s(reads) if reads and member.runs_network else 0.0
+            )
             tokens, length = tokens + len(record.token_ids), length + len(record.token_ids)
     return tokens / seconds
 
 
 def compare_selections(
-    num_rounds: int, make_draws: Callable[[int], Draws], arms: Mapping[str, str] = ARMS, *, clock: Callable[[], float]
+    num_rounds: int,
+    make_draws: Callable[[int], Draws],
+    arms: Mapping[str, str] = ARMS,
+    *,
+    clock: Callable[[], float],
 ) -> list[dict[str, Any]]:
     """Speeds of the best drafter with its best fixed window, of `goodput` with that drafter, and of the selections.
 
@@ -144,7 +158,9 @@ def compare_selections(
         clock: Takes the controllers' own time.
     """
     world = World()
-    requests = simulated_requests(max(1, num_rounds // ROUNDS_OF_REQUEST), make_draws(0), world=world)
+    requests = simulated_requests(
+        max(1, num_rounds // ROUNDS_OF_REQUEST), make_draws(0), world=world
+    )
     fixed = {
         (member.name, window): selection_speed(
             Fixed(max_depth=window), world.costs(), requests, make_draws(1), drafter=member.name
@@ -155,13 +171,27 @@ def compare_selections(
     best, window = max(fixed, key=fixed.__getitem__)
     most = fixed[best, window]
     rows: list[dict[str, Any]] = [
-        {"world": WORLD, "controller": f"fixed, {best}, window {window} (the best)", "speed": most, "ratio": 1.0}
+        {
+            "world": WORLD,
+            "controller": f"fixed, {best}, window {window} (the best)",
+            "speed": most,
+            "ratio": 1.0,
+        }
     ]
     for arm, text in {f"goodput, {best} only": "goodput", **arms}.items():
         watch = Stopwatch(clock)
-        reached = selection_speed(CONTROLLERS.parse(text), world.costs(), requests, make_draws(1), drafter=best, watch=watch)
+        reached = selection_speed(
+            CONTROLLERS.parse(text),
+            world.costs(),
+            requests,
+            make_draws(1),
+            drafter=best,
+            watch=watch,
+        )
         own = {"own_s_per_round": watch.seconds / (len(requests) * ROUNDS_OF_REQUEST)}
-        rows.append({"world": WORLD, "controller": arm, "speed": reached, "ratio": reached / most, **own})
+        rows.append(
+            {"world": WORLD, "controller": arm, "speed": reached, "ratio": reached / most, **own}
+        )
     return rows
 
 
@@ -171,5 +201,9 @@ def _counterfactuals(rounds: Mapping[str, Round], position: int) -> tuple[Counte
     for member in (_LOOKUP, _NOTHING):
         accepted = rounds[member.name].num_accepted(member.max_depth)
         factors = (1.0,) * accepted + (0.0,) * (accepted < member.max_depth)
-        found.append(CounterfactualDraft(drafter=member.name, position=position, num_nodes=member.max_depth, factors=factors))
+        found.append(
+            CounterfactualDraft(
+                drafter=member.name, position=position, num_nodes=member.max_depth, factors=factors
+            )
+        )
     return tuple(found)

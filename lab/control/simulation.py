@@ -1,8 +1,11 @@
-"""Controllers on a simulated chain drafter: what their rules are worth, without networks, clocks or machines.
+"""Controllers on a simulated chain drafter.
 
-A round's acceptance is drawn from regimes that last; every position deviates a little. All controllers meet the same rounds and
-the same coins, so their speeds are compared in pairs. The drafter's confidence is that acceptance itself. Times are those of a
-linear latency model in units of a plain forward. The controllers are the real ones, and their own time is taken.
+What their rules are worth, without networks, clocks or machines.
+
+A round's acceptance is drawn from regimes that last; every position deviates a little. All
+controllers meet the same rounds and the same coins, so their speeds are compared in pairs. The
+drafter's confidence is that acceptance itself. Times are those of a linear latency model in units
+of a plain forward. The controllers are the real ones, and their own time is taken.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +41,9 @@ class Round:
     def num_accepted(self, depth: int) -> int:
         """Accepted tokens of a chain so deep."""
         decided = zip(self.coins[:depth], self.acceptance[:depth], strict=True)
-        return next((place for place, (coin, chance) in enumerate(decided) if coin >= chance), depth)
+        return next(
+            (place for place, (coin, chance) in enumerate(decided) if coin >= chance), depth
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +74,25 @@ class World:
         for _ in range(count):
             if draws.bernoulli(self.switch_prob):
                 regime = self.regimes[int(draws.uniform() * len(self.regimes))]
-            deviations = (self.noise * normal.inv_cdf(max(draws.uniform(), 1e-12)) for _ in range(MAX_WINDOW))
-            chances = tuple(min(_HIGHEST, max(_LOWEST, regime + deviation)) for deviation in deviations)
+            deviations = (
+                self.noise * normal.inv_cdf(max(draws.uniform(), 1e-12)) for _ in range(MAX_WINDOW)
+            )
+            chances = tuple(
+                min(_HIGHEST, max(_LOWEST, regime + deviation)) for deviation in deviations
+            )
             yield Round(chances, tuple(draws.uniform() for _ in range(MAX_WINDOW)))
 
 
 WORLDS: Final[Mapping[str, World]] = {
     "light load": World(),
     "verification ten times dearer": World(node=0.2),
-    "useless draft three quarters of the time": World(regimes=(0.02, 0.02, 0.02, 0.8), switch_prob=0.02),
+    "useless draft three quarters of the time": World(
+        regimes=(0.02, 0.02, 0.02, 0.8), switch_prob=0.02
+    ),
 }
-_ON_THE_FLY: Final = "on_the_fly(history={h}, prior=(0.0007, 0.0003), probe_prob=0.2, max_window=16)"
+_ON_THE_FLY: Final = (
+    "on_the_fly(history={h}, prior=(0.0007, 0.0003), probe_prob=0.2, max_window=16)"
+)
 ARMS: Final[Mapping[str, str]] = {
     **{f"on_the_fly, last {h} rounds": _ON_THE_FLY.format(h=h) for h in (4, 16, 64)},
     "fsm": "fsm(max_window=16)",
@@ -148,34 +161,67 @@ def speed(
 
 
 def compare_controllers(
-    num_rounds: int, make_draws: Callable[[int], Draws], arms: Mapping[str, str] = ARMS, *, clock: Callable[[], float]
+    num_rounds: int,
+    make_draws: Callable[[int], Draws],
+    arms: Mapping[str, str] = ARMS,
+    *,
+    clock: Callable[[], float],
 ) -> list[dict[str, Any]]:
     """Speeds of the best fixed window, found by trying all, and of the controllers, in every world; and their own time.
 
     Args:
         num_rounds: Rounds of every arm.
-        make_draws: Makes a source of randomness of some number: 0 for the worlds, 1 for the controllers, the same for each.
+        make_draws: Makes a source of randomness of some number: 0 for the worlds, 1 for the
+            controllers, the same for each.
         arms: Controllers by name.
         clock: Takes the controllers' own time.
     """
     rows: list[dict[str, Any]] = []
     for name, world in WORLDS.items():
         rounds = list(world.rounds(num_rounds, make_draws(0)))
-        fixed = {window: speed(Fixed(max_depth=window), world, rounds, make_draws(1)) for window in range(MAX_FIXED + 1)}
+        fixed = {
+            window: speed(Fixed(max_depth=window), world, rounds, make_draws(1))
+            for window in range(MAX_FIXED + 1)
+        }
         best = max(fixed, key=fixed.__getitem__)
-        rows.append({"world": name, "controller": f"fixed, window {best} (the best)", "speed": fixed[best], "ratio": 1.0})
+        rows.append(
+            {
+                "world": name,
+                "controller": f"fixed, window {best} (the best)",
+                "speed": fixed[best],
+                "ratio": 1.0,
+            }
+        )
         for arm, text in arms.items():
-            controller, watch, confident = CONTROLLERS.parse(text), Stopwatch(clock), "without confidence" not in arm
-            reached = speed(controller, world, rounds, make_draws(1), confident=confident, watch=watch)
+            controller, watch, confident = (
+                CONTROLLERS.parse(text),
+                Stopwatch(clock),
+                "without confidence" not in arm,
+            )
+            reached = speed(
+                controller, world, rounds, make_draws(1), confident=confident, watch=watch
+            )
             own = {"own_s_per_round": watch.seconds / num_rounds}
-            rows.append({"world": name, "controller": arm, "speed": reached, "ratio": reached / fixed[best], **own})
+            rows.append(
+                {
+                    "world": name,
+                    "controller": arm,
+                    "speed": reached,
+                    "ratio": reached / fixed[best],
+                    **own,
+                }
+            )
     return rows
 
 
-def chain_record(plan: DraftPlan, one: Round, length: int, *, confident: bool, **fields: Any) -> StepRecord:
+def chain_record(
+    plan: DraftPlan, one: Round, length: int, *, confident: bool, **fields: Any
+) -> StepRecord:
     """One round of a chain drafter under a plan; `fields` are further fields of the record."""
     limit = min(plan.depth(MAX_WINDOW), MAX_WINDOW)
-    depth, levels_read = _drafted(plan, one.acceptance, limit) if confident and plan.stop else (limit, 0)
+    depth, levels_read = (
+        _drafted(plan, one.acceptance, limit) if confident and plan.stop else (limit, 0)
+    )
     accepted = one.num_accepted(depth)
     return StepRecord(
         plan=plan,

@@ -40,22 +40,40 @@ def main(
     backend: options.Backend = None,
     draft_backend: options.DraftBackend = None,
     threads: options.Threads = None,
-    data: Annotated[Path | None, options.measuring("--data", "Prompts.", "the shipped ones")] = None,
-    tokens: Annotated[int, options.measuring("--tokens", "Tokens that heads are fitted to.", 24576)] = 24576,
-    num_prompts: Annotated[int, options.measuring("--num-prompts", "Prompts that are decoded.", NUM_PROMPTS)] = NUM_PROMPTS,
-    max_new_tokens: Annotated[int, options.measuring("--max-new-tokens", "Length of every completion.", 48)] = 48,
-    repeats: Annotated[int, options.measuring("--repeats", "Timed passes, drafters in turns.", REPEATS)] = REPEATS,
+    data: Annotated[
+        Path | None, options.measuring("--data", "Prompts.", "the shipped ones")
+    ] = None,
+    tokens: Annotated[
+        int, options.measuring("--tokens", "Tokens that heads are fitted to.", 24576)
+    ] = 24576,
+    num_prompts: Annotated[
+        int, options.measuring("--num-prompts", "Prompts that are decoded.", NUM_PROMPTS)
+    ] = NUM_PROMPTS,
+    max_new_tokens: Annotated[
+        int, options.measuring("--max-new-tokens", "Length of every completion.", 48)
+    ] = 48,
+    repeats: Annotated[
+        int, options.measuring("--repeats", "Timed passes, drafters in turns.", REPEATS)
+    ] = REPEATS,
     clock: asked.Clock = None,
-    out: Annotated[Path, options.option("--out", help="Folder of text and result.", panel=options.OUTPUT, default=OUT)] = OUT,
+    out: Annotated[
+        Path,
+        options.option(
+            "--out", help="Folder of text and result.", panel=options.OUTPUT, default=OUT
+        ),
+    ] = OUT,
     as_json: options.Json = False,
 ) -> None:
-    """Compare drafters on equal terms: one target, the same prompts, at most 16 drafted nodes a round, batch 1.
+    """Compare drafters on equal terms.
 
-    Those that have laws of their own build one tree and are verified by one rule; the target walk verifies the others. Beside
-    the draft model and the drafters that nobody trains stand the heads that are named, and SHAPE without training, fitted to
-    text that the target writes; SHAPE heads with every alignment that the question of transport needs: none, one temperature
-    for each step, and the Gaussian map. Tokens per second are ratios to plain decoding in the same pass. With `--json` the last
-    line of standard output is one JSON object.
+    One target, the same prompts, at most 16 drafted nodes a round, batch 1.
+
+    Those that have laws of their own build one tree and are verified by one rule; the target walk
+    verifies the others. Beside the draft model and the drafters that nobody trains stand the heads
+    that are named, and SHAPE without training, fitted to text that the target writes; SHAPE heads
+    with every alignment that the question of transport needs: none, one temperature for each step,
+    and the Gaussian map. Tokens per second are ratios to plain decoding in the same pass. With
+    `--json` the last line of standard output is one JSON object.
 
     **Examples**
 
@@ -66,16 +84,24 @@ def main(
     quiet_host()
     options.set_threads(threads)
     _check(head or (), num_prompts, out)
-    settings = Settings(max_new_tokens=max_new_tokens, repeats=repeats, **options.given(clock=clock))
-    loading = options.given(dtype=dtype, device=device, backend=backend, draft_backend=draft_backend)
+    settings = Settings(
+        max_new_tokens=max_new_tokens, repeats=repeats, **options.given(clock=clock)
+    )
+    loading = options.given(
+        dtype=dtype, device=device, backend=backend, draft_backend=draft_backend
+    )
     pair = load_pair(target, draft, **loading)
     shown = shipped() if data is None else read_prompts(data)
-    chosen = tuple(encode(pair.tokenizer, prompt.text) for prompt in interleaved(shown)[:num_prompts])
+    chosen = tuple(
+        encode(pair.tokenizer, prompt.text) for prompt in interleaved(shown)[:num_prompts]
+    )
     with spinner() as say:
         say("writing rows")
         texts = [encode(pair.tokenizer, prompt.text) for prompt in shown]
         rows = write_own_text(pair.target, texts, replace(TextSettings(), num_tokens=tokens), out)
-        lines = table(pair, entries(pair, head or _built_in(target), rows, out, say), chosen, settings, say)
+        lines = table(
+            pair, entries(pair, head or _built_in(target), rows, out, say), chosen, settings, say
+        )
     document = {
         **_circumstances(pair, settings),
         "num_prompts": len(chosen),
@@ -116,7 +142,14 @@ def _show(lines: Sequence[Line], num_prompts: int) -> None:
     for temperature in TREES:
         title = f"temperature {temperature:g}, {num_prompts} prompts, at most {NODES} drafted nodes a round"
         shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-        for column in ("drafter", "block efficiency", "nodes a round", "tokens/s over plain", "training", "on tokens"):
+        for column in (
+            "drafter",
+            "block efficiency",
+            "nodes a round",
+            "tokens/s over plain",
+            "training",
+            "on tokens",
+        ):
             shown.add_column(column, justify="left" if column == "drafter" else "right")
         for line in (one for one in lines if one.temperature == temperature):
             spread, seconds = line.over_plain, line.training_s

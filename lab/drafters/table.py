@@ -1,7 +1,10 @@
-"""`python -m lab.drafters`: every drafter on equal terms: one target, the same prompts, at most so many drafted nodes a round.
+"""`python -m lab.drafters`: every drafter on equal terms.
 
-Drafters with laws of their own build the same tree and are verified by the same rule; the others propose what they have, cut to
-the same number of nodes, and the target walk verifies, which is optimal for candidates that are not drawn.
+One target, the same prompts, at most so many drafted nodes a round.
+
+Drafters with laws of their own build the same tree and are verified by the same rule; the others
+propose what they have, cut to the same number of nodes, and the target walk verifies, which is
+optimal for candidates that are not drawn.
 """
 
 import json
@@ -23,7 +26,11 @@ from monge.core.errors import MongeError
 from monge.core.metrics import block_efficiency
 from monge.draft.by_name import drafters_in, head_drafter, options_of
 from monge.heads.readers.files import CONFIG, read_json
-from monge.heads.shape.calibrate import calibrate_alignments, calibrate_ridge, calibrate_temperatures
+from monge.heads.shape.calibrate import (
+    calibrate_alignments,
+    calibrate_ridge,
+    calibrate_temperatures,
+)
 from monge.heads.shape.checkpoint import is_shape, load_head, save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.heads.shape.ridge import RidgePredictor
@@ -38,7 +45,10 @@ TREES: Final = {
 }
 """Tree and rule of drafters with laws, by temperature."""
 VARIANTS: Final = ("none", "temperature", "gaussian")
-"""Alignments of a SHAPE head that the loop runs: nothing, one temperature for each step, transport between Gaussians."""
+"""Alignments of a SHAPE head that the loop runs.
+
+Nothing, one temperature for each step, transport between Gaussians.
+"""
 REPEATS: Final = 3
 PLAIN: Final = "none"
 OTHERS: Final = (
@@ -60,7 +70,8 @@ class Entry:
     Args:
         name: In the table.
         drafter: As a user writes it.
-        training_s: Seconds that making its head took, the target's own text not counted; `None` where nobody says.
+        training_s: Seconds that making its head took, the target's own text not counted; `None`
+            where nobody says.
         training_tokens: Tokens that it was fitted to.
     """
 
@@ -72,7 +83,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A measured drafter at one temperature; `over_plain` compares repeats with the plain decoding of the same repeat."""
+    """A measured drafter at one temperature.
+
+    `over_plain` compares repeats with the plain decoding of the same repeat.
+    """
 
     name: str
     temperature: float
@@ -85,7 +99,11 @@ class Line:
 
 
 def entries(
-    pair: Pair, folders: Sequence[Path], rows: Int64[Tensor, "rows seq"], out: Path, say: Callable[[str], None]
+    pair: Pair,
+    folders: Sequence[Path],
+    rows: Int64[Tensor, "rows seq"],
+    out: Path,
+    say: Callable[[str], None],
 ) -> list[Entry]:
     """Drafters to compare; heads that are fitted here are kept in `out`.
 
@@ -108,7 +126,9 @@ def entries(
         if is_shape(config):
             for variant in VARIANTS:
                 say(f"{folder.name}, alignment {variant}")
-                found.append(_fitted(pair, folder, variant, texts, out / f"{folder.name}-{variant}"))
+                found.append(
+                    _fitted(pair, folder, variant, texts, out / f"{folder.name}-{variant}")
+                )
             continue
         drafter, about = head_drafter(folder, pair.names["target"]), config.get("about", {})
         if drafter is None:
@@ -119,16 +139,24 @@ def entries(
 
 
 @torch.no_grad()
-def _fitted(pair: Pair, trained: Path | None, variant: str, texts: tuple[Texts, Texts, Texts], out: Path) -> Entry:
+def _fitted(
+    pair: Pair, trained: Path | None, variant: str, texts: tuple[Texts, Texts, Texts], out: Path
+) -> Entry:
     """A SHAPE head with an alignment: the trained predictor, or one of ridge regression."""
-    target, ends, (fitted, chosen, _) = feature_model(pair.target), gradient_ends(pair.target), texts
+    target, ends, (fitted, chosen, _) = (
+        feature_model(pair.target),
+        gradient_ends(pair.target),
+        texts,
+    )
     sizes, about, start = TargetSizes.of(target), dict[str, Any](), perf_counter()
     if trained is None:
         predictor = make_predictor("ridge", sizes, num_steps=3, is_branched=True)
     else:
         predictor = load_head(trained).predictor
         about = json.loads((trained / CONFIG).read_text(encoding="utf-8")).get("about", {})
-    head = ShapeHead(predictor, sizes, "none" if variant == "temperature" else variant).to(pair.target.device)
+    head = ShapeHead(predictor, sizes, "none" if variant == "temperature" else variant).to(
+        pair.target.device
+    )
     head.remember(target)
     if isinstance(predictor, RidgePredictor):
         calibrate_ridge(head, fitted, chosen, ends)
@@ -141,19 +169,31 @@ def _fitted(pair: Pair, trained: Path | None, variant: str, texts: tuple[Texts, 
     tokens = fitted.token_ids.numel() if trained is None else about.get("tokens")
     seconds = fitting if trained is None else None if before is None else before + fitting
     name = "shape, training-free" if trained is None else f"shape, {trained.name}"
-    return Entry(name=f"{name}, {variant}", drafter=f"shape(head={str(out)!r})", training_s=seconds, training_tokens=tokens)
+    return Entry(
+        name=f"{name}, {variant}",
+        drafter=f"shape(head={str(out)!r})",
+        training_s=seconds,
+        training_tokens=tokens,
+    )
 
 
 def table(
-    pair: Pair, drafters: Sequence[Entry], prompts: TokenIds, settings: Settings, say: Callable[[str], None]
+    pair: Pair,
+    drafters: Sequence[Entry],
+    prompts: TokenIds,
+    settings: Settings,
+    say: Callable[[str], None],
 ) -> list[Line]:
     """Decode all prompts with every drafter, in turns, at both temperatures.
 
     Raises:
-        MongeError: If a drafter fails: it has no numbers, and the table would not compare what it says.
+        MongeError: If a drafter fails: it has no numbers, and the table would not compare what it
+            says.
     """
     return [
-        line for temperature in TREES for line in _lines(pair, drafters, prompts, settings, temperature=temperature, say=say)
+        line
+        for temperature in TREES
+        for line in _lines(pair, drafters, prompts, settings, temperature=temperature, say=say)
     ]
 
 
@@ -166,19 +206,29 @@ def _lines(
     temperature: float,
     say: Callable[[str], None],
 ) -> Iterator[Line]:
-    arms = [MongeArm(name=entry.name, settings=_parts(entry.drafter, temperature)) for entry in drafters]
+    arms = [
+        MongeArm(name=entry.name, settings=_parts(entry.drafter, temperature)) for entry in drafters
+    ]
     at = Settings(**{**asdict(settings), "temperatures": (temperature,), "batch_sizes": (1,)})
-    measured = measure(pair, arms, prompts, at, on_call=lambda name: say(f"{name}, temperature {temperature:g}"))
+    measured = measure(
+        pair, arms, prompts, at, on_call=lambda name: say(f"{name}, temperature {temperature:g}")
+    )
     plain = next(one for one in measured if one.arm.name == PLAIN)
     for entry, one in zip(drafters, measured, strict=True):
         if one.failure is not None:
-            raise MongeError(f"lab.drafters: {entry.name} at temperature {temperature:g}: {one.failure}")
+            raise MongeError(
+                f"lab.drafters: {entry.name} at temperature {temperature:g}: {one.failure}"
+            )
         yield _line(entry, one, plain)
 
 
 def _parts(drafter: str, temperature: float) -> dict[str, Any]:
     has_laws = any("tree" in options_of(one) for one in drafters_in(drafter))
-    return {"drafter": drafter, "controller": f"fixed(max_nodes={NODES})", **(TREES[temperature] if has_laws else {})}
+    return {
+        "drafter": drafter,
+        "controller": f"fixed(max_nodes={NODES})",
+        **(TREES[temperature] if has_laws else {}),
+    }
 
 
 def _line(entry: Entry, one: Measurement, plain: Measurement) -> Line:
@@ -188,7 +238,12 @@ def _line(entry: Entry, one: Measurement, plain: Measurement) -> Line:
         block_efficiency=block_efficiency(one.records),
         nodes_per_round=sum(record.num_nodes for record in one.records) / len(one.records),
         tokens_per_s=Summary.of(one.tokens_per_s).median,
-        over_plain=Summary.of([ours / theirs for ours, theirs in zip(one.tokens_per_s, plain.tokens_per_s, strict=True)]),
+        over_plain=Summary.of(
+            [
+                ours / theirs
+                for ours, theirs in zip(one.tokens_per_s, plain.tokens_per_s, strict=True)
+            ]
+        ),
         training_s=entry.training_s,
         training_tokens=entry.training_tokens,
     )

@@ -22,13 +22,17 @@ def main(
     *,
     names: Annotated[
         list[str] | None,
-        options.option("--gate", help="Only this gate; may be repeated.", panel=options.RUNNING, default="all"),
+        options.option(
+            "--gate", help="Only this gate; may be repeated.", panel=options.RUNNING, default="all"
+        ),
     ] = None,
 ) -> None:
-    """Run the commands of the recorded baselines and compare their figures. Exit status 1 if one is too low.
+    """Run the commands of the recorded baselines and compare their figures.
 
-    The clock gates need a machine that does nothing else. Every gate names its command, the figure in the command's JSON, the
-    recorded value, and the smallest share of it that is accepted.
+    Exit status 1 if one is too low.
+
+    The clock gates need a machine that does nothing else. Every gate names its command, the figure
+    in the command's JSON, the recorded value, and the smallest share of it that is accepted.
 
     **Examples**
 
@@ -49,7 +53,12 @@ def main(
             share = value / figure["recorded"]
             is_held = share >= figure["least"]
             failed |= not is_held
-            cells = (f"{figure['recorded']:.2f}", f"{value:.2f}", f"{share:.3f}", f"{figure['least']:.2f}")
+            cells = (
+                f"{figure['recorded']:.2f}",
+                f"{value:.2f}",
+                f"{share:.3f}",
+                f"{figure['least']:.2f}",
+            )
             label = ", ".join(map(str, figure["arm"].values()))
             table.add_row(name, label, *cells, "holds" if is_held else "[red]fails[/]")
     output(120).print(table)
@@ -66,12 +75,17 @@ def measured(command: list[str]) -> list[dict[str, Any]]:
     notes().print(f"python {' '.join(command)}", style="dim", markup=False, soft_wrap=True)
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise MongeError(f"python {' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+        raise MongeError(
+            f"python {' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-300:]}"
+        )
     return json.loads(done.stdout.strip().splitlines()[-1])["arms"]
 
 
 def found(arms: list[dict[str, Any]], wanted: dict[str, Any], field: str) -> float:
-    """A figure of the arm with these entries; `field` is a path such as `ratio_to_none_of_all.mean`."""
+    """A figure of the arm with these entries.
+
+    `field` is a path such as `ratio_to_none_of_all.mean`.
+    """
     value: Any = next(arm for arm in arms if all(arm[name] == one for name, one in wanted.items()))
     for name in field.split("."):
         value = value[name]

@@ -18,15 +18,19 @@ def main(
     out: Annotated[Path, typer.Argument(help="A new folder.")],
     *,
     params: Annotated[
-        str, options.option("--params", help="Parameters: 0.1B, 1B, 300M, ...", panel=options.MODELS, default="0.5B")
+        str,
+        options.option(
+            "--params", help="Parameters: 0.1B, 1B, 300M, ...", panel=options.MODELS, default="0.5B"
+        ),
     ] = "0.5B",
     target: options.Target = None,
     dtype: options.Dtype = None,
 ) -> None:
     """Write a target that says what the small one says, at the cost of a large one.
 
-    Hidden units, heads and neurons are repeated and layers that write nothing are added, so the law stays the same to rounding,
-    and the small target's draft model keeps its acceptance. In float32 a parameter takes four bytes, in bfloat16 two.
+    Hidden units, heads and neurons are repeated and layers that write nothing are added, so the law
+    stays the same to rounding, and the small target's draft model keeps its acceptance. In float32
+    a parameter takes four bytes, in bfloat16 two.
 
     **Examples**
 
@@ -40,8 +44,10 @@ def main(
     count = shape.num_parameters(network.config)
     write_grown(grown(network, shape), load_tokenizer(source), out)
     print(
-        f"{out}: {count / 1e9:.3f}B parameters in {shape.layers} layers of {network.config.hidden_size * shape.width} hidden "
-        f"units, {shape.intermediate} neurons and {network.config.num_attention_heads * shape.width} heads"
+        f"{out}: {count / 1e9:.3f}B parameters in {shape.layers} layers of "
+        f"{network.config.hidden_size * shape.width} hidden "
+        f"units, {shape.intermediate} neurons and "
+        f"{network.config.num_attention_heads * shape.width} heads"
     )
     if target is None:
         print(f"monge bench decode --target {out} --draft {built_in('draft')}")

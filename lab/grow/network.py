@@ -1,13 +1,15 @@
 """`python -m lab.grow`: the default target with the cost of a large model, and the same law.
 
-What a forward costs is decided by the shape of a network, what it says by its function. A Llama-like network is widened and
-deepened so that the function stays: hidden units, heads and neurons are repeated, and whatever reads them is divided by how
-often they are there; added layers write nothing. The result says what the small network says, to rounding, so real text and
-a real draft model's acceptance come at the price of a network of any size.
+What a forward costs is decided by the shape of a network, what it says by its function. A
+Llama-like network is widened and deepened so that the function stays: hidden units, heads and
+neurons are repeated, and whatever reads them is divided by how often they are there; added layers
+write nothing. The result says what the small network says, to rounding, so real text and a real
+draft model's acceptance come at the price of a network of any size.
 
 Reference:
-    Chen, Goodfellow, Shlens, Net2Net: Accelerating Learning via Knowledge Transfer, arXiv 1511.05641 (widening and deepening
-    that preserve the function); here for root-mean-square norms, grouped queries and rotary positions.
+    Chen, Goodfellow, Shlens, Net2Net: Accelerating Learning via Knowledge Transfer, arXiv
+    1511.05641 (widening and deepening that preserve the function); here for root-mean-square norms,
+    grouped queries and rotary positions.
 """
 
 import math
@@ -45,13 +47,20 @@ class Shape:
     layers: int
 
     def __post_init__(self) -> None:
-        if min(self.width, self.kv_width, self.intermediate, self.layers) < 1 or self.width % self.kv_width:
-            raise OptionError(f"grow: sizes must be positive, and kv_width must divide width; got {self}")
+        if (
+            min(self.width, self.kv_width, self.intermediate, self.layers) < 1
+            or self.width % self.kv_width
+        ):
+            raise OptionError(
+                f"grow: sizes must be positive, and kv_width must divide width; got {self}"
+            )
 
     def num_parameters(self, config: Any) -> int:  # noqa: ANN401 (the host's configurations share no type)
         """Parameters of the network of this shape grown from one with this configuration."""
         hidden = config.hidden_size * self.width
-        heads = (config.num_attention_heads * self.width + config.num_key_value_heads * self.kv_width) * config.head_dim
+        heads = (
+            config.num_attention_heads * self.width + config.num_key_value_heads * self.kv_width
+        ) * config.head_dim
         layer = 2 * hidden * heads + 3 * hidden * self.intermediate + 2 * hidden
         tables = 1 if config.tie_word_embeddings else 2
         return self.layers * layer + tables * config.vocab_size * hidden + hidden
@@ -65,12 +74,16 @@ def num_parameters(text: str) -> float:
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None or float(found[1]) <= 0:
-        raise OptionError(f"cannot read the size {text!r}; write a number of parameters such as 0.5B or 100M")
+        raise OptionError(
+            f"cannot read the size {text!r}; write a number of parameters such as 0.5B or 100M"
+        )
     return float(found[1]) * _UNITS[found[2].upper()]
 
 
 def shape_for(network: PreTrainedModel, params: float) -> Shape:
-    """The shape that comes closest to a number of parameters: four neurons a hidden unit, at least sixteen layers.
+    """The shape that comes closest to a number of parameters.
+
+    Four neurons a hidden unit, at least sixteen layers.
 
     Raises:
         OptionError: If the network has that many parameters already, or no shape comes near.
@@ -85,12 +98,18 @@ def shape_for(network: PreTrainedModel, params: float) -> Shape:
         layer = two.num_parameters(config) - one.num_parameters(config)
         layers = round((params - one.num_parameters(config)) / layer) + 1
         if layers >= max(_MIN_LAYERS, config.num_hidden_layers):
-            return Shape(width=width, kv_width=one.kv_width, intermediate=intermediate, layers=layers)
-    raise OptionError(f"grow: no shape of {params:.3g} parameters holds this network of {own:.3g}; ask for more")
+            return Shape(
+                width=width, kv_width=one.kv_width, intermediate=intermediate, layers=layers
+            )
+    raise OptionError(
+        f"grow: no shape of {params:.3g} parameters holds this network of {own:.3g}; ask for more"
+    )
 
 
 def grown(network: PreTrainedModel, shape: Shape) -> PreTrainedModel:
-    """A network of another shape with the same law, to rounding; of the network's type and on its device.
+    """A network of another shape with the same law, to rounding.
+
+    Of the network's type and on its device.
 
     It is filled tensor by tensor, so it takes no more memory than its own.
 
@@ -105,7 +124,8 @@ def grown(network: PreTrainedModel, shape: Shape) -> PreTrainedModel:
     config = _checked(network)
     if shape.layers < config.num_hidden_layers or shape.intermediate < config.intermediate_size:
         raise OptionError(
-            f"grow: {shape} is smaller than the network, which has {config.num_hidden_layers} layers of "
+            f"grow: {shape} is smaller than the network, which has {config.num_hidden_layers} "
+            "layers of "
             f"{config.intermediate_size} neurons"
         )
     settings = config.to_dict() | {
@@ -126,7 +146,9 @@ def grown(network: PreTrainedModel, shape: Shape) -> PreTrainedModel:
         for name, _ in list(large.named_parameters()):
             module, _, last = name.rpartition(".")
             value = weights.value(name).to(network.dtype).contiguous()
-            setattr(large.get_submodule(module), last, torch.nn.Parameter(value, requires_grad=False))
+            setattr(
+                large.get_submodule(module), last, torch.nn.Parameter(value, requires_grad=False)
+            )
     large.tie_weights()
     # Its table of frequencies is no parameter: it is made anew where the weights are.
     large.model.rotary_emb = type(large.model.rotary_emb)(large_config).to(network.device)
@@ -156,16 +178,29 @@ class _Weights:
         config = network.config
         self._small = network.state_dict()
         self._shape, self._device = shape, network.device
-        heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        # Every copy of a key-value head serves `width / kv_width` copies of the query heads of its group.
-        groups = torch.arange(heads).view(kv_heads, heads // kv_heads).repeat(1, shape.width // shape.kv_width)
+        heads, kv_heads, size = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
+        # Every copy of a key-value head serves `width / kv_width` copies of the query heads of its
+        # group.
+        groups = (
+            torch.arange(heads)
+            .view(kv_heads, heads // kv_heads)
+            .repeat(1, shape.width // shape.kv_width)
+        )
         self._queries = self._channels(groups.repeat(shape.kv_width, 1).flatten(), size)
         self._keys = self._channels(torch.arange(kv_heads).repeat(shape.kv_width), size)
-        self._neurons = (torch.arange(shape.intermediate) % config.intermediate_size).to(self._device)
+        self._neurons = (torch.arange(shape.intermediate) % config.intermediate_size).to(
+            self._device
+        )
         counts = torch.bincount(self._neurons, minlength=config.intermediate_size)
         self._neuron_share = 1.0 / counts[self._neurons].double()
         # Copies of a layer stand right behind it.
-        self._layers = [index * config.num_hidden_layers // shape.layers for index in range(shape.layers)]
+        self._layers = [
+            index * config.num_hidden_layers // shape.layers for index in range(shape.layers)
+        ]
 
     def value(self, name: str) -> Tensor:
         """The tensor of this name, in float64."""
@@ -205,8 +240,14 @@ def _checked(network: PreTrainedModel) -> Any:  # noqa: ANN401 (the host's confi
     config: Any = network.config
     if config.model_type != "llama" or config.attention_bias or config.mlp_bias:
         raise UnsupportedModelError(
-            f"{type(network).__name__} cannot be grown: only Llama networks without biases can, such as the built-in target"
+            f"{type(network).__name__} cannot be grown: only Llama networks without biases can, "
+            "such as the built-in target"
         )
-    if math.gcd(config.num_attention_heads, config.num_key_value_heads) != config.num_key_value_heads:
-        raise UnsupportedModelError("grow: query heads do not divide into groups of key-value heads")
+    if (
+        math.gcd(config.num_attention_heads, config.num_key_value_heads)
+        != config.num_key_value_heads
+    ):
+        raise UnsupportedModelError(
+            "grow: query heads do not divide into groups of key-value heads"
+        )
     return config

@@ -25,7 +25,10 @@ OUT: Final = Path("bench-heads")
 Heads = Annotated[
     list[Path] | None,
     options.option(
-        "--head", help="Folder of a head, of any format; may be repeated.", panel=options.MODELS, default="the built-in one"
+        "--head",
+        help="Folder of a head, of any format; may be repeated.",
+        panel=options.MODELS,
+        default="the built-in one",
     ),
 ]
 
@@ -50,13 +53,21 @@ def main(
         int,
         options.measuring("--max-new-tokens", "Length of a decoded completion; 0 for none.", 64),
     ] = 64,
-    out: Annotated[Path, options.option("--out", help="Folder of text and result.", panel=options.OUTPUT, default=OUT)] = OUT,
+    out: Annotated[
+        Path,
+        options.option(
+            "--out", help="Folder of text and result.", panel=options.OUTPUT, default=OUT
+        ),
+    ] = OUT,
     as_json: options.Json = False,
 ) -> None:
-    """Measure heads on text that the target writes: every alignment of a SHAPE head against its controls, and the loop.
+    """Measure heads on text that the target writes.
 
-    The alignments and the temperature are fitted on two thirds of the text and measured on the third; a ridge head is fitted
-    there too. With `--json` the last line of standard output is one JSON object.
+    Every alignment of a SHAPE head against its controls, and the loop.
+
+    The alignments and the temperature are fitted on two thirds of the text and measured on the
+    third; a ridge head is fitted there too. With `--json` the last line of standard output is one
+    JSON object.
     """
     quiet_host()
     options.set_threads(threads)
@@ -64,8 +75,14 @@ def main(
     for folder in head or ():
         check_head(folder)
     source = built_in("target") if target is None else target
-    network, tokenizer = load_network(source, **options.given(dtype=dtype, device=device)), load_tokenizer(source)
-    prompts = [encode(tokenizer, prompt.text) for prompt in (shipped() if data is None else read_prompts(data))]
+    network, tokenizer = (
+        load_network(source, **options.given(dtype=dtype, device=device)),
+        load_tokenizer(source),
+    )
+    prompts = [
+        encode(tokenizer, prompt.text)
+        for prompt in (shipped() if data is None else read_prompts(data))
+    ]
     folders, settings = head or [built_in_head()], replace(TextSettings(), num_tokens=tokens)
     arms: list[ArmResult] = []
     loops: list[LoopResult] = []
@@ -78,7 +95,11 @@ def main(
             if max_new_tokens > 0:
                 limits = {"max_new_tokens": max_new_tokens, "temperatures": (0.0, 1.0)}
                 loops += run_loops(network, folder, prompts[:24], **limits, on_loop=say)
-    document = {"tokens": rows.numel(), "arms": [asdict(one) for one in arms], "loops": [asdict(one) for one in loops]}
+    document = {
+        "tokens": rows.numel(),
+        "arms": [asdict(one) for one in arms],
+        "loops": [asdict(one) for one in loops],
+    }
     (out / "result.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     _show(arms, loops)
     if as_json:
@@ -87,17 +108,30 @@ def main(
 
 def _show(arms: list[ArmResult], loops: list[LoopResult]) -> None:
     console = output(110)
-    table = _table("head", "alignment", "block efficiency", "acceptance by step", "strength", "temperature")
+    table = _table(
+        "head", "alignment", "block efficiency", "acceptance by step", "strength", "temperature"
+    )
     for arm in arms:
         efficiency = f"{arm.quality.block_efficiency:.3f}"
         lists = (arm.quality.acceptance, arm.strengths, arm.temperatures)
-        table.add_row(arm.head, arm.arm, efficiency, *(" ".join(f"{value:.3g}" for value in one) for one in lists))
+        table.add_row(
+            arm.head,
+            arm.arm,
+            efficiency,
+            *(" ".join(f"{value:.3g}" for value in one) for one in lists),
+        )
     if arms:
         console.print(table)
     if loops:
         table = _table("head", "temperature", "tree", "verifier", "block efficiency")
         for one in loops:
-            table.add_row(one.head, f"{one.temperature:g}", one.tree, one.verifier, f"{one.block_efficiency:.3f}")
+            table.add_row(
+                one.head,
+                f"{one.temperature:g}",
+                one.tree,
+                one.verifier,
+                f"{one.block_efficiency:.3f}",
+            )
         console.print(table)
 
 

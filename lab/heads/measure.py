@@ -18,7 +18,11 @@ from monge.draft.tree.registry import TREES
 from monge.engine.decoder import Decoder
 from monge.heads.readers.files import CONFIG, read_json
 from monge.heads.shape.alignment.registry import ALIGNMENTS
-from monge.heads.shape.calibrate import calibrate_alignments, calibrate_ridge, calibrate_temperatures
+from monge.heads.shape.calibrate import (
+    calibrate_alignments,
+    calibrate_ridge,
+    calibrate_temperatures,
+)
 from monge.heads.shape.checkpoint import is_shape, load_head
 from monge.heads.shape.head import ShapeHead
 from monge.heads.shape.measure import Quality, measure
@@ -60,16 +64,24 @@ class LoopResult:
 
 
 def compare_arms(
-    network: PreTrainedModel, folder: Path, rows: Int64[Tensor, "rows seq"], on_arm: Callable[[str], None]
+    network: PreTrainedModel,
+    folder: Path,
+    rows: Int64[Tensor, "rows seq"],
+    on_arm: Callable[[str], None],
 ) -> list[ArmResult]:
     """Fit every arm to the same predictions and measure it on the last third of the rows.
 
-    The first third fits the maps, the second one chooses strengths and temperatures. A ridge predictor is fitted anew in every
-    arm, since its later steps start from the aligned states of the earlier ones.
+    The first third fits the maps, the second one chooses strengths and temperatures. A ridge
+    predictor is fitted anew in every arm, since its later steps start from the aligned states of
+    the earlier ones.
     """
     target, ends = feature_model(network), gradient_ends(network)
     texts, third = read_texts(target, rows), len(rows) // 3
-    parts = (texts.rows(slice(0, third)), texts.rows(slice(third, 2 * third)), texts.rows(slice(2 * third, len(rows))))
+    parts = (
+        texts.rows(slice(0, third)),
+        texts.rows(slice(third, 2 * third)),
+        texts.rows(slice(2 * third, len(rows))),
+    )
     results: list[ArmResult] = []
     for arm in ARMS:
         on_arm(f"{folder.name}, {arm}")
@@ -78,11 +90,15 @@ def compare_arms(
 
 
 @torch.no_grad()
-def _arm(folder: Path, target: FeatureModel, arm: str, parts: tuple[Texts, Texts, Texts], ends: Ends) -> ArmResult:
+def _arm(
+    folder: Path, target: FeatureModel, arm: str, parts: tuple[Texts, Texts, Texts], ends: Ends
+) -> ArmResult:
     fitted, chosen, held_out = parts
     trained = load_head(folder).to(fitted.states.device)
     trained.check(target)
-    head = ShapeHead(trained.predictor, trained.sizes, "none" if arm == "temperature" else arm).to(fitted.states.device)
+    head = ShapeHead(trained.predictor, trained.sizes, "none" if arm == "temperature" else arm).to(
+        fitted.states.device
+    )
     if isinstance(head.predictor, RidgePredictor):
         calibrate_ridge(head, fitted, chosen, ends)
     else:
@@ -121,8 +137,17 @@ def run_loops(
             drafter = (ShapeDrafter if is_shape_folder(folder) else HeadDrafter)(
                 target=target, head=folder, tree=TREES.parse(tree)
             )
-            decoder = Decoder(make_components(target, drafter=drafter, verifier=verifier), max_batch_size=len(prompts))
-            done = decoder.generate(prompts, max_new_tokens=max_new_tokens, temperature=temperature, seed=0, ignore_eos=True)
+            decoder = Decoder(
+                make_components(target, drafter=drafter, verifier=verifier),
+                max_batch_size=len(prompts),
+            )
+            done = decoder.generate(
+                prompts,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                seed=0,
+                ignore_eos=True,
+            )
             rounds = [record for result in done for record in result.records]
             results.append(
                 LoopResult(

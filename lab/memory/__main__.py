@@ -22,14 +22,22 @@ def main(
         list[str] | None,
         options.measuring("--backend", "May be repeated.", ", ".join(_DEFAULT.backends)),
     ] = None,
-    rounds: Annotated[int | None, options.measuring("--rounds", "Rounds in every backend.", _DEFAULT.rounds)] = None,
-    samples: Annotated[int | None, options.measuring("--samples", "Looks at memory.", _DEFAULT.samples)] = None,
+    rounds: Annotated[
+        int | None, options.measuring("--rounds", "Rounds in every backend.", _DEFAULT.rounds)
+    ] = None,
+    samples: Annotated[
+        int | None, options.measuring("--samples", "Looks at memory.", _DEFAULT.samples)
+    ] = None,
     max_new_tokens: Annotated[
         int | None,
         options.measuring("--max-new-tokens", "Length of every text.", _DEFAULT.max_new_tokens),
     ] = None,
-    tree: Annotated[str | None, options.measuring("--tree", "Shape of the drafts.", _DEFAULT.tree)] = None,
-    temperature: Annotated[float | None, options.measuring("--temperature", "0 is greedy.", _DEFAULT.temperature)] = None,
+    tree: Annotated[
+        str | None, options.measuring("--tree", "Shape of the drafts.", _DEFAULT.tree)
+    ] = None,
+    temperature: Annotated[
+        float | None, options.measuring("--temperature", "0 is greedy.", _DEFAULT.temperature)
+    ] = None,
     target: options.Target = None,
     draft: options.Draft = None,
     dtype: options.Dtype = None,
@@ -38,8 +46,8 @@ def main(
 ) -> None:
     """Decode thousands of rounds in every backend and say what the process holds, at its most and as time passes.
 
-    Growth is that from the middle of the run to its end. Every backend runs in a process of its own. With `--json` the last
-    line of standard output is one JSON object.
+    Growth is that from the middle of the run to its end. Every backend runs in a process of its
+    own. With `--json` the last line of standard output is one JSON object.
 
     **Examples**
 
@@ -48,7 +56,12 @@ def main(
     """
     quiet_host()
     given = options.given(
-        rounds=rounds, samples=samples, max_new_tokens=max_new_tokens, tree=tree, temperature=temperature, threads=threads
+        rounds=rounds,
+        samples=samples,
+        max_new_tokens=max_new_tokens,
+        tree=tree,
+        temperature=temperature,
+        threads=threads,
     )
     loading = tuple(options.given(target=target, draft=draft, dtype=dtype).items())
     chosen = {} if not backend else {"backends": tuple(backend)}

@@ -53,25 +53,39 @@ class MemorySettings:
     options: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least in (("rounds", 2), ("samples", 2), ("max_new_tokens", 1), ("prompt_tokens", _TEXTS)):
+        for name, least in (
+            ("rounds", 2),
+            ("samples", 2),
+            ("max_new_tokens", 1),
+            ("prompt_tokens", _TEXTS),
+        ):
             if getattr(self, name) < least:
-                raise OptionError(f"memory: {name} must be at least {least}; got {getattr(self, name)}")
+                raise OptionError(
+                    f"memory: {name} must be at least {least}; got {getattr(self, name)}"
+                )
         if self.threads is not None and self.threads < 1:
             raise OptionError(f"memory: threads must be at least 1; got {self.threads}")
         if self.rounds < self.samples:
-            raise OptionError(f"memory: {self.samples} looks at memory need as many rounds; got {self.rounds}")
+            raise OptionError(
+                f"memory: {self.samples} looks at memory need as many rounds; got {self.rounds}"
+            )
         for name in self.backends:
             BACKENDS.parse(name)  # an unknown name or setting is an error that lists the known ones
 
 
-def measure(settings: MemorySettings, notify: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def measure(
+    settings: MemorySettings, notify: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
     """Decode in every backend: provenance, settings, one record a backend, and who cannot run and why.
 
     Raises:
         BackendError: If the system does not say what a process holds, or none of the backends runs.
     """
     if not _STATM.exists():
-        raise BackendError(f"memory: this system ({sys.platform}) does not say what a process holds: there is no {_STATM}")
+        raise BackendError(
+            f"memory: this system ({sys.platform}) does not say what a process "
+            f"holds: there is no {_STATM}"
+        )
     records: list[dict[str, Any]] = []
     missing: dict[str, str] = {}
     for name in settings.backends:
@@ -94,13 +108,15 @@ def measure(settings: MemorySettings, notify: Callable[[str], None] = lambda _: 
 def summary(samples: list[dict[str, int]]) -> dict[str, int]:
     """Figures of one backend, in bytes.
 
-    Memory is taken from the system as the longest text needs it, so growth is that from the middle of the run to its end.
+    Memory is taken from the system as the longest text needs it, so growth is that from the middle
+    of the run to its end.
 
     Args:
         samples: By round: `round`, `resident` and `peak`; the first is before any round.
 
     Returns:
-        `loaded` before the first round, `middle`, `end`, `growth` as the difference of the last two, and `peak`.
+        `loaded` before the first round, `middle`, `end`, `growth` as the difference of the last
+        two, and `peak`.
     """
     middle, end = samples[len(samples) // 2], samples[-1]
     return {
@@ -112,7 +128,9 @@ def summary(samples: list[dict[str, int]]) -> dict[str, int]:
     }
 
 
-def _apart(settings: MemorySettings, backend: str, notify: Callable[[str], None]) -> tuple[list[dict[str, int]], str | None]:
+def _apart(
+    settings: MemorySettings, backend: str, notify: Callable[[str], None]
+) -> tuple[list[dict[str, int]], str | None]:
     """Samples of one backend, or why there are none."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -139,7 +157,8 @@ def _decode(settings: MemorySettings, backend: str, sender: Connection) -> None:
         torch.set_num_threads(settings.threads)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # what runs eagerly after all would be measured under its name
+            # What runs eagerly after all would be measured under its name.
+            warnings.simplefilter("error", UserWarning)
             decoder = load(backend=backend, tree=settings.tree, **dict[str, Any](settings.options))
         numbers = range(3, 3 + settings.prompt_tokens)
         length, number, count, following = settings.prompt_tokens // _TEXTS, 0, 0, 0
@@ -172,5 +191,6 @@ def _held() -> dict[str, int]:
     import resource  # not on every system; who has no `_STATM` never comes here
 
     resident = int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # in kibibytes, and counted a little later
+    # In kibibytes, and counted a little later.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"resident": resident, "peak": max(resident, peak)}

@@ -31,12 +31,20 @@ Peers = Annotated[
     options.measuring("--peer", "An engine; may be repeated.", ", ".join(p.name for p in PEERS)),
 ]
 Install = Annotated[
-    bool, options.option("--install", help="Install missing engines, each in an environment of its own.", panel=options.RUNNING)
+    bool,
+    options.option(
+        "--install",
+        help="Install missing engines, each in an environment of its own.",
+        panel=options.RUNNING,
+    ),
 ]
 Work = Annotated[
     Path | None,
     options.option(
-        "--work", help="Folder of environments and converted models.", panel=options.OUTPUT, default="~/.cache/monge/peers"
+        "--work",
+        help="Folder of environments and converted models.",
+        panel=options.OUTPUT,
+        default="~/.cache/monge/peers",
     ),
 ]
 
@@ -57,13 +65,16 @@ def main(
     threads: options.Threads = None,
     install: Install = False,
     work: Work = None,
-    out: Annotated[Path, options.option("--out", help="Folder for the JSON.", panel=options.OUTPUT, default=OUT)] = OUT,
+    out: Annotated[
+        Path,
+        options.option("--out", help="Folder for the JSON.", panel=options.OUTPUT, default=OUT),
+    ] = OUT,
     as_json: options.Json = False,
 ) -> None:
     """Compare engines: this library and transformers, OpenVINO GenAI, llama.cpp and vLLM, with the same two models.
 
-    Every engine runs in a process and an environment of its own, in float32, and looks for its best settings first. An engine
-    that cannot be installed or fails is listed with the reason.
+    Every engine runs in a process and an environment of its own, in float32, and looks for its best
+    settings first. An engine that cannot be installed or fails is listed with the reason.
 
     **Examples**
 
@@ -77,7 +88,9 @@ def main(
     source, other = _folder(target, "target"), _folder(draft, "draft")
     shown = asked_prompts(prompts, per_task=per_task, default=QUICK_PROMPTS if quick else PROMPTS)
     tokenizer = load_tokenizer(source)
-    given: dict[str, Any] = (QUICK if quick else {}) | options.given(max_new_tokens=max_new_tokens, repeats=repeats, seed=seed)
+    given: dict[str, Any] = (QUICK if quick else {}) | options.given(
+        max_new_tokens=max_new_tokens, repeats=repeats, seed=seed
+    )
     if temperature:
         given["temperatures"] = tuple(temperature)
     settings = PeerSettings(
@@ -89,7 +102,12 @@ def main(
         installs=install,
         **given,
     )
-    document = compare_peers(chosen, tuple(encode(tokenizer, prompt.text) for prompt in shown), settings, notify=notes().print)
+    document = compare_peers(
+        chosen,
+        tuple(encode(tokenizer, prompt.text) for prompt in shown),
+        settings,
+        notify=notes().print,
+    )
     file = write_document(document, out, "peers.json")
     _report(document, file)
     if as_json:
@@ -101,16 +119,31 @@ def _report(document: dict[str, Any], file: Path) -> None:
     for temperature in document["settings"]["temperatures"]:
         cell = [arm for arm in document["arms"] if arm["temperature"] == temperature]
         mode = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-        console.print(peer_table(cell, f"{mode}, batch 1, {document['num_prompts']} prompts, float32"))
+        console.print(
+            peer_table(cell, f"{mode}, batch 1, {document['num_prompts']} prompts, float32")
+        )
         for arm in cell:
             if arm["failure"] is not None:
-                console.print(f"{arm['arm']}: {arm['failure']}", style="dim", markup=False, soft_wrap=True)
+                console.print(
+                    f"{arm['arm']}: {arm['failure']}", style="dim", markup=False, soft_wrap=True
+                )
         for name, value in document["headline"][f"{temperature:g}"].items():
-            shown = "not measured" if value is None else value if isinstance(value, str) else format(value, ".3f")
+            shown = (
+                "not measured"
+                if value is None
+                else value
+                if isinstance(value, str)
+                else format(value, ".3f")
+            )
             console.print(f"{name:<26}{shown}", markup=False)
         console.print()
     for left in document["not_sampled"]:
-        console.print(f"{left['arm']} is not asked to sample: {left['reason']}", style="dim", markup=False, soft_wrap=True)
+        console.print(
+            f"{left['arm']} is not asked to sample: {left['reason']}",
+            style="dim",
+            markup=False,
+            soft_wrap=True,
+        )
     if (note := busy_note()) is not None:
         console.print(note, style="yellow", markup=False)
     console.print(f"written: {file}", soft_wrap=True)
@@ -120,12 +153,21 @@ def _folder(given: str | None, which: str) -> str:
     """A checkpoint's folder: other engines cannot take anything else."""
     folder = built_in(which) if given is None else Path(given).expanduser().resolve()
     if not (folder / "config.json").is_file():
-        raise OptionError(f"--{which} {str(given)!r}: peers need the folder of a checkpoint, with config.json in it")
+        raise OptionError(
+            f"--{which} {str(given)!r}: peers need the folder of a checkpoint, with "
+            "config.json in it"
+        )
     return str(folder)
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("MONGE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "monge") / "peers"
+    return (
+        Path(
+            os.environ.get("MONGE_CACHE")
+            or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "monge"
+        )
+        / "peers"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """`python -m lab.peers`: the same weights, prompts and arithmetic in other engines, each with its own best settings.
 
-Every engine runs in a process of its own, in float32, on the same number of threads, one sequence at a time, and takes and
-gives token ids. First every way of decoding of every engine looks for its best setting on prompts that are measured
-afterwards, which favours all alike. Then all arms of a temperature are open together and decode each prompt in turns, in
-rotating order. Greedy arms must give the reference's text; how often they do is reported, as is how often a text ends in a
-loop, which flatters every drafter. Sampling is asked only of methods whose law is the target's.
+Every engine runs in a process of its own, in float32, on the same number of threads, one sequence
+at a time, and takes and gives token ids. First every way of decoding of every engine looks for its
+best setting on prompts that are measured afterwards, which favours all alike. Then all arms of a
+temperature are open together and decode each prompt in turns, in rotating order. Greedy arms must
+give the reference's text; how often they do is reported, as is how often a text ends in a loop,
+which flatters every drafter. Sampling is asked only of methods whose law is the target's.
 """
 
 import time
@@ -65,7 +66,10 @@ class _Running:
 
 
 class _Engines:
-    """Opens engines as the settings say, and keeps for every way of decoding the fastest: starting one takes longest."""
+    """Opens engines as the settings say, and keeps for every way of decoding the fastest.
+
+    Starting one takes longest.
+    """
 
     def __init__(self, settings: PeerSettings, notify: Callable[[str], None]) -> None:
         self._settings, self._notify = settings, notify
@@ -83,7 +87,9 @@ class _Engines:
         self._started.append(process)  # so that it ends whatever happens while it loads
         folders = {"target": asked.target, "draft": asked.draft, "work": str(asked.work)}
         try:
-            version = process.open(**folders, threads=asked.threads, method=arm.method, settings=dict(settings))
+            version = process.open(
+                **folders, threads=asked.threads, method=arm.method, settings=dict(settings)
+            )
         except BackendError:
             process.stop()
             raise
@@ -132,7 +138,11 @@ class _Engines:
 
 
 def compare_peers(
-    peers: Sequence[Peer], prompts: TokenIds, settings: PeerSettings, *, notify: Callable[[str], None]
+    peers: Sequence[Peer],
+    prompts: TokenIds,
+    settings: PeerSettings,
+    *,
+    notify: Callable[[str], None],
 ) -> dict[str, Any]:
     """Search, measure and sum up; engines that fail are reported as such and stop nobody.
 
@@ -153,39 +163,57 @@ def compare_peers(
             engines.keep_only([arm.name for _, arm in cell])
             for peer, arm in cell:
                 notify(f"looking for settings of {arm.name}, temperature {temperature:g}")
-                _search(engines, peer, arm, prompts, settings, candidates=_candidates(peer, arm, arms, settings))
+                _search(
+                    engines,
+                    peer,
+                    arm,
+                    prompts,
+                    settings,
+                    candidates=_candidates(peer, arm, arms, settings),
+                )
             _measure(engines, cell, prompts, settings, notify)
             arms += [arm for _, arm in cell]
     finally:
         engines.close()
     return {
-        "headline": {f"{temperature:g}": headline(arms, temperature) for temperature in settings.temperatures},
+        "headline": {
+            f"{temperature:g}": headline(arms, temperature) for temperature in settings.temperatures
+        },
         "arms": [arm_record(arm, arms) for arm in arms],
         "not_sampled": left_out,
         "settings": {**asdict(settings), "work": str(settings.work)},
         "num_prompts": len(prompts),
-        "provenance": before | {"load_average_after": provenance(torch.device("cpu"))["load_average"]},
+        "provenance": before
+        | {"load_average_after": provenance(torch.device("cpu"))["load_average"]},
     }
 
 
-def _cell(peers: Sequence[Peer], temperature: float, left_out: list[dict[str, str]]) -> list[tuple[Peer, PeerArm]]:
+def _cell(
+    peers: Sequence[Peer], temperature: float, left_out: list[dict[str, str]]
+) -> list[tuple[Peer, PeerArm]]:
     """The ways of decoding that are asked at a temperature; the others are noted."""
     cell: list[tuple[Peer, PeerArm]] = []
     for peer in peers:
         for name, method in peer.methods.items():
             if temperature > 0 and not method.is_sampled:
-                left_out.append({"arm": f"{peer.name} {name}", "reason": method.why_not_sampled or ""})
+                left_out.append(
+                    {"arm": f"{peer.name} {name}", "reason": method.why_not_sampled or ""}
+                )
             else:
                 cell.append((peer, PeerArm(peer=peer.name, method=name, temperature=temperature)))
     return cell
 
 
-def _candidates(peer: Peer, arm: PeerArm, before: Sequence[PeerArm], settings: PeerSettings) -> tuple[Settings, ...]:
+def _candidates(
+    peer: Peer, arm: PeerArm, before: Sequence[PeerArm], settings: PeerSettings
+) -> tuple[Settings, ...]:
     """Settings to be tried: quickly, few at the first temperature and the best of them at the others."""
     method = peer.methods[arm.method]
     if not settings.is_quick:
         return method.candidates
-    found = next((other for other in before if other.name == arm.name and other.failure is None), None)
+    found = next(
+        (other for other in before if other.name == arm.name and other.failure is None), None
+    )
     return method.candidates[: method.quick] if found is None else (found.settings,)
 
 
@@ -258,9 +286,15 @@ def _measure(
             engines.drop(arm)
 
 
-def _timed(process: PeerProcess, prompt: Sequence[int], arm: PeerArm, settings: PeerSettings, repeat: int) -> float:
+def _timed(
+    process: PeerProcess, prompt: Sequence[int], arm: PeerArm, settings: PeerSettings, repeat: int
+) -> float:
     """Seconds of one completion, which is kept; a failure is the arm's."""
-    rules = {"max_new_tokens": settings.max_new_tokens, "temperature": arm.temperature, "seed": settings.seed + repeat}
+    rules = {
+        "max_new_tokens": settings.max_new_tokens,
+        "temperature": arm.temperature,
+        "seed": settings.seed + repeat,
+    }
     try:
         completion = process.generate(prompt, **rules)
     except BackendError as error:
@@ -271,14 +305,22 @@ def _timed(process: PeerProcess, prompt: Sequence[int], arm: PeerArm, settings: 
 
 
 def _pass(process: PeerProcess, prompts: TokenIds, arm: PeerArm, settings: PeerSettings) -> float:
-    rules = {"max_new_tokens": settings.max_new_tokens, "temperature": arm.temperature, "seed": settings.seed}
+    rules = {
+        "max_new_tokens": settings.max_new_tokens,
+        "temperature": arm.temperature,
+        "seed": settings.seed,
+    }
     seconds = sum(process.generate(prompt, **rules).seconds for prompt in prompts)
     return len(prompts) * settings.max_new_tokens / seconds
 
 
-def _warm_up(process: PeerProcess, prompt: Sequence[int], arm: PeerArm, settings: PeerSettings) -> None:
+def _warm_up(
+    process: PeerProcess, prompt: Sequence[int], arm: PeerArm, settings: PeerSettings
+) -> None:
     for _ in range(2):  # the second call sees what the first one made
-        process.generate(prompt, max_new_tokens=WARM_UP_TOKENS, temperature=arm.temperature, seed=settings.seed)
+        process.generate(
+            prompt, max_new_tokens=WARM_UP_TOKENS, temperature=arm.temperature, seed=settings.seed
+        )
     time.sleep(0.1)  # threads that wait for work at full speed go to sleep
 
 

@@ -38,7 +38,8 @@ class Peer:
         methods: Its ways of decoding.
         packages: What its environment installs; empty where this one serves.
         removed: Packages that its requirements bring and that it does not run with.
-        stub: A distribution of which the engine asks the version although it comes under another name.
+        stub: A distribution of which the engine asks the version although it comes under another
+            name.
     """
 
     name: str
@@ -59,17 +60,37 @@ def _steady(*candidates: Settings) -> tuple[Settings, ...]:
 
 _CHAINS: Final = _steady(*({"tree": f"chain({depth})"} for depth in (4, 2, 6, 3)))
 _COPY_OR_DRAFT: Final = "cascade('ngram(min_ngram=2, num_draft_tokens=3)', 'model', min_nodes=3)"
-_CASCADES: Final = _steady(*({"drafter": _COPY_OR_DRAFT, "tree": f"chain({depth})"} for depth in (3, 2, 4)))
-_OURS: Final = Method(candidates=(*_CHAINS, {"drafter": "none"}, {"controller": "goodput"}), quick=2)
-_LOOKUPS: Final = _steady(*({"drafter": f"ngram(num_draft_tokens={count})"} for count in (3, 5, 10)))
-_OUR_LOOKUP: Final = Method(candidates=_LOOKUPS, quick=2)
-_INT8_DRAFT: Final = tuple({**_CHAINS[place], "draft_backend": "openvino(weights='int8')"} for place in (3, 0, 1, 2))
-# A draft model of 8 bits first: a chain of the same length costs less with it, and the target's law stays the network's.
-_OURS_OPENVINO: Final = Method(
-    candidates=(_INT8_DRAFT[0], _CHAINS[-1], *_CHAINS[:-1], *_INT8_DRAFT[1:], *_OURS.candidates[4:]), quick=2
+_CASCADES: Final = _steady(
+    *({"drafter": _COPY_OR_DRAFT, "tree": f"chain({depth})"} for depth in (3, 2, 4))
 )
-_BIASED_GENAI: Final = "its sampled speculation tests another ratio than p/q and resamples from another row"
-_BIASED_VLLM: Final = "its CPU build verifies with uninitialised temperatures wherever a request samples (vllm#55005)"
+_OURS: Final = Method(
+    candidates=(*_CHAINS, {"drafter": "none"}, {"controller": "goodput"}), quick=2
+)
+_LOOKUPS: Final = _steady(
+    *({"drafter": f"ngram(num_draft_tokens={count})"} for count in (3, 5, 10))
+)
+_OUR_LOOKUP: Final = Method(candidates=_LOOKUPS, quick=2)
+_INT8_DRAFT: Final = tuple(
+    {**_CHAINS[place], "draft_backend": "openvino(weights='int8')"} for place in (3, 0, 1, 2)
+)
+# A draft model of 8 bits first: a chain of the same length costs less with it, and the target's law
+# stays the network's.
+_OURS_OPENVINO: Final = Method(
+    candidates=(
+        _INT8_DRAFT[0],
+        _CHAINS[-1],
+        *_CHAINS[:-1],
+        *_INT8_DRAFT[1:],
+        *_OURS.candidates[4:],
+    ),
+    quick=2,
+)
+_BIASED_GENAI: Final = (
+    "its sampled speculation tests another ratio than p/q and resamples from another row"
+)
+_BIASED_VLLM: Final = (
+    "its CPU build verifies with uninitialised temperatures wherever a request samples (vllm#55005)"
+)
 
 PEERS: Final = (
     Peer(
@@ -77,7 +98,10 @@ PEERS: Final = (
         methods={
             **{"eager": _OURS, "compiled": _OURS, "openvino": _OURS_OPENVINO},
             **{f"{backend} lookup": _OUR_LOOKUP for backend in ("eager", "compiled", "openvino")},
-            **{f"{backend} cascade": Method(candidates=_CASCADES, quick=1) for backend in ("compiled", "openvino")},
+            **{
+                f"{backend} cascade": Method(candidates=_CASCADES, quick=1)
+                for backend in ("compiled", "openvino")
+            },
         },
     ),
     Peer(
@@ -93,7 +117,9 @@ PEERS: Final = (
         methods={
             "plain": Method(),
             "draft": Method(
-                candidates=_counts("num_assistant_tokens", (3, 5, 2, 8)), is_sampled=False, why_not_sampled=_BIASED_GENAI
+                candidates=_counts("num_assistant_tokens", (3, 5, 2, 8)),
+                is_sampled=False,
+                why_not_sampled=_BIASED_GENAI,
             ),
             "lookup": Method(
                 candidates=_counts("num_assistant_tokens", (5, 3, 8), max_ngram_size=3),
@@ -118,8 +144,8 @@ PEERS: Final = (
     Peer(
         name="vllm",
         methods={
-            # Its compiler can take longer than a worker is waited for, and than all other engines together; eager steps always
-            # start, and are all that a quick search looks at.
+            # Its compiler can take longer than a worker is waited for, and than all other engines
+            # together; eager steps always start, and are all that a quick search looks at.
             "plain": Method(candidates=({"enforce_eager": True}, {}), quick=1),
             "draft": Method(
                 candidates=(
@@ -132,8 +158,15 @@ PEERS: Final = (
             ),
             "lookup": Method(
                 candidates=(
-                    {"num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 2, "enforce_eager": True},
-                    *_counts("num_speculative_tokens", (5, 3), prompt_lookup_max=3, prompt_lookup_min=2),
+                    {
+                        "num_speculative_tokens": 5,
+                        "prompt_lookup_max": 3,
+                        "prompt_lookup_min": 2,
+                        "enforce_eager": True,
+                    },
+                    *_counts(
+                        "num_speculative_tokens", (5, 3), prompt_lookup_max=3, prompt_lookup_min=2
+                    ),
                 ),
                 quick=1,
                 is_sampled=False,

@@ -47,7 +47,10 @@ def install(peer: Peer, work: Path, notify: Notify) -> None:
     try:
         python_of(peer, work)
     except BackendError:
-        notify(f"installing {', '.join(peer.packages)} in an environment of its own; it can take minutes")
+        notify(
+            f"installing {', '.join(peer.packages)} in an environment of its own; it can take "
+            "minutes"
+        )
         folder = environment(peer, work)
         try:
             venv.create(folder, clear=True, with_pip=True)
@@ -62,7 +65,14 @@ def install(peer: Peer, work: Path, notify: Notify) -> None:
 
 
 def _pip(peer: Peer, folder: Path, *arguments: str) -> None:
-    command = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+    command = [
+        str(folder / "bin" / "python"),
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--quiet",
+        *arguments,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         words = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
@@ -74,8 +84,15 @@ def _stub(folder: Path, name: str, version: str) -> None:
     (packages,) = (folder / "lib").glob("python*/site-packages")
     info = packages / f"{name}-{version}.dist-info"
     info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8"
+    )
 
 
 def _contents(peer: Peer) -> str:
-    return "\n".join((*peer.packages, *(f"without {name}" for name in peer.removed), *(peer.stub or ()))) + "\n"
+    return (
+        "\n".join(
+            (*peer.packages, *(f"without {name}" for name in peer.removed), *(peer.stub or ()))
+        )
+        + "\n"
+    )

@@ -65,17 +65,22 @@ class PeerProcess:
         """Load an engine; its version. The keywords are those of the worker."""
         return str(self._ask({"op": "open", **request})["version"])
 
-    def generate(self, prompt_ids: Sequence[int], *, max_new_tokens: int, temperature: float | int, seed: int) -> Completion:
+    def generate(
+        self, prompt_ids: Sequence[int], *, max_new_tokens: int, temperature: float | int, seed: int
+    ) -> Completion:
         """Decode one prompt.
 
         Raises:
-            BackendError: If the engine fails, dies, does not answer, or gives another number of tokens.
+            BackendError: If the engine fails, dies, does not answer, or gives another number of
+                tokens.
         """
         rules = {"max_new_tokens": max_new_tokens, "temperature": float(temperature), "seed": seed}
         answer = self._ask({"op": "generate", "prompt_ids": list(prompt_ids), **rules})
         token_ids = tuple(answer["token_ids"])
         if len(token_ids) != max_new_tokens:
-            raise BackendError(f"{self._engine} gave {len(token_ids)} tokens where {max_new_tokens} were asked for")
+            raise BackendError(
+                f"{self._engine} gave {len(token_ids)} tokens where {max_new_tokens} were asked for"
+            )
         return Completion(token_ids=token_ids, seconds=float(answer["seconds"]))
 
     def stop(self) -> None:

@@ -66,7 +66,9 @@ def _ratio(ours: PeerArm | None, theirs: PeerArm | None) -> float | None:
     """Median over the repeats of the ratio within each."""
     if ours is None or theirs is None:
         return None
-    return statistics.median(top / bottom for top, bottom in zip(ours.tokens_per_s, theirs.tokens_per_s, strict=True))
+    return statistics.median(
+        top / bottom for top, bottom in zip(ours.tokens_per_s, theirs.tokens_per_s, strict=True)
+    )
 
 
 def arm_record(arm: PeerArm, arms: Sequence[PeerArm]) -> dict[str, Any]:
@@ -87,7 +89,8 @@ def arm_record(arm: PeerArm, arms: Sequence[PeerArm]) -> dict[str, Any]:
         (
             other
             for other in arms
-            if (other.name, other.temperature, other.failure) == (f"{REFERENCE} plain", arm.temperature, None)
+            if (other.name, other.temperature, other.failure)
+            == (f"{REFERENCE} plain", arm.temperature, None)
         ),
         None,
     )
@@ -99,7 +102,9 @@ def arm_record(arm: PeerArm, arms: Sequence[PeerArm]) -> dict[str, Any]:
         "tokens_per_s": asdict(Summary.of(arm.tokens_per_s)),
         "ratio_to_plain": _ratio(arm, plain),
         "same_as_plain_share": same,
-        "degenerate_share": statistics.fmean(is_degenerate(completion) for completion in arm.completions),
+        "degenerate_share": statistics.fmean(
+            is_degenerate(completion) for completion in arm.completions
+        ),
     }
 
 
@@ -108,7 +113,10 @@ def peer_table(records: Sequence[dict[str, Any]], title: str) -> Table:
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", caption_justify="left")
     for name in ("arm", "settings", "tokens/s", "range", "x plain", "same text", "loops"):
         table.add_column(name, justify="left" if name in {"arm", "settings"} else "right")
-    shown = sorted((record for record in records if record["failure"] is None), key=lambda record: -_median(record))
+    shown = sorted(
+        (record for record in records if record["failure"] is None),
+        key=lambda record: -_median(record),
+    )
     for record in shown:
         speed, same = record["tokens_per_s"], record["same_as_plain_share"]
         table.add_row(

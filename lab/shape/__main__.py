@@ -39,7 +39,9 @@ def main(
     beside: Annotated[
         list[Path] | None,
         options.option(
-            "--beside", help="Folder of a head of another kind, to compare with; may be repeated.", panel=options.MODELS
+            "--beside",
+            help="Folder of a head of another kind, to compare with; may be repeated.",
+            panel=options.MODELS,
         ),
     ] = None,
     dtype: options.Dtype = None,
@@ -47,20 +49,32 @@ def main(
     threads: options.Threads = None,
     data: Annotated[
         list[Path] | None,
-        options.measuring("--data", "Prompts of one task; may be repeated, one file a task.", "shipped"),
+        options.measuring(
+            "--data", "Prompts of one task; may be repeated, one file a task.", "shipped"
+        ),
     ] = None,
     rows: Annotated[
         int | None,
         options.measuring("--rows", "Rows of 192 tokens that the target writes for every task."),
     ] = None,
-    max_new_tokens: Annotated[int | None, options.measuring("--max-new-tokens", "Length of a decoded completion.")] = None,
-    quick: Annotated[bool, options.measuring("--quick", "Little text and few settings: a look.")] = False,
-    out: Annotated[Path, options.option("--out", help="Folder of page and JSON.", panel=options.OUTPUT, default=OUT)] = OUT,
+    max_new_tokens: Annotated[
+        int | None, options.measuring("--max-new-tokens", "Length of a decoded completion.")
+    ] = None,
+    quick: Annotated[
+        bool, options.measuring("--quick", "Little text and few settings: a look.")
+    ] = False,
+    out: Annotated[
+        Path,
+        options.option("--out", help="Folder of page and JSON.", panel=options.OUTPUT, default=OUT),
+    ] = OUT,
     as_json: options.Json = False,
 ) -> None:
-    """Answer what is asked about SHAPE by measuring: similarity, bounds, errors, times, sampling, contexts, tasks, transport.
+    """Answer what is asked about SHAPE by measuring.
 
-    Writes `report.html`, `report.json` and the pictures. The target's own text is kept in the folder and used again.
+    Similarity, bounds, errors, times, sampling, contexts, tasks, transport.
+
+    Writes `report.html`, `report.json` and the pictures. The target's own text is kept in the
+    folder and used again.
 
     **Examples**
 
@@ -71,24 +85,43 @@ def main(
     options.set_threads(threads)
     check_out_folder(out)
     trained = head or (built_in_head() if target is None else None)
-    size = replace(QUICK if quick else ReportSettings(), **options.given(rows_per_task=rows, max_new_tokens=max_new_tokens))
-    prompts = shipped() if data is None else tuple(prompt for path in data for prompt in read_prompts(path))
+    size = replace(
+        QUICK if quick else ReportSettings(),
+        **options.given(rows_per_task=rows, max_new_tokens=max_new_tokens),
+    )
+    prompts = (
+        shipped()
+        if data is None
+        else tuple(prompt for path in data for prompt in read_prompts(path))
+    )
     heads = {"trained": trained, "beside": tuple(beside or ())}
-    document = _written(target, prompts, size, out, heads, **options.given(dtype=dtype, device=device))
+    document = _written(
+        target, prompts, size, out, heads, **options.given(dtype=dtype, device=device)
+    )
     if as_json:
         print(json.dumps(document), file=sys.stdout)
     else:
-        output().print(f"{out / 'report.html'}\n{out / 'report.json'}", markup=False, soft_wrap=True)
+        output().print(
+            f"{out / 'report.html'}\n{out / 'report.json'}", markup=False, soft_wrap=True
+        )
 
 
 def _written(
-    target: str | None, prompts: tuple[Prompt, ...], size: ReportSettings, out: Path, heads: dict[str, Any], **loading: Any
+    target: str | None,
+    prompts: tuple[Prompt, ...],
+    size: ReportSettings,
+    out: Path,
+    heads: dict[str, Any],
+    **loading: Any,
 ) -> dict[str, Any]:
     """Measure, and write page and JSON."""
     quiet_host()
     if (note := busy_note()) is not None:
         notes().print(note, style="yellow")
-    source, draw = built_in("target") if target is None else target, plotting("lab.shape.plots", "measure elsewhere").draw
+    source, draw = (
+        built_in("target") if target is None else target,
+        plotting("lab.shape.plots", "measure elsewhere").draw,
+    )
     with spinner() as say:
         network, tokenizer = load_network(source, **loading), load_tokenizer(source)
         document = shape_report(network, tokenizer, prompts, out, **heads, settings=size, say=say)

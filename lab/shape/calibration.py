@@ -16,16 +16,20 @@ OPEN: Final = 0.9
 
 
 def calibration(material: Material, say: Say) -> list[dict[str, Any]]:
-    """For every head and step, on held-out text of all tasks: mass of its most probable token, and what the target gives it.
+    """For every head and step, on held-out text of all tasks.
+
+    Mass of its most probable token, and what the target gives it.
 
     Returns:
-        `bins` (mean said, mean was, positions) and `ece`, the mean distance of the two weighted by positions: the expected
-        calibration error, with the target's mass in place of a drawn token.
+        `bins` (mean said, mean was, positions) and `ece`, the mean distance of the two weighted by
+        positions: the expected calibration error, with the target's mass in place of a drawn token.
     """
     found: list[dict[str, Any]] = []
     for name, head in heads_of(material):
         say(f"calibration of {name}")
-        for number, bins in enumerate(reliability(head, material.together.held_out, material.ends), start=1):
+        for number, bins in enumerate(
+            reliability(head, material.together.held_out, material.ends), start=1
+        ):
             found.append({"head": name, "step": number, "ece": expected_error(bins), "bins": bins})
     return found
 
@@ -35,7 +39,9 @@ def gates(material: Material) -> list[dict[str, Any]]:
     predictor = None if material.trained is None else material.load_trained().predictor
     if not isinstance(predictor, GatedPredictor):
         return []
-    return gates_of(predictor, next(all_windows(material.together.held_out, predictor.num_steps, material.ends)))
+    return gates_of(
+        predictor, next(all_windows(material.together.held_out, predictor.num_steps, material.ends))
+    )
 
 
 @torch.inference_mode()

@@ -1,7 +1,8 @@
 """The blind-horizon ceiling: what no drafter can beat that does not see the tokens in between.
 
-A drafter that knows the text up to x_(t+1) has one law q for the n-th step, while the target's law p_(t+n) depends on the
-continuation. Its acceptance is at most C_n = max over q of E[sum_v min(p_(t+n)(v), q(v))].
+A drafter that knows the text up to x_(t+1) has one law q for the n-th step, while the target's law
+p_(t+n) depends on the continuation. Its acceptance is at most C_n = max over q of E[sum_v
+min(p_(t+n)(v), q(v))].
 """
 
 from typing import Any
@@ -21,12 +22,14 @@ from monge.heads.shape.measure import law
 def best_blind_law(laws: Float64[Tensor, "batch vocab"]) -> Float64[Tensor, " vocab"]:
     """The law q that maximises the mean of sum_v min(p(v), q(v)) over the laws p.
 
-    The objective is concave and linear between the values that the laws take at a token: raising q(v) there earns the share
-    of laws that are still above it. So mass goes to the segments of largest share first.
+    The objective is concave and linear between the values that the laws take at a token: raising
+    q(v) there earns the share of laws that are still above it. So mass goes to the segments of
+    largest share first.
     """
     count = len(laws)
     ordered = laws.sort(dim=0).values
-    segments = torch.diff(ordered, dim=0, prepend=torch.zeros_like(ordered[:1]))  # row k: count - k laws are above
+    # Row k: count - k laws are above.
+    segments = torch.diff(ordered, dim=0, prepend=torch.zeros_like(ordered[:1]))
     best, left = torch.zeros_like(laws[0]), 1.0
     for row in range(count):
         size = float(segments[row].sum())
@@ -37,7 +40,8 @@ def best_blind_law(laws: Float64[Tensor, "batch vocab"]) -> Float64[Tensor, " vo
         left -= part * size
         if left <= 0.0:
             break
-    # The rounding of the sums is all that can be left: the segments of all rows together hold at least a law's mass.
+    # The rounding of the sums is all that can be left: the segments of all rows together hold at
+    # least a law's mass.
     return best / best.sum()
 
 
@@ -50,8 +54,8 @@ def acceptance(laws: Float64[Tensor, "batch vocab"], draft: Float64[Tensor, " vo
 def ceiling(material: Material, say: Say) -> list[dict[str, Any]]:
     """For every step: the ceiling from above and from below, the mean law's acceptance, and a blind head's at the same places.
 
-    The best law of the continuations that it was made of overstates the ceiling; made of one half of them and measured on the
-    other, and the other way round, it understates it.
+    The best law of the continuations that it was made of overstates the ceiling; made of one half
+    of them and measured on the other, and the other way round, it understates it.
     """
     settings = material.settings
     texts = material.together.held_out
@@ -67,21 +71,30 @@ def ceiling(material: Material, say: Say) -> list[dict[str, Any]]:
     for index, step in enumerate(laws):
         above = [acceptance(one, best_blind_law(one)) for one in step]
         halves = [(one[:half], one[half:]) for one in step]
-        below = [(acceptance(a, best_blind_law(b)) + acceptance(b, best_blind_law(a))) / 2 for a, b in halves]
+        below = [
+            (acceptance(a, best_blind_law(b)) + acceptance(b, best_blind_law(a))) / 2
+            for a, b in halves
+        ]
         found.append(
             {
                 "step": index + 1,
                 "ceiling_above": sum(above) / len(above),
                 "ceiling_below": sum(below) / len(below),
                 "mean_law": sum(acceptance(one, one.mean(dim=0)) for one in step) / len(step),
-                "ridge_direct": sum(acceptance(one, q) for one, q in zip(step, drafts[index], strict=True)) / len(step),
+                "ridge_direct": sum(
+                    acceptance(one, q) for one, q in zip(step, drafts[index], strict=True)
+                )
+                / len(step),
             }
         )
     return found
 
 
 def _rollouts(material: Material, prefixes: Tensor) -> list[Tensor]:
-    """Laws after every prefix and each of its continuations, step by step; the first step has no continuation yet."""
+    """Laws after every prefix and each of its continuations, step by step.
+
+    The first step has no continuation yet.
+    """
     settings, network = material.settings, material.network
     ids = prefixes.to(network.device)
     draws, found = SeededDraws(0), list[Tensor]()
@@ -96,7 +109,9 @@ def _rollouts(material: Material, prefixes: Tensor) -> list[Tensor]:
     return found
 
 
-def _blind_laws(material: Material, head: ShapeHead, states: Tensor, tokens: Tensor) -> list[Tensor]:
+def _blind_laws(
+    material: Material, head: ShapeHead, states: Tensor, tokens: Tensor
+) -> list[Tensor]:
     known = material.ends.embed(tokens.to(states.device)).float()
     states = states.float()
     start, found = head.predictor.start(states, known), list[Tensor]()

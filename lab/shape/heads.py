@@ -20,8 +20,16 @@ from monge.heads.shape.measure import law, measure, predictions
 from monge.heads.shape.ridge import RidgePredictor
 from monge.heads.training.texts import Texts, all_windows
 
-ARMS: Final = ("none", "temperature", "diagonal", *(name for name in ALIGNMENTS if name not in {"none", "diagonal"}))
-"""Controls first: nothing, one temperature for each step, shift and scale of each coordinate; then the transports."""
+ARMS: Final = (
+    "none",
+    "temperature",
+    "diagonal",
+    *(name for name in ALIGNMENTS if name not in {"none", "diagonal"}),
+)
+"""Controls first: nothing, one temperature for each step, shift and scale of each coordinate.
+
+Then the transports.
+"""
 
 
 def heads_of(material: Material) -> Iterator[tuple[str, ShapeHead]]:
@@ -36,8 +44,9 @@ def heads_of(material: Material) -> Iterator[tuple[str, ShapeHead]]:
 def steps(material: Material, say: Say) -> list[dict[str, Any]]:
     """For every head and step n: acceptance against its bound, survival, errors and what they were made of.
 
-    The bound is `1 - tanh(osc/4)` with osc of W(h'_n - h_n). One step from the true state errs by eps_n; a recurrent step is
-    Lipschitz with Lip in the state before, so `|e_n| <= Lip |e_(n-1)| + eps_n` position by position.
+    The bound is `1 - tanh(osc/4)` with osc of W(h'_n - h_n). One step from the true state errs by
+    eps_n; a recurrent step is Lipschitz with Lip in the state before, so `|e_n| <= Lip |e_(n-1)| +
+    eps_n` position by position.
     """
     found: list[dict[str, Any]] = []
     held_out = material.together.held_out
@@ -74,7 +83,9 @@ def _errors(material: Material, head: ShapeHead, texts: Texts) -> list[dict[str,
             column = columns[index]
             column.setdefault("error", []).append((state - true).norm(dim=1))
             column.setdefault("single", []).append((single - true).norm(dim=1))
-            column.setdefault("bound", []).append(1 - torch.tanh((change.amax(dim=1) - change.amin(dim=1)) / 4))
+            column.setdefault("bound", []).append(
+                1 - torch.tanh((change.amax(dim=1) - change.amin(dim=1)) / 4)
+            )
             column.setdefault("acceptance", []).append(shared)
             column.setdefault("true", []).append(true)
     found: list[dict[str, Any]] = []
@@ -90,7 +101,9 @@ def _errors(material: Material, head: ShapeHead, texts: Texts) -> list[dict[str,
                 "one_step_error": spread(single),
                 "lipschitz": lipschitz,
                 "error_bound": None if lipschitz is None else spread(lipschitz * earlier + single),
-                "r_squared": float(1 - error.square().sum() / (true - true.mean(dim=0)).square().sum()),
+                "r_squared": float(
+                    1 - error.square().sum() / (true - true.mean(dim=0)).square().sum()
+                ),
                 "acceptance_bound": spread(bound),
                 "bound_violations": int((shared < bound - 1e-6).sum()),
             }
@@ -99,7 +112,10 @@ def _errors(material: Material, head: ShapeHead, texts: Texts) -> list[dict[str,
 
 
 def _lipschitz(head: ShapeHead, number: int) -> float | None:
-    """Norm of a linear step in the state before it: 0 where it does not look at it, `None` where it is not linear."""
+    """Norm of a linear step in the state before it.
+
+    0 where it does not look at it, `None` where it is not linear.
+    """
     predictor = head.predictor
     if not isinstance(predictor, RidgePredictor):
         return None
@@ -120,11 +136,26 @@ def transfer(material: Material, say: Say) -> list[dict[str, Any]]:
         head = material.fresh_ridge(part, is_branched=False)
         for task, other in material.parts.items():
             quality = measure(head, other.held_out, material.ends)
-            errors = [expected_error(bins) for bins in reliability(head, other.held_out, material.ends)]
-            entry = {"fitted_on": source, "measured_on": task, "acceptance": list(quality.acceptance)}
-            found.append({**entry, "block_efficiency": quality.block_efficiency, "ece_by_step": errors})
-    own = {entry["measured_on"]: entry["block_efficiency"] for entry in found if entry["fitted_on"] == entry["measured_on"]}
-    return [{**entry, "relative_to_own": entry["block_efficiency"] / own[entry["measured_on"]]} for entry in found]
+            errors = [
+                expected_error(bins) for bins in reliability(head, other.held_out, material.ends)
+            ]
+            entry = {
+                "fitted_on": source,
+                "measured_on": task,
+                "acceptance": list(quality.acceptance),
+            }
+            found.append(
+                {**entry, "block_efficiency": quality.block_efficiency, "ece_by_step": errors}
+            )
+    own = {
+        entry["measured_on"]: entry["block_efficiency"]
+        for entry in found
+        if entry["fitted_on"] == entry["measured_on"]
+    }
+    return [
+        {**entry, "relative_to_own": entry["block_efficiency"] / own[entry["measured_on"]]}
+        for entry in found
+    ]
 
 
 @torch.inference_mode()
@@ -138,7 +169,10 @@ def ablation(material: Material, say: Say) -> list[dict[str, Any]]:
         for arm in ARMS:
             say(f"alignment {arm} of {name}")
             head = _aligned(material, part, name, arm)
-            qualities = [measure(head, part.held_out.rows(slice(row, row + 1)), material.ends) for row in rows]
+            qualities = [
+                measure(head, part.held_out.rows(slice(row, row + 1)), material.ends)
+                for row in rows
+            ]
             values[arm] = np.array([quality.block_efficiency for quality in qualities])
         for arm in ARMS:
             mean = resamples.estimate(values[arm], np.arange(len(rows)))

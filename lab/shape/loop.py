@@ -58,7 +58,9 @@ class Run:
 Prompts = Sequence[tuple[int, ...]]
 
 
-def drafts_with(material: Material, head: ShapeHead, temperature: float) -> Callable[[SequenceModel], Components]:
+def drafts_with(
+    material: Material, head: ShapeHead, temperature: float
+) -> Callable[[SequenceModel], Components]:
     """Components with a SHAPE drafter for a target, the tree and verifier those of the temperature."""
     tree, verifier = GREEDY if temperature == 0 else SAMPLED
 
@@ -69,12 +71,21 @@ def drafts_with(material: Material, head: ShapeHead, temperature: float) -> Call
     return components
 
 
-def _published_parts(head: PublishedHead, temperature: float) -> Callable[[SequenceModel], Components]:
+def _published_parts(
+    head: PublishedHead, temperature: float
+) -> Callable[[SequenceModel], Components]:
     tree, verifier = GREEDY if temperature == 0 else SAMPLED
-    return lambda target: make_components(target, drafter="head", head=head, tree=tree, verifier=verifier)
+    return lambda target: make_components(
+        target, drafter="head", head=head, tree=tree, verifier=verifier
+    )
 
 
-def run(material: Material, components: Callable[[SequenceModel], Components], prompts: Prompts, **options: Any) -> Run:
+def run(
+    material: Material,
+    components: Callable[[SequenceModel], Components],
+    prompts: Prompts,
+    **options: Any,
+) -> Run:
     """Decode prompts one by one, as a single user sees it; a first short call warms up.
 
     Raises:
@@ -88,19 +99,33 @@ def run(material: Material, components: Callable[[SequenceModel], Components], p
     for result in results:
         if result.error is not None:
             raise MongeError(f"report shape: a request failed: {result.error}")
-    return Run(records=tuple(record for result in results for record in result.records), seconds=seconds)
+    return Run(
+        records=tuple(record for result in results for record in result.records), seconds=seconds
+    )
 
 
 def sample_of(material: Material) -> list[tuple[int, ...]]:
     """The first prompts of every task."""
-    return [ids for prompts in material.prompts.values() for ids in prompts[: material.settings.prompts_per_task]]
+    return [
+        ids
+        for prompts in material.prompts.values()
+        for ids in prompts[: material.settings.prompts_per_task]
+    ]
 
 
 def stage_times(material: Material, head: ShapeHead) -> dict[str, Any]:
-    """Milliseconds of a round by stage, greedy, batch 1, median and tail; and of what drafting is made of."""
+    """Milliseconds of a round by stage, greedy, batch 1, median and tail.
+
+    And of what drafting is made of.
+    """
     options = {"max_new_tokens": material.settings.max_new_tokens, "temperature": 0.0}
-    records = run(material, drafts_with(material, head, 0.0), sample_of(material), **options).records
-    stages = {stage.removesuffix("_s"): [1e3 * getattr(record.times, stage) for record in records] for stage in STAGES}
+    records = run(
+        material, drafts_with(material, head, 0.0), sample_of(material), **options
+    ).records
+    stages = {
+        stage.removesuffix("_s"): [1e3 * getattr(record.times, stage) for record in records]
+        for stage in STAGES
+    }
     total = [1e3 * record.times.total_s for record in records]
     return {
         "unit": "ms",
@@ -130,7 +155,10 @@ def _drafting_times(material: Material, head: ShapeHead) -> dict[str, Any]:
             alignment = ALIGNMENTS[name](size).to(state.device)
             alignment.fit(cloud, cloud)
             timed[f"align: {name}"] = lambda alignment=alignment: alignment.map(inside)
-    return {name: spread([1e3 * _seconds(call) for _ in range(_REPEATS)]) for name, call in timed.items()}
+    return {
+        name: spread([1e3 * _seconds(call) for _ in range(_REPEATS)])
+        for name, call in timed.items()
+    }
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -147,8 +175,14 @@ def sampling_sweep(material: Material, head: ShapeHead, say: Say) -> list[dict[s
             if temperature == 0 and top_p < 1:
                 continue  # the point mass is the same
             say(f"temperature {temperature:g}, top-p {top_p:g}")
-            options = {"max_new_tokens": material.settings.max_new_tokens, "temperature": temperature, "top_p": top_p}
-            done = run(material, drafts_with(material, head, temperature), sample_of(material), **options)
+            options = {
+                "max_new_tokens": material.settings.max_new_tokens,
+                "temperature": temperature,
+                "top_p": top_p,
+            }
+            done = run(
+                material, drafts_with(material, head, temperature), sample_of(material), **options
+            )
             found.append({"temperature": temperature, "top_p": top_p, **done.figures()})
     return found
 
@@ -156,24 +190,39 @@ def sampling_sweep(material: Material, head: ShapeHead, say: Say) -> list[dict[s
 def context_sweep(material: Material, head: ShapeHead, say: Say) -> list[dict[str, Any]]:
     """Longer and longer texts in front, the prompts one after another; greedy."""
     tokens = [token for prompts in material.prompts.values() for ids in prompts for token in ids]
-    longest = int(getattr(material.network.config.get_text_config(), "max_position_embeddings", None) or 1 << 30)
+    longest = int(
+        getattr(material.network.config.get_text_config(), "max_position_embeddings", None)
+        or 1 << 30
+    )
     found: list[dict[str, Any]] = []
     for length in material.settings.contexts:
         if length > len(tokens) or length + material.settings.max_new_tokens > longest:
-            found.append({"context": length, "skipped": f"prompts have {len(tokens)} tokens, the target reads {longest}"})
+            found.append(
+                {
+                    "context": length,
+                    "skipped": f"prompts have {len(tokens)} tokens, the target reads {longest}",
+                }
+            )
             continue
         say(f"context of {length} tokens")
         options = {"max_new_tokens": material.settings.max_new_tokens, "temperature": 0.0}
         done = run(material, drafts_with(material, head, 0.0), [tuple(tokens[:length])], **options)
         times = {
-            stage.removesuffix("_s"): spread([1e3 * getattr(one.times, stage) for one in done.records]) for stage in STAGES
+            stage.removesuffix("_s"): spread(
+                [1e3 * getattr(one.times, stage) for one in done.records]
+            )
+            for stage in STAGES
         }
         found.append({"context": length, **done.figures(), "stages_ms": times})
     return found
 
 
-def other_drafters(material: Material, head: ShapeHead, say: Say, beside: Sequence[Path] = ()) -> list[dict[str, Any]]:
-    """Drafters that need no training, and heads of other kinds, on the same prompts; SHAPE with its own head last.
+def other_drafters(
+    material: Material, head: ShapeHead, say: Say, beside: Sequence[Path] = ()
+) -> list[dict[str, Any]]:
+    """Drafters that need no training, and heads of other kinds, on the same prompts.
+
+    SHAPE with its own head last.
 
     Heads build the same tree, which the same rule verifies.
     """
@@ -198,14 +247,20 @@ def exactness() -> list[dict[str, Any]]:
     """Law errors of the loop with SHAPE on a toy target, every branch enumerated."""
     found: list[dict[str, Any]] = []
     for temperature in (0.0, 0.7, 1.0):
-        for tree, verifier in (("best_first(3, 2, 2)", "target_walk"), ("fixed_width((2,), children='iid')", "rrs")):
+        for tree, verifier in (
+            ("best_first(3, 2, 2)", "target_walk"),
+            ("fixed_width((2,), children='iid')", "rrs"),
+        ):
             case = Case(prompt=(0, 1), rules=SamplingRules(temperature=temperature))
             found.append(
                 {
                     "temperature": temperature,
                     "tree": tree,
                     "verifier": verifier,
-                    "law_error": law_error(output_law(lambda t=tree, v=verifier: _toy(t, v), case), target_law(_table(), case)),
+                    "law_error": law_error(
+                        output_law(lambda t=tree, v=verifier: _toy(t, v), case),
+                        target_law(_table(), case),
+                    ),
                 }
             )
     return found
@@ -219,7 +274,13 @@ def _toy(tree: str, verifier: str) -> Components:
     target = _table()
     sizes = TargetSizes.of(target)
     generator = torch.Generator().manual_seed(0)
-    made = make_predictor("gated", sizes, generator, num_steps=2, is_branched=True, width=4, gate_rank=2)
+    made = make_predictor(
+        "gated", sizes, generator, num_steps=2, is_branched=True, width=4, gate_rank=2
+    )
     head = ShapeHead(made, sizes)
     head.remember(target)
-    return make_components(target, drafter=ShapeDrafter(target=target, head=head, tree=TREES.parse(tree)), verifier=verifier)
+    return make_components(
+        target,
+        drafter=ShapeDrafter(target=target, head=head, tree=TREES.parse(tree)),
+        verifier=verifier,
+    )

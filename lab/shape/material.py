@@ -103,13 +103,21 @@ class Material:
     @property
     def together(self) -> Part:
         """The text of all tasks."""
-        rows = [[getattr(part, name) for part in self.parts.values()] for name in ("fitted", "chosen", "held_out")]
+        rows = [
+            [getattr(part, name) for part in self.parts.values()]
+            for name in ("fitted", "chosen", "held_out")
+        ]
         return Part(**dict(zip(("fitted", "chosen", "held_out"), map(joined, rows), strict=True)))
 
     def fresh_ridge(self, part: Part, *, is_branched: bool, alignment: str = "none") -> ShapeHead:
         """A head without training, fitted on a part's text."""
         target = feature_model(self.network)
-        predictor = make_predictor("ridge", TargetSizes.of(target), num_steps=self.settings.num_steps, is_branched=is_branched)
+        predictor = make_predictor(
+            "ridge",
+            TargetSizes.of(target),
+            num_steps=self.settings.num_steps,
+            is_branched=is_branched,
+        )
         head = ShapeHead(predictor, TargetSizes.of(target), alignment).to(self.network.device)
         head.remember(target)
         calibrate_ridge(head, part.fitted, part.chosen, self.ends)
@@ -175,12 +183,17 @@ def prepare(
 
 def joined(texts: Sequence[Texts]) -> Texts:
     """Rows of several texts as one."""
-    return Texts(token_ids=torch.cat([text.token_ids for text in texts]), states=torch.cat([text.states for text in texts]))
+    return Texts(
+        token_ids=torch.cat([text.token_ids for text in texts]),
+        states=torch.cat([text.states for text in texts]),
+    )
 
 
 def spread(values: Tensor | Sequence[float]) -> dict[str, float]:
     """Mean and percentiles."""
-    array = np.asarray(values.double().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
+    array = np.asarray(
+        values.double().cpu() if isinstance(values, Tensor) else values, dtype=np.float64
+    )
     low, middle, high = np.percentile(array, [5, 50, 95])
     return {"mean": float(array.mean()), "p5": float(low), "p50": float(middle), "p95": float(high)}
 
@@ -190,10 +203,13 @@ def _split(texts: Texts) -> Part:
     rows = len(texts.token_ids)
     if rows < 4:
         raise OptionError(
-            f"report shape: {rows} rows of text are too few to fit, choose and measure; write at least 4 for a task"
+            f"report shape: {rows} rows of text are too few to fit, choose and measure; write at "
+            "least 4 for a task"
         )
     first = rows * 2 // 3
     second = (rows + first) // 2
     return Part(
-        fitted=texts.rows(slice(0, first)), chosen=texts.rows(slice(first, second)), held_out=texts.rows(slice(second, rows))
+        fitted=texts.rows(slice(0, first)),
+        chosen=texts.rows(slice(first, second)),
+        held_out=texts.rows(slice(second, rows)),
     )

@@ -29,10 +29,16 @@ def reliability(head: ShapeHead, texts: Texts, ends: Ends) -> list[list[tuple[fl
 
 def expected_error(bins: Sequence[tuple[float, float, int]]) -> float:
     """Mean distance of what was said and what was, weighted by positions."""
-    return sum(abs(said - was) * count for said, was, count in bins) / sum(count for *_, count in bins)
+    return sum(abs(said - was) * count for said, was, count in bins) / sum(
+        count for *_, count in bins
+    )
 
 
 def _bins(said: torch.Tensor, was: torch.Tensor) -> list[tuple[float, float, int]]:
     places = (said * BINS).long().clamp(max=BINS - 1)
     chosen = [places == place for place in range(BINS)]
-    return [(float(said[one].mean()), float(was[one].mean()), int(one.sum())) for one in chosen if bool(one.any())]
+    return [
+        (float(said[one].mean()), float(was[one].mean()), int(one.sum()))
+        for one in chosen
+        if bool(one.any())
+    ]

@@ -44,10 +44,16 @@ def shape_report(
     Raises:
         MongeError: If the head is for another target, or there is too little text.
     """
-    material = prepare(network, tokenizer, prompts, folder, trained=trained, settings=settings, say=say)
+    material = prepare(
+        network, tokenizer, prompts, folder, trained=trained, settings=settings, say=say
+    )
     head = _decoding_head(material)
     say("similarity of hidden states")
-    states = {"similarity": similarity(material), "stability": step_stability(material), "structure": structure(material)}
+    states = {
+        "similarity": similarity(material),
+        "stability": step_stability(material),
+        "structure": structure(material),
+    }
     say("times of a round")
     return {
         "about": {
@@ -55,7 +61,9 @@ def shape_report(
             "head": "ridge" if trained is None else str(trained),
             "head_parameters": head.num_parameters,
             "head_bytes": head.num_bytes,
-            "tokens_by_task": {task: part.fitted.num_tokens * 3 // 2 for task, part in material.parts.items()},
+            "tokens_by_task": {
+                task: part.fitted.num_tokens * 3 // 2 for task, part in material.parts.items()
+            },
         },
         **states,
         "times": stage_times(material, head),

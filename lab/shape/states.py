@@ -21,14 +21,18 @@ _PLANS: Final = 48
 _BLUR: Final = 0.05
 _ITERATIONS: Final = 50
 _EXACT_ROWS: Final = 8192
-"""Up to so many rows of W all distances are computed; above, twice the largest distance from their mean bounds them."""
+"""Up to so many rows of W all distances are computed.
+
+Above, twice the largest distance from their mean bounds them.
+"""
 
 
 @torch.inference_mode()
 def similarity(material: Material) -> list[dict[str, Any]]:
     """For every task and lag n: cosine and distance of h_t and h_(t+n), TV and transport distance of p_t and p_(t+n).
 
-    The cosine with the state of another, random row is the control: what alikeness is worth that every pair of states has.
+    The cosine with the state of another, random row is the control: what alikeness is worth that
+    every pair of states has.
     """
     found: list[dict[str, Any]] = []
     for task, part in material.parts.items():
@@ -48,7 +52,9 @@ def similarity(material: Material) -> list[dict[str, Any]]:
                     "cosine_of_another_text": spread(other.flatten()),
                     "relative_distance": spread(distance.flatten()),
                     "total_variation": spread(0.5 * (p - later).abs().sum(dim=1)),
-                    "transport_distance": spread(_transport_distances(material, p[:_PLANS], later[:_PLANS])),
+                    "transport_distance": spread(
+                        _transport_distances(material, p[:_PLANS], later[:_PLANS])
+                    ),
                     "cosine_by_position": [float(part.mean()) for part in cosine.chunk(10, dim=1)],
                 }
             )
@@ -106,10 +112,16 @@ def structure(material: Material) -> dict[str, Any]:
     }
 
 
-def _sampled(texts: Texts, lag: int, count: int) -> tuple[Float[Tensor, "nodes hidden"], Float[Tensor, "nodes hidden"]]:
+def _sampled(
+    texts: Texts, lag: int, count: int
+) -> tuple[Float[Tensor, "nodes hidden"], Float[Tensor, "nodes hidden"]]:
     """Pairs of states at evenly spaced positions of all rows."""
     rows, length = texts.token_ids.shape
-    places = torch.linspace(0, rows * (length - lag) - 1, min(count, rows * (length - lag))).long().unique()
+    places = (
+        torch.linspace(0, rows * (length - lag) - 1, min(count, rows * (length - lag)))
+        .long()
+        .unique()
+    )
     row, column = places // (length - lag), places % (length - lag)
     return texts.states[row, column].float(), texts.states[row, column + lag].float()
 

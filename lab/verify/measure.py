@@ -1,13 +1,14 @@
 """`python -m lab.verify`: what one node, or one tree, costs each acceptance rule, beside drawing one token without any rule.
 
-The yardstick is `softmax` and `multinomial` of one row of float32 logits of the same vocabulary: what a sampler without
-speculation pays for a token. Laws are synthetic: target logits N(0, 3^2), draft logits off by N(0, 0.7^2), and the draft law
-cut to its most probable tokens where the support is smaller than the vocabulary. Laws and candidates are made outside the
-clock; the rule's own look-ups, residual and draw of the emitted token are inside. Yardstick and rules take turns, so that
+The yardstick is `softmax` and `multinomial` of one row of float32 logits of the same vocabulary:
+what a sampler without speculation pays for a token. Laws are synthetic: target logits N(0, 3^2),
+draft logits off by N(0, 0.7^2), and the draft law cut to its most probable tokens where the support
+is smaller than the vocabulary. Laws and candidates are made outside the clock; the rule's own
+look-ups, residual and draw of the emitted token are inside. Yardstick and rules take turns, so that
 what slows the machine for a while slows both.
 
-A tree is drawn by its builder from such laws, one pair for every node. The target comes as logits, as in a round: a law is made
-when a rule asks for it, inside the clock.
+A tree is drawn by its builder from such laws, one pair for every node. The target comes as logits,
+as in a round: a law is made when a rule asks for it, inside the clock.
 """
 
 import time
@@ -50,10 +51,16 @@ BATCHED: Final = " (batched)"
 """Added to the name of a rule that emits at all nodes of a batch at once, as the walk asks it."""
 
 MAX_DIFFERENT: Final = 8
-"""Most different laws of one cell; larger batches repeat them, which costs a rule the same and saves memory."""
+"""Most different laws of one cell.
+
+Larger batches repeat them, which costs a rule the same and saves memory.
+"""
 
 VERDICTS: Final = 8
-"""Verdicts of one measurement of a tree, each from other draws: a walk that stops at the root is cheaper than one to a leaf."""
+"""Verdicts of one measurement of a tree, each from other draws.
+
+A walk that stops at the root is cheaper than one to a leaf.
+"""
 
 Work = Callable[[], object]
 
@@ -87,29 +94,48 @@ class VerifySettings:
     def __post_init__(self) -> None:
         for name in ("vocab_sizes", "widths", "batch_sizes"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
-                raise OptionError(f"verify: {name} must be positive numbers; got {getattr(self, name)}")
+                raise OptionError(
+                    f"verify: {name} must be positive numbers; got {getattr(self, name)}"
+                )
         if not self.supports or min(self.supports) < 0:
-            raise OptionError(f"verify: supports are numbers of tokens, 0 for the full vocabulary; got {self.supports}")
+            raise OptionError(
+                "verify: supports are numbers of tokens, 0 for the full "
+                f"vocabulary; got {self.supports}"
+            )
         if self.repeats < 1:
             raise OptionError(f"verify: repeats must be at least 1; got {self.repeats}")
         for name in self.rules:
-            VERIFIERS.parse(name)  # an unknown name or setting is an error that lists the known ones
+            # An unknown name or setting is an error that lists the known ones.
+            VERIFIERS.parse(name)
         for name in self.trees:
             TREES.parse(name)
 
 
 QUICK: Final = VerifySettings(
-    vocab_sizes=(32768,), supports=(64, FULL), widths=(4,), batch_sizes=(1, 8), repeats=3, limit_s=0.1
+    vocab_sizes=(32768,),
+    supports=(64, FULL),
+    widths=(4,),
+    batch_sizes=(1, 8),
+    repeats=3,
+    limit_s=0.1,
 )
 
 
-def measure(settings: VerifySettings, device: torch.device, step: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+def measure(
+    settings: VerifySettings, device: torch.device, step: Callable[[str], None] = lambda name: None
+) -> dict[str, Any]:
     """Time every rule in every cell: provenance, settings, and one record a cell."""
-    records = _tree_records(settings, device, step) if settings.trees else _node_records(settings, device, step)
+    records = (
+        _tree_records(settings, device, step)
+        if settings.trees
+        else _node_records(settings, device, step)
+    )
     return {"provenance": provenance(device), "settings": asdict(settings), "cells": records}
 
 
-def _node_records(settings: VerifySettings, device: torch.device, step: Callable[[str], None]) -> list[dict[str, Any]]:
+def _node_records(
+    settings: VerifySettings, device: torch.device, step: Callable[[str], None]
+) -> list[dict[str, Any]]:
     slow: set[tuple[str, int, int]] = set()
     records: list[dict[str, Any]] = []
     names = settings.rules or tuple(VERIFIERS)
@@ -125,7 +151,9 @@ def _node_records(settings: VerifySettings, device: torch.device, step: Callable
     return records
 
 
-def _tree_records(settings: VerifySettings, device: torch.device, step: Callable[[str], None]) -> list[dict[str, Any]]:
+def _tree_records(
+    settings: VerifySettings, device: torch.device, step: Callable[[str], None]
+) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     names = settings.rules or tuple(VERIFIERS)
     for vocab in sorted(settings.vocab_sizes):
@@ -134,14 +162,25 @@ def _tree_records(settings: VerifySettings, device: torch.device, step: Callable
             cell = {"vocab": vocab, "support": size, "tree": tree}
             step(", ".join(f"{name} {value}" for name, value in cell.items()))
             trees = _Trees(TREES.parse(tree), vocab, size, settings, device)
-            records += [{"rule": name, **cell, "nodes": trees.num_nodes} | trees.timed(VERIFIERS.parse(name)) for name in names]
+            records += [
+                {"rule": name, **cell, "nodes": trees.num_nodes}
+                | trees.timed(VERIFIERS.parse(name))
+                for name in names
+            ]
     return records
 
 
 class _Trees:
     """One drawn tree and the target's logits for it, and the clock."""
 
-    def __init__(self, builder: TreeBuilder, vocab: int, support: int, settings: VerifySettings, device: torch.device) -> None:
+    def __init__(
+        self,
+        builder: TreeBuilder,
+        vocab: int,
+        support: int,
+        settings: VerifySettings,
+        device: torch.device,
+    ) -> None:
         self._limits, self._settings, self._device = builder.limits, settings, device
         self._generator = torch.Generator().manual_seed(settings.seed)
         self._draws = RequestDraws(settings.seed)
@@ -149,14 +188,21 @@ class _Trees:
         growing, frontier, plan = GrowingTree(0), (0,), DraftPlan()
         while frontier:
             logits |= {node: self._normal(vocab, 3.0) for node in frontier}
-            laws = [_cut((logits[node] + self._normal(vocab, 0.7)).to(device).softmax(0), support) for node in frontier]
+            laws = [
+                _cut((logits[node] + self._normal(vocab, 0.7)).to(device).softmax(0), support)
+                for node in frontier
+            ]
             frontier = tuple(builder.expand(growing, frontier, laws, plan, self._draws))
         unread = self._normal(vocab, 3.0)  # nobody asks twice for the law after a leaf
         rows = {_path(growing, node): row for node, row in logits.items()}
         self._tree = builder.finish(growing, plan)
-        order = [rows.get(self._tree.path_tokens(node), unread) for node in range(self._tree.num_nodes)]
+        order = [
+            rows.get(self._tree.path_tokens(node), unread) for node in range(self._tree.num_nodes)
+        ]
         self._logits = torch.stack(order).float().to(device)
-        self._context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules())
+        self._context = Context(
+            request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules()
+        )
 
     @property
     def num_nodes(self) -> int:
@@ -172,7 +218,9 @@ class _Trees:
         work = lambda: [self._verdict(verifier, seed) for seed in range(VERDICTS)]  # noqa: E731
         first = _clock(work, self._device) / VERDICTS
         if first > self._settings.limit_s:
-            return {"skipped": f"the tree took {first:.2g} s, longer than {self._settings.limit_s:g} s"}
+            return {
+                "skipped": f"the tree took {first:.2g} s, longer than {self._settings.limit_s:g} s"
+            }
         seconds, yardstick = [], []
         for _ in range(self._settings.repeats):
             yardstick.append(_clock(lambda: torch.multinomial(row.softmax(0), 1), self._device))  # noqa: TID251 (the yardstick)
@@ -188,7 +236,9 @@ class _Trees:
         return verifier.verify(self._tree, laws, RequestDraws(seed))
 
     def _normal(self, vocab: int, deviation: float) -> torch.Tensor:
-        return torch.empty(vocab, dtype=torch.float64).normal_(0.0, deviation, generator=self._generator)
+        return torch.empty(vocab, dtype=torch.float64).normal_(
+            0.0, deviation, generator=self._generator
+        )
 
 
 def _path(tree: GrowingTree, node: int) -> tuple[int, ...]:
@@ -211,7 +261,9 @@ def _synchronise(device: torch.device) -> None:
 class _Nodes:
     """The nodes of one cell, and the clock."""
 
-    def __init__(self, cell: dict[str, int], settings: VerifySettings, device: torch.device) -> None:
+    def __init__(
+        self, cell: dict[str, int], settings: VerifySettings, device: torch.device
+    ) -> None:
         self._cell, self._settings, self._device = cell, settings, device
         generator = torch.Generator().manual_seed(settings.seed)
         shape = (min(cell["batch"], MAX_DIFFERENT), cell["vocab"])
@@ -225,8 +277,11 @@ class _Nodes:
     def works(self, name: str) -> list[tuple[str, Work | str]]:
         """What is timed under a rule's name, or why nothing is."""
         rule, width = VERIFIERS.parse(name), self._cell["width"]
-        # Deterministic candidates are left to the target walk, so they show nothing of a rule that is exact for draws.
-        kinds = [kind for kind in CHILDREN if CHILDREN[kind].proposes in rule.accepts - {Deterministic}]
+        # Deterministic candidates are left to the target walk, so they show nothing of a rule that
+        # is exact for draws.
+        kinds = [
+            kind for kind in CHILDREN if CHILDREN[kind].proposes in rule.accepts - {Deterministic}
+        ]
         reason = "no way of drawing candidates is registered for it"
         for kind in kinds:
             children = CHILDREN[kind]()
@@ -237,14 +292,22 @@ class _Nodes:
                 proposals = [children.propose(q, width) for q in self._q]
                 works: list[tuple[str, Work | str]] = [(name, self._one_by_one(rule, proposals))]
                 if isinstance(rule, TrialRule):
-                    trials = [trial for problem in self._problems(proposals) if (trial := rule.trial(problem)) is not None]
+                    trials = [
+                        trial
+                        for problem in self._problems(proposals)
+                        if (trial := rule.trial(problem)) is not None
+                    ]
                     works.append((name + BATCHED, partial(emitted, trials, type(rule).method)))
                 if isinstance(rule, FlowRule):
-                    works.append((name + FLOWS, partial(rule.flows, self._problems(proposals, scale=0.9))))
+                    works.append(
+                        (name + FLOWS, partial(rule.flows, self._problems(proposals, scale=0.9)))
+                    )
                 return works
         return [(name, reason)]
 
-    def timed(self, label: str, work: Work | str, slow: set[tuple[str, int, int]]) -> dict[str, Any]:
+    def timed(
+        self, label: str, work: Work | str, slow: set[tuple[str, int, int]]
+    ) -> dict[str, Any]:
         """Seconds a node and their ratio to the yardstick, or the reason why there are none."""
         if isinstance(work, str):
             return {"skipped": work}
@@ -257,7 +320,9 @@ class _Nodes:
             return {"skipped": f"{batch} nodes took {first:.2g} s, longer than {limit:g} s"}
         seconds, yardstick = [], []
         for _ in range(self._settings.repeats):
-            yardstick.append(_clock(lambda: torch.multinomial(self._row.softmax(0), 1), self._device))  # noqa: TID251 (the yardstick)
+            yardstick.append(
+                _clock(lambda: torch.multinomial(self._row.softmax(0), 1), self._device)  # noqa: TID251
+            )
             seconds.append(_clock(work, self._device) / batch)
         return {
             "node_s": asdict(Summary.of(seconds)),
@@ -270,8 +335,12 @@ class _Nodes:
         trees = [self._tree(proposal) for proposal in proposals]
         which = [node % len(trees) for node in range(self._cell["batch"])]
         if isinstance(rule, NodeRule):
-            candidates = [tuple(tree.token_ids[child] for child in tree.candidates[0]) for tree in trees]
-            return lambda: [rule.emit(self._p[i], proposals[i], candidates[i], self._draws) for i in which]
+            candidates = [
+                tuple(tree.token_ids[child] for child in tree.candidates[0]) for tree in trees
+            ]
+            return lambda: [
+                rule.emit(self._p[i], proposals[i], candidates[i], self._draws) for i in which
+            ]
         laws = [[self._p[i]] * tree.num_nodes for i, tree in enumerate(trees)]
         return lambda: [rule.verify(trees[i], laws[i], self._draws) for i in which]
 

@@ -1,6 +1,7 @@
 """Lossless acceleration of large language models by speculative decoding, seen as optimal transport.
 
-`load` makes a `Decoder` from a target and what drafts for it; `speculate` is the drop-in for `model.generate`.
+`load` makes a `Decoder` from a target and what drafts for it; `speculate` is the drop-in for
+`model.generate`.
 """
 
 import typing
@@ -38,7 +39,8 @@ if typing.TYPE_CHECKING:
 _MODULES = {
     "monge.api": "load",
     "monge.control.registry": "CONTROLLERS",
-    "monge.core.errors": "ContextLengthError LawError ModelLoadError MongeError NonFiniteLogitsError "
+    "monge.core.errors": "ContextLengthError LawError ModelLoadError MongeError "
+    "NonFiniteLogitsError "
     "OptionError ProposalMismatchError UnsupportedModelError VocabularyMismatchError",
     "monge.core.law": "DenseLaw SparseLaw",
     "monge.core.sampling_rules": "SamplingRules law_from_logits",

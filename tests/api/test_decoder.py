@@ -26,7 +26,12 @@ def test_the_built_in_pair_writes_text(pair):
 
 def test_every_drafter_writes_the_same_greedy_text(pair):
     (expected,) = load(drafter="none", dtype="float32").generate(PROMPT, max_new_tokens=24)
-    for parts in ({}, {"drafter": "ngram"}, {"tree": "chain(3)"}, {"tree": "best_first(8)", "verifier": "target_walk"}):
+    for parts in (
+        {},
+        {"drafter": "ngram"},
+        {"tree": "chain(3)"},
+        {"tree": "best_first(8)", "verifier": "target_walk"},
+    ):
         (result,) = load(dtype="float32", **parts).generate(PROMPT, max_new_tokens=24)
         assert result.token_ids == expected.token_ids, parts
 
@@ -42,7 +47,9 @@ def test_streamed_pieces_are_the_text(pair):
 
 def test_the_seed_alone_decides(pair):
     (alone,) = pair.generate(PROMPT, max_new_tokens=12, temperature=1.0, seed=5)
-    crowd = pair.generate([PROMPT, "Once", "def f(x):", "The"], max_new_tokens=12, temperature=1.0, seed=5)
+    crowd = pair.generate(
+        [PROMPT, "Once", "def f(x):", "The"], max_new_tokens=12, temperature=1.0, seed=5
+    )
     assert crowd[0].token_ids == alone.token_ids
     (again,) = pair.generate(PROMPT, max_new_tokens=12, temperature=1.0, seed=alone.seed)
     assert again.token_ids == alone.token_ids
@@ -64,7 +71,10 @@ def test_seed_and_row_give_every_text_of_a_batch_again_alone(pair):
 
 
 def test_seeds_that_differ_by_2_to_the_32_have_different_texts(pair):
-    texts = {pair.generate(PROMPT, max_new_tokens=24, temperature=1.0, seed=5 + k * 2**32)[0].token_ids for k in range(3)}
+    texts = {
+        pair.generate(PROMPT, max_new_tokens=24, temperature=1.0, seed=5 + k * 2**32)[0].token_ids
+        for k in range(3)
+    }
     assert len(texts) == 3
 
 
@@ -89,8 +99,13 @@ def table_decoder(max_batch_size: int = 8) -> Decoder:
 @pytest.mark.parametrize("max_batch_size", [1, 2, 7])
 def test_requests_join_and_leave(max_batch_size):
     prompts = [[token, 0] for token in (0, 1, 2, 3, 4)]
-    expected = [result.token_ids for result in table_decoder(8).generate(prompts, max_new_tokens=9, temperature=1.0, seed=2)]
-    results = table_decoder(max_batch_size).generate(prompts, max_new_tokens=9, temperature=1.0, seed=2)
+    expected = [
+        result.token_ids
+        for result in table_decoder(8).generate(prompts, max_new_tokens=9, temperature=1.0, seed=2)
+    ]
+    results = table_decoder(max_batch_size).generate(
+        prompts, max_new_tokens=9, temperature=1.0, seed=2
+    )
     assert [result.token_ids for result in results] == expected
     assert {result.finish_reason for result in results} <= {"eos", "length"}
 
@@ -108,7 +123,9 @@ def test_an_abandoned_stream_gives_its_caches_back():
 
 def test_every_round_serves_every_session():
     decoder = table_decoder()
-    sessions = decoder.sessions([[0], [1]], max_new_tokens=6, ignore_eos=True, temperature=1.0, seed=1)
+    sessions = decoder.sessions(
+        [[0], [1]], max_new_tokens=6, ignore_eos=True, temperature=1.0, seed=1
+    )
     served = list(decode(sessions, decoder.components, max_batch_size=2))
     assert {id(session) for session in served} == {id(session) for session in sessions}
     for session in sessions:

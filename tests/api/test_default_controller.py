@@ -1,4 +1,7 @@
-"""Who plans where nobody is named: clocks where no text depends on them, and never where a seed is to give one again."""
+"""Who plans where nobody is named.
+
+Clocks where no text depends on them, and never where a seed is to give one again.
+"""
 
 import pytest
 from fastapi.testclient import TestClient
@@ -23,7 +26,11 @@ SAMPLED = {"max_new_tokens": 60, "temperature": 1.0}
 def decoder(costs=CHEAP, *, max_length=None, **parts):
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB, max_length) for seed in (1, 2))
     resources = {} if parts.get("drafter", "model") != "model" else {"draft": draft}
-    return Decoder(make_components(target, **resources, costs=Latency.linear(**costs), **({"controller": None} | parts)))
+    return Decoder(
+        make_components(
+            target, **resources, costs=Latency.linear(**costs), **({"controller": None} | parts)
+        )
+    )
 
 
 def windows(result):
@@ -40,7 +47,9 @@ def test_both_can_be_named():
     parts = decoder().components
     assert list(parts.controllers) == ["goodput", "fixed"]
     assert (parts.controller_name, parts.seeded) == ("goodput", "fixed")
-    assert parts.planner("goodput").shared is parts.shared, "what price learns is its own, named or not"
+    assert parts.planner("goodput").shared is parts.shared, (
+        "what price learns is its own, named or not"
+    )
 
 
 @pytest.mark.parametrize("costs", [CHEAP, DEAR])
@@ -49,7 +58,9 @@ def test_a_seed_writes_what_it_writes_under_a_fixed_plan(costs):
     got = write(decoder(costs), seed=3)
     assert got.token_ids == expected.token_ids
     assert got.seed == 3
-    assert [record.num_nodes for record in got.records] == [record.num_nodes for record in expected.records]
+    assert [record.num_nodes for record in got.records] == [
+        record.num_nodes for record in expected.records
+    ]
 
 
 def test_rows_of_one_seed_are_planned_alike():
@@ -61,7 +72,10 @@ def test_rows_of_one_seed_are_planned_alike():
 def test_price_plans_where_there_is_no_text_to_give_again(options):
     """Drafts that cost nothing are longer than a fixed plan's, dear ones are left out."""
     assert max(windows(write(decoder(CHEAP), **options))) > 3
-    assert write(decoder(DEAR), **options).stats.block_efficiency < write(decoder(CHEAP), **options).stats.block_efficiency
+    assert (
+        write(decoder(DEAR), **options).stats.block_efficiency
+        < write(decoder(CHEAP), **options).stats.block_efficiency
+    )
 
 
 def test_only_seeds_that_give_the_text_again_are_told():
@@ -73,15 +87,31 @@ def test_only_seeds_that_give_the_text_again_are_told():
     assert write(decoder(DEAR), seed=again.seed).token_ids == again.token_ids
 
 
-DRAWING_NOTHING = ("ngram", "suffix", "token_recycling", "lookahead", "jacobi", "pool('ngram', 'suffix')")
+DRAWING_NOTHING = (
+    "ngram",
+    "suffix",
+    "token_recycling",
+    "lookahead",
+    "jacobi",
+    "pool('ngram', 'suffix')",
+)
 
 
 @pytest.mark.parametrize(
-    "parts", [*({"drafter": name} for name in DRAWING_NOTHING), {"tree": "chain(4, 'top')"}, {"verifier": "gumbel"}]
+    "parts",
+    [
+        *({"drafter": name} for name in DRAWING_NOTHING),
+        {"tree": "chain(4, 'top')"},
+        {"verifier": "gumbel"},
+    ],
 )
 def test_price_plans_where_a_seed_gives_the_text_whatever_is_drafted(parts):
     cheap, dear = (write(decoder(costs, **parts), seed=3) for costs in (CHEAP, DEAR))
-    assert cheap.token_ids == dear.token_ids == write(decoder(controller="fixed", **parts), seed=3).token_ids
+    assert (
+        cheap.token_ids
+        == dear.token_ids
+        == write(decoder(controller="fixed", **parts), seed=3).token_ids
+    )
     assert [one.plan for one in cheap.records] != [one.plan for one in dear.records]
     assert cheap.seed == 3
 
@@ -92,7 +122,10 @@ def test_price_plans_where_a_seed_gives_the_text_whatever_is_drafted(parts):
         ({}, Fixed(max_depth=3, model_free_depth=0)),
         ({"drafter": "model"}, Fixed(max_depth=3)),
         ({"tree": "chain(5)"}, Fixed(model_free_depth=0)),
-        ({"verifier": "rrs_without_replacement", "tree": "fixed_width((2, 2))"}, Fixed(model_free_depth=0)),
+        (
+            {"verifier": "rrs_without_replacement", "tree": "fixed_width((2, 2))"},
+            Fixed(model_free_depth=0),
+        ),
         ({"drafter": "ngram"}, Fixed()),
     ],
 )
@@ -101,8 +134,14 @@ def test_a_tree_that_was_asked_for_is_drafted_whole(parts, steady):
 
 
 def test_who_drafts_nothing_needs_no_costs():
-    parts = make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none", controller=None)
-    assert (list(parts.controllers), parts.reads, parts.shared.latency) == (["fixed"], frozenset(), None)
+    parts = make_components(
+        TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none", controller=None
+    )
+    assert (list(parts.controllers), parts.reads, parts.shared.latency) == (
+        ["fixed"],
+        frozenset(),
+        None,
+    )
     with pytest.raises(OptionError, match="fixed reads no measured times"):
         make_components(parts.target, drafter="none", controller=None, costs="kept")
 
@@ -158,5 +197,7 @@ def test_a_server_plans_likewise(fields, is_told):
         answer = client.post("/v1/completions", json=asked).json()
     assert (answer["seed"] is not None) is is_told
     if "seed" in fields and is_told:
-        (offline,) = made.generate("once upon", max_new_tokens=20, temperature=1.0, seed=3, ignore_eos=True)
+        (offline,) = made.generate(
+            "once upon", max_new_tokens=20, temperature=1.0, seed=3, ignore_eos=True
+        )
         assert answer["choices"][0]["text"] == offline.text

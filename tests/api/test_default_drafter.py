@@ -1,4 +1,7 @@
-"""What drafts where nobody is named: a lookup beside the draft model, where somebody chooses between them."""
+"""What drafts where nobody is named.
+
+A lookup beside the draft model, where somebody chooses between them.
+"""
 
 import pytest
 
@@ -30,7 +33,9 @@ def components(**settings):
     return make_components(target, draft, costs=costs, **({"controller": None} | settings))
 
 
-@pytest.mark.parametrize("controller", [None, "goodput", "hedge", "linear_selection", ("goodput", "fixed")])
+@pytest.mark.parametrize(
+    "controller", [None, "goodput", "hedge", "linear_selection", ("goodput", "fixed")]
+)
 def test_who_chooses_has_a_choice(controller):
     drafter = components(controller=controller).drafter
     assert isinstance(drafter, PoolDrafter)
@@ -58,7 +63,10 @@ def test_who_does_not_has_the_draft_model(settings):
 def test_without_a_draft_model_there_is_the_text():
     target = TabularModel(RandomTable(VOCAB, 1), VOCAB)
     assert (
-        make_components(target, controller=None, costs=Latency.linear(plain=1.0, node=0.1, draft=0.1)).drafter == NgramDrafter()
+        make_components(
+            target, controller=None, costs=Latency.linear(plain=1.0, node=0.1, draft=0.1)
+        ).drafter
+        == NgramDrafter()
     )
 
 
@@ -69,10 +77,13 @@ def test_what_was_asked_for_goes_to_the_draft_model():
 
 
 @pytest.mark.parametrize(
-    "verifier", ["rrs", "rrs_without_replacement", "target_walk", "block", "traversal", "optimal", "gumbel"]
+    "verifier",
+    ["rrs", "rrs_without_replacement", "target_walk", "block", "traversal", "optimal", "gumbel"],
 )
 def test_every_verifier_decodes(verifier):
-    (result,) = Decoder(components(verifier=verifier)).generate([(0, 1, 2, 0, 1)], max_new_tokens=30, temperature=1.0)
+    (result,) = Decoder(components(verifier=verifier)).generate(
+        [(0, 1, 2, 0, 1)], max_new_tokens=30, temperature=1.0
+    )
     assert result.error is None
     assert len(result.token_ids) == 30
 
@@ -82,15 +93,25 @@ def test_a_seed_is_never_planned_with_lookups():
     (result,) = made.generate([(0, 1, 2, 0, 1)], max_new_tokens=60, temperature=1.0, seed=3)
     assert {record.drafter for record in result.records if record.depth} == {"model"}
     assert not any(record.counterfactuals for record in result.records), "nobody looks at it"
-    expected = Decoder(components(controller="fixed")).generate([(0, 1, 2, 0, 1)], max_new_tokens=60, temperature=1.0, seed=3)
+    expected = Decoder(components(controller="fixed")).generate(
+        [(0, 1, 2, 0, 1)], max_new_tokens=60, temperature=1.0, seed=3
+    )
     assert result.token_ids == expected[0].token_ids
 
 
 @pytest.mark.parametrize("drafter", ["model", "ngram", "none"])
 def test_a_limit_of_lookups_that_nobody_takes_is_refused(drafter):
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2))
-    with pytest.raises(OptionError, match="model_free_depth=2 limits model-free drafters of a pool, and there are none"):
-        make_components(target, draft if drafter == "model" else None, drafter=drafter, controller="fixed(model_free_depth=2)")
+    with pytest.raises(
+        OptionError,
+        match="model_free_depth=2 limits model-free drafters of a pool, and there are none",
+    ):
+        make_components(
+            target,
+            draft if drafter == "model" else None,
+            drafter=drafter,
+            controller="fixed(model_free_depth=2)",
+        )
     with pytest.raises(OptionError, match="model_free_depth must be >= 0"):
         components(drafter="pool('ngram', 'model')", controller="fixed(model_free_depth=-1)")
 

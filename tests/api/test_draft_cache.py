@@ -23,12 +23,15 @@ def test_the_draft_model_has_read_the_committed_text(tree, temperature):
     table = RandomTable(VOCAB, 1)
     draft = TabularModel(table, VOCAB)  # the target's own laws, so that deep paths are accepted
     decoder = Decoder(make_components(TabularModel(table, VOCAB), draft, tree=tree))
-    sessions = decoder.sessions([[0, 1], [2]], max_new_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
+    sessions = decoder.sessions(
+        [[0, 1], [2]], max_new_tokens=40, temperature=temperature, seed=3, ignore_eos=True
+    )
     deepest = 0
     for session in decode(sessions, decoder.components, max_batch_size=2):
         deepest = max(deepest, session.records[-1].num_accepted)
         if session.finish_reason is None:
             read = draft.text(session.context.request_id)
             assert read == session.context.token_ids[: len(read)]
-            assert len(session.context.token_ids) - len(read) <= 2  # the new root, and a leaf that was not read
+            # The new root, and a leaf that was not read.
+            assert len(session.context.token_ids) - len(read) <= 2
     assert deepest >= 2

@@ -1,4 +1,7 @@
-"""GGUF files as targets and drafts: converted once and exactly, with tokenizer and ends of text; refused by name otherwise."""
+"""GGUF files as targets and drafts: converted once and exactly, with tokenizer and ends of text.
+
+Refused by name otherwise.
+"""
 
 import json
 import shutil
@@ -47,7 +50,9 @@ def write(path: Path, *, architecture: str = "llama", words: list[str] | None = 
 
     def add(name: str, *shape: int) -> None:
         values = torch.from_numpy(draws.normal(size=shape).astype(np.float32))
-        writer.add_tensor(name, values.bfloat16().float().numpy() if "attn" in name else values.numpy())
+        writer.add_tensor(
+            name, values.bfloat16().float().numpy() if "attn" in name else values.numpy()
+        )
 
     add("token_embd.weight", len(WORDS), HIDDEN)
     add("output_norm.weight", HIDDEN)
@@ -82,7 +87,9 @@ def path(cache):
 
 def test_weights_are_those_of_the_file(path):
     ours = load_network(path)
-    theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
     assert ours.dtype == torch.float32
     for name, weights in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[name], weights), name
@@ -93,7 +100,9 @@ def test_weights_are_kept_in_the_narrowest_exact_type(path):
 
     with safe_open(Path(resolve(path)) / "model.safetensors", "pt") as file:
         kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  it is no mapping
-    assert {kind for name, kind in kinds.items() if "proj" in name and "self_attn" in name} == {"BF16"}
+    assert {kind for name, kind in kinds.items() if "proj" in name and "self_attn" in name} == {
+        "BF16"
+    }
     assert {kind for name, kind in kinds.items() if "mlp" in name} == {"F32"}
 
 
@@ -108,8 +117,14 @@ def test_the_second_start_reads_what_the_first_wrote(path, monkeypatch):
 
 
 def test_it_decodes_as_target_and_as_draft(path):
-    plain, drafted = monge.load(path, drafter="none"), monge.load(str(path), str(path), tree="chain(3)", controller="fixed")
-    (one,), (other,) = plain.generate("ab a", max_new_tokens=12), drafted.generate("ab a", max_new_tokens=12)
+    plain, drafted = (
+        monge.load(path, drafter="none"),
+        monge.load(str(path), str(path), tree="chain(3)", controller="fixed"),
+    )
+    (one,), (other,) = (
+        plain.generate("ab a", max_new_tokens=12),
+        drafted.generate("ab a", max_new_tokens=12),
+    )
     assert one.token_ids == other.token_ids
     assert other.stats.block_efficiency > 1.5
     assert plain.eos_ids == {2, 3}, "the end of a turn ends a text"
@@ -117,7 +132,9 @@ def test_it_decodes_as_target_and_as_draft(path):
 
 def test_its_chat_template_comes_with_it(path):
     decoder = monge.load(path, drafter="none")
-    assert decoder.encode_chat([{"role": "user", "content": "ab"}]) == tuple(load_tokenizer(path)("ab")["input_ids"])
+    assert decoder.encode_chat([{"role": "user", "content": "ab"}]) == tuple(
+        load_tokenizer(path)("ab")["input_ids"]
+    )
 
 
 def test_what_cannot_be_read_is_refused_by_name(path, tmp_path):
@@ -156,7 +173,9 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch, c
 
 
 def test_a_package_that_is_missing_or_empty(monkeypatch):
-    monkeypatch.setitem(NAMED, "none such", PackagedModel("no-such-package", "pip install no-such-package"))
+    monkeypatch.setitem(
+        NAMED, "none such", PackagedModel("no-such-package", "pip install no-such-package")
+    )
     with pytest.raises(ModelLoadError, match="is not installed; run: pip install no-such-package"):
         monge.load("none such")
     monkeypatch.setitem(NAMED, "no file", PackagedModel("pytest", "pip install pytest"))

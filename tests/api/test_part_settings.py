@@ -25,23 +25,59 @@ from monge.verify.registry import VERIFIERS
         (TREES, "chain(True)", "depth must be int, such as 3; got True"),
         (TREES, "chain(3, children=7)", "children must be str, such as 'iid'; got 7"),
         (TREES, "fixed_width(3)", "widths must be tuple[int, ...], such as (3, 2, 1, 1); got 3"),
-        (TREES, "fixed_width((3, 'a'))", "widths must be tuple[int, ...], such as (3, 2, 1, 1); got (3, 'a')"),
+        (
+            TREES,
+            "fixed_width((3, 'a'))",
+            "widths must be tuple[int, ...], such as (3, 2, 1, 1); got (3, 'a')",
+        ),
         (TREES, "best_first(num_nodes='x')", "num_nodes must be int, such as 16; got 'x'"),
         (TREES, "best_first(num_nodes=4.5)", "num_nodes must be int, such as 16; got 4.5"),
         (TREES, "opt_tree(min_gain='a')", "min_gain must be float, such as 0.2; got 'a'"),
-        (TREES, "sequoia(acceptance=0.5)", "acceptance must be tuple[float, ...], such as (0.6, 0.13, 0.06, 0.03); got 0.5"),
-        (DRAFTERS, "ngram(max_ngram='x')", "drafter 'ngram': max_ngram must be int, such as 16; got 'x'"),
+        (
+            TREES,
+            "sequoia(acceptance=0.5)",
+            "acceptance must be tuple[float, ...], such as (0.6, 0.13, 0.06, 0.03); got 0.5",
+        ),
+        (
+            DRAFTERS,
+            "ngram(max_ngram='x')",
+            "drafter 'ngram': max_ngram must be int, such as 16; got 'x'",
+        ),
         (DRAFTERS, "ngram(max_ngram=2.5)", "max_ngram must be int, such as 16; got 2.5"),
         (DRAFTERS, "token_recycling(keep=1)", "keep must be bool, such as False; got 1"),
-        (DRAFTERS, "head(3)", "drafter 'head': head must be PublishedHead | str | Path | None; got 3"),
-        (DRAFTERS, "layer_skip(99)", "drafter 'layer_skip': layers must be tuple[int, ...] | None; got 99"),
-        (CONTROLLERS, "goodput(max_window='a')", "controller 'goodput': max_window must be int, such as 8; got 'a'"),
-        (CONTROLLERS, "on_the_fly(prior=3)", "prior must be tuple[float | int, float | int], such as (1.5, 0.5); got 3"),
+        (
+            DRAFTERS,
+            "head(3)",
+            "drafter 'head': head must be PublishedHead | str | Path | None; got 3",
+        ),
+        (
+            DRAFTERS,
+            "layer_skip(99)",
+            "drafter 'layer_skip': layers must be tuple[int, ...] | None; got 99",
+        ),
+        (
+            CONTROLLERS,
+            "goodput(max_window='a')",
+            "controller 'goodput': max_window must be int, such as 8; got 'a'",
+        ),
+        (
+            CONTROLLERS,
+            "on_the_fly(prior=3)",
+            "prior must be tuple[float | int, float | int], such as (1.5, 0.5); got 3",
+        ),
         (CONTROLLERS, "fsm(first='x')", "first must be int, such as 4; got 'x'"),
         (CONTROLLERS, "cached_fsm(machine=3)", "such as (4, 1, 1, 1, 8); got 3"),
         (CONTROLLERS, "cached_fsm(machine=(4, 1))", "such as (4, 1, 1, 1, 8); got (4, 1)"),
-        (CONTROLLERS, "confidence_threshold(threshold='x')", "threshold must be float | int, such as 0.4; got 'x'"),
-        (VERIFIERS, "canonical(size='a')", "verifier 'canonical': size must be int, such as 5; got 'a'"),
+        (
+            CONTROLLERS,
+            "confidence_threshold(threshold='x')",
+            "threshold must be float | int, such as 0.4; got 'x'",
+        ),
+        (
+            VERIFIERS,
+            "canonical(size='a')",
+            "verifier 'canonical': size must be int, such as 5; got 'a'",
+        ),
         (VERIFIERS, "layer(inner=3)", "inner must be FlowRule | str | None; got 3"),
         (VERIFIERS, "optimal(bins='x')", "bins must be int | None; got 'x'"),
     ],
@@ -80,7 +116,9 @@ def test_what_the_engine_provides_is_no_setting_of_the_users():
 def test_values_of_the_declared_type_are_kept():
     assert TREES.parse("fixed_width([2, 1])") == FixedWidth((2, 1))
     assert TREES.make("chain", depth=2) == Chain(2)
-    assert CONTROLLERS.parse("confidence_threshold(threshold=1)") == CONTROLLERS.make("confidence_threshold", threshold=1)
+    assert CONTROLLERS.parse("confidence_threshold(threshold=1)") == CONTROLLERS.make(
+        "confidence_threshold", threshold=1
+    )
     assert CONTROLLERS.parse("fixed(max_depth=None)") == CONTROLLERS.make("fixed")
 
 
@@ -100,7 +138,11 @@ class Fragile:
 
 def test_what_a_part_refuses_names_part_setting_and_value():
     room = Registry("toy", {"fragile": Fragile})
-    with pytest.raises(OptionError, match=r"toy 'fragile' cannot be made with size=3: no such size"):
+    with pytest.raises(
+        OptionError,
+        match=r"toy 'fragile' cannot be made with size=3: no such "
+        r"size",
+    ):
         room.parse("fragile(size=3)")
     with pytest.raises(MongeError, match=r"^too large$"):
         room.parse("fragile(size=2)")

@@ -6,14 +6,25 @@ from monge.api import load
 from monge.cli.serve import _say
 from tests.bench.tiny import save_pair
 
-PROMPTS = [[5, 6, 7, 8, 9], [40, 41], [300, 7, 300], [9] * 20, [1, 2, 3], [77], [8, 8, 8], [12, 13, 14, 15]]
+PROMPTS = [
+    [5, 6, 7, 8, 9],
+    [40, 41],
+    [300, 7, 300],
+    [9] * 20,
+    [1, 2, 3],
+    [77],
+    [8, 8, 8],
+    [12, 13, 14, 15],
+]
 OPTIONS = {"max_new_tokens": 24, "temperature": 1.0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def decoders():
     """Of the built-in pair: in bfloat16 seven of eight texts differ alone and in a crowd."""
-    return {dtype: load(dtype=dtype, controller="fixed") for dtype in ("float32", "bfloat16", "float16")}
+    return {
+        dtype: load(dtype=dtype, controller="fixed") for dtype in ("float32", "bfloat16", "float16")
+    }
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -29,7 +40,9 @@ def test_a_told_seed_gives_the_text_of_a_crowd_alone(decoders, dtype):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("dtype", "seed"), [("float32", 3), ("bfloat16", None), ("float16", None)])
 def test_seeds_are_told_in_float32_and_not_below(decoders, dtype, seed, temperature):
-    (result,) = decoders[dtype].generate([PROMPTS[0]], seed=3, **OPTIONS | {"temperature": temperature})
+    (result,) = decoders[dtype].generate(
+        [PROMPTS[0]], seed=3, **OPTIONS | {"temperature": temperature}
+    )
     assert result.seed == seed
 
 

@@ -19,13 +19,18 @@ def resized(size: int) -> ResizedVocabulary:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(("tree", "verifier"), [("chain(2)", "single_draft"), ("fixed_width((2,))", "rrs_without_replacement")])
+@pytest.mark.parametrize(
+    ("tree", "verifier"),
+    [("chain(2)", "single_draft"), ("fixed_width((2,))", "rrs_without_replacement")],
+)
 def test_padding_does_not_change_the_law(size, tree, verifier):
     case = Case(horizon=2, max_new_tokens=3)
     target = TabularModel(RandomTable(VOCAB, 1), VOCAB)
 
     def components():
-        return make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), resized(size), tree=tree, verifier=verifier)
+        return make_components(
+            TabularModel(RandomTable(VOCAB, 1), VOCAB), resized(size), tree=tree, verifier=verifier
+        )
 
     assert law_error(output_law(components, case), target_law(target, case)) < 1e-12
 

@@ -1,4 +1,7 @@
-"""Arguments of the wrong type, as a program meets them: without the type checker that these tests run under."""
+"""Arguments of the wrong type, as a program meets them.
+
+Without the type checker that these tests run under.
+"""
 
 import json
 import subprocess
@@ -30,17 +33,30 @@ _REFUSED: Final = (
     ("b'ab'", "{}", "prompts must be text, token ids or a list of either; got bytes"),
     ("[b'ab']", "{}", "prompt: bytes is neither text nor token ids; give a str or whole numbers"),
     ("7", "{}", "prompts must be text, token ids or a list of either; got int"),
-    ("[[0, 1], None]", "{}", "prompt: NoneType is neither text nor token ids; give a str or whole numbers"),
+    (
+        "[[0, 1], None]",
+        "{}",
+        "prompt: NoneType is neither text nor token ids; give a str or whole numbers",
+    ),
     ("[1.7]", "{}", "prompt: token ids must be whole numbers; got 1.7 at place 0"),
     ("[[0, 1.7]]", "{}", "prompt: token ids must be whole numbers; got 1.7 at place 1"),
     ("[[0, True]]", "{}", "prompt: token ids must be whole numbers; got True at place 1"),
     ("[['a']]", "{}", "prompt: token ids must be whole numbers; got 'a' at place 0"),
     ("torch.tensor([0.5])", "{}", "prompt: token ids must be whole numbers; got 0.5 at place 0"),
-    ("[1, [2]]", "{}", "prompts: token ids stand beside other prompts; put the ids of each prompt into a list of their own"),
+    (
+        "[1, [2]]",
+        "{}",
+        "prompts: token ids stand beside other prompts; put the ids of each prompt "
+        "into a list of their own",
+    ),
     ("[[0, 1]]", "{'max_new_tokens': 2.5}", "max_new_tokens must be a whole number; got 2.5"),
     ("[[0, 1]]", "{'max_new_tokens': True}", "max_new_tokens must be a whole number; got True"),
     ("[[0, 1]]", "{'max_new_tokens': '3'}", "max_new_tokens must be a whole number; got '3'"),
-    ("[[0, 1]]", "{'seed': 1.5}", "seed must be a whole number of at least -2^63 and less than 2^64; got 1.5"),
+    (
+        "[[0, 1]]",
+        "{'seed': 1.5}",
+        "seed must be a whole number of at least -2^63 and less than 2^64; got 1.5",
+    ),
 )
 _TAKEN: Final = (
     ("[[0, 1]]", "{}"),
@@ -59,7 +75,9 @@ _TAKEN: Final = (
 def said() -> list[object]:
     """What became of every case, in order."""
     cases = json.dumps([*(case[:2] for case in _REFUSED), *_TAKEN])
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], input=cases, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], input=cases, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -81,6 +81,8 @@ def test_docstring_examples_run(module):
         pytest.skip("importing it runs the command line")
     if name_of(module) in HOSTS:
         pytest.importorskip(HOSTS[name_of(module)])
-    dotted = ".".join(("monge", *module.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+    dotted = ".".join(("monge", *module.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    )
     result = doctest.testmod(importlib.import_module(dotted))
     assert result.failed == 0

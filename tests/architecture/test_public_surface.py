@@ -38,14 +38,20 @@ def test_promised_names():
 
 def test_nothing_leaks():
     names = {
-        name for name, value in vars(monge).items() if not name.startswith("_") and not isinstance(value, types.ModuleType)
+        name
+        for name, value in vars(monge).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
     assert names <= set(monge.__all__)
 
 
 def test_public_names_are_documented():
     parts = [getattr(monge, name) for name in monge.__all__]
-    silent = [part.__qualname__ for part in parts if isinstance(part, type | types.FunctionType) and not part.__doc__]
+    silent = [
+        part.__qualname__
+        for part in parts
+        if isinstance(part, type | types.FunctionType) and not part.__doc__
+    ]
     assert silent == []
 
 
@@ -55,7 +61,10 @@ def test_nobody_inside_uses_the_front_door(module):
 
 
 def test_front_door_imports_are_found():
-    assert front_door_imports("import monge\nfrom monge import load\nimport monge.core.law\n") == ["line 1", "line 2"]
+    assert front_door_imports("import monge\nfrom monge import load\nimport monge.core.law\n") == [
+        "line 1",
+        "line 2",
+    ]
 
 
 def test_types_are_shipped():

@@ -1,4 +1,7 @@
-"""Shapes and dtypes are checked while tests run: a switch that is off by mistake would prove nothing."""
+"""Shapes and dtypes are checked while tests run.
+
+A switch that is off by mistake would prove nothing.
+"""
 
 import jaxtyping
 import pytest

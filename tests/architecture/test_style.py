@@ -1,4 +1,7 @@
-"""House rules that no linter knows: no bare epsilons, no orphaned TODO, no print outside the rooms that talk."""
+"""House rules that no linter knows.
+
+No bare epsilons, no orphaned TODO, no print outside the rooms that talk.
+"""
 
 import ast
 import re
@@ -19,7 +22,12 @@ def bare_epsilons(name: str, source: str) -> list[str]:
     if not name.startswith(EXACT_ROOMS):
         return []
     tree = ast.parse(source)
-    named = {id(part) for statement in tree.body if is_constant(statement) for part in ast.walk(statement)}
+    named = {
+        id(part)
+        for statement in tree.body
+        if is_constant(statement)
+        for part in ast.walk(statement)
+    }
     return [
         f"{name}:{node.lineno}: {node.value!r} needs a name and a bound on what it costs"
         for node in ast.walk(tree)
@@ -44,7 +52,11 @@ def is_constant(statement: ast.stmt) -> bool:
 def orphaned_todos(name: str, source: str) -> list[str]:
     """Notes to oneself that name no issue."""
     lines = enumerate(source.splitlines(), start=1)
-    return [f"{name}:{number}: write TODO(#issue), or do it" for number, line in lines if TODO.search(line)]
+    return [
+        f"{name}:{number}: write TODO(#issue), or do it"
+        for number, line in lines
+        if TODO.search(line)
+    ]
 
 
 def prints(name: str, source: str) -> list[str]:
@@ -54,7 +66,9 @@ def prints(name: str, source: str) -> list[str]:
     return [
         f"{name}:{node.lineno}: print"
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
     ]
 
 

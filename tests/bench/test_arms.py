@@ -22,7 +22,11 @@ def call(pair, texts, temperature=0.0, seed=0):
 
 @pytest.fixture(scope="module")
 def plain(tiny_pair):
-    return HostArm(name="transformers", family="plain").decode(tiny_pair, call(tiny_pair, ["The sea was calm"])).token_ids
+    return (
+        HostArm(name="transformers", family="plain")
+        .decode(tiny_pair, call(tiny_pair, ["The sea was calm"]))
+        .token_ids
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +66,19 @@ def test_an_arm_runs_its_draft_model_in_its_own_way(tiny_pair, plain):
     arm.decode(tiny_pair, asked)
     assert arm.kept.draft is made, "the network is made once"
     for drafter in ("ngram", "none"):
-        with pytest.raises(OptionError, match=f"draft_backend says how a draft model runs, and '{drafter}' has none"):
+        with pytest.raises(
+            OptionError,
+            match=f"draft_backend says how a draft model runs, and '{drafter}' has none",
+        ):
             named_arm(f"own: draft_backend=eager, drafter={drafter}").decode(tiny_pair, asked)
 
 
 def test_batches_of_ragged_prompts_agree(tiny_pair, plain):
     asked = call(tiny_pair, ["The sea was calm", "A", "Question: why is this one so much longer?"])
-    host, ours = (arm.decode(tiny_pair, asked).token_ids for arm in (HostArm(name="h", family="plain"), MongeArm(name="m")))
+    host, ours = (
+        arm.decode(tiny_pair, asked).token_ids
+        for arm in (HostArm(name="h", family="plain"), MongeArm(name="m"))
+    )
     assert host == ours
     assert host[0] == plain[0]
 
@@ -77,7 +87,10 @@ def test_batches_of_ragged_prompts_agree(tiny_pair, plain):
 def test_sampled_arms_have_full_length_and_follow_their_seed(tiny_pair, arms):
     for arm in arms:
         first, again, other = (
-            arm.decode(tiny_pair, call(tiny_pair, ["The sea"], temperature=1.0, seed=seed)).token_ids for seed in (1, 1, 2)
+            arm.decode(
+                tiny_pair, call(tiny_pair, ["The sea"], temperature=1.0, seed=seed)
+            ).token_ids
+            for seed in (1, 1, 2)
         )
         assert first == again, arm.name
         assert first != other, arm.name
@@ -87,7 +100,8 @@ def test_sampled_arms_have_full_length_and_follow_their_seed(tiny_pair, arms):
 def test_end_of_text_token_does_not_shorten_any_arm(tiny_paths):
     pair = load_pair(*tiny_paths)
     with torch.no_grad():
-        pair.target.model.norm.weight.zero_()  # equal logits: the first token, which ends the text, is the greedy one
+        # Equal logits: the first token, which ends the text, is the greedy one.
+        pair.target.model.norm.weight.zero_()
     for arm in [*host_arms(pair, TUNED), *usual_arms()]:
         tokens = arm.decode(pair, call(pair, ["The sea"], temperature=0.0)).token_ids
         assert tokens == ((0,) * 12,), arm.name
@@ -104,8 +118,15 @@ def test_assistant_settings_do_not_leak_into_the_next_arm(tiny_pair):
 
 def test_tuning_tries_every_candidate(tiny_pair):
     prompts = call(tiny_pair, ["The sea"]).prompt_ids
-    best, tried = tune_assistant(tiny_pair, prompts, counts=(1, 4), temperatures=(0.0, 1.0), max_new_tokens=6, seed=0)
-    assert [(entry["temperature"], entry["num_assistant_tokens"]) for entry in tried] == [(0, 1), (0, 4), (1, 1), (1, 4)]
+    best, tried = tune_assistant(
+        tiny_pair, prompts, counts=(1, 4), temperatures=(0.0, 1.0), max_new_tokens=6, seed=0
+    )
+    assert [(entry["temperature"], entry["num_assistant_tokens"]) for entry in tried] == [
+        (0, 1),
+        (0, 4),
+        (1, 1),
+        (1, 4),
+    ]
     for temperature, options in best.items():
         mine = [entry for entry in tried if entry["temperature"] == temperature]
         fastest = max(mine, key=lambda entry: entry["tokens_per_s"])
@@ -119,7 +140,8 @@ def test_target_alone_has_no_assisted_arm(tiny_paths):
     assert not [name for name in names if "chain" in name]
     asked = call(pair, ["The sea"])
     assert (
-        MongeArm(name=DEFAULT).decode(pair, asked).token_ids == HostArm(name="h", family="plain").decode(pair, asked).token_ids
+        MongeArm(name=DEFAULT).decode(pair, asked).token_ids
+        == HostArm(name="h", family="plain").decode(pair, asked).token_ids
     )
     with pytest.raises(OptionError, match="needs a draft model"):
         HostArm(name="a", family="assisted", assistant={}).decode(pair, asked)
@@ -143,13 +165,23 @@ def test_a_head_stands_where_a_draft_model_would(head_pair, plain):
 
 @pytest.mark.parametrize(
     "drafter",
-    ["head", "pool('ngram', 'head')", "suffix", "token_recycling", "lookahead", "jacobi", "layer_skip(num_layers=1)"],
+    [
+        "head",
+        "pool('ngram', 'head')",
+        "suffix",
+        "token_recycling",
+        "lookahead",
+        "jacobi",
+        "layer_skip(num_layers=1)",
+    ],
 )
 def test_every_drafter_makes_an_arm(head_pair, plain, drafter):
     arm = named_arm(f"mine: drafter={drafter}")
     asked = call(head_pair, ["The sea was calm"])
     first, again = (arm.decode(head_pair, asked) for _ in range(2))
     assert first.token_ids == again.token_ids == plain
-    assert (arm.kept.components is None) == (drafter in {"suffix", "token_recycling", "lookahead", "jacobi"})
+    assert (arm.kept.components is None) == (
+        drafter in {"suffix", "token_recycling", "lookahead", "jacobi"}
+    )
     # The other arms' target keeps no hidden states for this one, and is not asked for any.
     assert head_pair.target_model.features(0) is None

@@ -12,7 +12,11 @@ from monge.bench.usual_arms import QUICK_ASSISTANT_TOKENS, plain_arm, usual_arms
 from monge.core.errors import OptionError
 from monge.prompts import Prompt
 
-PROMPTS = (Prompt(task="a", text="The sea was"), Prompt(task="a", text="Once"), Prompt(task="b", text="Question: why?"))
+PROMPTS = (
+    Prompt(task="a", text="The sea was"),
+    Prompt(task="a", text="Once"),
+    Prompt(task="b", text="Question: why?"),
+)
 
 
 class Counter:
@@ -33,7 +37,12 @@ class Counter:
 def outcome(tiny_pair):
     settings = Settings(max_new_tokens=8, repeats=2, batch_sizes=(1, 2))
     return compare(
-        tiny_pair, PROMPTS, settings, ours=usual_arms(), assistant_tokens=QUICK_ASSISTANT_TOKENS, watch=Counter().watch()
+        tiny_pair,
+        PROMPTS,
+        settings,
+        ours=usual_arms(),
+        assistant_tokens=QUICK_ASSISTANT_TOKENS,
+        watch=Counter().watch(),
     )
 
 
@@ -61,7 +70,9 @@ def test_arms(outcome):
 
 
 def test_greedy_arms_decode_the_same_text(outcome):
-    shares = {arm["same_as_plain_share"] for arm in outcome.document["arms"] if arm["failure"] is None}
+    shares = {
+        arm["same_as_plain_share"] for arm in outcome.document["arms"] if arm["failure"] is None
+    }
     assert shares == {1.0, None}
 
 
@@ -70,7 +81,9 @@ def test_settings_models_and_provenance_stand_beside_the_numbers(outcome, tiny_p
     assert document["models"] == {"target": tiny_paths[0], "draft": tiny_paths[1]}
     assert document["settings"]["max_new_tokens"] == 8
     assert [prompt["task"] for prompt in document["prompts"]] == ["a", "a", "b"]
-    assert {"argv", "commit", "dirty", "versions", "device", "num_threads", "time_utc"} <= set(document["provenance"])
+    assert {"argv", "commit", "dirty", "versions", "device", "num_threads", "time_utc"} <= set(
+        document["provenance"]
+    )
     assert {entry["num_assistant_tokens"] for entry in document["assisted_tuning"]} == {2, 5}
 
 
@@ -89,14 +102,23 @@ def test_folder_that_cannot_be_written(outcome, tmp_path):
 def test_progress_is_announced_call_by_call(tiny_pair):
     counter = Counter()
     settings = Settings(max_new_tokens=4, repeats=1, batch_sizes=(1,), temperatures=(0.0,))
-    compare(tiny_pair, PROMPTS[:1], settings, ours=usual_arms(), assistant_tokens=QUICK_ASSISTANT_TOKENS, watch=counter.watch())
+    compare(
+        tiny_pair,
+        PROMPTS[:1],
+        settings,
+        ours=usual_arms(),
+        assistant_tokens=QUICK_ASSISTANT_TOKENS,
+        watch=counter.watch(),
+    )
     assert counter.expected == len(counter.steps) == 7 * 2
 
 
 def test_named_arms_only(tiny_pair):
     settings = Settings(max_new_tokens=4, repeats=2, batch_sizes=(1,), temperatures=(0.0,))
     ours, counter = with_named([plain_arm()], ["mine: controller=goodput"]), Counter()
-    document = compare(tiny_pair, PROMPTS[:1], settings, ours=ours, assistant_tokens=(), watch=counter.watch()).document
+    document = compare(
+        tiny_pair, PROMPTS[:1], settings, ours=ours, assistant_tokens=(), watch=counter.watch()
+    ).document
     assert [arm["arm"] for arm in document["arms"]] == ["monge none", "mine"]
     assert counter.expected == len(counter.steps) == 2 * 3  # nothing of the host is tuned
     assert document["assisted_tuning"] == []

@@ -14,9 +14,16 @@ from monge.prompts import Prompt, encode, interleaved, shipped
 
 
 def test_named_arm():
-    arm = named_arm("price, wide: tree=fixed_width((2, 1)), controller=goodput(max_window=4), draft_temperature=0.5")
+    arm = named_arm(
+        "price, wide: tree=fixed_width((2, 1)), controller=goodput(max_window=4), "
+        "draft_temperature=0.5"
+    )
     assert arm.name == "price, wide"
-    expected = {"tree": "fixed_width((2, 1))", "controller": "goodput(max_window=4)", "draft_temperature": 0.5}
+    expected = {
+        "tree": "fixed_width((2, 1))",
+        "controller": "goodput(max_window=4)",
+        "draft_temperature": 0.5,
+    }
     assert arm.settings == expected
     assert "latency" in arm.reads
     assert named_arm("mine:").settings == {}
@@ -57,7 +64,10 @@ def test_two_arms_of_one_name_are_refused():
 def measurements(tiny_pair):
     settings = Settings(max_new_tokens=8, repeats=2, batch_sizes=(1, 2))
     prompts = tuple(encode(tiny_pair.tokenizer, text) for text in ("The sea was", "Once"))
-    texts = ("mine: controller=goodput", "never: controller=goodput, tree=best_first, verifier=single_draft")
+    texts = (
+        "mine: controller=goodput",
+        "never: controller=goodput, tree=best_first, verifier=single_draft",
+    )
     arms = with_named([MongeArm(name=NONE, settings={"drafter": "none"})], texts)
     return measure(tiny_pair, arms, prompts, settings, on_call=lambda name: None)
 
@@ -73,26 +83,41 @@ def test_costs_are_measured_once_and_apart(measurements):
     for measurement in mine:
         latency = arm.kept.shared_states[measurement.temperature, measurement.batch_size].latency
         assert latency is not None
-        assert latency.as_dict() != arm.kept.latency.as_dict(), "the measured rounds corrected a copy"
+        assert latency.as_dict() != arm.kept.latency.as_dict(), (
+            "the measured rounds corrected a copy"
+        )
     records = [arm_record(measurement, measurements) for measurement in mine]
-    assert all(record["prepare_s"] > 0 and record["ratio_to_none"]["median"] > 0 for record in records)
+    assert all(
+        record["prepare_s"] > 0 and record["ratio_to_none"]["median"] > 0 for record in records
+    )
 
 
 def test_the_slowest_adaptive_arm_is_named(measurements):
     slowest = slowest_adaptive(measurements)
     assert slowest is not None
     ratios = {
-        (record["arm"], record["temperature"], record["batch_size"]): record["ratio_to_none"]["median"]
+        (record["arm"], record["temperature"], record["batch_size"]): record["ratio_to_none"][
+            "median"
+        ]
         for record in (arm_record(measurement, measurements) for measurement in measurements)
         if record["arm"] == "mine"
     }
     assert slowest["ratio_to_faster_plain"] == min(ratios.values())
-    assert ratios[slowest["arm"], slowest["temperature"], slowest["batch_size"]] == min(ratios.values())
-    assert slowest_adaptive([measurement for measurement in measurements if measurement.arm.name == NONE]) is None
+    assert ratios[slowest["arm"], slowest["temperature"], slowest["batch_size"]] == min(
+        ratios.values()
+    )
+    assert (
+        slowest_adaptive(
+            [measurement for measurement in measurements if measurement.arm.name == NONE]
+        )
+        is None
+    )
 
 
 def test_arm_that_cannot_be_prepared_has_no_numbers(measurements):
-    reasons = {measurement.failure for measurement in measurements if measurement.arm.name == "never"}
+    reasons = {
+        measurement.failure for measurement in measurements if measurement.arm.name == "never"
+    }
     assert len(reasons) == 1
     assert str(reasons.pop()).startswith("ProposalMismatchError")
 
@@ -103,7 +128,12 @@ def test_useless_draft_is_useless_and_changes_no_text(tiny_paths):
     rates, texts = [], []
     for useless in (False, True):
         pair = load_pair(target, target, useless_draft=useless)
-        call = Call(prompt_ids=(encode(pair.tokenizer, "The sea was"),), max_new_tokens=24, temperature=0.0, seed=0)
+        call = Call(
+            prompt_ids=(encode(pair.tokenizer, "The sea was"),),
+            max_new_tokens=24,
+            temperature=0.0,
+            seed=0,
+        )
         output = MongeArm(name="m", settings={"controller": "fixed"}).decode(pair, call)
         rates.append(sum(record.num_accepted for record in output.records) / len(output.records))
         texts.append(output.token_ids)

@@ -42,7 +42,9 @@ def measured(arm, seconds, temperature=0.0, records=(), completion=tuple(range(3
 
 
 def assisted(name):
-    return HostArm(name=name, family="assisted", assistant={0.0: {"num_assistant_tokens": 2}}, max_batch_size=1)
+    return HostArm(
+        name=name, family="assisted", assistant={0.0: {"num_assistant_tokens": 2}}, max_batch_size=1
+    )
 
 
 @pytest.fixture
@@ -53,7 +55,9 @@ def measurements():
             measured(HostArm(name="transformers", family="plain"), (4.0, 8.0), temperature),
             measured(assisted("transformers assisted"), (3.0, 7.0), temperature),
             measured(assisted("transformers assisted tuned"), (2.0, 4.0), temperature),
-            measured(MongeArm(name="monge"), (1.0 * speed, 2.0 * speed), temperature, [step(1), step(3)]),
+            measured(
+                MongeArm(name="monge"), (1.0 * speed, 2.0 * speed), temperature, [step(1), step(3)]
+            ),
         ]
     return rows
 
@@ -136,19 +140,30 @@ def test_rounds_are_written_raw(measurements, tmp_path):
 def test_plots(measurements, tmp_path):
     records = [arm_record(measurement, measurements) for measurement in measurements]
     files = write_plots(records, tmp_path)
-    assert [file.name for file in files] == ["tokens_per_s.png", "round_time.png", "acceptance_by_depth.png"]
+    assert [file.name for file in files] == [
+        "tokens_per_s.png",
+        "round_time.png",
+        "acceptance_by_depth.png",
+    ]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
 
 
 def test_nothing_to_plot(measurements, tmp_path):
     for measurement in measurements:
         measurement.fail("RuntimeError: broken")
-    assert write_plots([arm_record(measurement, measurements) for measurement in measurements], tmp_path) == []
+    assert (
+        write_plots(
+            [arm_record(measurement, measurements) for measurement in measurements], tmp_path
+        )
+        == []
+    )
 
 
 def git(folder, *arguments):
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+    subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True
+    )
 
 
 def test_commit_and_dirt(tmp_path):

@@ -39,19 +39,27 @@ class Scripted(Arm):
 
 def run(tiny_pair, arms, **settings):
     defaults = {"max_new_tokens": 20, "repeats": 2, "temperatures": (0.0,), "batch_sizes": (1,)}
-    return measure(tiny_pair, arms, PROMPTS, Settings(**(defaults | settings)), on_call=lambda name: None)
+    return measure(
+        tiny_pair, arms, PROMPTS, Settings(**(defaults | settings)), on_call=lambda name: None
+    )
 
 
 def test_arms_take_turns_in_rotating_order(tiny_pair):
     log = []
     run(tiny_pair, [Scripted(name=name, log=log) for name in "abc"])
     names = "".join(name for name, _ in log)
-    assert names == "abc" + "abc" + "bca" + "cab" + "bca" + "cab" + "abc"  # warm-up, then two repeats of three prompts
+    # Warm-up, then two repeats of three prompts.
+    assert names == "abc" + "abc" + "bca" + "cab" + "bca" + "cab" + "abc"
 
 
 def test_all_arms_get_the_same_calls(tiny_pair):
     log = []
-    run(tiny_pair, [Scripted(name=name, log=log) for name in "ab"], temperatures=(0.0, 1.0), batch_sizes=(1, 2))
+    run(
+        tiny_pair,
+        [Scripted(name=name, log=log) for name in "ab"],
+        temperatures=(0.0, 1.0),
+        batch_sizes=(1, 2),
+    )
     calls = {arm: sorted(repr(call) for name, call in log if name == arm) for arm in "ab"}
     assert calls["a"] == calls["b"]
     seeds = {call.seed for _, call in log}
@@ -68,7 +76,9 @@ def test_warm_up_is_not_counted(tiny_pair):
     assert measurement.tokens_per_s == tuple(60 / seconds for seconds in measurement.seconds)
 
 
-@pytest.mark.parametrize("error", [OptionError, RuntimeError, ValueError, IndexError, NotImplementedError])
+@pytest.mark.parametrize(
+    "error", [OptionError, RuntimeError, ValueError, IndexError, NotImplementedError]
+)
 @pytest.mark.parametrize("at", [0, 3])
 def test_failed_arm_has_a_reason_and_no_numbers(tiny_pair, error, at):
     log = []
@@ -91,7 +101,8 @@ def test_short_output_is_a_failure(tiny_pair):
     (measurement,) = run(tiny_pair, [Scripted(name="a", log=[], missing=1)])
     assert (
         measurement.failure
-        == f"gave {WARM_UP_TOKENS - 1} tokens where {WARM_UP_TOKENS} were asked for, so it cannot be compared"
+        == f"gave {WARM_UP_TOKENS - 1} tokens where {WARM_UP_TOKENS} were asked for, so it cannot "
+        "be compared"
     )
 
 
@@ -106,7 +117,11 @@ def test_batch_that_an_arm_cannot_take_is_not_tried(tiny_pair):
 @pytest.mark.parametrize("clock", ["wall", "cpu"])
 def test_seconds_are_those_of_the_clock(tiny_pair, clock, monkeypatch):
     ticks = iter(range(100))
-    monkeypatch.setattr(runner, "CLOCKS", {"wall": lambda: 0.0, "cpu": lambda: 0.0} | {clock: lambda: float(next(ticks))})
+    monkeypatch.setattr(
+        runner,
+        "CLOCKS",
+        {"wall": lambda: 0.0, "cpu": lambda: 0.0} | {clock: lambda: float(next(ticks))},
+    )
     (measurement,) = run(tiny_pair, [Scripted(name="a", log=[])], clock=clock)
     assert measurement.seconds == [3.0, 3.0]  # a tick passes in each call
 
@@ -142,7 +157,9 @@ def test_number_of_calls(tiny_pair):
     assert num_calls(arms, PROMPTS, settings) == len(log)
 
 
-@pytest.mark.parametrize("wrong", [{"repeats": 0}, {"max_new_tokens": 0}, {"batch_sizes": (0,)}, {"batch_sizes": ()}])
+@pytest.mark.parametrize(
+    "wrong", [{"repeats": 0}, {"max_new_tokens": 0}, {"batch_sizes": (0,)}, {"batch_sizes": ()}]
+)
 def test_bad_settings(wrong):
     with pytest.raises(MongeError, match="at least 1"):
         Settings(**wrong)

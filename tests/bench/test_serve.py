@@ -19,7 +19,9 @@ from tests.serve.served import live, toy_app
 
 
 def spec(steps, accepted):
-    return {"speculative_decoding": {"num_spec_steps": steps, "num_accepted_draft_tokens": accepted}}
+    return {
+        "speculative_decoding": {"num_spec_steps": steps, "num_accepted_draft_tokens": accepted}
+    }
 
 
 def test_figures():
@@ -61,7 +63,10 @@ def test_a_reply_holds_what_the_server_said():
 
 
 def test_a_server_that_does_not_start_says_why():
-    with pytest.raises(MongeError, match="did not start: .*no folder './missing'"), running(["./missing"]):
+    with (
+        pytest.raises(MongeError, match="did not start: .*no folder './missing'"),
+        running(["./missing"]),
+    ):
         pytest.fail("it is running")
 
 
@@ -78,8 +83,14 @@ def test_settings_that_cannot_be():
         (["--beside", "x: serve"], "has {port} where the port goes"),
         (["--beside", "x: https://h:1"], "named as http://host:port"),
         (["--beside", "on: http://h:1"], "name every server once"),
-        (["--fields", "x: {}"], "--fields 'x': no server has this name; there are off, on, adaptive"),
-        (["--beside", "x: http://h:1", "--fields", "x: [1]"], "a JSON object is expected; got '[1]'"),
+        (
+            ["--fields", "x: {}"],
+            "--fields 'x': no server has this name; there are off, on, adaptive",
+        ),
+        (
+            ["--beside", "x: http://h:1", "--fields", "x: [1]"],
+            "a JSON object is expected; got '[1]'",
+        ),
     ],
     ids=" ".join,
 )
@@ -134,8 +145,26 @@ def test_another_engine_is_asked_in_its_own_words(tmp_path, monkeypatch):
     result = CliRunner().invoke(
         app,
         [
-            *("bench", "serve", "--concurrency", "2", "--requests", "1", "--max-tokens", "6", "--repeats", "1"),
-            *("--arm", "off:", "--beside", f"other: {sys.executable} {other} {{port}}", "--out", str(tmp_path)),
+            *(
+                "bench",
+                "serve",
+                "--concurrency",
+                "2",
+                "--requests",
+                "1",
+                "--max-tokens",
+                "6",
+                "--repeats",
+                "1",
+            ),
+            *(
+                "--arm",
+                "off:",
+                "--beside",
+                f"other: {sys.executable} {other} {{port}}",
+                "--out",
+                str(tmp_path),
+            ),
             *("--fields", 'other: {"ignore_eos": null, "generation_config": "never ends"}'),
         ],
     )
@@ -151,10 +180,16 @@ def test_another_engine_is_asked_in_its_own_words(tmp_path, monkeypatch):
 
 def test_another_engine_that_does_not_start_says_why(monkeypatch):
     ends = f"{sys.executable} -c 'raise SystemExit(\"no such model\")' {{port}}"
-    for where, message in ((ends, "ended with status 1: no such model"), ("./missing {port}", "cannot be started")):
+    for where, message in (
+        (ends, "ended with status 1: no such model"),
+        ("./missing {port}", "cannot be started"),
+    ):
         with pytest.raises(MongeError, match=message), running_beside(Beside(where=where), ()):
             pytest.fail("it is running")
-    with pytest.raises(MongeError, match="nothing answers"), running_beside(Beside(where="http://127.0.0.1:1"), ()):
+    with (
+        pytest.raises(MongeError, match="nothing answers"),
+        running_beside(Beside(where="http://127.0.0.1:1"), ()),
+    ):
         pytest.fail("it is running")
 
 
@@ -179,7 +214,14 @@ def test_each_repeat_begins_with_another_server_and_all_repeats_make_one_ratio(m
     monkeypatch.setattr(bench, "_load", load)
     settings = LoadSettings(concurrency=(1, 2), repeats=3, server=())
     document = measure({"slow": ("slow",), "fast": ("fast",)}, ["text"], settings)
-    assert [name for name, clients in order[2:] if clients == 1] == ["slow", "fast", "fast", "slow", "slow", "fast"]
+    assert [name for name, clients in order[2:] if clients == 1] == [
+        "slow",
+        "fast",
+        "fast",
+        "slow",
+        "slow",
+        "fast",
+    ]
     assert [(cell["concurrency"], cell["arm"]) for cell in document["cells"]] == [
         (1, "slow"), (1, "fast"), (2, "slow"), (2, "fast"),
     ]  # fmt: skip
@@ -201,7 +243,9 @@ def test_arms_that_are_started_alike_share_a_server(monkeypatch):
     monkeypatch.setattr(bench, "_load", load)
     fields = {"off": {"speculation": False}}
     settings = LoadSettings(concurrency=(1,), repeats=1, server=())
-    document = measure({"off": ("a",), "on": ("a",), "other": ("b",)}, ["text"], settings, fields=fields)
+    document = measure(
+        {"off": ("a",), "on": ("a",), "other": ("b",)}, ["text"], settings, fields=fields
+    )
     assert asked[3:] == [(1, {"seed": 1, "speculation": False}), (1, {"seed": 1}), (2, {"seed": 1})]
     assert document["fields"] == fields
 

@@ -29,7 +29,8 @@ def test_nothing_measured_is_refused():
 
 
 def test_ratios_are_paired_by_repeat():
-    # The machine was twice as slow in the second repeat: both sides are, and the ratio does not move.
+    # The machine was twice as slow in the second repeat: both sides are, and the ratio does not
+    # move.
     assert paired_ratios([4.0, 2.0], [2.0, 1.0]) == (2.0, 2.0)
 
 
@@ -61,7 +62,9 @@ def test_loops_are_degenerate(period):
     assert not is_degenerate([*range(50), *looping[:-1], 7])
 
 
-@pytest.mark.parametrize("tokens", [range(100), [1] * (TAIL_TOKENS - 1), [t % (MAX_PERIOD + 1) for t in range(99)], ()])
+@pytest.mark.parametrize(
+    "tokens", [range(100), [1] * (TAIL_TOKENS - 1), [t % (MAX_PERIOD + 1) for t in range(99)], ()]
+)
 def test_other_text_is_not_degenerate(tokens):
     assert not is_degenerate(tuple(tokens))
 

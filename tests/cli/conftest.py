@@ -12,4 +12,6 @@ def tiny_paths(tmp_path_factory):
 def generate(run, tiny_paths):
     """`monge generate` on the tiny pair."""
     target, draft = tiny_paths
-    return lambda *arguments, **options: run("generate", *arguments, "--target", target, "--draft", draft, **options)
+    return lambda *arguments, **options: run(
+        "generate", *arguments, "--target", target, "--draft", draft, **options
+    )

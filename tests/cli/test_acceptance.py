@@ -44,7 +44,11 @@ def test_worked_example(report):
         "spechub": 0.9,
     }
     assert {name: round(rules[name], 6) for name in expected} == expected
-    assert [round(best[way], 6) for way in ("iid", "without_replacement", "greedy")] == [0.86, 0.985714, 0.9]
+    assert [round(best[way], 6) for way in ("iid", "without_replacement", "greedy")] == [
+        0.86,
+        0.985714,
+        0.9,
+    ]
     assert [round(value, 6) for value in best["mixed"]] == [0.86, 0.9, 0.5]
     assert (found["candidates"], found["vocabulary"]) == (2, 3)
     assert found["drafting"]["rrs_without_replacement"] == "without_replacement"
@@ -73,12 +77,19 @@ def test_acceptance_one_condition(report, run):
     assert found == {"holds": False, "smallest_num_drafts": 4, "tightest_set": [1, 2]}
     assert report(*A, "--candidates", 4)["acceptance_one"]["holds"] is True
     line = run("acceptance", *A, "--candidates", 2).stdout.splitlines()
-    assert "acceptance one, i.i.d. drafts: does not hold (from 4 drafts on; tightest set of tokens: 1, 2)" in line
+    assert (
+        "acceptance one, i.i.d. drafts: does not hold (from 4 drafts on; tightest set of tokens: "
+        "1, 2)" in line
+    )
 
 
 def test_acceptance_one_that_no_number_of_drafts_reaches(report):
     found = report("--target-probs", "0.5,0.5,0", "--draft-probs", "0.4,0.4,0.2", "--candidates", 8)
-    assert found["acceptance_one"] == {"holds": False, "smallest_num_drafts": None, "tightest_set": [2]}
+    assert found["acceptance_one"] == {
+        "holds": False,
+        "smallest_num_drafts": None,
+        "tightest_set": [2],
+    }
     assert found["optimum"]["iid"] < 1
 
 
@@ -97,21 +108,35 @@ def test_large_vocabulary_goes_through_closed_forms(report, tmp_path):
     for name in ("p", "q"):
         law = generator.dirichlet(np.full(200, 0.1))
         np.save(tmp_path / f"{name}.npy", law)
-    found = report("--target-probs", f"@{tmp_path}/p.npy", "--draft-probs", f"@{tmp_path}/q.npy", "--candidates", 2)
+    found = report(
+        "--target-probs",
+        f"@{tmp_path}/p.npy",
+        "--draft-probs",
+        f"@{tmp_path}/q.npy",
+        "--candidates",
+        2,
+    )
     assert found["how"]["rrs"]["iid"] == "closed form"
     assert found["how"]["canonical"]["iid"].startswith("no closed form")
     assert found["rules"]["canonical"] is None
-    assert found["rules"]["k_seq"] <= found["rules"]["optimal"] <= found["optimum"]["without_replacement"]
+    assert (
+        found["rules"]["k_seq"]
+        <= found["rules"]["optimal"]
+        <= found["optimum"]["without_replacement"]
+    )
 
 
 def test_tree_file(report, tmp_path):
     (tmp_path / "tree.yaml").write_text(TREE)
     found = report("--tree", tmp_path / "tree.yaml")
-    # The root accepts 0.76 with recursive rejection; then one draft is kept with 1 - TV = 0.7 (0.6 after token a).
+    # The root accepts 0.76 with recursive rejection; then one draft is kept with 1 - TV = 0.7 (0.6
+    # after token a).
     assert 0.76 * 1.6 < found["rules"]["rrs"] < 0.76 * 1.8
     assert found["rules"]["optimal"] > found["rules"]["rrs"]
     assert found["layer_bound"] >= found["optimum"] - 1e-9
-    assert all(value <= found["optimum"] + 1e-9 for value in found["rules"].values() if value is not None)
+    assert all(
+        value <= found["optimum"] + 1e-9 for value in found["rules"].values() if value is not None
+    )
 
 
 def test_tree_table(run, tmp_path):
@@ -125,14 +150,29 @@ def test_tree_table(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--target-probs", "0.5,0.3"], "--target-probs: 2 probabilities sum to 0.8, expected 1; divide by the sum"),
+        (
+            ["--target-probs", "0.5,0.3"],
+            "--target-probs: 2 probabilities sum to 0.8, expected 1; divide by the sum",
+        ),
         (["--draft-probs", "0.5,0.3,0.3"], "--draft-probs: 3 probabilities sum to 1.1, expected 1"),
-        (["--target-probs", "1.2,-0.2,0"], "--target-probs: entry 1 is -0.2; probabilities are finite and not negative"),
+        (
+            ["--target-probs", "1.2,-0.2,0"],
+            "--target-probs: entry 1 is -0.2; probabilities are finite and not negative",
+        ),
         (["--draft-probs", "nan,0.5,0.5"], "--draft-probs: entry 0 is nan"),
-        (["--draft-probs", "0.5,0.5"], "--target-probs has 3 entries, --draft-probs 2; both list the same tokens"),
-        (["--target-probs", "0.5;0.5"], "--target-probs: entry 0 is '0.5;0.5', which is no number; write e.g."),
+        (
+            ["--draft-probs", "0.5,0.5"],
+            "--target-probs has 3 entries, --draft-probs 2; both list the same tokens",
+        ),
+        (
+            ["--target-probs", "0.5;0.5"],
+            "--target-probs: entry 0 is '0.5;0.5', which is no number; write e.g.",
+        ),
         (["--target-probs", ""], "--target-probs: entry 0 is ''"),
-        (["--target-probs", "@nowhere.npy"], "--target-probs: cannot read 'nowhere.npy' as a .npy array"),
+        (
+            ["--target-probs", "@nowhere.npy"],
+            "--target-probs: cannot read 'nowhere.npy' as a .npy array",
+        ),
         (["--target-probs", "@nowhere.json"], "cannot read 'nowhere.json'"),
         (["--candidates", "0"], "--candidates must lie in 1..32; got 0"),
         (["--candidates", "33"], "--candidates must lie in 1..32; got 33"),
@@ -151,9 +191,20 @@ def test_bad_input(run, arguments, message):
 
 def test_matrix_in_a_file_is_refused(run, tmp_path):
     np.save(tmp_path / "p.npy", np.eye(2))
-    result = run("acceptance", "--target-probs", f"@{tmp_path}/p.npy", "--draft-probs", "0.5,0.5", "--candidates", 2)
+    result = run(
+        "acceptance",
+        "--target-probs",
+        f"@{tmp_path}/p.npy",
+        "--draft-probs",
+        "0.5,0.5",
+        "--candidates",
+        2,
+    )
     assert result.exit_code == 2
-    assert "--target-probs: expected one non-empty list of probabilities; got an array of shape (2, 2)" in result.stderr
+    assert (
+        "--target-probs: expected one non-empty list of probabilities; got an array of shape (2, 2)"
+        in result.stderr
+    )
 
 
 def test_something_must_be_asked(run):
@@ -172,15 +223,27 @@ def test_something_must_be_asked(run):
         (("[2, 1]", "[2, 1.5]"), "tree: candidates must be a whole number at least 1; got 1.5"),
         (("[a, b, c]", "[a, b, a]"), "tree: vocabulary names a token twice"),
         (("[a, b, c]", "[a, b, 'x y']"), "tree: token name 'x y' is empty, has blanks or is '*'"),
-        (("drafting: iid", "drafting: idd"), "tree: drafting: unknown way of drawing children 'idd'; did you mean 'iid'?"),
+        (
+            ("drafting: iid", "drafting: idd"),
+            "tree: drafting: unknown way of drawing children 'idd'; did you mean 'iid'?",
+        ),
         (
             ("a: [0.6, 0.2, 0.2]", "d: [0.6, 0.2, 0.2]"),
             "tree: target has the prefix 'd', but 'd' is no token of the vocabulary",
         ),
-        (("[0.6, 0.2, 0.2]", "[0.6, 0.2, 0.3]"), "tree: target after 'a': 3 probabilities sum to 1.1"),
+        (
+            ("[0.6, 0.2, 0.2]", "[0.6, 0.2, 0.3]"),
+            "tree: target after 'a': 3 probabilities sum to 1.1",
+        ),
         (("[0.6, 0.2, 0.2]", "[0.6, 0.4]"), "tree: target after 'a' has 2 entries for 3 tokens"),
-        ((', "*": [0.4, 0.3, 0.3]', ""), "target: no law after 'b'; list it, or give one under '*'"),
-        (("[2, 1]", "[2, 3]\ndrafting: paths"), "tree: with drafting 'paths' candidates is one number"),
+        (
+            (', "*": [0.4, 0.3, 0.3]', ""),
+            "target: no law after 'b'; list it, or give one under '*'",
+        ),
+        (
+            ("[2, 1]", "[2, 3]\ndrafting: paths"),
+            "tree: with drafting 'paths' candidates is one number",
+        ),
         ((TREE, "just text"), "tree: expected an object with the keys"),
         ((TREE, "a: [1"), "not YAML"),
     ],

@@ -19,7 +19,9 @@ def test_version(run):
 
 
 def test_module_is_the_command():
-    result = subprocess.run([sys.executable, "-m", "monge", "--version"], capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-m", "monge", "--version"], capture_output=True, text=True, timeout=120
+    )
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("monge ")
 
@@ -32,8 +34,22 @@ def test_no_command_shows_the_commands(run):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["generate"], ["Examples", "Models", "Speculation", "Sampling", "Default: 128.", "Default: auto.", "monge generate"]),
-        (["bench", "decode"], ["Examples", "Measuring", "--quick", "Default: 1, 4, 8.", "prompt lookup"]),
+        (
+            ["generate"],
+            [
+                "Examples",
+                "Models",
+                "Speculation",
+                "Sampling",
+                "Default: 128.",
+                "Default: auto.",
+                "monge generate",
+            ],
+        ),
+        (
+            ["bench", "decode"],
+            ["Examples", "Measuring", "--quick", "Default: 1, 4, 8.", "prompt lookup"],
+        ),
         (["list"], ["--json"]),
         (["demo"], ["built-in pair"]),
     ],
@@ -52,7 +68,14 @@ def commands(table, words=()):
             yield (*words, name), command
 
 
-LAZY = dict([*commands(COMMANDS), *commands(REPLAY, ["replay"]), *commands(TRAIN, ["train"]), *commands(BENCH, ["bench"])])
+LAZY = dict(
+    [
+        *commands(COMMANDS),
+        *commands(REPLAY, ["replay"]),
+        *commands(TRAIN, ["train"]),
+        *commands(BENCH, ["bench"]),
+    ]
+)
 
 
 @pytest.mark.parametrize("words", LAZY, ids=" ".join)
@@ -64,12 +87,24 @@ def test_lists_say_what_the_command_says(words):
 
 
 def test_every_group_lists_lazy_commands():
-    assert {name for name, command in COMMANDS.items() if not isinstance(command, Command)} == {"replay", "train", "bench"}
+    assert {name for name, command in COMMANDS.items() if not isinstance(command, Command)} == {
+        "replay",
+        "train",
+        "bench",
+    }
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--version"], ["--help"], ["generat"], ["bench", "--help"], ["bench", "speed"], ["replay"], ["log"]],
+    [
+        ["--version"],
+        ["--help"],
+        ["generat"],
+        ["bench", "--help"],
+        ["bench", "speed"],
+        ["replay"],
+        ["log"],
+    ],
     ids=" ".join,
 )
 def test_what_runs_no_model_imports_no_torch(arguments):
@@ -81,7 +116,9 @@ try:
 except SystemExit:
     print("loaded:", *sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
     assert result.stdout.splitlines()[-1].strip() == "loaded:", result.stdout + result.stderr
 
 
@@ -112,7 +149,9 @@ def test_the_laboratory_has_its_commands():
     assert [name for name in (*found, "matrix") if f"`python -m lab.{name}`" not in readme] == []
 
 
-@pytest.mark.parametrize(("obstacle", "raced"), [(None, ["eager", "compiled"]), ("there is no compiler", ["eager"])])
+@pytest.mark.parametrize(
+    ("obstacle", "raced"), [(None, ["eager", "compiled"]), ("there is no compiler", ["eager"])]
+)
 def test_demo(run, monkeypatch, obstacle, raced):
     module = importlib.import_module("monge.cli.demo")
     monkeypatch.setenv("COLUMNS", "140")
@@ -126,9 +165,16 @@ def test_demo(run, monkeypatch, obstacle, raced):
     assert result.exit_code == 0
     assert result.stdout.count("Question: ") == 2
     assert "def " in result.stdout
-    for row in ("transformers ", "transformers assisted", "monge none", "monge bench decode --quick"):
+    for row in (
+        "transformers ",
+        "transformers assisted",
+        "monge none",
+        "monge bench decode --quick",
+    ):
         assert row in result.stdout
     assert backends == raced
     assert result.stdout.count("as fast as transformers.generate") == 2 * len(raced)
-    assert ("is several times faster; there is no compiler" in result.stdout) is (obstacle is not None)
+    assert ("is several times faster; there is no compiler" in result.stdout) is (
+        obstacle is not None
+    )
     assert result.stderr.count("6 tokens in ") == 4

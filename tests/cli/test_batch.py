@@ -11,7 +11,16 @@ def batch(run, tiny_paths, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"question": "A", "id": 1}\n{"question": 5}\n')
 
     def invoke(*arguments):
-        return run("batch", tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--target", target, "--draft", draft, *arguments)
+        return run(
+            "batch",
+            tmp_path / "in.jsonl",
+            tmp_path / "out.jsonl",
+            "--target",
+            target,
+            "--draft",
+            draft,
+            *arguments,
+        )
 
     return invoke
 
@@ -44,5 +53,7 @@ def test_options_that_cannot_be(batch, tmp_path, arguments, message):
     result = batch("--prompt-field", "question", *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"], "it stands in the way of the right command"
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"], (
+        "it stands in the way of the right command"
+    )
     assert batch("--prompt-field", "question", "--max-new-tokens", 2).exit_code == 1

@@ -26,12 +26,28 @@ def test_quick_ends_with_one_json_object(bench, tmp_path):
     assert len(document["prompts"]) == 3
     assert json.loads((tmp_path / "out" / "result.json").read_text()) == document
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"result.json", "rounds.jsonl.gz", "tokens_per_s.png", "round_time.png", "acceptance_by_depth.png"}
+    assert names == {
+        "result.json",
+        "rounds.jsonl.gz",
+        "tokens_per_s.png",
+        "round_time.png",
+        "acceptance_by_depth.png",
+    }
 
 
 def test_table_for_people(bench, tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"question": "Why?"}\n{"turns": ["Tell me."]}\n')
-    arguments = ["--prompts", tmp_path / "mine.jsonl", "--batch", 1, "--batch", 2, "--temperature", 0, "--no-plots"]
+    arguments = [
+        "--prompts",
+        tmp_path / "mine.jsonl",
+        "--batch",
+        1,
+        "--batch",
+        2,
+        "--temperature",
+        0,
+        "--no-plots",
+    ]
     result = bench("--quick", "--max-new-tokens", 4, "--repeats", 1, *arguments)
     assert result.exit_code == 0
     assert "greedy, batch 1, 2 prompts" in result.stdout
@@ -44,7 +60,15 @@ def test_table_for_people(bench, tmp_path):
 
 
 def test_named_arms_of_a_useless_draft(bench, tmp_path):
-    arguments = ["--arm", "mine: controller=goodput", "--useless-draft", "--mixed", "--temperature", 0, "--no-plots"]
+    arguments = [
+        "--arm",
+        "mine: controller=goodput",
+        "--useless-draft",
+        "--mixed",
+        "--temperature",
+        0,
+        "--no-plots",
+    ]
     result = bench("--quick", "--max-new-tokens", 4, "--repeats", 1, *arguments)
     assert result.exit_code == 0
     assert "s of measuring costs, not counted" in result.stdout
@@ -56,7 +80,14 @@ def test_named_arms_of_a_useless_draft(bench, tmp_path):
 
 
 def test_named_arms_only_are_compared_with_plain_decoding(bench):
-    arguments = ["--named-only", "--arm", "mine: controller=goodput", "--temperature", 0, "--no-plots"]
+    arguments = [
+        "--named-only",
+        "--arm",
+        "mine: controller=goodput",
+        "--temperature",
+        0,
+        "--no-plots",
+    ]
     result = bench("--quick", "--max-new-tokens", 4, "--repeats", 2, *arguments)
     assert result.exit_code == 0
     assert "x none" in result.stdout
@@ -116,7 +147,18 @@ def test_a_run_of_which_every_arm_failed_fails(bench, tmp_path, monkeypatch):
         raise OptionError("no room")
 
     monkeypatch.setattr(MongeArm, "decode", failing)
-    result = bench("--named-only", "--arm", "d:", "--batch", 1, "--max-new-tokens", 2, "--repeats", 1, "--no-plots")
+    result = bench(
+        "--named-only",
+        "--arm",
+        "d:",
+        "--batch",
+        1,
+        "--max-new-tokens",
+        2,
+        "--repeats",
+        1,
+        "--no-plots",
+    )
     assert result.exit_code == 2
     assert "d: OptionError: no room" in result.stdout
     assert "error: every arm failed" in result.stderr

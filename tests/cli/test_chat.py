@@ -10,7 +10,15 @@ from monge.engine import sources
 @pytest.fixture
 def talk(run):
     def invoke(*lines, options=()):
-        return run("chat", "--draft", draft_folder(), "--max-new-tokens", "12", *options, stdin="\n".join(lines) + "\n")
+        return run(
+            "chat",
+            "--draft",
+            draft_folder(),
+            "--max-new-tokens",
+            "12",
+            *options,
+            stdin="\n".join(lines) + "\n",
+        )
 
     return invoke
 
@@ -22,7 +30,17 @@ def draft_folder():
 
 
 def test_every_line_is_answered_and_commands_are_obeyed(talk):
-    result = talk("Name a colour.", "/stats", "/reset", "/stats", "/nonsense", "", "Another.", "/exit", "Never asked.")
+    result = talk(
+        "Name a colour.",
+        "/stats",
+        "/reset",
+        "/stats",
+        "/nonsense",
+        "",
+        "Another.",
+        "/exit",
+        "Never asked.",
+    )
     assert result.exit_code == 0
     assert len(result.stdout.strip().splitlines()) >= 2
     assert "1 answers, " in result.stderr
@@ -33,7 +51,11 @@ def test_every_line_is_answered_and_commands_are_obeyed(talk):
 
 
 def test_without_the_real_model_the_built_in_target_answers_and_a_line_says_so(run, monkeypatch):
-    monkeypatch.setitem(sources.NAMED, "smollm2", sources.PackagedModel("no-such-package", "pip install no-such-package"))
+    monkeypatch.setitem(
+        sources.NAMED,
+        "smollm2",
+        sources.PackagedModel("no-such-package", "pip install no-such-package"),
+    )
     result = run("chat", "--max-new-tokens", "4", stdin="Hello\n")
     assert result.exit_code == 0
     assert "built-in target" in result.stderr

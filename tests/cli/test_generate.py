@@ -53,9 +53,22 @@ def test_library_defaults_hold(generate, tiny_paths):
 
 def test_every_option_arrives(generate, tiny_paths):
     target, draft = tiny_paths
-    parts = {"tree": "chain(2)", "verifier": "single_draft", "draft_temperature": 0.7, "draft_top_k": 2, "dtype": "float64"}
+    parts = {
+        "tree": "chain(2)",
+        "verifier": "single_draft",
+        "draft_temperature": 0.7,
+        "draft_top_k": 2,
+        "dtype": "float64",
+    }
     decoder = load(target, draft, **parts)
-    settings = {"max_new_tokens": 30, "temperature": 0.9, "top_k": 50, "top_p": 0.9, "min_p": 0.01, "seed": 3}
+    settings = {
+        "max_new_tokens": 30,
+        "temperature": 0.9,
+        "top_k": 50,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "seed": 3,
+    }
     (result,) = decoder.generate([PROMPT], ignore_eos=True, **settings)
     given = (parts | settings).items()
     arguments = [part for name, value in given for part in (f"--{name.replace('_', '-')}", value)]
@@ -110,9 +123,15 @@ def test_a_drawn_seed_that_does_not_give_the_text_again_is_not_told(generate):
 @pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
 def test_file_of_prompts_is_decoded_as_a_batch(generate, tmp_path, name, expected):
     prompts = [PROMPT, "Once", "Question: why?"]
-    lines = [json.dumps({"prompt": prompt}) for prompt in prompts] if name.endswith("jsonl") else prompts
+    lines = (
+        [json.dumps({"prompt": prompt}) for prompt in prompts]
+        if name.endswith("jsonl")
+        else prompts
+    )
     (tmp_path / name).write_text("\n".join(lines))
-    result = generate("--file", tmp_path / name, "--max-new-tokens", 12, "--json", "--batch-size", 2)
+    result = generate(
+        "--file", tmp_path / name, "--max-new-tokens", 12, "--json", "--batch-size", 2
+    )
     records = [json.loads(line) for line in result.stdout.splitlines()]
     assert [record["prompt"] for record in records] == prompts
     assert records[0]["text"] == expected.text
@@ -121,7 +140,9 @@ def test_file_of_prompts_is_decoded_as_a_batch(generate, tmp_path, name, expecte
 
 
 def test_verbose_says_what_runs_on_standard_error(generate, expected):
-    result = generate(PROMPT, "--max-new-tokens", 12, "--verbose", "--tree", "chain(2)", "--verifier", "rrs")
+    result = generate(
+        PROMPT, "--max-new-tokens", 12, "--verbose", "--tree", "chain(2)", "--verifier", "rrs"
+    )
     assert result.stdout == expected.text + "\n"
     assert "Rrs()" in result.stderr
     assert "Chain(depth=2" in result.stderr
@@ -130,12 +151,25 @@ def test_verbose_says_what_runs_on_standard_error(generate, expected):
 
 def test_trace(generate, tmp_path, expected):
     numbers, plot = tmp_path / "rounds.json", tmp_path / "rounds.png"
-    arguments = ["--max-new-tokens", 12, "--controller", "goodput", "--costs", tmp_path, "--trace", numbers, "--trace", plot]
+    arguments = [
+        "--max-new-tokens",
+        12,
+        "--controller",
+        "goodput",
+        "--costs",
+        tmp_path,
+        "--trace",
+        numbers,
+        "--trace",
+        plot,
+    ]
     result = generate(PROMPT, *arguments, "--verbose")
     assert result.stdout == expected.text + "\n"
     (completion,) = json.loads(numbers.read_text())["completions"]
     assert sum(entry["tokens"] for entry in completion["rounds"]) == 12
-    assert {"window", "depth", "nodes", "accepted", "price", "survival"} <= set(completion["rounds"][0])
+    assert {"window", "depth", "nodes", "accepted", "price", "survival"} <= set(
+        completion["rounds"][0]
+    )
     assert sum(completion["stats"]["acceptance_histogram"]) == len(completion["rounds"])
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert "rounds by drafted depth " in result.stderr
@@ -158,7 +192,10 @@ def test_trace_that_cannot_be_plotted_is_refused_before_decoding(generate, tmp_p
         (["--verifier", "nonsense"], "target_walk"),
         (["--tree", "chain(dept=2)"], "did you mean 'depth'"),
         (["--tree", "chain(0)"], "depth must be at least 1"),
-        (["--verifier", "single_draft", "--tree", "best_first"], "legal here: target_walk, rrs, rrs_without_replacement"),
+        (
+            ["--verifier", "single_draft", "--tree", "best_first"],
+            "legal here: target_walk, rrs, rrs_without_replacement",
+        ),
         (["--temperature", "-1"], "temperature must be"),
         (["--top-p", "1.5"], "top_p"),
         (["--max-new-tokens", "0"], "max_new_tokens must be at least 1"),
@@ -181,7 +218,9 @@ def test_bad_input_is_one_line_and_status_2(generate, arguments, message):
     assert message in result.stderr
 
 
-@pytest.mark.parametrize(("option", "wrong", "right"), [("--verifier", "rss", "rrs"), ("--drafter", "ngrams", "ngram")])
+@pytest.mark.parametrize(
+    ("option", "wrong", "right"), [("--verifier", "rss", "rrs"), ("--drafter", "ngrams", "ngram")]
+)
 def test_unknown_part_names_the_nearest(generate, option, wrong, right):
     assert f"did you mean '{right}'" in generate(PROMPT, option, wrong).stderr
 
@@ -230,7 +269,16 @@ def test_failed_request_leaves_the_others(run, tmp_path, tiny_paths):
     weights["model.embed_tokens.weight"][bad] = torch.nan
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "prompts.txt").write_text("Once\n\N{SNOWMAN} Once\n")
-    result = run("generate", "--file", tmp_path / "prompts.txt", "--target", target, "--max-new-tokens", 5, "--json")
+    result = run(
+        "generate",
+        "--file",
+        tmp_path / "prompts.txt",
+        "--target",
+        target,
+        "--max-new-tokens",
+        5,
+        "--json",
+    )
     good, failed = (json.loads(line) for line in result.stdout.splitlines())
     assert (good["finish_reason"], failed["finish_reason"]) == ("length", "error")
     assert len(good["token_ids"]) == 5
@@ -241,7 +289,17 @@ def test_failed_request_leaves_the_others(run, tmp_path, tiny_paths):
 def endless(tiny_paths):
     target, draft = tiny_paths
     models = ["--target", target, "--draft", draft]
-    return [sys.executable, "-m", "monge", "generate", PROMPT, "--max-new-tokens", "4000", "--ignore-eos", *models]
+    return [
+        sys.executable,
+        "-m",
+        "monge",
+        "generate",
+        PROMPT,
+        "--max-new-tokens",
+        "4000",
+        "--ignore-eos",
+        *models,
+    ]
 
 
 @pytest.fixture
@@ -254,7 +312,9 @@ def heeds_ctrl_c():
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_keeps_the_text(tiny_paths):
-    with subprocess.Popen(endless(tiny_paths), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        endless(tiny_paths), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         start = process.stdout.read(40)
         process.send_signal(signal.SIGINT)
@@ -292,7 +352,9 @@ def test_a_terminal_shows_prompt_text_and_figures(tiny_paths, expected):
         "12",
     ]
     parent, child = pty.openpty()
-    process = subprocess.Popen(command, stdout=child, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, stdout=child, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    )
     os.close(child)
     shown = b""
     while True:
@@ -325,7 +387,9 @@ def test_live_text_loses_and_repeats_nothing():
     assert max(map(len, lines)) <= 40
 
 
-CONTROL = re.compile(r"\x1b\[\??(?P<count>\d*)(?P<code>[A-Za-z])|(?P<move>[\r\n])|(?P<text>[^\x1b\r\n]+)")
+CONTROL = re.compile(
+    r"\x1b\[\??(?P<count>\d*)(?P<code>[A-Za-z])|(?P<move>[\r\n])|(?P<text>[^\x1b\r\n]+)"
+)
 
 
 def screen(output):
@@ -341,6 +405,10 @@ def screen(output):
             row += match["move"] == "\n"
             lines += [""] * (row + 1 - len(lines))
         elif match["text"]:
-            lines[row] = lines[row][:column].ljust(column) + match["text"] + lines[row][column + len(match["text"]) :]
+            lines[row] = (
+                lines[row][:column].ljust(column)
+                + match["text"]
+                + lines[row][column + len(match["text"]) :]
+            )
             column += len(match["text"])
     return lines

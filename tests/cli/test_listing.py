@@ -44,6 +44,10 @@ def test_legality_is_what_the_engine_decides(name):
 
 def test_trees_name_their_verifiers(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    lines = [line for line in run("list").stdout.splitlines() if line.startswith("tree fixed_width draws")]
+    lines = [
+        line
+        for line in run("list").stdout.splitlines()
+        if line.startswith("tree fixed_width draws")
+    ]
     assert len(lines) == 1
     assert lines[0].endswith(": target_walk, rrs_without_replacement, gumbel, traversal, layer")

@@ -17,7 +17,11 @@ def test_nothing_is_made(tmp_path):
 def test_files_and_folders_in_each_others_place(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "deep"):
-        with pytest.raises(OptionError, match=r"--out .*: cannot write results: '.*/file' is a file; name a folder"):
+        with pytest.raises(
+            OptionError,
+            match=r"--out .*: cannot write results: '.*/file' is a "
+            r"file; name a folder",
+        ):
             check_out_folder(folder)
     with pytest.raises(OptionError, match=r"is a folder; name a file in it"):
         check_out_file(tmp_path)

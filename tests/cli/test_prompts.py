@@ -15,11 +15,16 @@ def test_shipped_prompts(task):
 
 
 def test_first_prompts_of_every_task():
-    assert [prompt.task for prompt in shipped(per_task=2)] == ["gsm8k"] * 2 + ["humaneval"] * 2 + ["prose"] * 2
+    assert [prompt.task for prompt in shipped(per_task=2)] == ["gsm8k"] * 2 + ["humaneval"] * 2 + [
+        "prose"
+    ] * 2
 
 
 def test_questions_have_the_format_of_the_pair():
-    assert all(prompt.text.startswith("Question: ") and prompt.text.endswith("\nAnswer:") for prompt in shipped(["gsm8k"]))
+    assert all(
+        prompt.text.startswith("Question: ") and prompt.text.endswith("\nAnswer:")
+        for prompt in shipped(["gsm8k"])
+    )
 
 
 def test_unknown_task_names_the_nearest():
@@ -30,21 +35,37 @@ def test_unknown_task_names_the_nearest():
 def test_plain_lines(tmp_path):
     file = tmp_path / "mine.txt"
     file.write_text("One.\n\n  Two.\n")
-    assert [(prompt.task, prompt.text) for prompt in read_prompts(file)] == [("mine", "One."), ("mine", "  Two.")]
+    assert [(prompt.task, prompt.text) for prompt in read_prompts(file)] == [
+        ("mine", "One."),
+        ("mine", "  Two."),
+    ]
 
 
 def test_json_lines(tmp_path):
     file = tmp_path / "mine.jsonl"
-    records = [{"prompt": "a\nb"}, {"question": "Why?", "answer": "x"}, {"turns": ["first", "second"]}]
+    records = [
+        {"prompt": "a\nb"},
+        {"question": "Why?", "answer": "x"},
+        {"turns": ["first", "second"]},
+    ]
     file.write_text("\n".join(map(json.dumps, records)))
-    assert [prompt.text for prompt in read_prompts(file)] == ["a\nb", "Question: Why?\nAnswer:", "first"]
+    assert [prompt.text for prompt in read_prompts(file)] == [
+        "a\nb",
+        "Question: Why?\nAnswer:",
+        "first",
+    ]
 
 
 def test_lines_end_where_lines_end(tmp_path):
     """Not at a form feed or U+2028, which `str.splitlines` takes for ends, and which JSON may hold as they are."""
     (tmp_path / "a.txt").write_bytes("\ufeffOne\x0cpage\r\nTwo\u2028parts\n".encode())
-    assert [prompt.text for prompt in read_prompts(tmp_path / "a.txt")] == ["One\x0cpage", "Two\u2028parts"]
-    (tmp_path / "a.jsonl").write_bytes('\ufeff{"prompt": "Two\u2028parts"}\n{"prompt": "b"}\n'.encode())
+    assert [prompt.text for prompt in read_prompts(tmp_path / "a.txt")] == [
+        "One\x0cpage",
+        "Two\u2028parts",
+    ]
+    (tmp_path / "a.jsonl").write_bytes(
+        '\ufeff{"prompt": "Two\u2028parts"}\n{"prompt": "b"}\n'.encode()
+    )
     assert [prompt.text for prompt in read_prompts(tmp_path / "a.jsonl")] == ["Two\u2028parts", "b"]
 
 
@@ -59,7 +80,12 @@ def test_fewer_than_one_prompt_a_task(tmp_path, count):
 
 def test_tasks_of_a_file(tmp_path):
     file = tmp_path / "mine.jsonl"
-    records = [{"prompt": "a", "task": "x"}, {"turns": ["b"], "category": "y"}, {"prompt": "c", "task": "x"}, {"prompt": "d"}]
+    records = [
+        {"prompt": "a", "task": "x"},
+        {"turns": ["b"], "category": "y"},
+        {"prompt": "c", "task": "x"},
+        {"prompt": "d"},
+    ]
     file.write_text("\n".join(map(json.dumps, records)))
     assert [prompt.task for prompt in read_prompts(file)] == ["x", "y", "x", "mine"]
     assert [prompt.text for prompt in read_prompts(file, per_task=1)] == ["a", "b", "d"]

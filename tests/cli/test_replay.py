@@ -21,8 +21,27 @@ def logged(tiny_paths, tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")
     (folder / "mine.txt").write_text("One and two.\nThree.\n")
     target, draft = tiny_paths
-    arguments = ["--file", folder / "mine.txt", "--temperature", 1, "--max-new-tokens", 8, "--ignore-eos", "--json"]
-    command = ["replay", "record", "--target", target, "--draft", draft, "--out", folder / "run.mlog", *arguments]
+    arguments = [
+        "--file",
+        folder / "mine.txt",
+        "--temperature",
+        1,
+        "--max-new-tokens",
+        8,
+        "--ignore-eos",
+        "--json",
+    ]
+    command = [
+        "replay",
+        "record",
+        "--target",
+        target,
+        "--draft",
+        draft,
+        "--out",
+        folder / "run.mlog",
+        *arguments,
+    ]
     result = CliRunner().invoke(app, [str(word) for word in command], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
     return folder / "run.mlog", result
@@ -38,7 +57,9 @@ def test_log_says_what_it_holds(logged):
     assert found["bytes"] == path.stat().st_size
 
 
-def test_replay_compares_what_fits_and_says_why_the_rest_does_not(run, logged, tiny_paths, tmp_path):
+def test_replay_compares_what_fits_and_says_why_the_rest_does_not(
+    run, logged, tiny_paths, tmp_path
+):
     path, _ = logged
     choices = [
         "--tree",
@@ -50,7 +71,17 @@ def test_replay_compares_what_fits_and_says_why_the_rest_does_not(run, logged, t
         "--verifier",
         "rrs_without_replacement",
     ]
-    arguments = ["--draft", tiny_paths[1], "--repeats", 1, "--depth", 2, "--out", tmp_path, "--json"]
+    arguments = [
+        "--draft",
+        tiny_paths[1],
+        "--repeats",
+        1,
+        "--depth",
+        2,
+        "--out",
+        tmp_path,
+        "--json",
+    ]
     result = run("replay", "run", path, *choices, *arguments, "--check-target", tiny_paths[0])
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
@@ -65,17 +96,47 @@ def test_replay_compares_what_fits_and_says_why_the_rest_does_not(run, logged, t
     assert "chain(2) layer: replay: Layer cannot be replayed here" in result.stdout
     assert len(document["refused"]) == 1
     names = {file.name for file in tmp_path.iterdir()}
-    assert names == {"replay.json", "configurations.png", "survival.png", "windows.png", "calibration.png"}
+    assert names == {
+        "replay.json",
+        "configurations.png",
+        "survival.png",
+        "windows.png",
+        "calibration.png",
+    }
 
 
 def test_compact_logs_without_costs_count_rounds(run, tiny_paths, tmp_path):
     target, draft = tiny_paths
     path = tmp_path / "small.mlog"
-    logging = ["--prompts-per-task", 1, "--max-new-tokens", 4, "--temperature", 1, "--top", 8, "--no-costs", "--ignore-eos"]
+    logging = [
+        "--prompts-per-task",
+        1,
+        "--max-new-tokens",
+        4,
+        "--temperature",
+        1,
+        "--top",
+        8,
+        "--no-costs",
+        "--ignore-eos",
+    ]
     result = run("replay", "record", "--target", target, "--draft", draft, "--out", path, *logging)
     assert result.exit_code == 0, result.stderr
     assert "the 8 most probable tokens of each law, the rest as one, no costs" in result.stdout
-    result = run("replay", "run", path, "--draft", draft, "--tree", "chain(2)", "--repeats", 1, "--out", tmp_path, "--no-plots")
+    result = run(
+        "replay",
+        "run",
+        path,
+        "--draft",
+        draft,
+        "--tree",
+        "chain(2)",
+        "--repeats",
+        1,
+        "--out",
+        tmp_path,
+        "--no-plots",
+    )
     assert result.exit_code == 0, result.stderr
     assert "compact log: rejected candidates stand in" in result.stdout
     found = json.loads((tmp_path / "replay.json").read_text())["replayed"][0]
@@ -89,10 +150,25 @@ def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperatu
     target, draft = tiny_paths
     (tmp_path / "mine.txt").write_text("One and two.\n")
     models = ["--target", target, "--draft", draft]
-    arguments = ["--prompts", tmp_path / "mine.txt", "--max-new-tokens", 6, "--repeats", 1, "--out", tmp_path / "out"]
+    arguments = [
+        "--prompts",
+        tmp_path / "mine.txt",
+        "--max-new-tokens",
+        6,
+        "--repeats",
+        1,
+        "--out",
+        tmp_path / "out",
+    ]
     confirm = ["--confirm"] if temperature == 0 else []
-    backend = [] if temperature == 0 else shlex.split("--backend eager --dtype float64 --device cpu --attention eager")
-    result = run("tune", *models, *arguments, "--temperature", temperature, "--json", *confirm, *backend)
+    backend = (
+        []
+        if temperature == 0
+        else shlex.split("--backend eager --dtype float64 --device cpu --attention eager")
+    )
+    result = run(
+        "tune", *models, *arguments, "--temperature", temperature, "--json", *confirm, *backend
+    )
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     speeds = [found["tokens_per_s"]["mean"] for found in document["replayed"]]
@@ -100,13 +176,18 @@ def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperatu
     assert document["predicted_best"] == document["replayed"][0]["configuration"]
     measured = sorted(document["measured"], key=lambda one: one["tokens_per_s"])
     assert len(measured) in ((3, 4) if confirm else (0,))
-    assert document["best"] == (measured[-1]["configuration"] if confirm else document["predicted_best"])
+    assert document["best"] == (
+        measured[-1]["configuration"] if confirm else document["predicted_best"]
+    )
     assert f"python:   monge.load(target={target!r}, " in result.stdout
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
     assert ("--backend eager" in line) == ("backend='eager'" in result.stdout) == bool(backend)
     assert ("--dtype float64 --device cpu --attention eager" in line) == bool(backend)
     assert ("dtype='float64', device='cpu', attention='eager'" in result.stdout) == bool(backend)
-    command = [word if word != "PROMPT" else "Once" for word in shlex.split(line.removeprefix("use it:   monge "))]
+    command = [
+        word if word != "PROMPT" else "Once"
+        for word in shlex.split(line.removeprefix("use it:   monge "))
+    ]
     result = run(*command, "--max-new-tokens", 2)
     assert result.exit_code == 0, result.stderr
 
@@ -144,7 +225,10 @@ def test_what_the_clock_says_goes_before_what_was_predicted(run, tiny_paths, tmp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["replay", "run", "nowhere.mlog"], "nowhere.mlog: no such file; make a log with `monge replay record"),
+        (
+            ["replay", "run", "nowhere.mlog"],
+            "nowhere.mlog: no such file; make a log with `monge replay record",
+        ),
         (["replay", "run", "LOG", "--repeats", "0"], "--repeats and --depth must be at least 1"),
         (["replay", "run", "LOG", "--check-target", "DRAFT"], "the log was made with"),
         (["replay", "record", "--file", "nowhere.txt"], "cannot read prompts"),
@@ -153,7 +237,10 @@ def test_what_the_clock_says_goes_before_what_was_predicted(run, tiny_paths, tmp
         (["replay", "record", "--prompts-per-task", "-1"], "must be at least 1; got -1"),
         (["replay", "record", "--out", "FOLDER"], "is a folder; name a file in it"),
         (["replay", "record", "--out", "FILE/run.mlog"], "is a file; name a folder"),
-        (["replay", "record", "--seed", str(2**64)], "seed must be a whole number of at least -2^63"),
+        (
+            ["replay", "record", "--seed", str(2**64)],
+            "seed must be a whole number of at least -2^63",
+        ),
         (["tune", "--out", "FILE"], "is a file; name a folder"),
         (["replay", "run", "LOG", "--out", "FILE"], "is a file; name a folder"),
         (["replay", "record", "--backend", "quick"], "unknown backend 'quick'"),
@@ -165,7 +252,13 @@ def test_what_the_clock_says_goes_before_what_was_predicted(run, tiny_paths, tmp
 def test_bad_input(run, logged, tiny_paths, tmp_path, arguments, message):
     file = tmp_path / "file"
     file.write_text("")
-    words = {"LOG": logged[0], "DRAFT": tiny_paths[1], "FOLDER": tmp_path, "FILE": file, "FILE/run.mlog": file / "run.mlog"}
+    words = {
+        "LOG": logged[0],
+        "DRAFT": tiny_paths[1],
+        "FOLDER": tmp_path,
+        "FILE": file,
+        "FILE/run.mlog": file / "run.mlog",
+    }
     extra = [] if "run" in arguments else ["--target", tiny_paths[0]]
     extra += [] if "--out" in arguments or "run" in arguments else ["--out", tmp_path / "out"]
     result = run(*(words.get(word, word) for word in arguments), *extra)
@@ -177,13 +270,38 @@ def test_bad_input(run, logged, tiny_paths, tmp_path, arguments, message):
 def test_rounds_are_timed_in_the_backend_that_was_asked_for(run, tiny_paths, tmp_path, monkeypatch):
     target, draft = tiny_paths
     asked, make = [], networks.as_sequence_model
-    monkeypatch.setattr(networks, "as_sequence_model", lambda network, backend: asked.append(backend) or make(network))
     monkeypatch.setattr(
-        networks, "as_draft_model", lambda *args, backend, **rest: asked.append(backend) or make_draft(*args, **rest)
+        networks,
+        "as_sequence_model",
+        lambda network, backend: asked.append(backend) or make(network),
+    )
+    monkeypatch.setattr(
+        networks,
+        "as_draft_model",
+        lambda *args, backend, **rest: asked.append(backend) or make_draft(*args, **rest),
     )
     path, make_draft = tmp_path / "fast.mlog", as_draft_model
-    arguments = ["--prompts-per-task", 1, "--max-new-tokens", 2, "--no-costs", "--ignore-eos", "--out", path]
-    result = run("replay", "record", "--target", target, "--draft", draft, *arguments, "--backend", "compiled")
+    arguments = [
+        "--prompts-per-task",
+        1,
+        "--max-new-tokens",
+        2,
+        "--no-costs",
+        "--ignore-eos",
+        "--out",
+        path,
+    ]
+    result = run(
+        "replay",
+        "record",
+        "--target",
+        target,
+        "--draft",
+        draft,
+        *arguments,
+        "--backend",
+        "compiled",
+    )
     assert result.exit_code == 0, result.stderr
     assert asked == ["compiled", "compiled"]
     assert read_log(path).about["backend"] == "compiled"
@@ -205,22 +323,60 @@ def test_missing_matplotlib_names_the_extra_before_anything_runs(run, logged, mo
     assert result.stderr.startswith("error: plots need matplotlib: pip install 'monge[bench]'")
 
 
-def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(run, tiny_paths, tmp_path):
+def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(
+    run, tiny_paths, tmp_path
+):
     head = medusa(32, 4096).write(tmp_path / "medusa")
     (tmp_path / "mine.txt").write_text("One and two.\n")
-    models = ["--target", tiny_paths[0], "--draft", head, "--drafter", "jacobi", "--drafter", "pool('ngram', 'head')"]
+    models = [
+        "--target",
+        tiny_paths[0],
+        "--draft",
+        head,
+        "--drafter",
+        "jacobi",
+        "--drafter",
+        "pool('ngram', 'head')",
+    ]
     limits = ["--max-new-tokens", 4, "--json"]
-    result = run("replay", "record", *models, "--file", tmp_path / "mine.txt", *limits, "--out", tmp_path / "run.mlog")
+    result = run(
+        "replay",
+        "record",
+        *models,
+        "--file",
+        tmp_path / "mine.txt",
+        *limits,
+        "--out",
+        tmp_path / "run.mlog",
+    )
     assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout.splitlines()[-1])["costs"] == ["head", "jacobi", "ngram", "none"]
-    result = run("tune", *models, "--prompts", tmp_path / "mine.txt", *limits, "--repeats", 1, "--out", tmp_path / "out")
+    assert json.loads(result.stdout.splitlines()[-1])["costs"] == [
+        "head",
+        "jacobi",
+        "ngram",
+        "none",
+    ]
+    result = run(
+        "tune",
+        *models,
+        "--prompts",
+        tmp_path / "mine.txt",
+        *limits,
+        "--repeats",
+        1,
+        "--out",
+        tmp_path / "out",
+    )
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     tried = {found["configuration"]["drafter"].partition("(")[0] for found in document["replayed"]}
     assert tried == {"none", "ngram", "head", "jacobi", "pool"}
     assert not document["refused"]
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
-    command = [word if word != "PROMPT" else "Once" for word in shlex.split(line.removeprefix("use it:   monge "))]
+    command = [
+        word if word != "PROMPT" else "Once"
+        for word in shlex.split(line.removeprefix("use it:   monge "))
+    ]
     assert run(*command, "--max-new-tokens", 2).exit_code == 0
 
 

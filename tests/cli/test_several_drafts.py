@@ -30,7 +30,9 @@ def test_a_list_of_draft_models_drafts_together(tiny_paths, drafts):
 
 def test_a_list_of_one_is_that_one(tiny_paths):
     target, draft = tiny_paths
-    assert type(load(target, [draft]).components.drafter) is type(load(target, draft).components.drafter)
+    assert type(load(target, [draft]).components.drafter) is type(
+        load(target, draft).components.drafter
+    )
 
 
 def test_lists_that_do_not_fit_are_refused(tiny_paths):
@@ -49,7 +51,17 @@ def test_lists_that_do_not_fit_are_refused(tiny_paths):
 
 
 def test_generate(run, tiny_paths, drafts):
-    chosen = ["--target", tiny_paths[0], "--draft", drafts[0], "--draft", drafts[1], "--max-new-tokens", 12, "--json"]
+    chosen = [
+        "--target",
+        tiny_paths[0],
+        "--draft",
+        drafts[0],
+        "--draft",
+        drafts[1],
+        "--max-new-tokens",
+        12,
+        "--json",
+    ]
     record = json.loads(run("generate", PROMPT, *chosen).stdout)
     (expected,) = load(*tiny_paths).generate([PROMPT], max_new_tokens=12)
     assert record["text"] == expected.text
@@ -58,7 +70,16 @@ def test_generate(run, tiny_paths, drafts):
 
 def test_batch(run, tiny_paths, drafts, tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": PROMPT}) + "\n")
-    chosen = ["--target", tiny_paths[0], "--draft", drafts[0], "--draft", drafts[1], "--max-new-tokens", 12]
+    chosen = [
+        "--target",
+        tiny_paths[0],
+        "--draft",
+        drafts[0],
+        "--draft",
+        drafts[1],
+        "--max-new-tokens",
+        12,
+    ]
     result = run("batch", tmp_path / "in.jsonl", tmp_path / "out.jsonl", *chosen)
     assert result.exit_code == 0, result.stderr
     (expected,) = load(*tiny_paths).generate([PROMPT], max_new_tokens=12)
@@ -66,11 +87,42 @@ def test_batch(run, tiny_paths, drafts, tmp_path):
 
 
 def test_bench_decode(run, tiny_paths, drafts, tmp_path):
-    arms = ["--arm", "both: controller=fixed", "--arm", "first: drafter=model, controller=fixed", "--named-only", "--no-plots"]
+    arms = [
+        "--arm",
+        "both: controller=fixed",
+        "--arm",
+        "first: drafter=model, controller=fixed",
+        "--named-only",
+        "--no-plots",
+    ]
     (tmp_path / "prompts.txt").write_text(PROMPT + "\n")
-    small = ["--prompts", tmp_path / "prompts.txt", "--batch", 1, "--temperature", 0, "--repeats", 1, "--max-new-tokens", 8]
-    chosen = ["--target", tiny_paths[0], "--draft", drafts[0], "--draft", drafts[1], "--out", tmp_path / "out", "--json"]
+    small = [
+        "--prompts",
+        tmp_path / "prompts.txt",
+        "--batch",
+        1,
+        "--temperature",
+        0,
+        "--repeats",
+        1,
+        "--max-new-tokens",
+        8,
+    ]
+    chosen = [
+        "--target",
+        tiny_paths[0],
+        "--draft",
+        drafts[0],
+        "--draft",
+        drafts[1],
+        "--out",
+        tmp_path / "out",
+        "--json",
+    ]
     result = run("bench", "decode", *chosen, *arms, *small)
     assert result.exit_code == 0, result.stderr
-    found = {arm["arm"]: arm["block_efficiency"] for arm in json.loads(result.stdout.splitlines()[-1])["arms"]}
+    found = {
+        arm["arm"]: arm["block_efficiency"]
+        for arm in json.loads(result.stdout.splitlines()[-1])["arms"]
+    }
     assert found["both"] > found["first"]  # the second draft model is the target itself

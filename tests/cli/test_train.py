@@ -1,4 +1,7 @@
-"""`monge train shape` on a tiny network: a head comes out, is used, and goes on after an interrupt."""
+"""`monge train shape` on a tiny network.
+
+A head comes out, is used, and goes on after an interrupt.
+"""
 
 import json
 from pathlib import Path
@@ -18,7 +21,9 @@ TEXT = TextSettings(num_tokens=1920, row_length=24, prompt_length=4, batch_size=
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
-    return write_own_text(network("llama"), prompts((3, 6, 5), seed=1), TEXT, tmp_path_factory.mktemp("text"))
+    return write_own_text(
+        network("llama"), prompts((3, 6, 5), seed=1), TEXT, tmp_path_factory.mktemp("text")
+    )
 
 
 def test_own_text_is_kept_and_goes_on(rows: torch.Tensor, tmp_path: Path) -> None:
@@ -86,7 +91,18 @@ def test_what_makes_no_head_is_refused(rows: torch.Tensor, tmp_path: Path) -> No
 def test_the_commands_make_and_use_a_head(run, tiny_paths, tmp_path: Path) -> None:
     target, out, data = ["--target", tiny_paths[0]], tmp_path / "head", tmp_path / "data.txt"
     data.write_text("once upon a time\nthe history of mathematics\nwhat is two and two?\n")
-    made = ["--preset", "paper", "--steps", "4", "--batch", "16", "--num-steps", "1", "--alignment", "none"]
+    made = [
+        "--preset",
+        "paper",
+        "--steps",
+        "4",
+        "--batch",
+        "16",
+        "--num-steps",
+        "1",
+        "--alignment",
+        "none",
+    ]
     result = run("train", "shape", *target, "--data", data, "--out", out, "--tokens", 1000, *made)
     assert result.exit_code == 0, result.output
     assert "block efficiency" in result.stdout
@@ -108,4 +124,6 @@ def test_the_built_in_head_fits_the_built_in_target_and_no_other(run, tiny_paths
     assert drafted.stdout == run(*options, "--drafter", "none").stdout
     refused = run(*options, "--drafter", "shape", "--target", tiny_paths[0])
     assert refused.exit_code == 2
-    assert "this head is for a target of hidden size 256, 12 layers and 4096 tokens" in " ".join(refused.stderr.split())
+    assert "this head is for a target of hidden size 256, 12 layers and 4096 tokens" in " ".join(
+        refused.stderr.split()
+    )

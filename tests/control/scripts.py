@@ -11,7 +11,11 @@ from monge.core.verdict import StepRecord
 
 def chain_round(window: int, accepted: int, **fields: Any) -> StepRecord:
     """A round of a chain with `window` draft tokens."""
-    settings: dict[str, Any] = {"token_ids": (0,) * (accepted + 1), "plan": DraftPlan(max_depth=window), **fields}
+    settings: dict[str, Any] = {
+        "token_ids": (0,) * (accepted + 1),
+        "plan": DraftPlan(max_depth=window),
+        **fields,
+    }
     return StepRecord(
         num_nodes=window,
         depth=window,
@@ -22,7 +26,9 @@ def chain_round(window: int, accepted: int, **fields: Any) -> StepRecord:
     )
 
 
-def windows(controller: AnyController, accepted: list[int], shared: SharedState | None = None) -> list[int | None]:
+def windows(
+    controller: AnyController, accepted: list[int], shared: SharedState | None = None
+) -> list[int | None]:
     """The windows planned while so many tokens of each are accepted (never more than there are)."""
     state = controller.init(shared or SharedState())
     planned: list[int | None] = []
@@ -35,7 +41,12 @@ def windows(controller: AnyController, accepted: list[int], shared: SharedState 
 
 
 def plan_one(
-    controller: AnyController, state: Any, draws: Draws | None = None, *, length: int = 0, batch_size: int = 1
+    controller: AnyController,
+    state: Any,
+    draws: Draws | None = None,
+    *,
+    length: int = 0,
+    batch_size: int = 1,
 ) -> DraftPlan:
     """The plan of one request whose text has `length` tokens."""
     info = RoundInfo(context_lengths=(length,), batch_size=batch_size)

@@ -18,7 +18,9 @@ def test_regret_stays_below_the_bound(pattern: str) -> None:
             "alternating": (float(number % 2), float((number + 1) % 2), 0.5),
             "the best changes": (float(number >= 200), float(number < 200), 0.6),
         }[pattern]
-        spent += math.fsum(weight * loss for weight, loss in zip(weights.weights, losses, strict=True))
+        spent += math.fsum(
+            weight * loss for weight, loss in zip(weights.weights, losses, strict=True)
+        )
         sums = [total + loss for total, loss in zip(sums, losses, strict=True)]
         weights = weights.update(losses)
         assert math.isclose(sum(weights.weights), 1.0)

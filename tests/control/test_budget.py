@@ -1,4 +1,7 @@
-"""One budget for a batch: DSpark's worked example, what anticipation would cost, and the law with neighbours."""
+"""One budget for a batch:
+
+DSpark's worked example, what anticipation would cost, and the law with neighbours.
+"""
 
 from collections.abc import Callable
 from itertools import product
@@ -33,8 +36,12 @@ Q = SparseLaw(token_ids=torch.tensor([0, 1]), probs=torch.tensor([0.5, 0.5], dty
 
 
 def test_appendix_a() -> None:
-    assert [(1 + sum(LIKELY[0][:count])) * SPEEDS[1 + count] for count in range(3)] == pytest.approx([1, 0.9, 1.134])
-    assert [(1 + sum(UNLIKELY[0][:count])) * SPEEDS[1 + count] for count in range(3)] == pytest.approx([1, 0.9, 0.81])
+    assert [
+        (1 + sum(LIKELY[0][:count])) * SPEEDS[1 + count] for count in range(3)
+    ] == pytest.approx([1, 0.9, 1.134])
+    assert [
+        (1 + sum(UNLIKELY[0][:count])) * SPEEDS[1 + count] for count in range(3)
+    ] == pytest.approx([1, 0.9, 0.81])
     assert best_count(LIKELY, SPEEDS.__getitem__) == 2
     assert best_count(UNLIKELY, SPEEDS.__getitem__) == 0
     assert first_stop(LIKELY, SPEEDS.__getitem__) == first_stop(UNLIKELY, SPEEDS.__getitem__) == 0
@@ -61,14 +68,20 @@ def test_unrestricted_search_on_the_present_tokens_is_biased_and_the_barriers_ar
     assert law_error(stopped, truth) < 1e-12
     for stale in (LIKELY, UNLIKELY):
         count = best_count(stale, SPEEDS.__getitem__)
-        assert law_error(exact_law(first_token(lambda survivals, count=count: count)), truth) < 1e-12
+        assert (
+            law_error(exact_law(first_token(lambda survivals, count=count: count)), truth) < 1e-12
+        )
 
 
-falling = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=3).map(lambda values: sorted(values, reverse=True))
+falling = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=3).map(
+    lambda values: sorted(values, reverse=True)
+)
 
 
 @given(st.lists(falling, min_size=1, max_size=3), st.floats(0.01, 2.0), st.floats(0.0, 0.5))
-def test_the_best_count_is_the_best_of_all_choices_and_the_first_stop_never_beats_it(survivals, plain, slot) -> None:
+def test_the_best_count_is_the_best_of_all_choices_and_the_first_stop_never_beats_it(
+    survivals, plain, slot
+) -> None:
     speed = lambda tokens: 1.0 / (plain + slot * tokens)  # noqa: E731
     rows = len(survivals)
 
@@ -89,7 +102,11 @@ def test_ancestors_come_first() -> None:
 
 
 def plans(
-    controller: SurvivalBudget, accepted: list[int], shared: SharedState, rounds: int = 12, batch_size: int | None = None
+    controller: SurvivalBudget,
+    accepted: list[int],
+    shared: SharedState,
+    rounds: int = 12,
+    batch_size: int | None = None,
 ) -> list[int | None]:
     """Windows of the last round; request i accepts up to `accepted[i]` tokens in every round before."""
     states = [controller.init(shared) for _ in accepted]
@@ -98,8 +115,13 @@ def plans(
         info = RoundInfo(context_lengths=(0,) * len(states), batch_size=batch_size or len(states))
         planned = controller.plan(states, info, [TapeDraws([])] * len(states))
         windows = [plan.max_depth for plan in planned]
-        records = [chain_round(w or 0, min(count, w or 0)) for w, count in zip(windows, accepted, strict=True)]
-        states = [controller.update(state, record) for state, record in zip(states, records, strict=True)]
+        records = [
+            chain_round(w or 0, min(count, w or 0))
+            for w, count in zip(windows, accepted, strict=True)
+        ]
+        states = [
+            controller.update(state, record) for state, record in zip(states, records, strict=True)
+        ]
     return windows
 
 
@@ -110,7 +132,10 @@ def test_the_budget_goes_to_the_requests_that_are_followed(barrier: str) -> None
     assert isinstance(good, int)
     assert isinstance(bad, int)
     assert bad < good <= 6
-    alone, with_rival = plans(controller, [8], shared_of())[0], plans(controller, [8, 8], shared_of())
+    alone, with_rival = (
+        plans(controller, [8], shared_of())[0],
+        plans(controller, [8, 8], shared_of()),
+    )
     assert alone == 6
     assert sum(window or 0 for window in with_rival) <= 6
 
@@ -173,17 +198,26 @@ def models() -> tuple[TabularModel, TabularModel]:
 
 def crowd(text: str | tuple[str, ...]) -> Callable[[], Components]:
     costs = Latency.linear(plain=1.0, node=0.05, draft=0.05)
-    return lambda: make_components(*models(), controller=text, tree="chain(2)", costs=costs, max_batch_size=3)
+    return lambda: make_components(
+        *models(), controller=text, tree="chain(2)", costs=costs, max_batch_size=3
+    )
 
 
-@pytest.mark.parametrize("text", ["survival_budget(max_slots=3)", "survival_budget('first_stop', max_slots=3)", "goodput"])
+@pytest.mark.parametrize(
+    "text",
+    ["survival_budget(max_slots=3)", "survival_budget('first_stop', max_slots=3)", "goodput"],
+)
 def test_law_with_neighbours(text: str) -> None:
     """The neighbours' rounds decide how much this request drafts, and not what it says."""
     case = Case(horizon=2, max_new_tokens=3, neighbours=((1,), (2, 0)), slot=1)
     assert law_error(output_law(crowd(text), case), target_law(models()[0], case)) < 1e-12
 
 
-OFFERED = ("survival_budget(max_slots=3)", "goodput(first_cooldown=1)", "confidence_threshold(threshold=0.45)")
+OFFERED = (
+    "survival_budget(max_slots=3)",
+    "goodput(first_cooldown=1)",
+    "confidence_threshold(threshold=0.45)",
+)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +231,9 @@ OFFERED = ("survival_budget(max_slots=3)", "goodput(first_cooldown=1)", "confide
 )
 def test_law_beside_other_controllers(controllers: tuple[str | None, ...]) -> None:
     """Each request of a batch is planned for by the controller that it names, together with those that name the same."""
-    case = Case(horizon=2, max_new_tokens=3, neighbours=((1,), (2, 0)), slot=1, controllers=controllers)
+    case = Case(
+        horizon=2, max_new_tokens=3, neighbours=((1,), (2, 0)), slot=1, controllers=controllers
+    )
     assert law_error(output_law(crowd(OFFERED), case), target_law(models()[0], case)) < 1e-12
 
 

@@ -44,7 +44,9 @@ def target() -> TabularModel:
 
 
 def greedy(parts: Any, prompts: Any = ((1, 2, 1, 2, 1),), count: int = 24) -> list[tuple[int, ...]]:
-    results = Decoder(parts, max_batch_size=4).generate(list(prompts), max_new_tokens=count, temperature=0.0, seed=0)
+    results = Decoder(parts, max_batch_size=4).generate(
+        list(prompts), max_new_tokens=count, temperature=0.0, seed=0
+    )
     assert all(result.error is None for result in results)
     return [result.token_ids for result in results]
 
@@ -52,7 +54,9 @@ def greedy(parts: Any, prompts: Any = ((1, 2, 1, 2, 1),), count: int = 24) -> li
 @pytest.mark.parametrize("plain", ["fixed(max_depth=0)", "fixed(max_nodes=0)"])
 def test_no_speculation_runs_no_draft_forward(plain: str) -> None:
     draft = Counting(RandomTable(VOCAB, 4), VOCAB)
-    assert greedy(make_components(target(), draft, controller=plain)) == greedy(make_components(target(), drafter="none"))
+    assert greedy(make_components(target(), draft, controller=plain)) == greedy(
+        make_components(target(), drafter="none")
+    )
     assert draft.forwards == 0
 
 
@@ -60,7 +64,9 @@ def test_goodput_pauses_without_forwards_and_catches_up() -> None:
     """A slow, useless drafter: after a few rounds it is not run, and reads the text it missed when it is probed."""
     draft = Counting(RandomTable(VOCAB, 4), VOCAB)
     costs = Latency.linear(plain=1.0, node=0.5, draft=0.9)
-    decoder = Decoder(make_components(target(), draft, controller=Goodput(), costs=costs), max_batch_size=1)
+    decoder = Decoder(
+        make_components(target(), draft, controller=Goodput(), costs=costs), max_batch_size=1
+    )
     (result,) = decoder.generate([(1, 2)], max_new_tokens=90, temperature=0.0, seed=0)
     rests = [record.plan.max_depth == 0 for record in result.records]
     assert sum(rests) > 60
@@ -71,10 +77,15 @@ def test_goodput_pauses_without_forwards_and_catches_up() -> None:
 
 @pytest.mark.parametrize("num_prompts", [1, 3])
 def test_prompts_of_requests_that_rest_are_not_read_by_the_drafter(num_prompts: int) -> None:
-    """A dear, useless drafter rests for longer than these requests; one that drafts again reads what it has missed."""
+    """A dear, useless drafter rests for longer than these requests.
+
+    One that drafts again reads what it has missed.
+    """
     draft = Counting(RandomTable(VOCAB, 4), VOCAB)
     costs = Latency.linear(plain=1.0, node=0.5, draft=0.9)
-    parts = make_components(target(), draft, controller="goodput(last_cooldown=8192)", costs=costs, max_batch_size=3)
+    parts = make_components(
+        target(), draft, controller="goodput(last_cooldown=8192)", costs=costs, max_batch_size=3
+    )
     prompts = [(1, 2, row) for row in range(num_prompts)]
     plain = greedy(make_components(target(), drafter="none"), prompts, 20)
     greedy(parts, prompts, 90)
@@ -113,11 +124,18 @@ def test_a_failing_drafter_costs_its_request_the_speculation_only() -> None:
     parts = make_components(target(), drafter=Failing())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        results = Decoder(parts, max_batch_size=4).generate(prompts, max_new_tokens=40, temperature=0.0, seed=0)
-    assert [result.token_ids for result in results] == greedy(make_components(target(), drafter="none"), prompts, 40)
+        results = Decoder(parts, max_batch_size=4).generate(
+            prompts, max_new_tokens=40, temperature=0.0, seed=0
+        )
+    assert [result.token_ids for result in results] == greedy(
+        make_components(target(), drafter="none"), prompts, 40
+    )
     said = [str(warning.message) for warning in caught]
     assert len(said) == 1
-    assert "request 0: the drafter failed (RuntimeError: the drafter is broken); the request is decoded without it" in said[0]
+    assert (
+        "request 0: the drafter failed (RuntimeError: the drafter is broken); the request is "
+        "decoded without it" in said[0]
+    )
     drafted = [[record.num_nodes > 0 for record in result.records[-6:-1]] for result in results]
     assert not any(drafted[0])
     assert all(any(row) for row in drafted[1:])
@@ -125,7 +143,10 @@ def test_a_failing_drafter_costs_its_request_the_speculation_only() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgetful(NgramDrafter):
-    """Raises where it is told of a request, or where it is to forget it; notes whose texts it was shown."""
+    """Raises where it is told of a request, or where it is to forget it.
+
+    Notes whose texts it was shown.
+    """
 
     raises_in: str = "observe"
     opened: list[int] = field(default_factory=list)
@@ -134,7 +155,9 @@ class Forgetful(NgramDrafter):
         self.opened.extend(context.request_id for context in contexts)
         return NgramDrafter.open(self, contexts)
 
-    def observe(self, contexts: Sequence[Context], drafts: Sequence[Draft[bytes]], verdicts: Any) -> Sequence[bytes]:
+    def observe(
+        self, contexts: Sequence[Context], drafts: Sequence[Draft[bytes]], verdicts: Any
+    ) -> Sequence[bytes]:
         if self.raises_in == "observe" and any(context.token_ids[0] == 0 for context in contexts):
             raise RuntimeError("it does not listen")
         return NgramDrafter.observe(self, contexts, drafts, verdicts)
@@ -147,9 +170,15 @@ class Forgetful(NgramDrafter):
 def test_a_drafter_that_cannot_be_told_of_one_request_goes_on_with_the_others() -> None:
     drafter, prompts = Forgetful(), [(0, 2, 1, 2, 1), (1, 2, 1, 2, 1), (2, 1, 2, 1, 2)]
     parts = make_components(target(), drafter=drafter)
-    with pytest.warns(UserWarning, match="request 0: the drafter failed .RuntimeError: it does not listen"):
-        results = Decoder(parts, max_batch_size=4).generate(prompts, max_new_tokens=40, temperature=0.0, seed=0)
-    assert [result.token_ids for result in results] == greedy(make_components(target(), drafter="none"), prompts, 40)
+    with pytest.warns(
+        UserWarning, match="request 0: the drafter failed .RuntimeError: it does not listen"
+    ):
+        results = Decoder(parts, max_batch_size=4).generate(
+            prompts, max_new_tokens=40, temperature=0.0, seed=0
+        )
+    assert [result.token_ids for result in results] == greedy(
+        make_components(target(), drafter="none"), prompts, 40
+    )
     drafted = [[record.num_nodes > 0 for record in result.records[-6:-1]] for result in results]
     assert not any(drafted[0])
     assert all(any(row) for row in drafted[1:])
@@ -159,8 +188,13 @@ def test_a_drafter_that_cannot_be_told_of_one_request_goes_on_with_the_others() 
 def test_a_drafter_that_cannot_forget_a_request_costs_nobody_anything() -> None:
     prompts = [(0, 2, 1, 2, 1), (1, 2, 1, 2, 1)]
     parts = make_components(target(), drafter=Forgetful(raises_in="close"))
-    with pytest.warns(UserWarning, match="request 0: the drafter failed to forget it .RuntimeError: it does not forget"):
-        assert greedy(parts, prompts, 40) == greedy(make_components(target(), drafter="none"), prompts, 40)
+    with pytest.warns(
+        UserWarning,
+        match="request 0: the drafter failed to forget it .RuntimeError: it does not forget",
+    ):
+        assert greedy(parts, prompts, 40) == greedy(
+            make_components(target(), drafter="none"), prompts, 40
+        )
 
 
 def test_costs_are_measured_kept_and_read_again(tmp_path: Path) -> None:
@@ -169,7 +203,9 @@ def test_costs_are_measured_kept_and_read_again(tmp_path: Path) -> None:
     assert parts.shared.latency is not None
     assert draft.forwards > 0
     draft.forwards = 0
-    again = make_components(parts.target, draft, controller="goodput", costs=tmp_path, max_batch_size=2)
+    again = make_components(
+        parts.target, draft, controller="goodput", costs=tmp_path, max_batch_size=2
+    )
     assert draft.forwards == 0
     assert again.shared.latency is not None
     (file,) = tmp_path.iterdir()
@@ -191,7 +227,9 @@ def test_costs_are_measured_again_where_the_file_was_cut_off(tmp_path: Path, lef
 
 
 def test_a_cost_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = make_components(target(), Counting(RandomTable(VOCAB, 4), VOCAB), controller="goodput", costs=tmp_path)
+    parts = make_components(
+        target(), Counting(RandomTable(VOCAB, 4), VOCAB), controller="goodput", costs=tmp_path
+    )
     assert parts.shared.latency is not None
     (file,) = tmp_path.iterdir()
     before = file.read_text()
@@ -209,13 +247,19 @@ def test_nothing_is_measured_for_controllers_that_do_not_ask(tmp_path: Path) -> 
     draft = Counting(RandomTable(VOCAB, 4), VOCAB)
     assert make_components(target(), draft, controller="fsm").shared.latency is None
     assert draft.forwards == 0
-    with pytest.raises(OptionError, match=r"costs \(--costs\) .*: fsm reads no measured times; leave it out"):
+    with pytest.raises(
+        OptionError,
+        match=r"costs \(--costs\) .*: fsm reads no measured times; "
+        r"leave it out",
+    ):
         make_components(target(), draft, controller="fsm", costs=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_measured_tables_cover_depths_and_batches() -> None:
-    parts = make_components(target(), TabularModel(RandomTable(VOCAB, 4), VOCAB), tree="fixed_width((2, 1))")
+    parts = make_components(
+        target(), TabularModel(RandomTable(VOCAB, 4), VOCAB), tree="fixed_width((2, 1))"
+    )
     costs = measure_latency(parts, batch_sizes=(1, 2), budget_s=0.1)
     assert set(costs.as_dict()["verify_s"]) == {"1", "2"}
     assert costs.nodes[0] == 0
@@ -228,8 +272,13 @@ def test_measured_tables_cover_depths_and_batches() -> None:
     ("budget_s", "num_run", "num_kept"),
     [(100.0, 30, 25), (28.0, 29, 23), (8.0, 11, 5), (3.0, 11, 5), (1.0, 6, 5)],
 )
-def test_a_slow_pair_is_warmed_up_too(budget_s: float, num_run: int, num_kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that ticks once a round: the first cycle counts for nothing, unless two of them take several budgets."""
+def test_a_slow_pair_is_warmed_up_too(
+    budget_s: float, num_run: int, num_kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that ticks once a round.
+
+    The first cycle counts for nothing, unless two of them take several budgets.
+    """
     seconds = itertools.count(0.0)
     monkeypatch.setattr(latency_measurement, "now", lambda: next(seconds))
     parts = make_components(target(), TabularModel(RandomTable(5, 2), 5), tree="chain(8)")
@@ -252,7 +301,9 @@ class Clocked(TabularModel):
         super().append(pieces)
 
     def extend(self, blocks: Any) -> Any:
-        self.seconds += self.forward + self.token * sum(len(block.token_ids) for block in blocks.values())
+        self.seconds += self.forward + self.token * sum(
+            len(block.token_ids) for block in blocks.values()
+        )
         return super().extend(blocks)
 
 
@@ -260,8 +311,13 @@ class Clocked(TabularModel):
     ("forward_s", "token_s", "batch_sizes", "longest"),
     [(0.001, 0.0001, {1, 8}, 511), (0.03, 0.01, {1, 8}, 132), (1.0, 0.3, {1}, 31)],
 )
-def test_slow_rounds_are_measured_less(forward_s: float, token_s: float, batch_sizes: set[int], longest: int) -> None:
-    """So that a start takes seconds where rounds do, not minutes; the smallest batch is always measured."""
+def test_slow_rounds_are_measured_less(
+    forward_s: float, token_s: float, batch_sizes: set[int], longest: int
+) -> None:
+    """So that a start takes seconds where rounds do, not minutes.
+
+    The smallest batch is always measured.
+    """
     slow = Clocked(forward_s, token_s)
     parts = make_components(slow, TabularModel(RandomTable(VOCAB, 4), VOCAB), tree="chain(8)")
     with measured_by(lambda: slow.seconds):
@@ -290,7 +346,9 @@ def test_costs_are_learnt_where_only_the_last_record_is_kept() -> None:
     """As servers keep it: the first rounds of a request say nothing, and none of the others is one of them."""
     costs = Latency(verify_s={1: {0: 1.0, 8: 2.0}}, draft_s={1: {0: 0.0, 8: 1.0}})
     draft = TabularModel(RandomTable(VOCAB, 4), VOCAB)
-    decoder = Decoder(make_components(target(), draft, drafter="model", controller="goodput", costs=costs))
+    decoder = Decoder(
+        make_components(target(), draft, drafter="model", controller="goodput", costs=costs)
+    )
     (request,) = decoder.requests([(1, 2)], max_new_tokens=40, temperature=1.0)
     session = decoder.session(request, keeps_records=False)
     list(decode([session], decoder.components, max_batch_size=1))

@@ -1,4 +1,7 @@
-"""Estimators, windows and switches: what they recover, and that they are right where they must be."""
+"""Estimators, windows and switches.
+
+What they recover, and that they are right where they must be.
+"""
 
 import itertools
 from dataclasses import replace
@@ -54,13 +57,19 @@ def test_what_is_known_of_nothing() -> None:
 def test_the_best_window_is_the_best(acceptance: float) -> None:
     for node, draft in itertools.product((0.0, 0.02, 0.3), (0.01, 0.1, 1.0)):
         seconds = [1.0 + (node + draft) * window for window in range(17)]
-        speeds = [sum(acceptance**power for power in range(window + 1)) / seconds[window] for window in range(17)]
+        speeds = [
+            sum(acceptance**power for power in range(window + 1)) / seconds[window]
+            for window in range(17)
+        ]
         window = best_window(acceptance, seconds)
         assert speeds[window] == pytest.approx(max(speeds))
         if acceptance == 0.0 or max(speeds[1:]) < 1.0:
             assert window == 0
-        # Costs are convex, so the first window from which another token does not raise the speed is the best one.
-        marginal = next((w for w in range(16) if acceptance ** (w + 1) / (node + draft) <= speeds[w]), 16)
+        # Costs are convex, so the first window from which another token does not raise the speed is
+        # the best one.
+        marginal = next(
+            (w for w in range(16) if acceptance ** (w + 1) / (node + draft) <= speeds[w]), 16
+        )
         assert speeds[marginal] == pytest.approx(max(speeds))
 
 
@@ -100,7 +109,9 @@ def test_depth_counts_are_unbiased_while_windows_vary() -> None:
     """Windows that depend on the past only: acceptance by depth is recovered, deep ones too."""
     truth, source, counts, window = (0.9, 0.5, 0.7), draws(), DepthCounts(), 3
     for _ in range(6000):
-        accepted = next((depth for depth in range(window) if not source.bernoulli(truth[depth])), window)
+        accepted = next(
+            (depth for depth in range(window) if not source.bernoulli(truth[depth])), window
+        )
         counts = counts.update(chain_round(window, accepted), keep=1.0)
         window = 1 + (accepted + window) % 3
     assert counts.acceptance(3) == pytest.approx(truth, abs=0.06)
@@ -119,7 +130,9 @@ def test_calibration_learns_what_confidence_is_worth() -> None:
         calibration = calibration.update((confidence,), int(source.bernoulli(truth)), 1)
     rule = StopRule(bias=calibration.bias, slope=calibration.slope)
     for confidence in (0.3, 0.6, 0.9):
-        assert rule.acceptance(1, confidence) == pytest.approx(sigmoid(0.5 * logit(confidence) - 1.0), abs=0.07)
+        assert rule.acceptance(1, confidence) == pytest.approx(
+            sigmoid(0.5 * logit(confidence) - 1.0), abs=0.07
+        )
 
 
 def test_sequential_temperatures_make_survival_honest() -> None:
@@ -151,7 +164,9 @@ def test_honest_scores_of_few_rounds_keep_their_temperature() -> None:
         rounds = []
         for _ in range(96):
             chances = [0.2 + 0.7 * source.uniform() for _ in range(3)]
-            accepted = next((depth for depth in range(3) if not source.bernoulli(chances[depth])), 3)
+            accepted = next(
+                (depth for depth in range(3) if not source.bernoulli(chances[depth])), 3
+            )
             rounds.append((tuple(map(logit, chances)), accepted))
         chosen += sequential_temperatures(rounds)
     assert sum(temperature != 1.0 for temperature in chosen) <= 0.1 * len(chosen)
@@ -187,14 +202,17 @@ def test_the_next_chance_is_that_of_levels_that_are_reached() -> None:
     assert told is not None
     law = StopRule(bias=calibration.bias, slope=calibration.slope, following=told)
     for above, below in ((0.4, 0.8), (0.6, 0.9)):
-        assert law.next_acceptance(2, law.acceptance(1, above)) == pytest.approx(law.acceptance(2, below), abs=0.05)
+        assert law.next_acceptance(2, law.acceptance(1, above)) == pytest.approx(
+            law.acceptance(2, below), abs=0.05
+        )
 
 
 def test_a_shared_budget_may_not_look_ahead() -> None:
     """DSpark, appendix A: whether the first token is verified must not depend on the confidence behind it.
 
-    p = (.7, .3) and q = (.5, .5); submitting the first token only if its successor looks good moves the output to (.85, .15). A
-    price that stops at the first level that does not pay decides before the token is drawn, and cannot see its successor.
+    p = (.7, .3) and q = (.5, .5); submitting the first token only if its successor looks good moves
+    the output to (.85, .15). A price that stops at the first level that does not pay decides before
+    the token is drawn, and cannot see its successor.
     """
     p, q, steps = (0.7, 0.3), (0.5, 0.5), (1.0, 0.5, 0.45)
     overlap = sum(map(min, p, q))
@@ -210,7 +228,11 @@ def test_a_shared_budget_may_not_look_ahead() -> None:
             for other in range(2):
                 emitted[other] += q[token] * p[other]
     assert emitted == pytest.approx([0.85, 0.15])
-    stop = StopRule(draw_prices=tuple((1 / after - 1 / before) * 1.0 for before, after in itertools.pairwise(steps)))
+    stop = StopRule(
+        draw_prices=tuple(
+            (1 / after - 1 / before) * 1.0 for before, after in itertools.pairwise(steps)
+        )
+    )
     assert not stop.draws(1, overlap)  # the same answer for either token
 
 
@@ -222,5 +244,7 @@ def test_q_learning_does_not_settle_on_one_token() -> None:
         plan = plan_one(controller, state, source)
         window = plan.max_depth or 0
         chosen.append(window)
-        state = controller.update(state, chain_round(window, accepted_of(window, 0.8, source), plan=plan))
+        state = controller.update(
+            state, chain_round(window, accepted_of(window, 0.8, source), plan=plan)
+        )
     assert chosen[-500:].count(4) > 400

@@ -1,6 +1,9 @@
-"""A pool, mixed candidates and whole-tree rules under controllers that read the clock: every draw enumerated in the real loop.
+"""A pool, mixed candidates and whole-tree rules under controllers that read the clock.
 
-The clock is a fake that moves with the work, and with the tokens that are read: what is planned then depends on the text.
+Every draw enumerated in the real loop.
+
+The clock is a fake that moves with the work, and with the tokens that are read: what is planned
+then depends on the text.
 """
 
 from typing import Any
@@ -48,7 +51,9 @@ class Timed(TabularModel):
     def extend(self, blocks: Any) -> Any:
         for block in blocks.values():
             self._sizes.add(len(block.token_ids))
-            self._clock.spend(self._weight * (1.0 + 0.1 * len(block.token_ids) + 0.5 * sum(block.token_ids)))
+            self._clock.spend(
+                self._weight * (1.0 + 0.1 * len(block.token_ids) + 0.5 * sum(block.token_ids))
+            )
         return super().extend(blocks)
 
 
@@ -58,15 +63,30 @@ class Timed(TabularModel):
     [
         ("fixed_width((2,), 'mixed(1)')", "layer('rrs')", "goodput(first_cooldown=1, probe=1)", 3),
         pytest.param(
-            *("fixed_width((2, 1), 'mixed(1)')", "layer('greedy')", "goodput(first_cooldown=1, probe=1)", 2),
+            *(
+                "fixed_width((2, 1), 'mixed(1)')",
+                "layer('greedy')",
+                "goodput(first_cooldown=1, probe=1)",
+                2,
+            ),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *("fixed_width((2, 1), 'mixed(1)')", "layer(\"optimal('candidates')\")", "goodput(first_cooldown=1, probe=1)", 3),
+            *(
+                "fixed_width((2, 1), 'mixed(1)')",
+                "layer(\"optimal('candidates')\")",
+                "goodput(first_cooldown=1, probe=1)",
+                3,
+            ),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *("fixed_width((2, 1), 'mixed(1)')", "layer('rrs')", "mixed_split('goodput(first_cooldown=1, probe=1)')", 3),
+            *(
+                "fixed_width((2, 1), 'mixed(1)')",
+                "layer('rrs')",
+                "mixed_split('goodput(first_cooldown=1, probe=1)')",
+                3,
+            ),
             marks=pytest.mark.slow,
         ),
         pytest.param(
@@ -84,7 +104,13 @@ def test_plans_that_follow_the_clock_leave_the_law_alone(
         clock.seconds = 0.0
         target, draft = Timed(5, clock, 1.0, sizes), Timed(17, clock, 0.2, set())
         return make_components(
-            target, draft, drafter=POOL, tree=tree, verifier=verifier, controller=controller, costs=COSTS[costs]
+            target,
+            draft,
+            drafter=POOL,
+            tree=tree,
+            verifier=verifier,
+            controller=controller,
+            costs=COSTS[costs],
         )
 
     case = Case(prompt=(0, 1, 0, 1, 0), horizon=horizon, max_new_tokens=horizon + 2)
@@ -92,4 +118,6 @@ def test_plans_that_follow_the_clock_leave_the_law_alone(
         output = output_law(components, case, max_runs=1_000_000)
     assert law_error(output, target_law(TabularModel(RandomTable(VOCAB, 5), VOCAB), case)) < 1e-12
     assert max(sizes) > 1, "something is drafted"
-    assert len(sizes) > 1 or costs == "drafting is cheap", "where it is dear, some rounds draft and others do not"
+    assert len(sizes) > 1 or costs == "drafting is cheap", (
+        "where it is dear, some rounds draft and others do not"
+    )

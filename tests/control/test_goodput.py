@@ -16,11 +16,19 @@ from monge.core.errors import OptionError
 from monge.core.selection import Member
 from tests.control.scripts import chain_round, draws, plan_one, shared_of
 
-POOL = (Member(name="ngram", max_depth=8, runs_network=False), Member(name="model", max_depth=8, runs_network=True))
+POOL = (
+    Member(name="ngram", max_depth=8, runs_network=False),
+    Member(name="model", max_depth=8, runs_network=True),
+)
 
 
 def decode(
-    controller: Goodput, shared: SharedState, accepted: int, rounds: int, state: GoodputState | None = None, **fields: Any
+    controller: Goodput,
+    shared: SharedState,
+    accepted: int,
+    rounds: int,
+    state: GoodputState | None = None,
+    **fields: Any,
 ) -> tuple[GoodputState, list[int]]:
     """Depths of rounds of which up to `accepted` tokens are accepted."""
     state, depths = state or controller.init(shared), []
@@ -28,7 +36,9 @@ def decode(
         plan = plan_one(controller, state)
         depths.append(plan.max_depth or 0)
         window = depths[-1]
-        state = controller.update(state, chain_round(window, min(accepted, window), plan=plan, **fields))
+        state = controller.update(
+            state, chain_round(window, min(accepted, window), plan=plan, **fields)
+        )
     return state, depths
 
 
@@ -39,7 +49,9 @@ def test_a_good_cheap_draft_is_used_to_its_full_depth() -> None:
 
 
 def test_a_draft_that_is_never_accepted_pauses_for_longer_and_longer() -> None:
-    _, depths = decode(Goodput(first_cooldown=4, last_cooldown=64), shared_of(node=0.1, draft=0.2), 0, 400)
+    _, depths = decode(
+        Goodput(first_cooldown=4, last_cooldown=64), shared_of(node=0.1, draft=0.2), 0, 400
+    )
     starts = [place for place in range(1, 400) if depths[place] and not depths[place - 1]]
     gaps = [after - before for before, after in zip(starts, starts[1:], strict=False)]
     assert gaps == sorted(gaps)
@@ -79,7 +91,9 @@ def test_confidence_ends_drafts_early() -> None:
         plan = plan_one(controller, state)
         window, sure = plan.max_depth or 0, number % 2
         confidence = 0.95 if sure else 0.05
-        record = chain_round(window, window * sure, plan=plan, confidences=(confidence,) * window, levels_read=window)
+        record = chain_round(
+            window, window * sure, plan=plan, confidences=(confidence,) * window, levels_read=window
+        )
         state = controller.update(state, record)
     plan = plan_one(controller, state)
     assert plan.stop is not None
@@ -95,7 +109,9 @@ def test_some_rounds_draft_to_the_full_depth() -> None:
         plan = plan_one(controller, state)
         window = min(plan.max_depth or 0, 2)
         unstopped += plan.stop is not None and plan.stop.draw_prices == (0.0,)
-        state = controller.update(state, chain_round(window, window, plan=plan, confidences=(0.9,) * window))
+        state = controller.update(
+            state, chain_round(window, window, plan=plan, confidences=(0.9,) * window)
+        )
     assert 3 <= unstopped <= 6
 
 
@@ -117,8 +133,14 @@ def test_model_free_drafts_that_fail_are_asked_rarely() -> None:
     for _ in range(200):
         plan = plan_one(controller, state)
         asked.append(bool(plan.model_free_depth))
-        name, window = ("ngram", plan.model_free_depth or 0) if asked[-1] else ("model", min(plan.max_depth or 0, 8))
-        state = controller.update(state, chain_round(window, 0 if asked[-1] else window, plan=plan, drafter=name))
+        name, window = (
+            ("ngram", plan.model_free_depth or 0)
+            if asked[-1]
+            else ("model", min(plan.max_depth or 0, 8))
+        )
+        state = controller.update(
+            state, chain_round(window, 0 if asked[-1] else window, plan=plan, drafter=name)
+        )
     assert sum(asked[100:]) <= 10
     assert any(asked[100:])
 
@@ -137,8 +159,14 @@ def test_without_a_pool_no_lookups_are_planned() -> None:
 
 
 def test_a_batch_shares_one_decision() -> None:
-    """Two requests that accept everything; alone their drafts pay, in a batch of sixteen that wait for them they do not."""
-    latency = Latency(verify_s={1: {0: 1.0, 8: 1.2}, 16: {0: 1.5, 8: 6.0}}, draft_s={1: {0: 0.0, 8: 0.4}, 16: {0: 0.0, 8: 2.0}})
+    """Two requests that accept everything.
+
+    Alone their drafts pay, in a batch of sixteen that wait for them they do not.
+    """
+    latency = Latency(
+        verify_s={1: {0: 1.0, 8: 1.2}, 16: {0: 1.5, 8: 6.0}},
+        draft_s={1: {0: 0.0, 8: 0.4}, 16: {0: 0.0, 8: 2.0}},
+    )
     for batch_size, drafts in ((2, True), (16, False)):
         controller, shared = Goodput(), SharedState(latency)
         states = [controller.init(shared) for _ in range(2)]
@@ -147,18 +175,24 @@ def test_a_batch_shares_one_decision() -> None:
             plans = controller.plan(states, info, [TapeDraws([])] * 2)
             windows = [plan.max_depth or 0 for plan in plans]
             states = [
-                controller.update(state, chain_round(window, window, plan=plan, batch_size=batch_size))
+                controller.update(
+                    state, chain_round(window, window, plan=plan, batch_size=batch_size)
+                )
                 for state, window, plan in zip(states, windows, plans, strict=True)
             ]
         assert all(windows) == drafts
         assert any(windows) == drafts
 
 
-@pytest.mark.parametrize(("world", "least"), [("light load", 1.15), ("verification ten times dearer", 1.1)])
+@pytest.mark.parametrize(
+    ("world", "least"), [("light load", 1.15), ("verification ten times dearer", 1.1)]
+)
 def test_in_simulated_worlds_it_beats_the_best_fixed_window(world: str, least: float) -> None:
     """Whose acceptance changes every ten rounds on average; the window is chosen in hindsight."""
     rounds = list(WORLDS[world].rounds(1500, draws(0)))
-    best = max(speed(Fixed(max_depth=window), WORLDS[world], rounds, draws(1)) for window in range(1, 9))
+    best = max(
+        speed(Fixed(max_depth=window), WORLDS[world], rounds, draws(1)) for window in range(1, 9)
+    )
     assert speed(Goodput(max_window=16), WORLDS[world], rounds, draws(1)) > least * best
 
 
@@ -176,7 +210,13 @@ def test_the_old_name_says_the_new_one() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"probe": 0}, {"first_cooldown": 0}, {"first_cooldown": 9, "last_cooldown": 8}, {"margin": -0.1}, {"max_window": 0}],
+    [
+        {"probe": 0},
+        {"first_cooldown": 0},
+        {"first_cooldown": 9, "last_cooldown": 8},
+        {"margin": -0.1},
+        {"max_window": 0},
+    ],
 )
 def test_impossible_settings(settings: dict[str, Any]) -> None:
     with pytest.raises(OptionError):

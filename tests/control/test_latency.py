@@ -14,7 +14,9 @@ TABLE = {1: {0: 1.0, 2: 1.2, 4: 1.6}, 4: {0: 2.0, 2: 2.4, 4: 3.2}}
 DRAFT = {1: {0: 0.0, 2: 0.4}, 4: {0: 0.0, 2: 0.8}}
 
 
-def round_of(num_nodes: int, depth: int, rest_s: float, draft_s: float = 0.0, **fields: object) -> RoundTiming:
+def round_of(
+    num_nodes: int, depth: int, rest_s: float, draft_s: float = 0.0, **fields: object
+) -> RoundTiming:
     settings = {"batch_size": 1, "context_length": 0, **fields}
     return RoundTiming(num_nodes=num_nodes, depth=depth, rest_s=rest_s, draft_s=draft_s, **settings)  # type: ignore[arg-type]
 
@@ -23,8 +25,12 @@ def round_of(num_nodes: int, depth: int, rest_s: float, draft_s: float = 0.0, **
     ("num_nodes", "batch_size", "seconds"),
     [(0, 1, 1.0), (1, 1, 1.1), (3, 1, 1.4), (6, 1, 2.0), (0, 4, 2.0), (2, 2, 1.6), (2, 7, 3.6)],
 )
-def test_times_between_and_beyond_the_measured_ones_lie_on_lines(num_nodes: int, batch_size: int, seconds: float) -> None:
-    assert Latency(verify_s=TABLE, draft_s=DRAFT).verify_s(num_nodes, batch_size) == pytest.approx(seconds)
+def test_times_between_and_beyond_the_measured_ones_lie_on_lines(
+    num_nodes: int, batch_size: int, seconds: float
+) -> None:
+    assert Latency(verify_s=TABLE, draft_s=DRAFT).verify_s(num_nodes, batch_size) == pytest.approx(
+        seconds
+    )
 
 
 def test_a_round_is_its_drafting_and_its_verification() -> None:
@@ -42,7 +48,9 @@ def test_context_costs_by_request_and_token() -> None:
 
 
 def test_graphs_of_fixed_sizes_are_paid_for_whole() -> None:
-    latency = Latency(verify_s={1: {0: 1.0, 3: 1.5, 7: 2.0}}, draft_s={1: {0: 0.0}}, graph_sizes=(1, 4, 8))
+    latency = Latency(
+        verify_s={1: {0: 1.0, 3: 1.5, 7: 2.0}}, draft_s={1: {0: 0.0}}, graph_sizes=(1, 4, 8)
+    )
     assert [latency.verify_s(count) for count in (0, 1, 3, 4, 7)] == [1.0, 1.5, 1.5, 2.0, 2.0]
 
 
@@ -82,7 +90,11 @@ def test_reading_missed_text_is_no_cost_of_a_draft() -> None:
 
 
 def test_networks_of_a_pool_have_tables_of_their_own() -> None:
-    latency = Latency(verify_s=TABLE, draft_s=DRAFT, drafters={"a": (DRAFT, ()), "b": ({1: {0: 0.0, 2: 4.0}}, (0, 3, 6))})
+    latency = Latency(
+        verify_s=TABLE,
+        draft_s=DRAFT,
+        drafters={"a": (DRAFT, ()), "b": ({1: {0: 0.0, 2: 4.0}}, (0, 3, 6))},
+    )
     for _ in range(30):
         latency.observe(round_of(6, 2, rest_s=2.0, draft_s=8.0, drafter="b"))
     assert latency.of("b").draft_s(2) == pytest.approx(8.0, rel=0.05)

@@ -1,4 +1,7 @@
-"""Every controller in the real loop, every draw enumerated: the text has the target's law, whatever was planned."""
+"""Every controller in the real loop, every draw enumerated.
+
+The text has the target's law, whatever was planned.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +27,19 @@ from monge.verify.registry import VERIFIERS
 
 VOCAB = 3
 TREE_TEXTS = (
-    *("chain(2)", "chain(2, 'top')", "fixed_width((2, 1), 'iid')", "fixed_width((2, 1), 'without_replacement')"),
+    *(
+        "chain(2)",
+        "chain(2, 'top')",
+        "fixed_width((2, 1), 'iid')",
+        "fixed_width((2, 1), 'without_replacement')",
+    ),
     "paths(2, 2)",
 )
 SETTINGS = {
-    "on_the_fly": ("on_the_fly(probe_prob=0.5, prior=(0, 1))", "on_the_fly(history=1, prior=(1, 0))"),
+    "on_the_fly": (
+        "on_the_fly(probe_prob=0.5, prior=(0, 1))",
+        "on_the_fly(history=1, prior=(1, 0))",
+    ),
     "fsm": ("fsm(first=2)",),
     "cached_fsm": ("cached_fsm(machine=(2, 1, 1, 1, 2), max_ending=1, min_ending=1)",),
     "q_learning": ("q_learning(windows=(0, 2))",),
@@ -39,7 +50,10 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(SoloController[tuple[int, float]]):
-    """Plans that swing as far as the last round allows: deeper after acceptance, stop prices moved by confidence."""
+    """Plans that swing as far as the last round allows.
+
+    Deeper after acceptance, stop prices moved by confidence.
+    """
 
     stop: StopRule
 
@@ -48,7 +62,9 @@ class Adaptive(SoloController[tuple[int, float]]):
     def init(self, shared: SharedState) -> tuple[int, float]:
         return 2, 0.0
 
-    def plan_one(self, state: tuple[int, float], info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
+    def plan_one(
+        self, state: tuple[int, float], info: RoundInfo, context_length: int, draws: Draws
+    ) -> DraftPlan:
         return DraftPlan(max_depth=state[0], stop=self.stop)
 
     def update(self, state: tuple[int, float], record: StepRecord) -> tuple[int, float]:
@@ -57,13 +73,17 @@ class Adaptive(SoloController[tuple[int, float]]):
 
 STOPS = {
     "before a draw": StopRule(draw_prices=(0.42, 0.35)),
-    "before reading on": StopRule(read_prices=(0.0, 0.29), expected=(0.6, 0.5), following=(-0.1, 1.0)),
+    "before reading on": StopRule(
+        read_prices=(0.0, 0.29), expected=(0.6, 0.5), following=(-0.1, 1.0)
+    ),
     "after an improbable token": StopRule(min_token_prob=0.35),
 }
 
 
 def models(seed: int = 11) -> tuple[TabularModel, TabularModel]:
-    return TabularModel(RandomTable(VOCAB, seed), VOCAB), TabularModel(RandomTable(VOCAB, seed + 12), VOCAB)
+    return TabularModel(RandomTable(VOCAB, seed), VOCAB), TabularModel(
+        RandomTable(VOCAB, seed + 12), VOCAB
+    )
 
 
 def components(**settings: Any) -> Components:
@@ -72,7 +92,9 @@ def components(**settings: Any) -> Components:
 
 
 def error(case: Case, **settings: Any) -> float:
-    return law_error(output_law(lambda: components(**settings), case), target_law(models()[0], case))
+    return law_error(
+        output_law(lambda: components(**settings), case), target_law(models()[0], case)
+    )
 
 
 @pytest.mark.parametrize("text", [text for name in WINDOWS for text in SETTINGS.get(name, (name,))])
@@ -94,23 +116,34 @@ def stopping_combinations() -> list[tuple[str, str]]:
         limits = TREES.parse(tree).limits
         for name in VERIFIERS:
             rule = VERIFIERS.make(name)
-            if rule.is_enumerable and unsupported_reason(rule, limits.proposes, limits.max_width) is None:
+            if (
+                rule.is_enumerable
+                and unsupported_reason(rule, limits.proposes, limits.max_width) is None
+            ):
                 found.append((tree, name))
     return found
 
 
-@pytest.mark.parametrize(("tree", "verifier"), [pair for pair in stopping_combinations() if pair[0] == "chain(2)"])
+@pytest.mark.parametrize(
+    ("tree", "verifier"), [pair for pair in stopping_combinations() if pair[0] == "chain(2)"]
+)
 def test_a_stop_rule_with_every_verifier(tree: str, verifier: str) -> None:
     """The first token of a round whose draft is stopped; wider trees follow in the slow tests."""
     case = Case(horizon=1, max_new_tokens=3)
-    assert error(case, controller=Adaptive(STOPS["before a draw"]), tree=tree, verifier=verifier) < 1e-12
+    assert (
+        error(case, controller=Adaptive(STOPS["before a draw"]), tree=tree, verifier=verifier)
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize("stop", [StopRule(draw_prices=(0.0, price)) for price in (0.3, 0.4)])
 def test_a_level_that_ends_for_what_other_paths_promise(stop: StopRule) -> None:
     """Rules that look at whole paths are told that these are none."""
     case = Case(horizon=2, max_new_tokens=3)
-    assert error(case, controller=Adaptive(stop), tree="paths(2, 2)", verifier="multipath_block") < 1e-12
+    assert (
+        error(case, controller=Adaptive(stop), tree="paths(2, 2)", verifier="multipath_block")
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize("stop", STOPS)
@@ -118,7 +151,13 @@ def test_a_level_that_ends_for_what_other_paths_promise(stop: StopRule) -> None:
 def test_every_stop_rule(verifier: str, stop: str) -> None:
     """Two tokens, over a second round that was planned from the first."""
     assert (
-        error(Case(horizon=2, max_new_tokens=3), controller=Adaptive(STOPS[stop]), tree="chain(2)", verifier=verifier) < 1e-12
+        error(
+            Case(horizon=2, max_new_tokens=3),
+            controller=Adaptive(STOPS[stop]),
+            tree="chain(2)",
+            verifier=verifier,
+        )
+        < 1e-12
     )
 
 
@@ -149,5 +188,7 @@ def test_the_stops_do_stop(stop: str) -> None:
 
 
 def test_combinations_cover_sampled_trees() -> None:
-    proposals = {kind for tree, _ in stopping_combinations() for kind in TREES.parse(tree).limits.proposes}
+    proposals = {
+        kind for tree, _ in stopping_combinations() for kind in TREES.parse(tree).limits.proposes
+    }
     assert {Iid, WithoutReplacement} <= proposals

@@ -1,4 +1,7 @@
-"""The controller that splits candidates into top tokens and draws: what it learns, and that it leaves the law alone."""
+"""The controller that splits candidates into top tokens and draws.
+
+What it learns, and that it leaves the law alone.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -38,12 +41,17 @@ def test_ways_that_follow_a_plan(way: str) -> None:
     for width in (1, 2, 3, 4):
         proposal = children_of(way, LAW, width, DraftPlan(num_fixed=(0, 0, 2)))
         assert isinstance(proposal, Mixed)
-        assert (proposal.fixed, proposal.width) == (((1, 2), width - 2) if width > 2 else ((), width))
+        assert (proposal.fixed, proposal.width) == (
+            ((1, 2), width - 2) if width > 2 else ((), width)
+        )
     assert isinstance(children_of("iid", LAW, 3, DraftPlan(num_fixed=(0, 1, 2))), Iid)
 
 
 def test_without_a_plan_a_tree_decides() -> None:
-    fixed = {way: children_of(way, LAW, 4).draw(TapeDraws([0.0] * 4))[:3] for way in ("mixed(0)", "mixed", "mixed(3)")}
+    fixed = {
+        way: children_of(way, LAW, 4).draw(TapeDraws([0.0] * 4))[:3]
+        for way in ("mixed(0)", "mixed", "mixed(3)")
+    }
     assert fixed == {"mixed(0)": (0, 0, 0), "mixed": (1, 0, 0), "mixed(3)": (1, 2, 3)}
 
 
@@ -57,16 +65,21 @@ def test_what_a_record_says() -> None:
     tree = GrowingTree(0)
     (first, *_) = tree.grow(0, children_of("mixed(2)", LAW, 3), TapeDraws([0.0]))
     (second, *_) = tree.grow(
-        first, children_of("mixed", DenseLaw(torch.tensor([0, 0.5, 0.5], dtype=torch.float64)), 2), TapeDraws([0.0])
+        first,
+        children_of("mixed", DenseLaw(torch.tensor([0, 0.5, 0.5], dtype=torch.float64)), 2),
+        TapeDraws([0.0]),
     )
     tree.grow(second, Iid(LAW, 1), TapeDraws([0.0]))
     finished = tree.finish()
     assert splits_along(finished, ()) == ((3, 2),)
-    # A law of two tokens leaves no choice to a node of two candidates, and an independent draw was no choice.
+    # A law of two tokens leaves no choice to a node of two candidates, and an independent draw was
+    # no choice.
     assert splits_along(finished, (first, second)) == ((3, 2), (0, 0), (0, 0))
 
 
-def chosen(controller: MixedSplit, shared: SharedState, chances: tuple[float, ...], rounds: int, seed: int) -> list[int]:
+def chosen(
+    controller: MixedSplit, shared: SharedState, chances: tuple[float, ...], rounds: int, seed: int
+) -> list[int]:
     """The splits of a node of width `len(chances)`, whose candidates are accepted with the chance of the split."""
     rng, state, found = np.random.default_rng(seed), controller.init(shared), []
     for _ in range(rounds):
@@ -103,13 +116,19 @@ def test_nodes_that_had_no_choice_teach_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("verifier", "tree"),
-    [(rule, TREES[0]) for rule in ("rrs", "optimal(given='candidates')", "layer('rrs')", "traversal")] + [("greedy", TREES[1])],
+    [
+        (rule, TREES[0])
+        for rule in ("rrs", "optimal(given='candidates')", "layer('rrs')", "traversal")
+    ]
+    + [("greedy", TREES[1])],
 )
 def test_the_law_is_the_targets(verifier: str, tree: str) -> None:
     """Two rounds, with arms that swing after every node."""
 
     def components() -> Any:
-        return make_components(*models(), controller="mixed_split(explore=4)", tree=tree, verifier=verifier)
+        return make_components(
+            *models(), controller="mixed_split(explore=4)", tree=tree, verifier=verifier
+        )
 
     case = Case(horizon=2, max_new_tokens=3)
     assert law_error(output_law(components, case), target_law(models()[0], case)) < 1e-12
@@ -124,7 +143,10 @@ def test_it_plans_with_any_window_controller() -> None:
 
 
 def test_a_batch_is_planned_as_its_window_controller_plans_it() -> None:
-    """`survival_budget` shares six slots among three requests; planned one by one, each would get six."""
+    """`survival_budget` shares six slots among three requests.
+
+    Planned one by one, each would get six.
+    """
     shared = SharedState(Latency.linear(plain=1.0, node=0.01, draft=0.01))
     for text in ("survival_budget(max_slots=6)", "goodput"):
         inner, outer = CONTROLLERS.parse(text), CONTROLLERS.parse(f"mixed_split({text!r})")
@@ -136,13 +158,19 @@ def test_a_batch_is_planned_as_its_window_controller_plans_it() -> None:
         assert all(len(plan.num_fixed) == 8 for plan in planned)
 
 
-@pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 1), 'iid')", "best_first(3, 2, 2, 2)"])
+@pytest.mark.parametrize(
+    "tree", ["chain(3)", "fixed_width((2, 1), 'iid')", "best_first(3, 2, 2, 2)"]
+)
 def test_trees_without_a_choice_are_refused(tree: str) -> None:
-    with pytest.raises(OptionError, match="MixedSplit chooses how many candidates of a node are its top tokens"):
+    with pytest.raises(
+        OptionError, match="MixedSplit chooses how many candidates of a node are its top tokens"
+    ):
         make_components(*models(), controller="mixed_split", tree=tree)
 
 
-@pytest.mark.parametrize("options", ["max_width=0", "explore=-1", "keep=0", "keep=2", "explore=float('nan')", "'hedge'"])
+@pytest.mark.parametrize(
+    "options", ["max_width=0", "explore=-1", "keep=0", "keep=2", "explore=float('nan')", "'hedge'"]
+)
 def test_settings_that_cannot_be(options: str) -> None:
     with pytest.raises(OptionError):
         CONTROLLERS.parse(f"mixed_split({options})")

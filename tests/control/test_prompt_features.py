@@ -1,4 +1,7 @@
-"""What the linear model of `linear_selection` is made of: ridge regression and features of prompts."""
+"""What the linear model of `linear_selection` is made of.
+
+Ridge regression and features of prompts.
+"""
 
 import math
 from typing import Any
@@ -35,4 +38,6 @@ def test_features_of_prompts() -> None:
     assert repeated["repeated_quadruples"] == pytest.approx(1 / 3)
     told = features(token_ids=(7,), text="x = f(10) # é", surprisal=4.0, entropy=math.inf)
     assert (told["surprisal"], told["entropy"]) == (0.5, 2.0)
-    assert (told["digits"], told["code"], told["foreign"]) == pytest.approx((2 / 13, 4 / 13, 1 / 13))
+    assert (told["digits"], told["code"], told["foreign"]) == pytest.approx(
+        (2 / 13, 4 / 13, 1 / 13)
+    )

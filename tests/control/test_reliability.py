@@ -30,12 +30,17 @@ def test_survival_is_the_product_of_the_rules_chances() -> None:
 
 def test_rounds_without_forecasts_count_for_nothing() -> None:
     bare = DraftPlan(max_depth=3, stop=StopRule(draw_prices=(0.0,)))
-    assert reliability([chain_round(3, 1), chain_round(3, 1, plan=bare, confidences=(0.9, 0.5, 0.8))]) is None
+    assert (
+        reliability([chain_round(3, 1), chain_round(3, 1, plan=bare, confidences=(0.9, 0.5, 0.8))])
+        is None
+    )
 
 
 def test_honest_forecasts_have_no_calibration_error() -> None:
     plan = DraftPlan(max_depth=1, stop=StopRule(expected=(0.5,)))
-    rounds = [chain_round(1, int(number < 3), plan=plan, confidences=(0.75,)) for number in range(4)]
+    rounds = [
+        chain_round(1, int(number < 3), plan=plan, confidences=(0.75,)) for number in range(4)
+    ]
     found = reliability(rounds)
     assert found is not None
     assert found.calibration_error == pytest.approx(0.0)
@@ -52,7 +57,9 @@ def test_a_decoded_request_tells_what_price_thought() -> None:
     parts = make_components(*models, controller="goodput", costs=costs)
     (result,) = Decoder(parts).generate([(1, 2)], max_new_tokens=200, temperature=1.0, seed=0)
     rounds = rounds_of(result.records)
-    assert [entry["at"] for entry in rounds] == [sum(e["tokens"] for e in rounds[:place]) for place in range(len(rounds))]
+    assert [entry["at"] for entry in rounds] == [
+        sum(e["tokens"] for e in rounds[:place]) for place in range(len(rounds))
+    ]
     assert rounds[-1]["at"] + rounds[-1]["tokens"] == 200
     drafted = [entry for entry in rounds if entry["depth"] > 0]
     assert all(entry["price"] > 0 for entry in drafted)

@@ -40,12 +40,23 @@ def shared_of(*members: Member, draft: float = 0.2) -> SharedState:
 
 
 def seen(drafter: str, position: int, *factors: float, num_nodes: int = 4) -> CounterfactualDraft:
-    return CounterfactualDraft(drafter=drafter, position=position, num_nodes=num_nodes, factors=factors)
+    return CounterfactualDraft(
+        drafter=drafter, position=position, num_nodes=num_nodes, factors=factors
+    )
 
 
-def round_of(drafter: str, position: int, accepted: int, window: int, *counterfactuals: CounterfactualDraft) -> Any:
+def round_of(
+    drafter: str, position: int, accepted: int, window: int, *counterfactuals: CounterfactualDraft
+) -> Any:
     plan = DraftPlan(max_depth=window, drafter=drafter)
-    return chain_round(window, accepted, plan=plan, drafter=drafter, context_length=position, counterfactuals=counterfactuals)
+    return chain_round(
+        window,
+        accepted,
+        plan=plan,
+        drafter=drafter,
+        context_length=position,
+        counterfactuals=counterfactuals,
+    )
 
 
 # Estimates.
@@ -86,12 +97,17 @@ def test_bandit_feedback_is_unbiased() -> None:
         name = str(plan_one(hedge, state, draws).drafter)
         accepted = 4 if draws.bernoulli(chance[name]) else 1
         after = hedge.update(state, round_of(name, 50, accepted, 4))
-        return tuple(hedge.keep * old - new for new, old in zip(after.weights.losses, state.weights.losses, strict=True))
+        return tuple(
+            hedge.keep * old - new
+            for new, old in zip(after.weights.losses, state.weights.losses, strict=True)
+        )
 
     law = exact_law(gains)
     for arm, name in enumerate(("small", "large")):
         true = 5.0 * chance[name] + 2.0 * (1.0 - chance[name]) - max(price, 1.0) * (1.4 + 0.8)
-        assert sum(weight * outcome[arm] for outcome, weight in law.items()) == pytest.approx(true, abs=1e-12)
+        assert sum(weight * outcome[arm] for outcome, weight in law.items()) == pytest.approx(
+            true, abs=1e-12
+        )
         average = state.averages[arm]
         assert abs(average.tokens - max(price, 1.0) * average.seconds - true) > 0.1
 
@@ -99,17 +115,29 @@ def test_bandit_feedback_is_unbiased() -> None:
 # Choice.
 
 
-def settle(hedge: Hedge, state: HedgeState, rounds: int, chosen: str, accepted: int, factors: tuple[float, ...]) -> HedgeState:
+def settle(
+    hedge: Hedge,
+    state: HedgeState,
+    rounds: int,
+    chosen: str,
+    accepted: int,
+    factors: tuple[float, ...],
+) -> HedgeState:
     for number in range(rounds):
         position = 10 + 5 * number
-        found = (seen("ngram", position, *factors, num_nodes=len(factors)), seen("none", position, num_nodes=0))
+        found = (
+            seen("ngram", position, *factors, num_nodes=len(factors)),
+            seen("none", position, num_nodes=0),
+        )
         state = hedge.update(state, round_of(chosen, position, accepted, 4, *found))
     return state
 
 
 def test_full_information_finds_a_drafter_that_was_never_used() -> None:
     hedge = Hedge(inner="fixed", explore=0.0)
-    state = settle(hedge, hedge.init(shared_of(NOTHING, LOOKUP)), 12, "none", 0, (1.0, 1.0, 1.0, 1.0))
+    state = settle(
+        hedge, hedge.init(shared_of(NOTHING, LOOKUP)), 12, "none", 0, (1.0, 1.0, 1.0, 1.0)
+    )
     assert hedge.probs(state)[1] > 0.9
 
 
@@ -126,7 +154,9 @@ def test_a_lookup_that_finds_nothing_costs_nothing_and_one_that_errs_is_left() -
 
 @pytest.mark.parametrize("count", ["every token", "accepted tokens"])
 def test_seconds_decide_where_the_published_inequality_errs(count: str) -> None:
-    """Window 4, small (draft .3, acceptance .3), large (draft .4, acceptance .5): the large one is faster, by either count.
+    """Window 4, small (draft .3, acceptance .3), large (draft .4, acceptance .5).
+
+    The large one is faster, by either count.
 
     `dn > L dc / drho` would refuse it; predicted seconds per token do not.
     """
@@ -134,7 +164,8 @@ def test_seconds_decide_where_the_published_inequality_errs(count: str) -> None:
 
     def seconds(cost: float, rho: float) -> float:
         tokens = sum(rho**k for k in range(gamma + 1))
-        if count == "accepted tokens":  # the paper's: L tokens take L / (gamma rho + 1) rounds and L / rho drafts
+        # The paper's: L tokens take L / (gamma rho + 1) rounds and L / rho drafts.
+        if count == "accepted tokens":
             return 1.0 / (gamma * rho + 1.0) + cost / rho
         return (1.0 + cost * gamma) / tokens
 
@@ -157,7 +188,14 @@ def test_a_drafter_that_accepts_more_and_takes_longer_is_left() -> None:
             chosen = "small" if number % 4 == 0 else "none"
             found = seen("none", 10 + number, num_nodes=0)
             state = hedge.update(
-                state, round_of(chosen, 10 + number, 2 if chosen == "small" else 0, 4 if chosen == "small" else 0, found)
+                state,
+                round_of(
+                    chosen,
+                    10 + number,
+                    2 if chosen == "small" else 0,
+                    4 if chosen == "small" else 0,
+                    found,
+                ),
             )
         probs.append(hedge.probs(state)[0])
     assert probs[0] < 0.2
@@ -171,7 +209,11 @@ def test_late_feedback_is_settled_in_order_and_not_dropped() -> None:
         state = hedge.update(state, round_of("none", position, 0, 0))
     assert [one.position for one in state.pending] == [10, 11, 12]
     assert state.weights == AdaHedge((0.0, 0.0))
-    late = [seen(name, position, *((1.0,) if name == "ngram" else ())) for position in (10, 11) for name in ("ngram", "none")]
+    late = [
+        seen(name, position, *((1.0,) if name == "ngram" else ()))
+        for position in (10, 11)
+        for name in ("ngram", "none")
+    ]
     state = hedge.update(state, round_of("none", 13, 0, 0, *late))
     assert [one.position for one in state.pending] == [12, 13]
     assert state.weights.losses[1] < state.weights.losses[0]
@@ -188,7 +230,10 @@ def test_a_request_whose_drafter_failed_goes_on() -> None:
 
 def test_the_prompt_chooses_who_begins() -> None:
     """Lookups that worked on repetitive prompts, and failed on others, begin on repetitive prompts only."""
-    shared, selection = shared_of(LOOKUP, SMALL), LinearSelection(inner="fixed", bonus=0.0, opening=4)
+    shared, selection = (
+        shared_of(LOOKUP, SMALL),
+        LinearSelection(inner="fixed", bonus=0.0, opening=4),
+    )
     repetitive, free = (1, 2, 3, 4) * 8, tuple(range(32))
     for number in range(60):
         prompt, works = ((repetitive, True), (free, False))[number % 2]
@@ -198,21 +243,31 @@ def test_the_prompt_chooses_who_begins() -> None:
             name = str(plan_one(selection, state, TapeDraws([0.5, 0.5])).drafter)
             accepted = 2 if name == "small" else 4 * works
             state = selection.update(state, round_of(name, 40 + step, accepted, 4, found))
-    begins = [selection.read(selection.init(shared), PromptProfile(token_ids=prompt)).choice for prompt in (repetitive, free)]
+    begins = [
+        selection.read(selection.init(shared), PromptProfile(token_ids=prompt)).choice
+        for prompt in (repetitive, free)
+    ]
     assert begins == [0, 1]
     state = selection.read(selection.init(shared), PromptProfile(token_ids=repetitive))
-    assert plan_one(selection, state, TapeDraws([])).drafter == "ngram"  # certain: the opening draws nothing
+    # Certain: the opening draws nothing.
+    assert plan_one(selection, state, TapeDraws([])).drafter == "ngram"
     for step in range(4):
-        state = selection.update(state, round_of("ngram", 40 + step, 0, 4, seen("ngram", 40 + step, 0.0)))
+        state = selection.update(
+            state, round_of("ngram", 40 + step, 0, 4, seen("ngram", 40 + step, 0.0))
+        )
     assert state.opening_left == 0
     assert 0.0 < selection.hedge().probs(state.hedge)[1] < 1.0
 
 
 def test_a_path_of_a_tree_that_ends_above_its_deepest_node_is_no_rejection():
     """The model learns from rounds that rejected something."""
-    shared, selection = shared_of(LOOKUP, SMALL), LinearSelection(inner="fixed", bonus=0.0, opening=4)
+    shared, selection = (
+        shared_of(LOOKUP, SMALL),
+        LinearSelection(inner="fixed", bonus=0.0, opening=4),
+    )
     learnt = []
-    for depth in (2, 4):  # all two tokens of the path were accepted; in the second case another path was deeper
+    # All two tokens of the path were accepted; in the second case another path was deeper.
+    for depth in (2, 4):
         shared.notes.clear()
         state = selection.read(selection.init(shared), PromptProfile(token_ids=tuple(range(32))))
         for step in range(8):
@@ -223,7 +278,10 @@ def test_a_path_of_a_tree_that_ends_above_its_deepest_node_is_no_rejection():
 
 
 def test_a_batch_is_planned_together_drafter_by_drafter() -> None:
-    """`survival_budget` shares six slots among the requests of one drafter; planned one by one, each would get six."""
+    """`survival_budget` shares six slots among the requests of one drafter.
+
+    Planned one by one, each would get six.
+    """
     for text, selection in (("hedge", Hedge), ("linear_selection", LinearSelection)):
         shared = shared_of(SMALL, LARGE, draft=0.01)
         controller = selection(inner="survival_budget(max_slots=6)")
@@ -231,7 +289,9 @@ def test_a_batch_is_planned_together_drafter_by_drafter() -> None:
         if text == "linear_selection":
             states = [controller.read(state, PromptProfile(token_ids=(0,))) for state in states]
         info = RoundInfo(context_lengths=(1,) * 4, batch_size=4)
-        plans = controller.plan(states, info, [TapeDraws([coin] * 3) for coin in (0.1, 0.9, 0.1, 0.9)])
+        plans = controller.plan(
+            states, info, [TapeDraws([coin] * 3) for coin in (0.1, 0.9, 0.1, 0.9)]
+        )
         slots: dict[str, int] = {}
         for plan in plans:
             slots[str(plan.drafter)] = slots.get(str(plan.drafter), 0) + (plan.max_depth or 0)
@@ -251,35 +311,66 @@ def test_the_law_is_the_targets(controller: str, pool: str) -> None:
     def components() -> Any:
         models = TabularModel(RandomTable(2, 11), 2), TabularModel(RandomTable(2, 23), 2)
         costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
-        return make_components(*models, drafter=pool, tree="chain(1)", controller=controller, costs=costs)
+        return make_components(
+            *models, drafter=pool, tree="chain(1)", controller=controller, costs=costs
+        )
 
-    assert law_error(output_law(components, case), target_law(TabularModel(RandomTable(2, 11), 2), case)) < 1e-12
+    assert (
+        law_error(
+            output_law(components, case), target_law(TabularModel(RandomTable(2, 11), 2), case)
+        )
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize("inner", ["goodput", "survival_budget"])
 def test_a_batch_keeps_the_law(inner: str) -> None:
-    """The first of two requests of a batch, every draw of both enumerated; their plans are made together."""
+    """The first of two requests of a batch, every draw of both enumerated.
+
+    Their plans are made together.
+    """
 
     def components() -> Any:
         models = TabularModel(RandomTable(2, 11), 2), TabularModel(RandomTable(2, 23), 2)
         costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
         controller = f"hedge(inner={inner!r}, keep=0.5, explore=0.4)"
-        return make_components(*models, drafter="pool('none', 'model')", tree="chain(1)", controller=controller, costs=costs)
+        return make_components(
+            *models,
+            drafter="pool('none', 'model')",
+            tree="chain(1)",
+            controller=controller,
+            costs=costs,
+        )
 
     case = Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=2, neighbours=((1,),))
-    assert law_error(output_law(components, case), target_law(TabularModel(RandomTable(2, 11), 2), case)) < 1e-12
+    assert (
+        law_error(
+            output_law(components, case), target_law(TabularModel(RandomTable(2, 11), 2), case)
+        )
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize("controller", ["hedge", "linear_selection"])
 def test_by_name_with_measured_choice(controller: str) -> None:
-    """A draft model that equals the target and costs next to nothing takes over; the text stays that of plain decoding."""
+    """A draft model that equals the target and costs next to nothing takes over.
+
+    The text stays that of plain decoding.
+    """
     target, draft = TabularModel(RandomTable(5, 1), 5), TabularModel(RandomTable(5, 1), 5)
     costs = Latency.linear(plain=1.0, node=0.01, draft=0.01)
-    components = make_components(target, draft, drafter="pool('none', 'ngram', 'model')", controller=controller, costs=costs)
-    results = Decoder(components, max_batch_size=2).generate([(0, 1), (3,)], max_new_tokens=150, temperature=0.0, seed=2)
+    components = make_components(
+        target, draft, drafter="pool('none', 'ngram', 'model')", controller=controller, costs=costs
+    )
+    results = Decoder(components, max_batch_size=2).generate(
+        [(0, 1), (3,)], max_new_tokens=150, temperature=0.0, seed=2
+    )
     plain = make_components(TabularModel(RandomTable(5, 1), 5), drafter="none")
     assert [one.token_ids for one in results] == [
-        one.token_ids for one in Decoder(plain).generate([(0, 1), (3,)], max_new_tokens=150, temperature=0.0, seed=2)
+        one.token_ids
+        for one in Decoder(plain).generate(
+            [(0, 1), (3,)], max_new_tokens=150, temperature=0.0, seed=2
+        )
     ]
     assert all(name is not None for one in results for name in one.stats.drafters)
     assert max(one.stats.block_efficiency for one in results) > 2.0
@@ -300,10 +391,14 @@ def test_by_name_with_measured_choice(controller: str) -> None:
 )
 def test_bad_settings_are_refused(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        make_components(TabularModel(RandomTable(5, 1), 5), drafter="pool('ngram', 'none')", controller=text)
+        make_components(
+            TabularModel(RandomTable(5, 1), 5), drafter="pool('ngram', 'none')", controller=text
+        )
 
 
 def test_there_must_be_something_to_choose_from() -> None:
     costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
     with pytest.raises(OptionError, match="chooses between drafters"):
-        make_components(TabularModel(RandomTable(5, 1), 5), drafter="ngram", controller="hedge", costs=costs)
+        make_components(
+            TabularModel(RandomTable(5, 1), 5), drafter="ngram", controller="hedge", costs=costs
+        )

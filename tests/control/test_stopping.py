@@ -6,10 +6,17 @@ from hypothesis import strategies as st
 from monge.core.stopping import StopRule
 
 PROBS = st.floats(0.0, 1.0)
-RISING = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8).map(lambda prices: tuple(sorted(prices)))
+RISING = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8).map(
+    lambda prices: tuple(sorted(prices))
+)
 
 
-@given(prices=RISING, expected=st.lists(PROBS, max_size=8).map(tuple), depth=st.integers(1, 8), gain=PROBS)
+@given(
+    prices=RISING,
+    expected=st.lists(PROBS, max_size=8).map(tuple),
+    depth=st.integers(1, 8),
+    gain=PROBS,
+)
 def test_where_prices_rise_a_level_stands_alone(prices, expected, depth, gain):
     rule = StopRule(draw_prices=prices, read_prices=prices, expected=expected)
     price = prices[min(depth, len(prices)) - 1]

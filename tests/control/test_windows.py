@@ -18,7 +18,16 @@ from tests.control.scripts import chain_round, plan_one, shared_of, windows
 
 
 def test_fsm() -> None:
-    assert windows(Fsm(first=2, up=2, down=1, max_window=5), [2, 4, 5, 4, 0, 0, 0, 0]) == [2, 4, 5, 5, 4, 3, 2, 1]
+    assert windows(Fsm(first=2, up=2, down=1, max_window=5), [2, 4, 5, 4, 0, 0, 0, 0]) == [
+        2,
+        4,
+        5,
+        5,
+        4,
+        3,
+        2,
+        1,
+    ]
     assert windows(Fsm(first=1), [0, 0, 1]) == [1, 1, 1]
 
 
@@ -44,7 +53,9 @@ def test_a_shortened_round_counts_from_what_was_drafted() -> None:
 
 
 def test_cached_fsm_hits_misses_and_forgets() -> None:
-    controller = CachedFsm(machine=(4, 1, 1, 1, 8), max_ending=2, min_ending=2, capacity=2, rate=0.5)
+    controller = CachedFsm(
+        machine=(4, 1, 1, 1, 8), max_ending=2, min_ending=2, capacity=2, rate=0.5
+    )
     state = controller.init(SharedState())
     plan = lambda state: plan_one(controller, state, TapeDraws([])).max_depth  # noqa: E731
     assert plan(state) == 4
@@ -69,16 +80,30 @@ def test_threshold_fit() -> None:
 
     def brute(samples: list[tuple[float, bool]]) -> float:
         accepted, rejected = [p for p, hit in samples if hit], [p for p, hit in samples if not hit]
-        cost = lambda t: sum(p >= t for p in rejected) / len(rejected) + 3 * sum(p < t for p in accepted) / len(accepted)  # noqa: E731
+        cost = lambda t: (  # noqa: E731
+            sum(p >= t for p in rejected) / len(rejected)
+            + 3 * sum(p < t for p in accepted) / len(accepted)
+        )
         return min(sorted({p for p, _ in samples}, reverse=True), key=cost)
 
-    mixed = [(0.95, True), (0.6, False), (0.55, True), (0.5, True), (0.45, False), (0.2, True), (0.1, False), (0.05, False)]
+    mixed = [
+        (0.95, True),
+        (0.6, False),
+        (0.55, True),
+        (0.5, True),
+        (0.45, False),
+        (0.2, True),
+        (0.1, False),
+        (0.05, False),
+    ]
     assert best_threshold(mixed) == brute(mixed)
 
 
 def test_threshold_is_refitted_from_six_tokens_of_both_kinds() -> None:
     controller = ConfidenceThreshold(threshold=0.4)
-    state = controller.update(controller.init(SharedState()), chain_round(5, 5, token_probs=(0.9, 0.8, 0.9, 0.8, 0.7)))
+    state = controller.update(
+        controller.init(SharedState()), chain_round(5, 5, token_probs=(0.9, 0.8, 0.9, 0.8, 0.7))
+    )
     assert state.threshold == 0.4
     state = controller.update(state, chain_round(3, 0, token_probs=(0.3, 0.2, 0.1)))
     assert state.samples[-1] == (0.3, False)  # what lies behind a rejection says nothing
@@ -90,7 +115,9 @@ def test_threshold_is_refitted_from_six_tokens_of_both_kinds() -> None:
 
 def test_threshold_zero_never_stops() -> None:
     controller = ConfidenceThreshold(threshold=0.0)
-    state = controller.update(controller.init(SharedState()), chain_round(8, 7, token_probs=(0.5,) * 8))
+    state = controller.update(
+        controller.init(SharedState()), chain_round(8, 7, token_probs=(0.5,) * 8)
+    )
     assert state.threshold == 0.0
 
 

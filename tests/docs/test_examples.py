@@ -50,19 +50,33 @@ def test_compare_draft_laws():
 def published_prompts(folder: Path) -> None:
     def write(name: str, records: list[dict[str, object]]) -> None:
         text = "".join(json.dumps(record) + "\n" for record in records)
-        (folder / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        (folder / name).write_bytes(
+            gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
+        )
 
-    write("gsm8k_test.jsonl", [{"question": f"How many are {n} and 2?", "answer": "#### 3"} for n in range(3)])
+    write(
+        "gsm8k_test.jsonl",
+        [{"question": f"How many are {n} and 2?", "answer": "#### 3"} for n in range(3)],
+    )
     write("humaneval.jsonl.gz", [{"task_id": n, "prompt": f"def one_{n}():"} for n in range(3)])
-    write("mt_bench_question.jsonl", [{"category": "math", "turns": [f"Add {n}.", "Again."]} for n in range(3)])
+    write(
+        "mt_bench_question.jsonl",
+        [{"category": "math", "turns": [f"Add {n}.", "Again."]} for n in range(3)],
+    )
     kinds = ("math", "translation", "summarization")
-    turns = [{"category": kind, "turns": [f"{kind} {'long ' * (30 * n)}{n}"]} for n in range(3) for kind in kinds]
+    turns = [
+        {"category": kind, "turns": [f"{kind} {'long ' * (30 * n)}{n}"]}
+        for n in range(3)
+        for kind in kinds
+    ]
     write("spec_bench_question.jsonl", turns)
 
 
 def test_mixed_prompts(tmp_path):
     published_prompts(tmp_path)
-    run("mixed_prompts.py", str(tmp_path), "--per-task", "2", "--out", str(tmp_path / "mixed.jsonl"))
+    run(
+        "mixed_prompts.py", str(tmp_path), "--per-task", "2", "--out", str(tmp_path / "mixed.jsonl")
+    )
     prompts = read_prompts(tmp_path / "mixed.jsonl")
     tasks = ["gsm8k", "humaneval", "mt_bench", "summarization", "translation", "prose"]
     assert [prompt.task for prompt in prompts] == [task for task in tasks for _ in range(2)]
@@ -79,7 +93,17 @@ def test_mixed_prompts(tmp_path):
 def test_mixed_prompts_says_what_is_missing(tmp_path):
     published_prompts(tmp_path)
     out = tmp_path / "out"
-    few = run("mixed_prompts.py", str(tmp_path), "--per-task", "2", "--longest", "100", "--out", str(out), fails=True)
+    few = run(
+        "mixed_prompts.py",
+        str(tmp_path),
+        "--per-task",
+        "2",
+        "--longest",
+        "100",
+        "--out",
+        str(out),
+        fails=True,
+    )
     assert "there are 1 prompts of summarization of at most 100 characters; expected 2" in few
     (tmp_path / "humaneval.jsonl.gz").unlink()
     assert "lacks humaneval.jsonl.gz" in run("mixed_prompts.py", str(tmp_path), fails=True)
@@ -89,12 +113,32 @@ def test_mixed_prompts_says_what_is_missing(tmp_path):
 def test_second_target(tmp_path):
     dim, hidden, layers, heads, kv_heads, vocab, length = sizes = (8, 12, 2, 2, 1, 262, 32)
     per_layer = 2 * dim + dim * dim * 2 + 2 * dim * (dim * kv_heads // heads) + 3 * dim * hidden
-    numbers = [0.01 * (index % 17) for index in range(vocab * dim + layers * per_layer + dim + length * dim // heads)]
-    (tmp_path / "small.bin").write_bytes(struct.pack("<7i", *sizes) + struct.pack(f"<{len(numbers)}f", *numbers))
-    pieces = [*(f"<{index}>" for index in range(3)), *(f"<0x{byte:02X}>" for byte in range(256)), " ", "a", " a"]
-    packed = [struct.pack("<fi", -float(index), len(piece)) + piece.encode() for index, piece in enumerate(pieces)]
+    numbers = [
+        0.01 * (index % 17)
+        for index in range(vocab * dim + layers * per_layer + dim + length * dim // heads)
+    ]
+    (tmp_path / "small.bin").write_bytes(
+        struct.pack("<7i", *sizes) + struct.pack(f"<{len(numbers)}f", *numbers)
+    )
+    pieces = [
+        *(f"<{index}>" for index in range(3)),
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        " ",
+        "a",
+        " a",
+    ]
+    packed = [
+        struct.pack("<fi", -float(index), len(piece)) + piece.encode()
+        for index, piece in enumerate(pieces)
+    ]
     (tmp_path / "pieces.bin").write_bytes(struct.pack("<i", 6) + b"".join(packed))
-    run("second_target.py", str(tmp_path / "small.bin"), str(tmp_path / "pieces.bin"), "--out", str(tmp_path / "out"))
+    run(
+        "second_target.py",
+        str(tmp_path / "small.bin"),
+        str(tmp_path / "pieces.bin"),
+        "--out",
+        str(tmp_path / "out"),
+    )
     network, tokenizer = load_network(tmp_path / "out"), load_tokenizer(tmp_path / "out")
     assert network.config.num_key_value_heads == kv_heads
     assert tokenizer("a")["input_ids"] == [1, 261]

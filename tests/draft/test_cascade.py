@@ -33,7 +33,9 @@ class Names(SoloController[None]):
     def init(self, shared: SharedState) -> None:
         return None
 
-    def plan_one(self, state: None, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
+    def plan_one(
+        self, state: None, info: RoundInfo, context_length: int, draws: Draws
+    ) -> DraftPlan:
         return DraftPlan(drafter="model")
 
     def update(self, state: None, record: StepRecord) -> None:
@@ -43,7 +45,9 @@ class Names(SoloController[None]):
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("min_nodes", [1, 2])
 def test_lossless(min_nodes: int, temperature: float) -> None:
-    case = Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=temperature))
+    case = Case(
+        prompt=(0, 1, 0), horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=temperature)
+    )
     drafter = f"cascade('ngram(2)', 'model', min_nodes={min_nodes})"
     found = output_law(lambda: make_components(*pair(), drafter=drafter, tree="chain(2)"), case)
     assert law_error(found, target_law(pair()[0], case)) < 1e-12
@@ -58,22 +62,30 @@ def test_lossless_with_drafters_that_learn_and_a_neighbour() -> None:
 
 def first_drafters(drafter: str, prompt: tuple[int, ...], **parts: Any) -> tuple[str | None, ...]:
     target, draft = pair(9)
-    decoder = Decoder(make_components(target, draft if "model" in drafter else None, drafter=drafter, **parts))
+    decoder = Decoder(
+        make_components(target, draft if "model" in drafter else None, drafter=drafter, **parts)
+    )
     (result,) = decoder.generate([prompt], max_new_tokens=4)
     return tuple(record.drafter for record in result.records)
 
 
 def test_the_first_that_has_enough_to_say_drafts() -> None:
-    assert first_drafters("cascade('ngram', 'model')", (1, 2, 3, 1))[0] == "ngram"  # finds (2, 3, 1)
+    assert (
+        first_drafters("cascade('ngram', 'model')", (1, 2, 3, 1))[0] == "ngram"
+    )  # finds (2, 3, 1)
     assert first_drafters("cascade('ngram', 'model', min_nodes=3)", (1, 2, 3, 1))[0] == "ngram"
     assert first_drafters("cascade('ngram', 'model', min_nodes=4)", (1, 2, 3, 1))[0] == "model"
     assert first_drafters("cascade('ngram', 'model')", (1, 2, 3))[0] == "model"
-    assert first_drafters("cascade('model', 'ngram', min_nodes=9)", (1, 2, 3, 1))[0] == "model"  # for lookups only
-    assert first_drafters("cascade('none', 'ngram', min_nodes=9)", (1, 2, 3, 1))[0] == "ngram"  # the last one drafts always
+    # For lookups only.
+    assert first_drafters("cascade('model', 'ngram', min_nodes=9)", (1, 2, 3, 1))[0] == "model"
+    # The last one drafts always.
+    assert first_drafters("cascade('none', 'ngram', min_nodes=9)", (1, 2, 3, 1))[0] == "ngram"
 
 
 def test_controllers_do_not_choose() -> None:
-    assert first_drafters("cascade('ngram', 'model')", (1, 2, 3, 1), controller=Names())[0] == "ngram"
+    assert (
+        first_drafters("cascade('ngram', 'model')", (1, 2, 3, 1), controller=Names())[0] == "ngram"
+    )
     assert first_drafters("pool('ngram', 'model')", (1, 2, 3, 1), controller=Names())[0] == "model"
     assert make_components(*pair(), drafter="cascade('ngram', 'model')").shared.members == ()
 
@@ -81,7 +93,12 @@ def test_controllers_do_not_choose() -> None:
 def test_caches_follow_whoever_drafts() -> None:
     """A draft model of the target's own laws is accepted to its full depth, also right after rounds that it missed."""
     target, draft = (TabularModel(RandomTable(4, 11), 4) for _ in range(2))
-    parts = make_components(target, draft, drafter="cascade('ngram(min_ngram=3)', 'model', min_nodes=2)", tree="chain(3)")
+    parts = make_components(
+        target,
+        draft,
+        drafter="cascade('ngram(min_ngram=3)', 'model', min_nodes=2)",
+        tree="chain(3)",
+    )
     (session,) = Decoder(parts).sessions([(0, 1)], max_new_tokens=60)
     for _ in decode([session], parts, max_batch_size=1):
         record = session.records[-1]
@@ -92,8 +109,12 @@ def test_caches_follow_whoever_drafts() -> None:
 
 def test_capabilities_and_verifiers_are_those_of_all() -> None:
     with pytest.raises(ProposalMismatchError, match="legal here"):
-        make_components(*pair(), drafter="cascade('suffix', 'model')", tree="chain(2)", verifier="single_draft")
-    can = make_components(*pair(), drafter="cascade('jacobi(5)', 'model')", tree="chain(2)").drafter.capabilities
+        make_components(
+            *pair(), drafter="cascade('suffix', 'model')", tree="chain(2)", verifier="single_draft"
+        )
+    can = make_components(
+        *pair(), drafter="cascade('jacobi(5)', 'model')", tree="chain(2)"
+    ).drafter.capabilities
     assert (can.max_depth, can.num_successors) == (5, 1)
 
 

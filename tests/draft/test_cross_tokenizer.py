@@ -10,7 +10,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from monge.api import load, make_components
-from monge.core.errors import ContextLengthError, OptionError, ProposalMismatchError, VocabularyMismatchError
+from monge.core.errors import (
+    ContextLengthError,
+    OptionError,
+    ProposalMismatchError,
+    VocabularyMismatchError,
+)
 from monge.core.model import ForeignModel, NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.draft.retokenize import RetokenizeDrafter
@@ -24,11 +29,17 @@ from monge.testing.tabular import RandomTable, TabularModel
 def byte_level(pieces: list[str], merges: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
     words = {piece: number for number, piece in enumerate(pieces)}
     made = Tokenizer(models.BPE(vocab=words, merges=merges))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>" if "<end>" in words else None)
+    made.pre_tokenizer, made.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<end>" if "<end>" in words else None
+    )
 
 
-# The target's tokens: a, b, ab. The draft model's: <end>, b, a, ba: "a" and "b" are shared, "ab" is two of its tokens.
+# The target's tokens: a, b, ab. The draft model's: <end>, b, a, ba: "a" and "b" are shared, "ab" is
+# two of its tokens.
 THEIRS = (["a", "b", "ab"], [("a", "b")])
 OURS = (["<end>", "b", "a", "ba"], [("b", "a")])
 
@@ -36,7 +47,9 @@ OURS = (["<end>", "b", "a", "ba"], [("b", "a")])
 def foreign(draft: TabularModel | None = None) -> CrossTokenizerModel:
     target_tokenizer, own_tokenizer = byte_level(*THEIRS), byte_level(*OURS)
     words = map_vocabulary(target_tokenizer, own_tokenizer, 3, 4)
-    return CrossTokenizerModel(draft or TabularModel(RandomTable(4, 23), 4), words, own_tokenizer, target_tokenizer)
+    return CrossTokenizerModel(
+        draft or TabularModel(RandomTable(4, 23), 4), words, own_tokenizer, target_tokenizer
+    )
 
 
 def target() -> TabularModel:
@@ -53,7 +66,8 @@ def test_words_are_spelled_in_the_other_vocabulary() -> None:
 def test_the_declared_law_is_the_draft_law_given_that_the_token_is_shared() -> None:
     model, own = foreign(), TabularModel(RandomTable(4, 23), 4)
     model.open({0: (0,)})
-    logits = model.extend({0: NodeBlock((2, 1, 0), (-1, 0, 0))})[0]  # "ab", and below it "b" and "a"
+    # "ab", and below it "b" and "a"
+    logits = model.extend({0: NodeBlock((2, 1, 0), (-1, 0, 0))})[0]
     for row, text in enumerate([(2, 2, 1), (2, 2, 1, 1), (2, 2, 1, 2)]):
         masses = own.table(text)
         shared = masses[1] + masses[2]
@@ -66,18 +80,30 @@ def test_the_declared_law_is_the_draft_law_given_that_the_token_is_shared() -> N
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize(
     ("tree", "verifier"),
-    [("chain(2)", "single_draft"), ("fixed_width((2,), 'iid')", "rrs"), ("best_first(3, 2, 2)", "target_walk")],
+    [
+        ("chain(2)", "single_draft"),
+        ("fixed_width((2,), 'iid')", "rrs"),
+        ("best_first(3, 2, 2)", "target_walk"),
+    ],
 )
 def test_lossless_with_the_shared_tokens(tree: str, verifier: str, temperature: float) -> None:
-    case = Case(prompt=(0, 2), horizon=2, max_new_tokens=2, rules=SamplingRules(temperature=temperature))
-    found = output_law(lambda: make_components(target(), foreign(), tree=tree, verifier=verifier), case)
+    case = Case(
+        prompt=(0, 2), horizon=2, max_new_tokens=2, rules=SamplingRules(temperature=temperature)
+    )
+    found = output_law(
+        lambda: make_components(target(), foreign(), tree=tree, verifier=verifier), case
+    )
     assert law_error(found, target_law(target(), case)) < 1e-12
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("drafter", ["retokenize(num_own_tokens=2)", "cascade('ngram(2)', 'retokenize', min_nodes=2)"])
+@pytest.mark.parametrize(
+    "drafter", ["retokenize(num_own_tokens=2)", "cascade('ngram(2)', 'retokenize', min_nodes=2)"]
+)
 def test_lossless_with_strings(drafter: str, temperature: float) -> None:
-    case = Case(prompt=(0, 2, 0), horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=temperature))
+    case = Case(
+        prompt=(0, 2, 0), horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=temperature)
+    )
     found = output_law(lambda: make_components(target(), foreign(), drafter=drafter), case)
     assert law_error(found, target_law(target(), case)) < 1e-12
 
@@ -86,13 +112,17 @@ def test_lossless_in_a_ragged_batch() -> None:
     for drafter in ("model", "retokenize"):
         case = Case(prompt=(2, 1), horizon=2, max_new_tokens=2, neighbours=((0, 2, 2),), slot=1)
         tree = {"tree": "chain(2)"} if drafter == "model" else {}
-        found = output_law(lambda d=drafter, t=tree: make_components(target(), foreign(), drafter=d, **t), case)
+        found = output_law(
+            lambda d=drafter, t=tree: make_components(target(), foreign(), drafter=d, **t), case
+        )
         assert law_error(found, target_law(target(), case)) < 1e-12
 
 
 def test_rules_that_need_a_law_of_their_own_kind_are_refused() -> None:
     with pytest.raises(ProposalMismatchError, match="legal here"):
-        make_components(target(), foreign(), tree="fixed_width((2,), 'without_replacement')", verifier="rrs")
+        make_components(
+            target(), foreign(), tree="fixed_width((2,), 'without_replacement')", verifier="rrs"
+        )
 
 
 def test_the_cache_follows_the_text_in_its_own_tokens() -> None:
@@ -128,7 +158,10 @@ def test_a_continuation_is_the_greedy_text_in_the_targets_tokens() -> None:
 
 
 def test_strings_need_a_foreign_model_and_sizes() -> None:
-    with pytest.raises(OptionError, match="for a draft model with another tokenizer, loaded with cross_tokenizer=True"):
+    with pytest.raises(
+        OptionError,
+        match="for a draft model with another tokenizer, loaded with cross_tokenizer=True",
+    ):
         make_components(target(), target(), drafter="retokenize")
     with pytest.raises(OptionError, match="retokenize: num_own_tokens must be at least 1; got 0"):
         RetokenizeDrafter(model=foreign(), num_own_tokens=0)
@@ -137,19 +170,37 @@ def test_strings_need_a_foreign_model_and_sizes() -> None:
 def test_a_text_too_long_for_the_draft_model_says_so() -> None:
     model = foreign(TabularModel(RandomTable(4, 23), 4, max_length=4))
     model.open({0: (2, 2)})
-    with pytest.raises(ContextLengthError, match="2 tokens are 5 of the draft model's, which reads 4"):
+    with pytest.raises(
+        ContextLengthError, match="2 tokens are 5 of the draft model's, which reads 4"
+    ):
         model.extend({0: NodeBlock((0,), (-1,))})
 
 
 def sentence_piece(pieces: list[str]) -> PreTrainedTokenizerFast:
-    made = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0, byte_fallback=False))
+    made = Tokenizer(
+        models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0, byte_fallback=False)
+    )
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
 def test_kinds_of_tokenizers_are_compared_by_bytes() -> None:
-    pieces = sentence_piece(["<unk>", "\N{LOWER ONE EIGHTH BLOCK}a", "b", "<0x41>", "\N{LATIN SMALL LETTER E WITH ACUTE}"])
-    assert spellings(pieces, "target") | {0: b""} == {0: b"", 1: b" a", 2: b"b", 3: b"A", 4: b"\xc3\xa9"}
+    pieces = sentence_piece(
+        [
+            "<unk>",
+            "\N{LOWER ONE EIGHTH BLOCK}a",
+            "b",
+            "<0x41>",
+            "\N{LATIN SMALL LETTER E WITH ACUTE}",
+        ]
+    )
+    assert spellings(pieces, "target") | {0: b""} == {
+        0: b"",
+        1: b" a",
+        2: b"b",
+        3: b"A",
+        4: b"\xc3\xa9",
+    }
     signs = byte_level(["\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}a", "b", "A"], [])
     assert map_vocabulary(pieces, signs, 5, 3).shared == ((1, 0), (2, 1), (3, 2))
     assert map_vocabulary(pieces, signs, 6, 3).written[4:] == (
@@ -162,15 +213,28 @@ def test_vocabularies_that_do_not_meet_are_refused() -> None:
     with pytest.raises(VocabularyMismatchError, match=r"share no token \(2 and 1 are known\)"):
         map_vocabulary(byte_level(["a", "b"], []), byte_level(["c"], []), 2, 1)
     slow: Any = object()
-    with pytest.raises(VocabularyMismatchError, match=r"the draft model's tokenizer \(object\) does not say how its tokens"):
+    with pytest.raises(
+        VocabularyMismatchError,
+        match=r"the draft model's tokenizer \(object\) "
+        r"does not say how its tokens",
+    ):
         map_vocabulary(byte_level(["a"], []), slow, 1, 1)
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
-    with pytest.raises(VocabularyMismatchError, match="neither byte-level nor of SentencePiece's kind"):
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    )
+    with pytest.raises(
+        VocabularyMismatchError, match="neither byte-level nor of SentencePiece's kind"
+    ):
         spellings(words, "target")
 
 
 def save(folder: Path, pieces: list[str], merges: list[tuple[str, str]], seed: int) -> str:
-    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # of a network, not of a draw
         LlamaForCausalLM(LlamaConfig(vocab_size=len(pieces), **sizes)).save_pretrained(folder)

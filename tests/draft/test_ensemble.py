@@ -1,4 +1,7 @@
-"""Several draft models on one tree: exact in the loop, within limits, and refused where they do not fit."""
+"""Several draft models on one tree.
+
+Exact in the loop, within limits, and refused where they do not fit.
+"""
 
 import pytest
 import torch
@@ -7,7 +10,12 @@ from tests.draft.test_translated import foreign
 from monge.api import make_components
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import SeededDraws
-from monge.core.errors import MongeError, OptionError, UnsupportedModelError, VocabularyMismatchError
+from monge.core.errors import (
+    MongeError,
+    OptionError,
+    UnsupportedModelError,
+    VocabularyMismatchError,
+)
 from monge.core.independent import Independent
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.ensemble import EnsembleDrafter
@@ -43,18 +51,37 @@ def error(case, **settings):
 def test_text_has_the_targets_law(paths, verifier, style):
     drafter = f"ensemble(depth=2, paths={paths})"
     assert error(TWO_LEVELS, drafter=drafter, verifier=verifier, style=style, vocab=2) < EXACT
-    assert error(Case(horizon=2, max_new_tokens=2), drafter=drafter, verifier=verifier, style=style) < EXACT
+    assert (
+        error(Case(horizon=2, max_new_tokens=2), drafter=drafter, verifier=verifier, style=style)
+        < EXACT
+    )
 
 
 @pytest.mark.parametrize("num_nodes", [2, 3, 4, 5])
 @pytest.mark.parametrize("verifier", ["canonical", "layer"])
 def test_limits_that_bind_leave_the_law(verifier, num_nodes):
-    """The first drawn level may hold one node or two; which nodes below them have candidates must not depend on that."""
-    assert error(TWO_LEVELS, drafter=f"ensemble(depth=2, num_nodes={num_nodes})", verifier=verifier, vocab=2) < EXACT
-    assert error(TWO_LEVELS, controller=f"fixed(max_nodes={num_nodes})", verifier=verifier, vocab=2) < EXACT
+    """The first drawn level may hold one node or two.
+
+    Which nodes below them have candidates must not depend on that.
+    """
+    assert (
+        error(
+            TWO_LEVELS,
+            drafter=f"ensemble(depth=2, num_nodes={num_nodes})",
+            verifier=verifier,
+            vocab=2,
+        )
+        < EXACT
+    )
+    assert (
+        error(TWO_LEVELS, controller=f"fixed(max_nodes={num_nodes})", verifier=verifier, vocab=2)
+        < EXACT
+    )
 
 
-@pytest.mark.parametrize("rules", [SamplingRules(temperature=0.0), SamplingRules(temperature=0.7, top_k=2)])
+@pytest.mark.parametrize(
+    "rules", [SamplingRules(temperature=0.0), SamplingRules(temperature=0.7, top_k=2)]
+)
 def test_sampling_rules_and_truncated_drafts(rules):
     case = Case(horizon=2, max_new_tokens=2, rules=rules)
     assert error(case) < EXACT
@@ -81,9 +108,13 @@ def grown(drafter, draws, **limits):
 @pytest.mark.parametrize("num_nodes", [3, 4, 5, 6])
 def test_which_nodes_have_candidates_is_decided_before_their_level_is_drawn(num_nodes):
     def level(draws):
-        tree = grown(EnsembleDrafter(models=(table(23), table(5)), depth=2, num_nodes=num_nodes), draws)
+        tree = grown(
+            EnsembleDrafter(models=(table(23), table(5)), depth=2, num_nodes=num_nodes), draws
+        )
         upper = [node for node, depth in enumerate(tree.depths) if depth == 1]
-        return tuple(tree.token_ids[node] for node in upper), tuple(bool(tree.candidates[node]) for node in upper)
+        return tuple(tree.token_ids[node] for node in upper), tuple(
+            bool(tree.candidates[node]) for node in upper
+        )
 
     found = exact_law(level)
     assert len({above for above, _ in found}) == len(found) > 3
@@ -100,7 +131,10 @@ def test_every_node_has_one_draw_of_each_model(seed):
             assert isinstance(proposal, Independent)
             text = (0, 1, *tree.path_tokens(node))
             for model, law in zip(models, proposal.laws, strict=True):
-                torch.testing.assert_close(law.at(torch.arange(VOCAB)), torch.tensor(model.table(text), dtype=torch.float64))
+                torch.testing.assert_close(
+                    law.at(torch.arange(VOCAB)),
+                    torch.tensor(model.table(text), dtype=torch.float64),
+                )
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -134,7 +168,13 @@ def test_defaults_for_several_draft_models():
 def test_beside_a_lookup():
     made = components("pool('ngram', 'ensemble')")
     assert [member.runs_network for member in made.shared.members] == [False, True]
-    assert error(Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=2), drafter="pool('ngram(2)', 'ensemble(depth=1)')") < EXACT
+    assert (
+        error(
+            Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=2),
+            drafter="pool('ngram(2)', 'ensemble(depth=1)')",
+        )
+        < EXACT
+    )
 
 
 def test_a_draft_model_with_another_tokenizer():
@@ -148,14 +188,23 @@ def test_a_draft_model_with_another_tokenizer():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"drafter": "ensemble", "drafts": 1}, "ensemble: give at least two draft models, as in draft=[A, B]; got 1"),
+        (
+            {"drafter": "ensemble", "drafts": 1},
+            "ensemble: give at least two draft models, as in draft=[A, B]; got 1",
+        ),
         ({"drafter": "ensemble(depth=0)"}, "ensemble: depth must be at least 1; got 0"),
-        ({"drafter": "ensemble(num_nodes=1)"}, "ensemble: num_nodes must be at least 2, one a model; got 1"),
+        (
+            {"drafter": "ensemble(num_nodes=1)"},
+            "ensemble: num_nodes must be at least 2, one a model; got 1",
+        ),
         ({"drafter": "ensemble", "tree": "chain(2)"}, "drafter 'ensemble' takes no tree"),
         ({"drafter": "model"}, "drafter 'model' takes no list of draft models (draft=[A, B])"),
         ({"drafter": "ngram"}, "drafter 'ngram' takes no list of draft models (draft=[A, B])"),
         ({"drafter": "pool('model', 'ensemble')"}, "drafter 'model' needs a draft model"),
-        ({"drafter": "pool('model', 'ensemble')", "drafts": 1}, "drafter 'ensemble' needs a list of draft models"),
+        (
+            {"drafter": "pool('model', 'ensemble')", "drafts": 1},
+            "drafter 'ensemble' needs a list of draft models",
+        ),
         ({"drafter": "ensemble", "drafts": 0}, "drafter 'ensemble' needs a list of draft models"),
         ({"verifier": "k_seq"}, "KSeq is exact for"),
     ],
@@ -175,6 +224,10 @@ def test_models_that_do_not_fit_are_refused():
         make_components(table(11), [model, TabularModel(RandomTable(4, 5), 4)])
     chains_only = table(5)
     chains_only.no_tree_reason = "it keeps recurrent state"
-    with pytest.raises(UnsupportedModelError, match=r"draft model 2 cannot read trees.*use ensemble\(paths=True\)"):
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"draft model 2 cannot read trees.*use "
+        r"ensemble\(paths=True\)",
+    ):
         make_components(table(11), [model, chains_only])
     make_components(table(11), [model, chains_only], drafter="ensemble(paths=True)")

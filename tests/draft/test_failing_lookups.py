@@ -36,7 +36,14 @@ class Script(SoloController[int]):
 
 def decoder_of(drafter: str, plan: DraftPlan) -> Decoder:
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2))
-    return Decoder(make_components(target, draft if "model" in drafter else None, drafter=drafter, controller=Script((plan,))))
+    return Decoder(
+        make_components(
+            target,
+            draft if "model" in drafter else None,
+            drafter=drafter,
+            controller=Script((plan,)),
+        )
+    )
 
 
 @pytest.mark.parametrize("plan", [LOOKS_UP, NAMES], ids=["asked", "shadow"])

@@ -41,16 +41,31 @@ class Layered(TabularModel):
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize(
     ("tree", "verifier"),
-    [("chain(2)", "single_draft"), ("fixed_width((2,), 'iid')", "rrs"), ("best_first(3, 2, 2)", "target_walk")],
+    [
+        ("chain(2)", "single_draft"),
+        ("fixed_width((2,), 'iid')", "rrs"),
+        ("best_first(3, 2, 2)", "target_walk"),
+    ],
 )
 def test_lossless(tree: str, verifier: str, temperature: float) -> None:
-    case = Case(prompt=(0, 1), horizon=2, max_new_tokens=2, rules=SamplingRules(temperature=temperature))
-    found = output_law(lambda: make_components(Layered(), drafter="layer_skip", tree=tree, verifier=verifier), case)
+    case = Case(
+        prompt=(0, 1), horizon=2, max_new_tokens=2, rules=SamplingRules(temperature=temperature)
+    )
+    found = output_law(
+        lambda: make_components(Layered(), drafter="layer_skip", tree=tree, verifier=verifier), case
+    )
     assert law_error(found, target_law(Layered(), case)) < 1e-12
 
 
 def test_lossless_in_a_batch_and_in_a_pool() -> None:
-    case = Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=3, neighbours=((2, 1),), slot=0, eos_ids=frozenset({2}))
+    case = Case(
+        prompt=(0, 1, 0),
+        horizon=2,
+        max_new_tokens=3,
+        neighbours=((2, 1),),
+        slot=0,
+        eos_ids=frozenset({2}),
+    )
     drafter = "pool('ngram(2)', 'layer_skip(num_layers=2)')"
     found = output_law(lambda: make_components(Layered(), drafter=drafter, tree="chain(1)"), case)
     assert law_error(found, target_law(Layered(), case)) < 1e-12
@@ -58,7 +73,12 @@ def test_lossless_in_a_batch_and_in_a_pool() -> None:
 
 def test_the_declared_law_must_suit_the_rule() -> None:
     with pytest.raises(ProposalMismatchError, match="legal here"):
-        make_components(Layered(), drafter="layer_skip", tree="fixed_width((2,), 'without_replacement')", verifier="rrs")
+        make_components(
+            Layered(),
+            drafter="layer_skip",
+            tree="fixed_width((2,), 'without_replacement')",
+            verifier="rrs",
+        )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +91,9 @@ def test_which_layers_stay(settings: str, kept: tuple[int, ...]) -> None:
     assert target.asked == kept
 
 
-@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.reads_trees])
+@pytest.mark.parametrize(
+    "family", [name for name, family in FAMILIES.items() if family.reads_trees]
+)
 def test_all_layers_give_the_target_s_own_logits_and_fewer_give_others(family: str) -> None:
     """Every family: the same numbers from the whole, other ones from a part, and the target's undisturbed by either."""
     network = make_network(family)
@@ -85,7 +107,9 @@ def test_all_layers_give_the_target_s_own_logits_and_fewer_give_others(family: s
     first, whole, part = (model.extend(blocks)[0] for model in models)
     torch.testing.assert_close(whole, first, rtol=0.0, atol=0.0)
     assert float((part - first).abs().max()) > 1e-3
-    torch.testing.assert_close(network(torch.tensor([[5, 6, 7, 8, 9, 10]])).logits[0, 3:], first, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        network(torch.tensor([[5, 6, 7, 8, 9, 10]])).logits[0, 3:], first, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_no_weight_is_copied_and_the_network_stays_as_it_was() -> None:
@@ -105,12 +129,16 @@ def test_greedy_text_is_the_plain_one(family: str) -> None:
     """On a target that reads trees, and on one that reads chains only."""
     network = make_network(family)
     prompts = [(5, 6, 7), (9, 8)]
-    plain = Decoder(make_components(as_sequence_model(network), drafter="none")).generate(prompts, max_new_tokens=12)
+    plain = Decoder(make_components(as_sequence_model(network), drafter="none")).generate(
+        prompts, max_new_tokens=12
+    )
     target = as_sequence_model(network)
     parts = make_components(target, drafter="layer_skip(num_layers=1)", tree="chain(3)")
     drafted = Decoder(parts).generate(prompts, max_new_tokens=12)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-    whole = make_components(target, drafter=LayerSkipDrafter(target=target, tree=Chain(3), num_layers=2))
+    whole = make_components(
+        target, drafter=LayerSkipDrafter(target=target, tree=Chain(3), num_layers=2)
+    )
     assert all(
         record.num_accepted == record.depth
         for one in Decoder(whole).generate(prompts, max_new_tokens=9)
@@ -139,12 +167,16 @@ def test_bad_layers_are_refused(layers: tuple[int, ...]) -> None:
 
 
 def test_targets_without_layers_are_refused() -> None:
-    with pytest.raises(OptionError, match="needs a target that can leave layers out; TabularModel cannot"):
+    with pytest.raises(
+        OptionError, match="needs a target that can leave layers out; TabularModel cannot"
+    ):
         make_components(TabularModel(RandomTable(3, 1), 3), drafter="layer_skip")
 
 
 def test_layers_that_cannot_be_told_apart_are_refused() -> None:
     network = copy.deepcopy(make_network("llama"))
     network.model.more = torch.nn.ModuleList(network.model.layers)
-    with pytest.raises(UnsupportedModelError, match="one list of 2 numbered layers was expected; found 2"):
+    with pytest.raises(
+        UnsupportedModelError, match="one list of 2 numbered layers was expected; found 2"
+    ):
         layer_subset(network, (0,))

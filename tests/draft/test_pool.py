@@ -59,7 +59,10 @@ class Scripted(SoloController[int]):
 
 @dataclass(frozen=True, slots=True)
 class ByAcceptance(SoloController[int]):
-    """Goes on to the next drafter after every rejection: which one drafts depends on what was accepted."""
+    """Goes on to the next drafter after every rejection.
+
+    Which one drafts depends on what was accepted.
+    """
 
     names: tuple[str, ...]
 
@@ -85,13 +88,19 @@ def small() -> tuple[TabularModel, TabularModel]:
     return TabularModel(RandomTable(3, 11), 3), TabularModel(RandomTable(3, 23), 3)
 
 
-@pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((3, 2), 'iid')", "best_first(4, 3, 3, 3)"])
+@pytest.mark.parametrize(
+    "tree", ["chain(3)", "fixed_width((3, 2), 'iid')", "best_first(4, 3, 3, 3)"]
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_cache_follows_while_drafters_take_turns(tree: str, temperature: float) -> None:
     target, draft = pair()
     names = ("model", "ngram", "ngram", "suffix", "none", None, "model")
-    decoder = Decoder(make_components(target, draft, drafter=POOL, tree=tree, controller=Scripted(names)))
-    sessions = decoder.sessions([[0, 1], [2]], max_new_tokens=60, temperature=temperature, seed=3, ignore_eos=True)
+    decoder = Decoder(
+        make_components(target, draft, drafter=POOL, tree=tree, controller=Scripted(names))
+    )
+    sessions = decoder.sessions(
+        [[0, 1], [2]], max_new_tokens=60, temperature=temperature, seed=3, ignore_eos=True
+    )
     for session in decode(sessions, decoder.components, max_batch_size=2):
         wanted = names[(len(session.records) - 1) % len(names)]
         if session.records[-1].plan.max_depth != 0:
@@ -103,18 +112,26 @@ def test_every_cache_follows_while_drafters_take_turns(tree: str, temperature: f
             _, ngram, suffix, _ = session.drafter_state.states
             assert array("q", ngram).tolist() == list(text)
             assert len(suffix) == len(text)
-    deepest = {name: max(r.num_accepted for s in sessions for r in s.records if r.drafter == name) for name in names if name}
+    deepest = {
+        name: max(r.num_accepted for s in sessions for r in s.records if r.drafter == name)
+        for name in names
+        if name
+    }
     assert deepest["model"] >= 2
     assert deepest["none"] == 0
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_draft_model_that_is_not_used_reads_at_most_the_prompt(monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
+def test_a_draft_model_that_is_not_used_reads_at_most_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
     target, draft = pair()
     controller = Scripted(("ngram",))
     monkeypatch.setattr(Scripted, "drafts_at_once", lambda *_: at_once)
     components = make_components(target, draft, drafter=POOL, controller=controller)
-    (result,) = Decoder(components).generate([(0, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0)
+    (result,) = Decoder(components).generate(
+        [(0, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0
+    )
     assert result.error is None
     assert draft.tokens_read == (2 if at_once else 0)
     assert result.stats.drafters == ("ngram",) * result.stats.num_rounds
@@ -122,10 +139,16 @@ def test_a_draft_model_that_is_not_used_reads_at_most_the_prompt(monkeypatch: py
 
 def test_one_batch_may_use_several_drafters() -> None:
     target, draft = pair()
-    components = make_components(target, draft, drafter=POOL, controller=ByAcceptance(("ngram", "suffix", "model")))
+    components = make_components(
+        target, draft, drafter=POOL, controller=ByAcceptance(("ngram", "suffix", "model"))
+    )
     prompts = [(0, 1, 0, 1), (2, 3), (4,)]
-    together = Decoder(components, max_batch_size=3).generate(prompts, max_new_tokens=24, temperature=1.0, seed=5)
-    alone = Decoder(components, max_batch_size=1).generate(prompts, max_new_tokens=24, temperature=1.0, seed=5)
+    together = Decoder(components, max_batch_size=3).generate(
+        prompts, max_new_tokens=24, temperature=1.0, seed=5
+    )
+    alone = Decoder(components, max_batch_size=1).generate(
+        prompts, max_new_tokens=24, temperature=1.0, seed=5
+    )
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
     assert [one.stats.drafters for one in together] == [one.stats.drafters for one in alone]
     assert len({name for one in together for name in one.stats.drafters}) == 3
@@ -134,7 +157,9 @@ def test_one_batch_may_use_several_drafters() -> None:
 def test_without_a_name_the_first_that_proposes_drafts() -> None:
     target, draft = pair()
     components = make_components(target, draft, drafter="pool('ngram(min_ngram=2)', 'model')")
-    (result,) = Decoder(components).generate([(0, 1, 2, 3, 4, 0, 1)], max_new_tokens=12, temperature=1.0, seed=0)
+    (result,) = Decoder(components).generate(
+        [(0, 1, 2, 3, 4, 0, 1)], max_new_tokens=12, temperature=1.0, seed=0
+    )
     assert result.stats.drafters[0] == "ngram"
     assert "model" in result.stats.drafters
     assert all(record.depth > 0 for record in result.records[:-1])
@@ -148,7 +173,9 @@ def test_without_a_name_the_first_that_proposes_drafts() -> None:
         (("none", "model"), "fixed_width((2, 1), 'without_replacement')"),
     ],
 )
-def test_the_law_is_the_targets_while_acceptance_chooses_the_drafter(names: tuple[str, str], tree: str) -> None:
+def test_the_law_is_the_targets_while_acceptance_chooses_the_drafter(
+    names: tuple[str, str], tree: str
+) -> None:
     case = Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=3)
     pool = f"pool{names}"
 
@@ -168,14 +195,26 @@ def test_the_law_is_the_targets_where_the_first_that_proposes_drafts() -> None:
 
 
 def test_counterfactuals_come_for_every_round_once_the_text_decides() -> None:
-    """It equals what the drafters would have proposed, held against the finished text; late, never twice, never dropped."""
+    """It equals what the drafters would have proposed, held against the finished text.
+
+    Late, never twice, never dropped.
+    """
     target, draft = pair(3)
-    components = make_components(target, draft, drafter=POOL, controller=Scripted(("model", "none")))
+    components = make_components(
+        target, draft, drafter=POOL, controller=Scripted(("model", "none"))
+    )
     prompt = (0, 1, 2, 0, 1)
     (result,) = Decoder(components).generate([prompt], max_new_tokens=80, temperature=1.0, seed=1)
     text, ngram = prompt + result.token_ids, NgramDrafter()
-    seen = {entry.position: entry for record in result.records for entry in record.counterfactuals if entry.drafter == "ngram"}
-    assert sum(entry.drafter == "ngram" for record in result.records for entry in record.counterfactuals) == len(seen)
+    seen = {
+        entry.position: entry
+        for record in result.records
+        for entry in record.counterfactuals
+        if entry.drafter == "ngram"
+    }
+    assert sum(
+        entry.drafter == "ngram" for record in result.records for entry in record.counterfactuals
+    ) == len(seen)
     starts = [record.context_length for record in result.records]
     assert [start for start in starts if start + ngram.num_draft_tokens < len(text)] == [
         start for start in starts if start in seen and start + ngram.num_draft_tokens < len(text)
@@ -211,7 +250,9 @@ def test_capabilities_are_the_union() -> None:
 
 def test_the_verifier_must_be_exact_for_all() -> None:
     with pytest.raises(ProposalMismatchError, match="legal here"):
-        make_components(*pair(), drafter="pool('model', 'suffix')", tree="chain(2)", verifier="single_draft")
+        make_components(
+            *pair(), drafter="pool('model', 'suffix')", tree="chain(2)", verifier="single_draft"
+        )
 
 
 @pytest.mark.parametrize(
@@ -248,22 +289,33 @@ def test_equal_names_are_told_apart_by_their_settings() -> None:
 
 
 def test_an_unknown_drafter_in_a_plan_costs_the_speculation_and_says_so() -> None:
-    components = make_components(pair()[0], drafter="pool('ngram', 'none')", controller=Scripted(("engram",)))
+    components = make_components(
+        pair()[0], drafter="pool('ngram', 'none')", controller=Scripted(("engram",))
+    )
     with pytest.warns(UserWarning, match="did you mean 'ngram'"):
-        (result,) = Decoder(components).generate([(0, 1)], max_new_tokens=4, temperature=1.0, seed=0)
+        (result,) = Decoder(components).generate(
+            [(0, 1)], max_new_tokens=4, temperature=1.0, seed=0
+        )
     assert len(result.token_ids) == 4
 
 
 def test_a_member_that_says_that_it_failed_is_believed() -> None:
-    """Though it proposes nothing, nobody drafts in its place: the request goes on without the pool."""
+    """Though it proposes nothing, nobody drafts in its place.
+
+    The request goes on without the pool.
+    """
 
     class Failing(NoDrafter):
         def draft(self, contexts: Any, states: Any, plans: Any, draws: Any) -> Any:
             drafts = NoDrafter.draft(self, contexts, states, plans, draws)
             return [replace(draft, error=RuntimeError("out of order")) for draft in drafts]
 
-    components = make_components(pair()[0], drafter=PoolDrafter(drafters={"broken": Failing(), "ngram": NgramDrafter()}))
+    components = make_components(
+        pair()[0], drafter=PoolDrafter(drafters={"broken": Failing(), "ngram": NgramDrafter()})
+    )
     with pytest.warns(UserWarning, match="the drafter failed .RuntimeError: out of order"):
-        (result,) = Decoder(components).generate([(1, 2, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0)
+        (result,) = Decoder(components).generate(
+            [(1, 2, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0
+        )
     assert len(result.token_ids) == 20
     assert not any(record.depth for record in result.records)

@@ -23,7 +23,9 @@ class Limited(SoloController[None]):
     def init(self, shared: SharedState) -> None:
         return None
 
-    def plan_one(self, state: None, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
+    def plan_one(
+        self, state: None, info: RoundInfo, context_length: int, draws: Draws
+    ) -> DraftPlan:
         return self.limits
 
     def update(self, state: None, record: StepRecord) -> None:
@@ -32,11 +34,18 @@ class Limited(SoloController[None]):
 
 def limited(**limits: Any) -> tuple[StepRecord, ...]:
     """Records of a text that repeats itself."""
-    target, draft = (TabularModel(RandomTable(3, 1), 3) for _ in range(2))  # so that drafts are accepted to any depth
+    # So that drafts are accepted to any depth.
+    target, draft = (TabularModel(RandomTable(3, 1), 3) for _ in range(2))
     parts = make_components(
-        target, draft, drafter="pool('ngram', 'model')", tree="chain(4)", controller=Limited(DraftPlan(**limits))
+        target,
+        draft,
+        drafter="pool('ngram', 'model')",
+        tree="chain(4)",
+        controller=Limited(DraftPlan(**limits)),
     )
-    (result,) = Decoder(parts).generate([(0, 1, 2, 0, 1)], max_new_tokens=80, temperature=1.0, seed=1)
+    (result,) = Decoder(parts).generate(
+        [(0, 1, 2, 0, 1)], max_new_tokens=80, temperature=1.0, seed=1
+    )
     return result.records[:-8]  # the room for tokens shortens the last ones
 
 
@@ -51,9 +60,14 @@ def limited(**limits: Any) -> tuple[StepRecord, ...]:
     ],
     ids=str,
 )
-def test_lookups_may_have_a_limit_of_their_own(limits: dict[str, int], looked_up: int, modelled: int) -> None:
+def test_lookups_may_have_a_limit_of_their_own(
+    limits: dict[str, int], looked_up: int, modelled: int
+) -> None:
     records = limited(**limits)
-    deepest = {name: max((one.depth for one in records if one.drafter == name), default=0) for name in ("ngram", "model")}
+    deepest = {
+        name: max((one.depth for one in records if one.drafter == name), default=0)
+        for name in ("ngram", "model")
+    }
     assert deepest["ngram"] == looked_up
     assert deepest["model"] in {0, modelled}
     if not looked_up:

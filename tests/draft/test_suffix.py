@@ -18,10 +18,14 @@ TEXTS = st.lists(st.integers(0, 2), min_size=2, max_size=24)
 
 
 def context(tokens: Sequence[int], request_id: int = 0) -> Context:
-    return Context(request_id=request_id, token_ids=tuple(tokens), num_prompt_tokens=1, rules=SamplingRules())
+    return Context(
+        request_id=request_id, token_ids=tuple(tokens), num_prompt_tokens=1, rules=SamplingRules()
+    )
 
 
-def drafted(drafter: SuffixDrafter, tokens: Sequence[int], plan: DraftPlan | None = None) -> TokenTree:
+def drafted(
+    drafter: SuffixDrafter, tokens: Sequence[int], plan: DraftPlan | None = None
+) -> TokenTree:
     here = context(tokens, 9)
     (state,) = drafter.open([here])
     (draft,) = drafter.draft([here], [state], [plan or DraftPlan()], [TapeDraws([])])
@@ -39,7 +43,11 @@ def test_matches_are_the_earlier_occurrences_of_the_ending(text: list[int], max_
     expected: list[tuple[int, list[int]]] = []
     for length in range(1, min(max_match, len(text)) + 1):
         ending = text[-length:]
-        places = [end for end in range(len(text) - 1, length - 1, -1) if text[end - length : end] == ending]
+        places = [
+            end
+            for end in range(len(text) - 1, length - 1, -1)
+            if text[end - length : end] == ending
+        ]
         if places and expected and len(expected[-1][1]) == len(places):
             expected.pop()
         if places:
@@ -52,7 +60,9 @@ def test_shares_are_counts_of_what_followed(text: list[int], depth: int) -> None
     index = SuffixIndex()
     index.extend(text)
     for length, places in index.matches(text, 4):
-        tree = index.continuations(places, Limits(num_nodes=99, depth=depth, width=9, min_share=0.0))
+        tree = index.continuations(
+            places, Limits(num_nodes=99, depth=depth, width=9, min_share=0.0)
+        )
         counts: dict[tuple[int, ...], int] = {}
         for place in places:
             for size in range(1, depth + 1):
@@ -64,12 +74,17 @@ def test_shares_are_counts_of_what_followed(text: list[int], depth: int) -> None
         for token, parent, share in zip(tree.token_ids, tree.parents, tree.shares, strict=True):
             path_of.append((*(path_of[parent] if parent >= 0 else ()), token))
             found[path_of[-1]] = share
-        assert found == pytest.approx({path: count / len(places) for path, count in counts.items()}), length
+        assert found == pytest.approx(
+            {path: count / len(places) for path, count in counts.items()}
+        ), length
         assert list(tree.shares) == sorted(tree.shares, reverse=True)
 
 
 def test_a_worked_example() -> None:
-    """After "1 2" came 3 twice (once 3 4, once 3 5) and 6 once; the last 1 2 has no continuation yet."""
+    """After "1 2" came 3 twice (once 3 4, once 3 5) and 6 once.
+
+    The last 1 2 has no continuation yet.
+    """
     text = [1, 2, 3, 4, 1, 2, 6, 1, 2, 3, 5, 1, 2]
     tree = drafted(SuffixDrafter(depth=2, min_share=0.1), text)
     assert paths(tree)[:2] == [(3,), (6,)]
@@ -82,7 +97,9 @@ def test_long_matches_earn_long_drafts() -> None:
     text = [7, 1, 2, 3, 4, 5, 6, 8, 9, 1, 2, 3]
     assert drafted(SuffixDrafter(nodes_per_token=1.0), text).num_nodes == 1 + 3
     assert drafted(SuffixDrafter(nodes_per_token=2.0), text).num_nodes == 1 + 6
-    assert drafted(SuffixDrafter(nodes_per_token=2.0), text, DraftPlan(max_nodes=2)).num_nodes == 1 + 2
+    assert (
+        drafted(SuffixDrafter(nodes_per_token=2.0), text, DraftPlan(max_nodes=2)).num_nodes == 1 + 2
+    )
     assert drafted(SuffixDrafter(), text, DraftPlan(max_depth=0)).num_nodes == 1
 
 
@@ -100,7 +117,8 @@ def test_earlier_requests_are_remembered_only_if_asked_and_the_oldest_go_first()
     attentive.close(second)
     assert paths(drafted(attentive, [0, 7, 8]))[0] == (9,)
     attentive.close(context([6, 5, 6, 5, 6]))
-    assert drafted(attentive, [0, 1, 2]).num_nodes == 1  # 18 tokens and ends are too many: the first text is gone
+    # 18 tokens and ends are too many: the first text is gone
+    assert drafted(attentive, [0, 1, 2]).num_nodes == 1
     assert paths(drafted(attentive, [0, 7, 8]))[0] == (9,)
     for _ in range(9):  # renumbered several times
         attentive.close(context([6, 4, 6, 4, 6]))
@@ -116,7 +134,14 @@ def test_texts_do_not_run_into_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"num_nodes": 0}, {"width": 0}, {"min_share": 1.5}, {"nodes_per_token": 0.0}, {"max_history": -1}]
+    "bad",
+    [
+        {"num_nodes": 0},
+        {"width": 0},
+        {"min_share": 1.5},
+        {"nodes_per_token": 0.0},
+        {"max_history": -1},
+    ],
 )
 def test_bad_sizes_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(OptionError, match="suffix: "):

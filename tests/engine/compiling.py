@@ -1,4 +1,7 @@
-"""Compiled tiny networks for tests: each architecture is compiled once a run, whatever the number of test processes."""
+"""Compiled tiny networks for tests.
+
+Each architecture is compiled once a run, whatever the number of test processes.
+"""
 
 import fcntl
 import os
@@ -11,7 +14,9 @@ from monge.engine.backends.compiled import compile_step
 from monge.engine.backends.program_cache import FOLDER_VARIABLE
 
 MISSING = {
-    "compiled": None if any(map(shutil.which, ("c++", "g++", "clang++"))) else "there is no C++ compiler",
+    "compiled": None
+    if any(map(shutil.which, ("c++", "g++", "clang++")))
+    else "there is no C++ compiler",
 }
 
 

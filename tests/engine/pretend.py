@@ -1,7 +1,8 @@
 """A device that is not there: tensors on it lie in ordinary memory, and every operation is watched.
 
-What runs on it is what would run on an accelerator, with three things made visible that need one to go wrong: an operation on
-tensors of two devices raises, a number that the host waits for is counted, and recorded work that waits for one raises.
+What runs on it is what would run on an accelerator, with three things made visible that need one to
+go wrong: an operation on tensors of two devices raises, a number that the host waits for is
+counted, and recorded work that waits for one raises.
 """
 
 import threading
@@ -16,8 +17,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 NAME = "meta"
-"""The name of torch's device without memory: every build has it, and no other test of the process notices that it is used."""
-WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"}
+"""The name of torch's device without memory.
+
+Every build has it, and no other test of the process notices that it is used.
+"""
+WAITS = {
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::_unique2",
+    "aten::unique_dim",
+}
 
 waits = Counter()
 """Numbers that the host waited for, by the line of the library that asked."""
@@ -32,7 +42,12 @@ class Tensor(torch.Tensor):
         # Not of inference mode: views of a tensor that was made outside could not be written to.
         with torch.inference_mode(mode=False):
             return torch.Tensor._make_wrapper_subclass(
-                cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=NAME
+                cls,
+                held.size(),
+                strides=held.stride(),
+                storage_offset=held.storage_offset(),
+                dtype=held.dtype,
+                device=NAME,
             )
 
     def __init__(self, held):
@@ -82,7 +97,8 @@ class Rerun:
                 held.copy_(new)
 
         for output in outputs:
-            output.fill_(float("nan") if output.is_floating_point() else -1)  # recorded, and not run yet
+            # Recorded, and not run yet.
+            output.fill_(float("nan") if output.is_floating_point() else -1)
         return repeat, outputs
 
 
@@ -100,7 +116,12 @@ class _Makers(TorchFunctionMode):
             return func(*args, **{**kwargs, "device": "cpu"}).to(NAME)
         if func is torch.Tensor.__getitem__ and isinstance(args[0], Tensor):
             places = args[1] if isinstance(args[1], tuple) else (args[1],)
-            return func(args[0], tuple(torch.tensor(one).to(NAME) if isinstance(one, list) else one for one in places))
+            return func(
+                args[0],
+                tuple(
+                    torch.tensor(one).to(NAME) if isinstance(one, list) else one for one in places
+                ),
+            )
         if func is torch.Tensor.new_tensor and isinstance(args[0], Tensor):
             return torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs}).to(NAME)
         return func(*args, **kwargs)
@@ -119,12 +140,23 @@ def _run(func, args, kwargs):
         return _moved(func, args, kwargs)
     if ours and name == "aten::copy_":
         is_crossing = isinstance(args[0], Tensor) is not isinstance(args[1], Tensor)
-        if not isinstance(args[0], Tensor) or (is_crossing and not _is_asynchronous(args[2:], kwargs)):
+        if not isinstance(args[0], Tensor) or (
+            is_crossing and not _is_asynchronous(args[2:], kwargs)
+        ):
             _wait(name)
     elif ours:
-        strangers = [one for one in flat if isinstance(one, torch.Tensor) and not isinstance(one, Tensor) and one.ndim]
-        assert not strangers, f"{name} has tensors of two devices: {[tuple(one.shape) for one in strangers]} are on the host"
-        picks = name == "aten::index" and any(one is not None and one.dtype == torch.bool for one in args[1])
+        strangers = [
+            one
+            for one in flat
+            if isinstance(one, torch.Tensor) and not isinstance(one, Tensor) and one.ndim
+        ]
+        assert not strangers, (
+            f"{name} has tensors of two devices: {[tuple(one.shape) for one in strangers]} are on "
+            "the host"
+        )
+        picks = name == "aten::index" and any(
+            one is not None and one.dtype == torch.bool for one in args[1]
+        )
         if name in WAITS or picks:
             _wait(name)
     on_device = bool(ours) or _is_ours(kwargs.get("device"))
@@ -132,7 +164,9 @@ def _run(func, args, kwargs):
         kwargs = {**kwargs, "device": "cpu"}
     if name == "aten::histc":
         args = (args[0].float(), *args[1:])  # of whole numbers an accelerator makes it too
-    plain_args, plain_kwargs = tree_map(lambda one: one.held if isinstance(one, Tensor) else one, (args, kwargs))
+    plain_args, plain_kwargs = tree_map(
+        lambda one: one.held if isinstance(one, Tensor) else one, (args, kwargs)
+    )
     result = func(*plain_args, **plain_kwargs)
     if not on_device or name == "aten::_local_scalar_dense":
         return result
@@ -144,7 +178,9 @@ def _run(func, args, kwargs):
 def _moved(func, args, kwargs):
     source = args[0]
     goal = kwargs.get("device", source.device)
-    copy = func(source.held if isinstance(source, Tensor) else source, **{**kwargs, "device": "cpu"})
+    copy = func(
+        source.held if isinstance(source, Tensor) else source, **{**kwargs, "device": "cpu"}
+    )
     if _is_ours(goal):
         if not isinstance(source, Tensor) and not kwargs.get("non_blocking"):
             _wait(func._schema.name)
@@ -155,14 +191,21 @@ def _moved(func, args, kwargs):
 
 
 def _is_asynchronous(args, kwargs):
-    """Whether a copy to the device is begun only: what it copies is put by for it, so the host may go on."""
+    """Whether a copy to the device is begun only.
+
+    What it copies is put by for it, so the host may go on.
+    """
     return bool(args[0]) if args else bool(kwargs.get("non_blocking"))
 
 
 def _wait(what):
     if getattr(_recording, "is_on", False):
         raise RuntimeError(f"{what}: the host waits for a number while the work is captured")
-    inside = [frame for frame in extract_stack() if "/monge/" in frame.filename and "/tests/" not in frame.filename]
+    inside = [
+        frame
+        for frame in extract_stack()
+        if "/monge/" in frame.filename and "/tests/" not in frame.filename
+    ]
     if inside:
         waits[inside[-1].filename.rsplit("/monge/", 1)[1], inside[-1].lineno, what] += 1
 

@@ -21,7 +21,12 @@ NUM_TOKENS = 15
 
 def decoder(max_batch_size=8, **options):
     target = network("llama")
-    return monge.load(target, perturbed(target), max_batch_size=max_batch_size, **{"controller": "fixed", **options})
+    return monge.load(
+        target,
+        perturbed(target),
+        max_batch_size=max_batch_size,
+        **{"controller": "fixed", **options},
+    )
 
 
 def run(parts, requests, order, max_batch_size):
@@ -35,8 +40,13 @@ def run(parts, requests, order, max_batch_size):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_neighbours_and_places_change_nothing(tree, temperature):
     whole = decoder(tree=tree)
-    requests = whole.requests(PROMPTS, max_new_tokens=NUM_TOKENS, temperature=temperature, seed=3, ignore_eos=True)
-    requests = [replace(request, max_new_tokens=NUM_TOKENS - 2 * row) for row, request in enumerate(requests)]
+    requests = whole.requests(
+        PROMPTS, max_new_tokens=NUM_TOKENS, temperature=temperature, seed=3, ignore_eos=True
+    )
+    requests = [
+        replace(request, max_new_tokens=NUM_TOKENS - 2 * row)
+        for row, request in enumerate(requests)
+    ]
     in_order = run(whole.components, requests, list(range(7)), max_batch_size=7)
     permuted = run(whole.components, requests, [4, 2, 6, 0, 5, 1, 3], max_batch_size=7)
     joining = run(whole.components, requests, [6, 5, 4, 3, 2, 1, 0], max_batch_size=2)
@@ -44,7 +54,12 @@ def test_neighbours_and_places_change_nothing(tree, temperature):
     for number in range(7):
         tokens = in_order[number].token_ids
         assert len(tokens) == NUM_TOKENS - 2 * number
-        assert permuted[number].token_ids == joining[number].token_ids == alone[number].token_ids == tokens
+        assert (
+            permuted[number].token_ids
+            == joining[number].token_ids
+            == alone[number].token_ids
+            == tokens
+        )
     accepted = {record.num_accepted for result in in_order.values() for record in result.records}
     assert len(accepted) > 2, "acceptance was to be ragged"
     assert whole.components.target.cache_bytes == 0, "a model without texts holds no cache"
@@ -53,7 +68,10 @@ def test_neighbours_and_places_change_nothing(tree, temperature):
 
 @pytest.mark.parametrize("whose", ["target", "draft"])
 def test_what_cannot_be_opened_says_why_and_is_given_back(monkeypatch, whose):
-    """Memory that runs out while a prompt is read: the other parts have nothing of the request that they could close."""
+    """Memory that runs out while a prompt is read.
+
+    The other parts have nothing of the request that they could close.
+    """
     whole = decoder(tree="chain(2)")
     model = whole.components.target if whose == "target" else whole.components.drafter.model
     requests = whole.requests(PROMPTS[:2], max_new_tokens=5, temperature=0.0, ignore_eos=True)
@@ -67,14 +85,21 @@ def test_what_cannot_be_opened_says_why_and_is_given_back(monkeypatch, whose):
             run(whole.components, requests, [0, 1], max_batch_size=2)
     found = run(whole.components, requests, [0, 1], max_batch_size=2)
     expected = run(decoder(tree="chain(2)").components, requests, [0, 1], max_batch_size=2)
-    assert {number: one.token_ids for number, one in found.items()} == {n: one.token_ids for n, one in expected.items()}
+    assert {number: one.token_ids for number, one in found.items()} == {
+        n: one.token_ids for n, one in expected.items()
+    }
 
 
 @pytest.mark.parametrize("tree", ["chain(4)", "fixed_width((3, 2, 1), 'iid')"])
 def test_a_forward_of_the_draft_model_that_fails_now_and_then_changes_no_text(monkeypatch, tree):
-    """Each request's level is read again alone, behind the levels that were read before; no token is drawn anew."""
+    """Each request's level is read again alone, behind the levels that were read before.
+
+    No token is drawn anew.
+    """
     whole = decoder(tree=tree)
-    requests = whole.requests(PROMPTS[:3], max_new_tokens=NUM_TOKENS, temperature=0.8, seed=3, ignore_eos=True)
+    requests = whole.requests(
+        PROMPTS[:3], max_new_tokens=NUM_TOKENS, temperature=0.8, seed=3, ignore_eos=True
+    )
     expected = run(whole.components, requests, [0, 1, 2], max_batch_size=3)
     draft, calls = whole.components.drafter.model, [0]
     forward = draft._forward
@@ -82,7 +107,8 @@ def test_a_forward_of_the_draft_model_that_fails_now_and_then_changes_no_text(mo
     def stumbling(token_ids, *inputs, keep_logits):
         output = forward(token_ids, *inputs, keep_logits=keep_logits)
         calls[0] += keep_logits and len(token_ids) > 1
-        if keep_logits and len(token_ids) > 1 and calls[0] % 4 in {2, 3}:  # the first of four reads the roots
+        # The first of four reads the roots.
+        if keep_logits and len(token_ids) > 1 and calls[0] % 4 in {2, 3}:
             raise RuntimeError("out of memory")
         return output
 
@@ -91,7 +117,9 @@ def test_a_forward_of_the_draft_model_that_fails_now_and_then_changes_no_text(mo
     assert calls[0] > 8
     for number in range(3):
         assert found[number].token_ids == expected[number].token_ids
-        assert [record.depth for record in found[number].records] == [record.depth for record in expected[number].records]
+        assert [record.depth for record in found[number].records] == [
+            record.depth for record in expected[number].records
+        ]
     draft.check_integrity()
 
 
@@ -169,7 +197,10 @@ def test_speculate_raises_on_nan_logits():
     target = network("llama")
     draft = perturbed(target)  # made before the hook is set, which a copy would inherit
     inputs = {"input_ids": torch.tensor([PROMPTS[0]]), "max_new_tokens": 8, "do_sample": False}
-    with NanInjector(target, call=3, row=0), pytest.raises(NonFiniteLogitsError, match="not finite"):
+    with (
+        NanInjector(target, call=3, row=0),
+        pytest.raises(NonFiniteLogitsError, match="not finite"),
+    ):
         target.generate(**inputs, custom_generate=monge.speculate, draft_model=draft)
 
 
@@ -179,13 +210,18 @@ def test_a_draft_model_with_nan_logits_costs_speed_only(calls):
     draft = perturbed(target)
     hook = draft.register_forward_hook(_poison) if calls == "always" else None
     try:
-        with NanInjector(draft, call=5, row=0), pytest.warns(UserWarning, match="draft model.*drafting stops here"):
+        with (
+            NanInjector(draft, call=5, row=0),
+            pytest.warns(UserWarning, match="draft model.*drafting stops here"),
+        ):
             results = decoder().generate(PROMPTS, max_new_tokens=NUM_TOKENS, ignore_eos=True)
     finally:
         if hook is not None:
             hook.remove()
     for prompt, result in zip(PROMPTS, results, strict=True):
-        assert_same_tokens(target, prompt, result.token_ids, plain_greedy(target, prompt, NUM_TOKENS))
+        assert_same_tokens(
+            target, prompt, result.token_ids, plain_greedy(target, prompt, NUM_TOKENS)
+        )
     if calls == "always":
         assert {result.stats.num_rounds for result in results} == {NUM_TOKENS}
 

@@ -1,4 +1,7 @@
-"""The cache holds what is needed now, not the most that ever was; and a forward that fails leaves it usable."""
+"""The cache holds what is needed now, not the most that ever was.
+
+And a forward that fails leaves it usable.
+"""
 
 import pytest
 import torch
@@ -19,7 +22,9 @@ def test_a_long_text_is_not_paid_for_after_it_is_gone():
     model.close(0)
     assert model.cache_bytes >= alone
     model.open({2: short[1], 3: short[2], 4: short[3]})
-    assert model.cache_bytes < alone / 1.5, "four short texts were to take less room than a long one"
+    assert model.cache_bytes < alone / 1.5, (
+        "four short texts were to take less room than a long one"
+    )
     fresh = HfTreeModel(network("llama", max_position_embeddings=4096))
     fresh.open({1: short[0], 2: short[1], 3: short[2], 4: short[3]})
     blocks = dict.fromkeys((1, 2, 3, 4), BLOCK)
@@ -56,7 +61,9 @@ def test_rows_that_are_gone_are_not_paid_for_when_a_text_grows():
     assert model.cache_bytes <= crowd, "one long row was to take the place of eight short ones"
     fresh = HfTreeModel(network("llama", max_position_embeddings=4096))
     fresh.open({7: (*texts[7], *long)})
-    torch.testing.assert_close(model.extend({7: BLOCK})[7], fresh.extend({7: BLOCK})[7], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        model.extend({7: BLOCK})[7], fresh.extend({7: BLOCK})[7], rtol=1e-4, atol=1e-4
+    )
 
 
 def test_a_first_forward_that_fails_half_way_leaves_a_usable_cache():
@@ -83,7 +90,9 @@ def run_out(*_: object, **__: object) -> None:
     raise RuntimeError("out of memory")
 
 
-def test_where_memory_runs_out_for_a_longer_text_the_cache_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_memory_runs_out_for_a_longer_text_the_cache_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, fresh = HfTreeModel(network("llama")), HfTreeModel(network("llama"))
     texts, (long,) = prompts((5, 9), seed=2), prompts((200,), seed=3)
     for one in (model, fresh):
@@ -96,7 +105,9 @@ def test_where_memory_runs_out_for_a_longer_text_the_cache_stays_as_it_was(monke
     for one in (model, fresh):
         one.append({0: long})
     for number in (0, 1):
-        torch.testing.assert_close(model.extend({number: BLOCK})[number], fresh.extend({number: BLOCK})[number])
+        torch.testing.assert_close(
+            model.extend({number: BLOCK})[number], fresh.extend({number: BLOCK})[number]
+        )
 
 
 def test_a_short_text_after_a_long_one_has_a_short_cache():
@@ -109,12 +120,17 @@ def test_a_short_text_after_a_long_one_has_a_short_cache():
     assert 4 * model.cache_bytes < before
     fresh = HfTreeModel(network("llama", max_position_embeddings=4096))
     fresh.open({0: short})
-    torch.testing.assert_close(model.extend({0: BLOCK})[0], fresh.extend({0: BLOCK})[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        model.extend({0: BLOCK})[0], fresh.extend({0: BLOCK})[0], rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2), (2, 3, 1)])
 def test_sequences_that_were_never_read_leave_no_trace(order: tuple[int, ...]) -> None:
-    """A draft model that rests opens texts without reading them: its cache has no rows for them yet."""
+    """A draft model that rests opens texts without reading them.
+
+    Its cache has no rows for them yet.
+    """
     model, (text,) = HfTreeModel(network("llama")), prompts((5,), seed=2)
     model.open({0: text})
     model.open({1: (), 2: (), 3: ()})

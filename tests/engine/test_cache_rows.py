@@ -1,4 +1,7 @@
-"""A forward reads the rows that it is asked for and no others, wherever they lie; rows that move keep their texts."""
+"""A forward reads the rows that it is asked for and no others, wherever they lie.
+
+Rows that move keep their texts.
+"""
 
 import copy
 import random
@@ -24,7 +27,9 @@ FORWARD = 32  # what a forward costs in any case, in tokens
 def shapes_read(model: torch.nn.Module) -> Iterator[list[tuple[int, int]]]:
     """Rows and widths of the network's forwards."""
     shapes: list[tuple[int, int]] = []
-    hook = model.register_forward_pre_hook(lambda _, args, inputs: shapes.append(inputs["input_ids"].shape), with_kwargs=True)
+    hook = model.register_forward_pre_hook(
+        lambda _, args, inputs: shapes.append(inputs["input_ids"].shape), with_kwargs=True
+    )
     try:
         yield shapes
     finally:
@@ -51,7 +56,9 @@ def test_only_the_rows_asked_for_are_read(asked: tuple[int, ...]) -> None:
             model.commit({number: (0, 2)})
             fresh.commit({number: (0, 2)})
             expected = fresh.extend({number: TREE})[number]
-        torch.testing.assert_close(model.extend({number: TREE})[number], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            model.extend({number: TREE})[number], expected, rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -68,7 +75,12 @@ def test_texts_survive_whatever_is_read_beside_them(family: str, seed: int) -> N
             opened += 1
         asked = chance.sample(sorted(texts), chance.randint(0, len(texts)))
         if asked and chance.random() < 0.5:
-            pieces = {one: tuple(chance.randrange(FIRST_WORD, VOCAB) for _ in range(chance.randint(1, 40))) for one in asked}
+            pieces = {
+                one: tuple(
+                    chance.randrange(FIRST_WORD, VOCAB) for _ in range(chance.randint(1, 40))
+                )
+                for one in asked
+            }
             model.append(pieces)
             texts |= {one: texts[one] + piece for one, piece in pieces.items()}
         elif asked:
@@ -84,7 +96,9 @@ def test_texts_survive_whatever_is_read_beside_them(family: str, seed: int) -> N
         fresh = HfTreeModel(net)
         fresh.watch((1,))
         fresh.open({one: text})
-        torch.testing.assert_close(model.extend({one: TREE})[one], fresh.extend({one: TREE})[one], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            model.extend({one: TREE})[one], fresh.extend({one: TREE})[one], rtol=1e-3, atol=1e-3
+        )
         model.commit({one: (0, 2)})
         fresh.commit({one: (0, 2)})
         ours, theirs = model.features(one), fresh.features(one)
@@ -94,7 +108,10 @@ def test_texts_survive_whatever_is_read_beside_them(family: str, seed: int) -> N
 
 
 def test_a_row_that_moves_leaves_nothing_behind() -> None:
-    """What is not a number, in one row, never meets the sequence that lies there afterwards: weight zero would not hide it."""
+    """What is not a number, in one row, never meets the sequence that lies there afterwards.
+
+    Weight zero would not hide it.
+    """
     llama = copy.deepcopy(network("llama"))
     model, texts = HfTreeModel(llama), prompts((6, 6, 30, 6))
     model.open(dict(enumerate(texts)))
@@ -105,7 +122,9 @@ def test_a_row_that_moves_leaves_nothing_behind() -> None:
         llama.model.embed_tokens.weight[9] = sound
     model.commit({1: ()})
     for asked in ((0, 2, 3), (2, 3), (0, 2)):
-        assert all(logits.isfinite().all() for logits in model.extend(dict.fromkeys(asked, TREE)).values())
+        assert all(
+            logits.isfinite().all() for logits in model.extend(dict.fromkeys(asked, TREE)).values()
+        )
         model.commit(dict.fromkeys(asked, (0, 1, 3)))
 
 

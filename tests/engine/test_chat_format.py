@@ -5,7 +5,13 @@ from transformers import AutoTokenizer
 
 from monge.api import built_in
 from monge.core.errors import OptionError
-from monge.engine.chat_format import InstructionFormat, NoFormat, TemplateFormat, chat_format, checked_messages
+from monge.engine.chat_format import (
+    InstructionFormat,
+    NoFormat,
+    TemplateFormat,
+    chat_format,
+    checked_messages,
+)
 
 TURNS = [
     {"role": "system", "content": "Be brief."},
@@ -25,7 +31,10 @@ def tokenizer():
 
 def test_instructions(tokenizer):
     text = tokenizer.decode(InstructionFormat(tokenizer).encode(TURNS))
-    assert text == "Be brief.\n\nInstruction: Name a colour.\nResponse: Red.\n\nInstruction: Another.\nResponse:"
+    assert (
+        text == "Be brief.\n\nInstruction: Name a colour.\nResponse: Red.\n\nInstruction: "
+        "Another.\nResponse:"
+    )
 
 
 def test_template(tokenizer):
@@ -55,7 +64,9 @@ def test_choice(tokenizer, tmp_path):
     assert isinstance(chat_format(tokenizer, None, is_built_in=False), NoFormat)
     assert isinstance(chat_format(tokenizer, "instruction", is_built_in=False), InstructionFormat)
     (tmp_path / "chat.jinja").write_text(TEMPLATE)
-    assert isinstance(chat_format(tokenizer, str(tmp_path / "chat.jinja"), is_built_in=True), TemplateFormat)
+    assert isinstance(
+        chat_format(tokenizer, str(tmp_path / "chat.jinja"), is_built_in=True), TemplateFormat
+    )
     with pytest.raises(OptionError, match="neither 'instruction' nor a readable file"):
         chat_format(tokenizer, str(tmp_path / "missing"), is_built_in=True)
     (tmp_path / "broken.jinja").write_text("{% for %}")
@@ -69,7 +80,11 @@ def test_choice(tokenizer, tmp_path):
         ("Hello", "must be a list"),
         ([], "must be a list"),
         ([{"role": "user"}], r"messages\[0\] must have a 'role' and a 'content'"),
-        ([TURNS[0], {"role": "robot", "content": "a"}], r"messages\[1\]: the role must be one of .*; got 'robot'"),
+        (
+            [TURNS[0], {"role": "robot", "content": "a"}],
+            r"messages\[1\]: the role must be one of "
+            r".*; got 'robot'",
+        ),
         ([{"role": "user", "content": ["a"]}], "the content must be text; got list"),
     ],
 )

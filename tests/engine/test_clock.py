@@ -17,7 +17,10 @@ def ticking():
 
 
 def test_every_time_is_the_clocks():
-    """A clock that ticks when it is read: whole seconds everywhere, in the records and in the costs that were learnt."""
+    """A clock that ticks when it is read.
+
+    Whole seconds everywhere, in the records and in the costs that were learnt.
+    """
     target, draft = (TabularModel(RandomTable(4, seed), 4) for seed in (1, 2))
     with measured_by(ticking()):
         parts = make_components(target, draft, controller="goodput")

@@ -26,7 +26,9 @@ from tests.engine.tiny import network, perturbed, prompts
 from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greedy
 
 HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
-needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="compiled steps need a C++ compiler, and none is on the path")
+needs_compiler = pytest.mark.skipif(
+    not HAS_COMPILER, reason="compiled steps need a C++ compiler, and none is on the path"
+)
 STAGES = "compiled"  # whole rounds have tests of their own
 LARGEST_DIFFERENCE = 5e-5
 """Allowed between float32 forwards in another order of summation; as for the eager backend."""
@@ -86,7 +88,11 @@ class TestSteps:
         step.spec = replace(step.spec, mask_dtype=mask_dtype)
         cache.place(slice(0, 1), (start,), 3)
         mask = torch.ones(3, start + 3, dtype=torch.bool).tril(start)[None, None]
-        form = mask if mask_dtype == torch.bool else torch.where(mask, 0.0, torch.finfo(mask_dtype).min)
+        form = (
+            mask
+            if mask_dtype == torch.bool
+            else torch.where(mask, 0.0, torch.finfo(mask_dtype).min)
+        )
         step(torch.tensor([(7, 8, 9)]), torch.arange(start, start + 3)[None], (form,), cache)
         step.read_chain((7, 8, 9), start, cache)
         assert all(map(torch.equal, *seen))
@@ -109,7 +115,9 @@ class TestSteps:
         eager = HfTreeModel(target())
         eager.open({0: (5,)})
         block = {0: NodeBlock.chain((7,))}
-        torch.testing.assert_close(model.extend(block)[0], eager.extend(block)[0], atol=LARGEST_DIFFERENCE, rtol=0)
+        torch.testing.assert_close(
+            model.extend(block)[0], eager.extend(block)[0], atol=LARGEST_DIFFERENCE, rtol=0
+        )
 
     @pytest.mark.parametrize("is_narrow", [False, True])
     def test_other_weights_take_the_same_program(self, compiled, monkeypatch, is_narrow):
@@ -119,17 +127,29 @@ class TestSteps:
         other = perturbed(target())
         if is_narrow:
             other = copy.deepcopy(other)
-            other.load_state_dict({name: weight.bfloat16().float() for name, weight in other.state_dict().items()})
-        kinds = {tensor.dtype for name, tensor in TracedStep(other, step_spec(other)).tensors().items() if "panels" in name}
+            other.load_state_dict(
+                {name: weight.bfloat16().float() for name, weight in other.state_dict().items()}
+            )
+        kinds = {
+            tensor.dtype
+            for name, tensor in TracedStep(other, step_spec(other)).tensors().items()
+            if "panels" in name
+        }
         assert kinds == {torch.int32 if is_narrow else torch.float32}
         growth = RandomGrowth(other, prompts((5,), seed=1), seed=2, step=compiled(other))
         assert max(growth.round(compare=True) for _ in range(3)) < LARGEST_DIFFERENCE
 
     def test_the_network_is_left_alone(self, compiled):
-        before = {name: (weight.data_ptr(), weight.stride()) for name, weight in target().state_dict().items()}
+        before = {
+            name: (weight.data_ptr(), weight.stride())
+            for name, weight in target().state_dict().items()
+        }
         attention = target().config._attn_implementation
         compiled(target())
-        assert {name: (weight.data_ptr(), weight.stride()) for name, weight in target().state_dict().items()} == before
+        assert {
+            name: (weight.data_ptr(), weight.stride())
+            for name, weight in target().state_dict().items()
+        } == before
         assert target().config._attn_implementation == attention
 
     def test_decoding_compiles_nothing_and_keeps_no_memory(self, compiled, monkeypatch):
@@ -137,7 +157,8 @@ class TestSteps:
         monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", no_compiling)
         counters.clear()
         model.open({0: (5, 6), 1: (7,)})
-        for length in range(300):  # the cache grows on the way, and the number of rows and nodes changes
+        # The cache grows on the way, and the number of rows and nodes changes.
+        for length in range(300):
             rows = (0, 1) if length % 3 else (0,)
             model.extend({row: NodeBlock.chain((5,) * (1 + (length + row) % 4)) for row in rows})
             model.commit(dict.fromkeys(rows, (0,)))
@@ -157,11 +178,17 @@ class TestTexts:
     def test_greedy_is_that_of_transformers(self, compiled, tree):
         for model in (target(), perturbed(target())):
             compiled(model)
-        decoder = monge.load(target(), perturbed(target()), tree=tree, backend=STAGES, controller="fixed")
+        decoder = monge.load(
+            target(), perturbed(target()), tree=tree, backend=STAGES, controller="fixed"
+        )
         assert "compiled" in repr(decoder.components.target)
         texts = prompts((9, 4, 7), seed=5)
-        for prompt, result in zip(texts, decoder.generate(texts, max_new_tokens=40, ignore_eos=True), strict=True):
-            assert_same_tokens(target(), prompt, result.token_ids, plain_greedy(target(), prompt, 40))
+        for prompt, result in zip(
+            texts, decoder.generate(texts, max_new_tokens=40, ignore_eos=True), strict=True
+        ):
+            assert_same_tokens(
+                target(), prompt, result.token_ids, plain_greedy(target(), prompt, 40)
+            )
             assert 1.05 < result.stats.block_efficiency < 5
 
     def test_verdicts_are_those_of_the_eager_backend(self, compiled):
@@ -171,7 +198,13 @@ class TestTexts:
         for name in ("eager", STAGES):
             decoder = monge.load(target(), perturbed(target()), backend=name, controller="fixed")
             results = decoder.generate(texts, max_new_tokens=40, temperature=1.0, seed=3)
-            records.append([(record.num_accepted, record.token_ids) for result in results for record in result.records])
+            records.append(
+                [
+                    (record.num_accepted, record.token_ids)
+                    for result in results
+                    for record in result.records
+                ]
+            )
         assert records[0] == records[1]
 
 
@@ -215,20 +248,26 @@ class TestStoredPrograms:
     def test_a_program_with_other_logits_is_refused(self, compiled, monkeypatch):
         compiled(target())
         run = CompiledStep.__call__
-        monkeypatch.setattr(CompiledStep, "__call__", lambda *inputs: StepOutput(logits=run(*inputs).logits * 1.01))
+        monkeypatch.setattr(
+            CompiledStep, "__call__", lambda *inputs: StepOutput(logits=run(*inputs).logits * 1.01)
+        )
         with pytest.raises(BackendError, match="other logits than the network"):
             compile_step(target(), lambda _: None)
 
 
 def falls_back(model, reason):
-    with pytest.warns(UserWarning, match=f"backend 'compiled' is not used, the network runs eagerly: {reason}"):
+    with pytest.warns(
+        UserWarning, match=f"backend 'compiled' is not used, the network runs eagerly: {reason}"
+    ):
         made = as_sequence_model(model, backend="compiled")
     assert "compiled" not in repr(made)
     made.open({0: (5, 6)})
     assert made.extend({0: NodeBlock.chain((7,))})[0].shape == (1, made.vocab_size)
 
 
-@pytest.mark.parametrize(("dtype", "is_transposed"), [(torch.float64, True), (torch.bfloat16, False)])
+@pytest.mark.parametrize(
+    ("dtype", "is_transposed"), [(torch.float64, True), (torch.bfloat16, False)]
+)
 def test_only_types_with_a_kernel_for_it_are_laid_out_anew(dtype, is_transposed):
     model = copy.deepcopy(target()).to(dtype)
     weight = TracedStep(model, step_spec(model)).tensors()["_network.lm_head.weight"]
@@ -239,7 +278,10 @@ def test_only_types_with_a_kernel_for_it_are_laid_out_anew(dtype, is_transposed)
 def test_float32_lies_in_panels():
     tensors = TracedStep(target(), step_spec(target())).tensors()
     assert "_network.lm_head.weight" not in tensors
-    assert torch.equal(matrix_of(tensors["_network.lm_head.panels"], target().config.vocab_size), target().lm_head.weight)
+    assert torch.equal(
+        matrix_of(tensors["_network.lm_head.panels"], target().config.vocab_size),
+        target().lm_head.weight,
+    )
 
 
 class TestFallback:
@@ -254,7 +296,9 @@ class TestFallback:
 
     def test_attention_without_a_mask_in_memory(self):
         model = network("llama", "flex_attention")
-        with pytest.warns(UserWarning, match="runs attention 'flex_attention'; eager and sdpa are compiled"):
+        with pytest.warns(
+            UserWarning, match="runs attention 'flex_attention'; eager and sdpa are compiled"
+        ):
             as_sequence_model(model, backend="compiled")
 
     def test_no_compiler(self):

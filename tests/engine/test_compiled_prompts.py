@@ -1,4 +1,7 @@
-"""Prompts read by compiled programs: the same texts as by the network, without logits that nobody wants."""
+"""Prompts read by compiled programs.
+
+The same texts as by the network, without logits that nobody wants.
+"""
 
 import copy
 
@@ -72,7 +75,8 @@ def test_hidden_states_of_whole_prompts_come(compiled, seen, monkeypatch, tmp_pa
         return compile_step(target(), lambda _: None, layers)
 
     models = HfTreeModel(target()), HfTreeModel(target(), compiled(target()), watching)
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))  # what is made without the lock is not for other processes
+    # What is made without the lock is not for other processes.
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     text = prompts((40,), seed=4)[0]
     states = []
     for model in models:
@@ -99,7 +103,15 @@ def test_a_network_without_a_choice_of_logits(compiled, seen):
     """Its program reads short prompts all the same, as any block."""
 
     class Plain(type(target())):
-        def forward(self, input_ids, position_ids, attention_mask, past_key_values, use_cache, output_hidden_states=False):
+        def forward(
+            self,
+            input_ids,
+            position_ids,
+            attention_mask,
+            past_key_values,
+            use_cache,
+            output_hidden_states=False,
+        ):
             return super().forward(
                 input_ids=input_ids,
                 position_ids=position_ids,
@@ -127,5 +139,7 @@ def test_a_program_that_reads_prompts_wrongly_is_refused(compiled, monkeypatch):
         return StepOutput(logits=torch.zeros(len(token_ids), 1, 97))
 
     monkeypatch.setattr(CompiledStep, "read_prompt", forgetful)
-    with pytest.raises(BackendError, match="LlamaForCausalLM, compiled, has other logits than the network"):
+    with pytest.raises(
+        BackendError, match="LlamaForCausalLM, compiled, has other logits than the network"
+    ):
         check_step(target(), step, "compiled")

@@ -9,7 +9,9 @@ from monge.engine.conversation import Conversation
 QUESTIONS = ("Name a colour.", "Why is the sky blue?", "What is 7 times 8?")
 
 
-@pytest.fixture(scope="module", params=[{}, {"drafter": "none"}, {"tree": "fixed_width((2, 2))"}], ids=str)
+@pytest.fixture(
+    scope="module", params=[{}, {"drafter": "none"}, {"tree": "fixed_width((2, 2))"}], ids=str
+)
 def decoder(request):
     return monge.load(controller="fixed", **request.param)
 
@@ -19,7 +21,11 @@ def read(decoder, monkeypatch):
     """Sizes of the prompts, and pieces of them, that the target reads."""
     sizes, target = [], decoder.components.target
     append = target.append
-    monkeypatch.setattr(target, "append", lambda pieces: (sizes.extend(map(len, pieces.values())), append(pieces))[1])
+    monkeypatch.setattr(
+        target,
+        "append",
+        lambda pieces: (sizes.extend(map(len, pieces.values())), append(pieces))[1],
+    )
     return sizes
 
 
@@ -30,7 +36,11 @@ def text_of(conversation, question):
 def test_answers_are_those_of_the_whole_conversation(decoder):
     conversation = Conversation(decoder, system="Be brief.", max_new_tokens=20)
     for question in QUESTIONS:
-        before = [{"role": "system", "content": "Be brief."}, *conversation.messages, {"role": "user", "content": question}]
+        before = [
+            {"role": "system", "content": "Be brief."},
+            *conversation.messages,
+            {"role": "user", "content": question},
+        ]
         answer = text_of(conversation, question)
         assert answer == decoder.chat(before, max_new_tokens=20).text
         assert conversation.messages[-1] == {"role": "assistant", "content": answer}

@@ -41,11 +41,15 @@ def both(target, device, capture):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral_window", "gemma3", "gpt2", "opt", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "mistral_window", "gemma3", "gpt2", "opt", "deepseek_v3"]
+)
 def test_node_logits(device, name, attention):
     capture, own = pretend.Rerun(), placed(network(name, attention), device)
     step = capture_step(own, capture, print)
-    growth = RandomGrowth(own, prompts((9, 4, 6), seed=1), seed=2, reference=network(name, attention), step=step)
+    growth = RandomGrowth(
+        own, prompts((9, 4, 6), seed=1), seed=2, reference=network(name, attention), step=step
+    )
     before = capture.num_captured
     differences = [growth.round(compare=True) for _ in range(6)]
     assert growth.non_prefix_commits > 6, "the rounds were to move columns of the cache"
@@ -81,7 +85,9 @@ def test_decoding_records_nothing_that_it_has(device):
         blocks = {row: NodeBlock.chain((5, 9, 4)[: 1 + length % 3]) for row in (0, 1)}
         expected, got = (model.extend(blocks) for model in models)
         for row in blocks:
-            torch.testing.assert_close(got[row].cpu(), expected[row], atol=LARGEST_DIFFERENCE, rtol=0)
+            torch.testing.assert_close(
+                got[row].cpu(), expected[row], atol=LARGEST_DIFFERENCE, rtol=0
+            )
         for model in models:
             model.commit(dict.fromkeys(blocks, (0,)))
         counts.append(capture.num_captured)
@@ -100,7 +106,9 @@ def test_each_set_of_neighbouring_rows_has_its_own(device):
         blocks = {row: NodeBlock((3, 4), (-1, -1)) for row in rows}
         expected, got = (model.extend(blocks) for model in models)
         for row in rows:
-            torch.testing.assert_close(got[row].cpu(), expected[row], atol=LARGEST_DIFFERENCE, rtol=0)
+            torch.testing.assert_close(
+                got[row].cpu(), expected[row], atol=LARGEST_DIFFERENCE, rtol=0
+            )
         for model in models:
             model.commit(dict.fromkeys(rows, (1,)))
 
@@ -169,7 +177,11 @@ def test_what_a_step_gave_stays(device):
 def test_hidden_states(device):
     target = network("llama", "sdpa")
     own, capture = placed(target, device), pretend.Rerun()
-    ours = HfTreeModel(own, capture_step(own, capture, print), lambda layers: capture_step(own, capture, print, layers))
+    ours = HfTreeModel(
+        own,
+        capture_step(own, capture, print),
+        lambda layers: capture_step(own, capture, print, layers),
+    )
     states = []
     for model in (HfTreeModel(target), ours):
         model.watch((0, 1))
@@ -193,17 +205,26 @@ class Deaf(pretend.Rerun):
 
 class TestRefusals:
     def test_a_recording_that_is_wrong(self, device):
-        with pytest.raises(BackendError, match="captured, has other logits than the network: .* from a float64 run"):
+        with pytest.raises(
+            BackendError, match="captured, has other logits than the network: .* from a float64 run"
+        ):
             capture_step(placed(network("llama", "sdpa"), device), Deaf(), print)
 
     def test_a_network_that_waits_for_a_number(self, device):
         own = placed(network("llama", "sdpa"), device)
-        own.model.norm.register_forward_pre_hook(lambda module, inputs: float(inputs[0].sum()) and None)
-        with pytest.raises(BackendError, match=r"LlamaForCausalLM cannot be captured: RuntimeError: .* waits for a number"):
+        own.model.norm.register_forward_pre_hook(
+            lambda module, inputs: float(inputs[0].sum()) and None
+        )
+        with pytest.raises(
+            BackendError,
+            match=r"LlamaForCausalLM cannot be captured: "
+            r"RuntimeError: .* waits for a number",
+        ):
             capture_step(own, pretend.Rerun(), print)
 
     @pytest.mark.parametrize(
-        ("name", "attention", "reason"), [("bloom", "eager", "only networks that read trees are captured")]
+        ("name", "attention", "reason"),
+        [("bloom", "eager", "only networks that read trees are captured")],
     )
     def test_networks_that_read_no_trees(self, device, name, attention, reason):
         with pytest.raises(BackendError, match=reason):
@@ -212,7 +233,9 @@ class TestRefusals:
     def test_flex_attention(self, device):
         own = placed(network("llama", "sdpa"), device)
         own.config._attn_implementation = "flex_attention"
-        with pytest.raises(BackendError, match="runs attention 'flex_attention'; eager and sdpa are captured"):
+        with pytest.raises(
+            BackendError, match="runs attention 'flex_attention'; eager and sdpa are captured"
+        ):
             capture_step(own, pretend.Rerun(), print)
 
     def test_a_device_without_graphs(self, device):
@@ -221,17 +244,29 @@ class TestRefusals:
 
 
 class TestTexts:
-    @pytest.mark.parametrize("rules", [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}])
+    @pytest.mark.parametrize(
+        "rules", [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}]
+    )
     @pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2))"])
     def test_are_those_of_the_host(self, device, monkeypatch, tree, rules):
         captures = []
-        monkeypatch.setattr(cuda_graph, "GraphCapture", lambda _: captures.append(pretend.Rerun()) or captures[-1])
+        monkeypatch.setattr(
+            cuda_graph, "GraphCapture", lambda _: captures.append(pretend.Rerun()) or captures[-1]
+        )
         target, draft = network("llama", "sdpa"), perturbed(network("llama", "sdpa"))
         expected = written(monge.load(target, draft, tree=tree, controller="fixed"), rules)
-        decoder = monge.load(placed(target, device), placed(draft, device), tree=tree, backend="compiled", controller="fixed")
+        decoder = monge.load(
+            placed(target, device),
+            placed(draft, device),
+            tree=tree,
+            backend="compiled",
+            controller="fixed",
+        )
         counts = [capture.num_captured for capture in captures]
         assert written(decoder, rules) == expected
-        assert all(capture.num_captured > count for capture, count in zip(captures, counts, strict=True))
+        assert all(
+            capture.num_captured > count for capture, count in zip(captures, counts, strict=True)
+        )
         assert len(captures) == 2
 
     def test_costs_are_steps(self, device, monkeypatch):
@@ -240,17 +275,27 @@ class TestTexts:
         monkeypatch.setattr(
             latency_measurement, "run_in_thread", lambda work: work()
         )  # the device is known in this thread only
-        target, draft = (placed(model, device) for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa"))))
-        costs = monge.load(target, draft, backend="compiled", controller="goodput", tree="chain(8)").components.shared.latency
+        target, draft = (
+            placed(model, device)
+            for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa")))
+        )
+        costs = monge.load(
+            target, draft, backend="compiled", controller="goodput", tree="chain(8)"
+        ).components.shared.latency
         assert costs.graph_sizes == cuda_graph.WIDTHS
         assert set(costs.as_dict()["verify_s"]["1"]) == {"0", "1", "3", "7", "15"}
         assert costs.verify_s(2) == costs.verify_s(3)
 
     def test_what_cannot_be_recorded_runs_as_it_is(self, device):
         target = network("llama", "sdpa")
-        with pytest.warns(UserWarning, match="backend 'compiled' is not used, the network runs eagerly: steps on meta"):
+        with pytest.warns(
+            UserWarning,
+            match="backend 'compiled' is not used, the network runs eagerly: steps on meta",
+        ):
             decoder = monge.load(placed(target, device), drafter="none", backend="compiled")
-        assert written(decoder, {"temperature": 0}) == written(monge.load(target, drafter="none"), {"temperature": 0})
+        assert written(decoder, {"temperature": 0}) == written(
+            monge.load(target, drafter="none"), {"temperature": 0}
+        )
 
 
 def written(decoder, rules):

@@ -1,4 +1,7 @@
-"""The whole engine on a device that is not there: nothing mixes devices, texts are the same, and the host seldom waits."""
+"""The whole engine on a device that is not there.
+
+Nothing mixes devices, texts are the same, and the host seldom waits.
+"""
 
 import copy
 
@@ -20,7 +23,8 @@ TRUNCATED = {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "min_p": 0.01}
 
 @pytest.fixture
 def device(monkeypatch):
-    monkeypatch.setattr(latency_measurement, "run_in_thread", lambda work: work())  # the device is known in this thread only
+    # The device is known in this thread only.
+    monkeypatch.setattr(latency_measurement, "run_in_thread", lambda work: work())
     with pretend.device() as name:
         yield name
 
@@ -32,8 +36,12 @@ def placed(model, device):
 def written(target, draft, settings, rules, count=2):
     decoder = monge.load(target, draft, **{"controller": "fixed", **settings})
     pretend.waits.clear()
-    results = decoder.generate(list(prompts((9, 4), seed=5)[:count]), max_new_tokens=10, seed=3, **rules)
-    return [result.token_ids for result in results], sum(result.stats.num_rounds for result in results)
+    results = decoder.generate(
+        list(prompts((9, 4), seed=5)[:count]), max_new_tokens=10, seed=3, **rules
+    )
+    return [result.token_ids for result in results], sum(
+        result.stats.num_rounds for result in results
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +77,9 @@ def test_sampled_texts_are_those_of_the_host(device, settings):
     assert written(placed(target, device), placed(draft, device), settings, SAMPLED)[0] == expected
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "suffix", "token_recycling", "lookahead", "jacobi", "layer_skip"])
+@pytest.mark.parametrize(
+    "drafter", ["ngram", "suffix", "token_recycling", "lookahead", "jacobi", "layer_skip"]
+)
 @pytest.mark.parametrize("rules", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
 def test_drafters_without_a_draft_model(device, drafter, rules):
     target = network("llama", "sdpa")
@@ -77,7 +87,10 @@ def test_drafters_without_a_draft_model(device, drafter, rules):
     assert written(placed(target, device), None, {"drafter": drafter}, rules)[0] == expected
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra", "eagle3", "mtp-qwen", "speculators-dflash", "speculators-dspark", "shape"])
+@pytest.mark.parametrize(
+    "kind",
+    ["medusa", "hydra", "eagle3", "mtp-qwen", "speculators-dflash", "speculators-dspark", "shape"],
+)
 def test_heads(device, tmp_path, kind):
     target = network("llama", "sdpa")
     if kind != "shape":
@@ -88,7 +101,9 @@ def test_heads(device, tmp_path, kind):
     assert written(placed(target, device), next(heads), {}, SAMPLED)[0] == expected
 
 
-@pytest.mark.parametrize("rules", [SAMPLED, GREEDY, TRUNCATED], ids=["sampled", "greedy", "truncated"])
+@pytest.mark.parametrize(
+    "rules", [SAMPLED, GREEDY, TRUNCATED], ids=["sampled", "greedy", "truncated"]
+)
 @pytest.mark.parametrize("name", ["mistral_window", "gemma3", "mixtral", "bloom"])
 def test_families(device, name, rules):
     target, draft = network(name, "eager"), perturbed(network(name, "eager"))
@@ -102,13 +117,19 @@ def test_how_often_the_host_waits(device, rules, most):
 
     Copies to the device that make the host wait for what is queued would count too.
     """
-    target, draft = (placed(model, device) for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa"))))
+    target, draft = (
+        placed(model, device)
+        for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa")))
+    )
     _, rounds = written(target, draft, {"tree": "chain(3)"}, {**rules, "ignore_eos": True}, count=1)
     assert 3 * rounds <= sum(pretend.waits.values()) <= most * rounds, pretend.waits
 
 
 def test_costs_are_measured_there(device):
-    target, draft = (placed(model, device) for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa"))))
+    target, draft = (
+        placed(model, device)
+        for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa")))
+    )
     decoder = monge.load(target, draft, controller="goodput")
     assert decoder.components.shared.latency is not None
 

@@ -27,16 +27,28 @@ def compiled(tmp_path_factory):
 @pytest.mark.usefixtures("compiled")
 class TestDecoding:
     def test_the_text_is_the_targets(self):
-        decoder = monge.load(target(), perturbed(target()), draft_backend="compiled", controller="fixed")
+        decoder = monge.load(
+            target(), perturbed(target()), draft_backend="compiled", controller="fixed"
+        )
         assert repr(decoder.components.target).endswith("sdpa)")
         assert repr(decoder.components.draft_models[0]).endswith("sdpa, compiled)")
         texts = prompts((9, 4), seed=5)
-        for prompt, result in zip(texts, decoder.generate(texts, max_new_tokens=40, ignore_eos=True), strict=True):
-            assert_same_tokens(target(), prompt, result.token_ids, plain_greedy(target(), prompt, 40))
+        for prompt, result in zip(
+            texts, decoder.generate(texts, max_new_tokens=40, ignore_eos=True), strict=True
+        ):
+            assert_same_tokens(
+                target(), prompt, result.token_ids, plain_greedy(target(), prompt, 40)
+            )
             assert result.stats.block_efficiency > 1.05
 
     def test_the_target_alone_may_be_fast(self):
-        decoder = monge.load(target(), perturbed(target()), backend="compiled", draft_backend="eager", controller="fixed")
+        decoder = monge.load(
+            target(),
+            perturbed(target()),
+            backend="compiled",
+            draft_backend="eager",
+            controller="fixed",
+        )
         assert repr(decoder.components.target).endswith("sdpa, compiled)")
         assert repr(decoder.components.draft_models[0]).endswith("sdpa)")
 
@@ -44,7 +56,10 @@ class TestDecoding:
 class TestRefusals:
     @pytest.mark.parametrize("options", [{}, {"drafter": "ngram"}])
     def test_no_draft_model(self, options):
-        with pytest.raises(OptionError, match="draft_backend='compiled' says how a draft model runs, and there is none"):
+        with pytest.raises(
+            OptionError,
+            match="draft_backend='compiled' says how a draft model runs, and there is none",
+        ):
             monge.load(target(), draft_backend="compiled", **options)
 
     def test_unknown_names(self):

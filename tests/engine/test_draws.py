@@ -4,7 +4,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from monge.core.draws import RequestDraws, RewindableDraws, SeededDraws, TapeDraws, check_seed, random_numbers, stream_key
+from monge.core.draws import (
+    RequestDraws,
+    RewindableDraws,
+    SeededDraws,
+    TapeDraws,
+    check_seed,
+    random_numbers,
+    stream_key,
+)
 from monge.core.errors import OptionError
 
 STREAMS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
@@ -61,19 +69,29 @@ def test_different_seeds_and_rows_have_different_streams(one, other):
 
 
 def test_no_two_of_200_000_rows_share_a_stream():
-    assert len({stream_key(seed, row) for seed in (3, 3 + 2**32) for row in range(100_000)}) == 200_000
+    assert (
+        len({stream_key(seed, row) for seed in (3, 3 + 2**32) for row in range(100_000)}) == 200_000
+    )
 
 
 @given(STREAMS, st.integers(1, 2**32), st.integers(1, 2**32))
 def test_the_clocks_of_a_row_share_no_number_with_its_draws(stream, place, draft):
-    apart = [random_numbers(*stream, **words).random(4) for words in ({}, {"use": 1}, {"place": place}, {"draft": draft})]
+    apart = [
+        random_numbers(*stream, **words).random(4)
+        for words in ({}, {"use": 1}, {"place": place}, {"draft": draft})
+    ]
     assert len({number for numbers in apart for number in numbers.tolist()}) == 16
 
 
 @pytest.mark.parametrize(
     ("seed", "row", "message"),
     [
-        (2**64, 0, "seed must be a whole number of at least -2.63 and less than 2.64; got 18446744073709551616"),
+        (
+            2**64,
+            0,
+            "seed must be a whole number of at least -2.63 and less than 2.64; got "
+            "18446744073709551616",
+        ),
         (-(2**63) - 1, 0, "seed must be a whole number of at least -2.63"),
         (0, -1, "row must be a whole number of at least 0 and less than 2.64; got -1"),
         (0, 2**64, "row must be a whole number"),
@@ -89,4 +107,5 @@ def test_uniforms_are_uniform():
     counts = [0] * 16
     for _ in range(16_000):
         counts[int(16 * draws.uniform())] += 1
-    assert sum((count - 1000) ** 2 / 1000 for count in counts) < 37.7  # chi square with 15 degrees of freedom: 0.1 %
+    # Chi square with 15 degrees of freedom: 0.1 %.
+    assert sum((count - 1000) ** 2 / 1000 for count in counts) < 37.7

@@ -1,4 +1,7 @@
-"""Hidden states from the steps of fast backends: those of the network, and heads draft from them as they do on eager steps."""
+"""Hidden states from the steps of fast backends.
+
+Those of the network, and heads draft from them as they do on eager steps.
+"""
 
 import warnings
 
@@ -61,10 +64,15 @@ def heads(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads")
     model = feature_model(target())
     sizes = TargetSizes.of(model)
-    shape = ShapeHead(make_predictor("gated", sizes, num_steps=2, is_branched=True, width=4, gate_rank=2), sizes)
+    shape = ShapeHead(
+        make_predictor("gated", sizes, num_steps=2, is_branched=True, width=4, gate_rank=2), sizes
+    )
     shape.remember(model)
     save_head(shape, folder / "shape", dtype=torch.float32, about={})
-    return {"shape": folder / "shape", "eagle": eagle(COMMON["hidden_size"], VOCAB).write(folder / "eagle")}
+    return {
+        "shape": folder / "shape",
+        "eagle": eagle(COMMON["hidden_size"], VOCAB).write(folder / "eagle"),
+    }
 
 
 def load(backend):
@@ -80,9 +88,11 @@ def test_states_of_the_committed_text(backend, read, layers):
     model.open({seq: text[:-1] for seq, text in texts.items()})
     taken = {seq: [model.features(seq)] for seq in texts}
     for number in range(3):
-        # Rows of different length, and a block that reads one of them only; every path leaves a node out.
+        # Rows of different length, and a block that reads one of them only; every path leaves a
+        # node out.
         blocks = {
-            seq: NodeBlock((text[-1], 5 + number, 7 + seq)[: 3 - seq], (-1, 0, 0)[: 3 - seq]) for seq, text in texts.items()
+            seq: NodeBlock((text[-1], 5 + number, 7 + seq)[: 3 - seq], (-1, 0, 0)[: 3 - seq])
+            for seq, text in texts.items()
         }
         model.extend(blocks)
         model.extend({0: NodeBlock((11,), (2,))})
@@ -119,10 +129,18 @@ def test_verdicts_of_heads_are_those_of_the_eager_backend(backend, read, heads, 
     for name in ("eager", backend):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            decoder = monge.load(target(), heads[kind], tree="best_first(4, 2, 2)", backend=name, controller="fixed")
+            decoder = monge.load(
+                target(), heads[kind], tree="best_first(4, 2, 2)", backend=name, controller="fixed"
+            )
         read.clear()
         results = decoder.generate(texts, max_new_tokens=24, temperature=temperature, seed=3)
-        records.append([(record.num_accepted, record.token_ids) for result in results for record in result.records])
+        records.append(
+            [
+                (record.num_accepted, record.token_ids)
+                for result in results
+                for record in result.records
+            ]
+        )
         assert (len(read) > 0) is (name == backend)
     assert records[0] == records[1]
     assert all(read), "every step was to show hidden states"
@@ -134,20 +152,27 @@ def test_other_states_are_refused(backend, monkeypatch):
 
     def other(*inputs):
         output = run(*inputs)
-        return StepOutput(logits=output.logits, states=tuple(state * 1.01 for state in output.states))
+        return StepOutput(
+            logits=output.logits, states=tuple(state * 1.01 for state in output.states)
+        )
 
     monkeypatch.setattr(kind, "__call__", other)
     with pytest.raises(BackendError, match="has other logits or hidden states than the network"):
         compile_step(target(), notify=lambda _: None, layers=LAST)
     model = load(backend)
-    with pytest.warns(UserWarning, match="hidden states are watched, so every step .* runs eagerly: .* other logits or hidden"):
+    with pytest.warns(
+        UserWarning,
+        match="hidden states are watched, so every step .* runs eagerly: .* other logits or hidden",
+    ):
         model.watch(LAST)
     model.open({0: (5, 6)})
     model.features(0)
     model.extend({0: NodeBlock.chain((7,))})
     model.commit({0: (0,)})
     with torch.inference_mode():
-        expected = target()(torch.tensor([(5, 6, 7)]), output_hidden_states=True).hidden_states[-1][0, -1:]
+        expected = target()(torch.tensor([(5, 6, 7)]), output_hidden_states=True).hidden_states[-1][
+            0, -1:
+        ]
     torch.testing.assert_close(model.features(0), expected, atol=LARGEST_DIFFERENCE, rtol=0)
 
 
@@ -159,7 +184,9 @@ def test_a_step_alone_is_left_out():
             raise AssertionError("it shows no hidden states")
 
     model = HfTreeModel(target(), Blind())
-    with pytest.warns(UserWarning, match="every step of the target runs eagerly: a step of kind 'blind' was given"):
+    with pytest.warns(
+        UserWarning, match="every step of the target runs eagerly: a step of kind 'blind' was given"
+    ):
         model.watch(LAST)
     model.open({0: (5, 6)})
     model.extend({0: NodeBlock.chain((7,))})

@@ -46,7 +46,11 @@ def test_where_the_last_state_is_enough_it_is_there_as_often_as_asked() -> None:
 
 
 def test_layers_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(OptionError, match=r"layers \[3\] were asked for; this network has 0 \(embedding\) to 1"):
+    with pytest.raises(
+        OptionError,
+        match=r"layers \[3\] were asked for; this network has 0 "
+        r"\(embedding\) to 1",
+    ):
         TabularModel(RandomTable(3, 1), 3).watch((3,))
 
 
@@ -57,7 +61,9 @@ def test_the_last_state_alone_is_that_of_all(name: str) -> None:
     last = held.config.get_text_config().num_hidden_layers
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "use_cache": False}
     with torch.inference_mode():
-        one, two = (HiddenStateLog(layers, last).forward(held, inputs) for layers in ((last,), (0, last)))
+        one, two = (
+            HiddenStateLog(layers, last).forward(held, inputs) for layers in ((last,), (0, last))
+        )
     assert torch.equal(one.logits, two.logits)
     assert len(one.states) == 1
     assert torch.equal(one.states[0], two.states[1])
@@ -71,7 +77,9 @@ def test_no_hook_is_left_where_the_network_fails() -> None:
     assert not held.get_decoder()._forward_hooks
 
 
-def test_a_decoder_that_is_never_called_shows_nothing_so_all_states_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_that_is_never_called_shows_nothing_so_all_states_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     held = network("llama")
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "use_cache": False}
     with torch.inference_mode():

@@ -1,4 +1,7 @@
-"""Requests that join, leave and break while others are decoded: the law of each stays the target's."""
+"""Requests that join, leave and break while others are decoded.
+
+The law of each stays the target's.
+"""
 
 import math
 from dataclasses import replace
@@ -31,7 +34,13 @@ CASE = Case(prompt=(0, 1, 2), horizon=2, max_new_tokens=2)
 def session(request_id, prompt, draws=None, **options):
     return Session(
         Request(
-            **{"prompt_ids": prompt, "max_new_tokens": 9, "rules": SamplingRules(), "seed": request_id, "draws": draws}
+            **{
+                "prompt_ids": prompt,
+                "max_new_tokens": 9,
+                "rules": SamplingRules(),
+                "seed": request_id,
+                "draws": draws,
+            }
             | options
         ),
         request_id,
@@ -48,7 +57,9 @@ def breaks(token_ids, scores):
 def program(tree, trouble):
     def run(draws):
         parts = make_components(
-            TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB), tree=tree
+            TabularModel(RandomTable(VOCAB, 11), VOCAB),
+            TabularModel(RandomTable(VOCAB, 23), VOCAB),
+            tree=tree,
         )
         batch = Batch(parts, prefill_chunk=2, isolated=True)
         early, late = session(1, (1, 0)), session(2, (2, 2, 1), processors=trouble)
@@ -75,7 +86,8 @@ def test_the_law_stays_the_targets(tree, trouble):
 
 
 @pytest.mark.parametrize(
-    ("family", "tree"), [("llama", "fixed_width((3, 2))"), ("mistral_window", "chain(4)"), ("bloom", "chain(4)")]
+    ("family", "tree"),
+    [("llama", "fixed_width((3, 2))"), ("mistral_window", "chain(4)"), ("bloom", "chain(4)")],
 )
 @pytest.mark.parametrize("drafter", ["model", "pool('ngram', 'model')"])
 @pytest.mark.parametrize("chunk", [1, 7])
@@ -93,7 +105,9 @@ def test_prompts_in_pieces_give_the_text_of_whole_ones(family, tree, chunk, draf
         if waiting:
             batch.join([waiting.pop()])
         batch.step()
-    assert [result_of(one).token_ids for one in sessions] == [result.token_ids for result in expected]
+    assert [result_of(one).token_ids for one in sessions] == [
+        result.token_ids for result in expected
+    ]
     assert batch.num_prompt_tokens == sum(len(text) - 1 for text in texts)
 
 
@@ -104,16 +118,24 @@ def test_a_network_that_cannot_take_tokens_back_reads_prompts_whole():
     whole = monge.load(target, drafter="none")
     whole.components.target.no_draft_reason = "for the sake of this test"
     batch = Batch(whole.components, prefill_chunk=2)
-    batch.join([whole.session(request) for request in whole.requests(prompts((20, 9)), max_new_tokens=3)])
+    batch.join(
+        [whole.session(request) for request in whole.requests(prompts((20, 9)), max_new_tokens=3)]
+    )
     assert len(batch.step()) == 2
 
 
 def test_a_long_prompt_delays_neither_those_who_write_nor_short_prompts():
     parts = make_components(
-        TabularModel(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB), tree="chain(2)"
+        TabularModel(RandomTable(VOCAB, 1), VOCAB),
+        TabularModel(RandomTable(VOCAB, 2), VOCAB),
+        tree="chain(2)",
     )
     batch = Batch(parts, prefill_chunk=8)
-    writing, long, short = session(0, (1,), max_new_tokens=400), session(1, (0, 1) * 200), session(2, (1, 2, 0, 1, 2))
+    writing, long, short = (
+        session(0, (1,), max_new_tokens=400),
+        session(1, (0, 1) * 200),
+        session(2, (1, 2, 0, 1, 2)),
+    )
     batch.join([writing])
     batch.step()
     batch.join([long])
@@ -126,7 +148,9 @@ def test_a_long_prompt_delays_neither_those_who_write_nor_short_prompts():
         batch.step()
         assert writing.num_generated > before
         steps += 1
-    assert steps == 1 + math.ceil((399 + 4) / 8), "the first step read nothing, the others eight tokens each"
+    assert steps == 1 + math.ceil((399 + 4) / 8), (
+        "the first step read nothing, the others eight tokens each"
+    )
     batch.close()
 
 
@@ -142,7 +166,9 @@ def test_shares_are_equal_as_far_as_they_are_needed(sizes, total):
 
 def test_a_piece_must_hold_something():
     parts = make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none")
-    with pytest.raises(OptionError, match="prefill_chunk must be at least 1, or None to read prompts whole; got 0"):
+    with pytest.raises(
+        OptionError, match="prefill_chunk must be at least 1, or None to read prompts whole; got 0"
+    ):
         Batch(parts, prefill_chunk=0)
 
 
@@ -158,10 +184,22 @@ class Noting(ModelDrafter):
 
 def test_a_drafter_is_not_asked_for_plain_rounds():
     Noting.asked.clear()
-    parts = make_components(TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB))
-    parts = replace(parts, drafter=Noting(model=parts.drafter.model, tree=parts.drafter.tree), controller=Fixed(max_depth=1))
+    parts = make_components(
+        TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB)
+    )
+    parts = replace(
+        parts,
+        drafter=Noting(model=parts.drafter.model, tree=parts.drafter.tree),
+        controller=Fixed(max_depth=1),
+    )
     batch = Batch(parts)
-    batch.join([session(1, (1, 0)), session(2, (1, 0), max_new_tokens=1), session(3, (2,), limits=DraftPlan(max_depth=0))])
+    batch.join(
+        [
+            session(1, (1, 0)),
+            session(2, (1, 0), max_new_tokens=1),
+            session(3, (2,), limits=DraftPlan(max_depth=0)),
+        ]
+    )
     batch.step()
     assert Noting.asked == [1]
     batch.close()

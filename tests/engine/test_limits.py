@@ -7,7 +7,9 @@ from monge.core.sampling_rules import SamplingRules
 from monge.engine.session import Request, Session
 
 
-@pytest.mark.parametrize("limits", [DraftPlan(), DraftPlan(max_depth=2), DraftPlan(max_depth=5, max_nodes=3)])
+@pytest.mark.parametrize(
+    "limits", [DraftPlan(), DraftPlan(max_depth=2), DraftPlan(max_depth=5, max_nodes=3)]
+)
 def test_a_plan_within_limits_is_left_as_it_is(limits: DraftPlan) -> None:
     plan = DraftPlan(max_depth=2, max_nodes=3, drafter="ngram", price=4.0)
     assert plan.within(limits) is plan
@@ -17,18 +19,36 @@ def test_a_plan_within_limits_is_left_as_it_is(limits: DraftPlan) -> None:
     ("plan", "limits", "expected"),
     [
         (DraftPlan(), DraftPlan(max_nodes=4), DraftPlan(max_nodes=4)),
-        (DraftPlan(max_depth=3), DraftPlan(max_depth=1, max_nodes=4), DraftPlan(max_depth=1, max_nodes=4)),
-        (DraftPlan(max_depth=3, max_nodes=9), DraftPlan(max_nodes=4), DraftPlan(max_depth=3, max_nodes=4)),
+        (
+            DraftPlan(max_depth=3),
+            DraftPlan(max_depth=1, max_nodes=4),
+            DraftPlan(max_depth=1, max_nodes=4),
+        ),
+        (
+            DraftPlan(max_depth=3, max_nodes=9),
+            DraftPlan(max_nodes=4),
+            DraftPlan(max_depth=3, max_nodes=4),
+        ),
     ],
 )
-def test_a_plan_beyond_limits_is_cut_to_them(plan: DraftPlan, limits: DraftPlan, expected: DraftPlan) -> None:
+def test_a_plan_beyond_limits_is_cut_to_them(
+    plan: DraftPlan, limits: DraftPlan, expected: DraftPlan
+) -> None:
     assert plan.within(limits) == expected
 
 
 @pytest.mark.parametrize(("depth", "expected"), [(None, 3), (9, 3), (3, 3), (2, 2), (0, 0)])
-def test_nothing_is_drafted_beyond_the_tokens_that_are_wanted(depth: int | None, expected: int) -> None:
+def test_nothing_is_drafted_beyond_the_tokens_that_are_wanted(
+    depth: int | None, expected: int
+) -> None:
     """A round commits one token more than it accepts."""
-    request = Request(prompt_ids=(1,), max_new_tokens=5, rules=SamplingRules(), seed=0, limits=DraftPlan(max_nodes=7))
+    request = Request(
+        prompt_ids=(1,),
+        max_new_tokens=5,
+        rules=SamplingRules(),
+        seed=0,
+        limits=DraftPlan(max_nodes=7),
+    )
     session = Session(request, 0)
     session.commit([2])
     assert session.limit(DraftPlan(max_depth=depth)) == DraftPlan(max_depth=expected, max_nodes=7)

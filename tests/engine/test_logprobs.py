@@ -9,7 +9,9 @@ from monge.core.law import SparseLaw
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.logprobs import of_law, of_logits
 
-LOGITS = torch.tensor([[0.5, 2.0, -1.0, 2.0, -math.inf], [1.0, 0.0, 3.0, 0.0, 0.0]], dtype=torch.float64)
+LOGITS = torch.tensor(
+    [[0.5, 2.0, -1.0, 2.0, -math.inf], [1.0, 0.0, 3.0, 0.0, 0.0]], dtype=torch.float64
+)
 
 
 def test_a_law_gives_its_logarithms_and_the_best_tokens():

@@ -1,4 +1,7 @@
-"""Small modules in the backend of a network: the numbers of the module itself, or the module itself with a reason."""
+"""Small modules in the backend of a network.
+
+The numbers of the module itself, or the module itself with a reason.
+"""
 
 import shutil
 import warnings
@@ -64,7 +67,11 @@ def backend(tmp_path_factory):
         return compiled.compile_module(silent, module, rows(1, *widths(module)))
 
     with shared_programs(tmp_path_factory, make) as made:
-        for module in (OutputLayer(target()), FirstStep(shape_head()).eval(), LaterStep(shape_head(), 2).eval()):
+        for module in (
+            OutputLayer(target()),
+            FirstStep(shape_head()).eval(),
+            LaterStep(shape_head(), 2).eval(),
+        ):
             made(module)
         yield "compiled"
 
@@ -94,7 +101,9 @@ def own_folder(backend, monkeypatch, tmp_path):
 @pytest.mark.parametrize("step", [FirstStep, partial(LaterStep, number=2)], ids=["first", "later"])
 def test_steps_give_the_head_s_numbers(backend, step):
     module = step(shape_head()).eval()
-    program = ModuleRunner(target(), partial(compiled.compile_module, silent)).run(module, rows(1, *widths(module)))
+    program = ModuleRunner(target(), partial(compiled.compile_module, silent)).run(
+        module, rows(1, *widths(module))
+    )
     assert program is not module
     for count in (1, 3, 64, 65, 1):
         assert_same(program, module, count)
@@ -113,7 +122,9 @@ def test_what_was_given_survives_the_next_call(backend):
 def test_the_output_layer_is_the_network_s(backend):
     model, eager = as_sequence_model(target(), backend=backend), feature_model(target())
     (states,) = rows(3, HIDDEN)
-    torch.testing.assert_close(model.unembed(states), eager.unembed(states), atol=LARGEST_DIFFERENCE, rtol=0)
+    torch.testing.assert_close(
+        model.unembed(states), eager.unembed(states), atol=LARGEST_DIFFERENCE, rtol=0
+    )
 
 
 @pytest.mark.slow  # every one of them is another architecture
@@ -132,7 +143,9 @@ def test_every_kind_of_head(backend, kind, alignment, is_branched):
 def test_heads_of_one_architecture_share_a_program_and_no_numbers(backend, monkeypatch):
     monkeypatch.setattr(compiled, "_compile_module", no_building)
     modules = [FirstStep(shape_head(seed)).eval() for seed in (0, 1)]
-    programs = [compiled.compile_module(no_building, module, rows(1, HIDDEN, HIDDEN)) for module in modules]
+    programs = [
+        compiled.compile_module(no_building, module, rows(1, HIDDEN, HIDDEN)) for module in modules
+    ]
     for program, module in zip(programs, modules, strict=True):
         assert_same(program, module, 3)
     inputs = rows(1, HIDDEN, HIDDEN)
@@ -156,10 +169,14 @@ def test_damaged_programs_are_made_again(backend, own_folder, monkeypatch, suffi
 def test_other_numbers_are_refused(backend, monkeypatch):
     call = compiled.CompiledModule.__call__
     monkeypatch.setattr(
-        compiled.CompiledModule, "__call__", lambda self, *inputs: tuple(one * 1.01 for one in call(self, *inputs))
+        compiled.CompiledModule,
+        "__call__",
+        lambda self, *inputs: tuple(one * 1.01 for one in call(self, *inputs)),
     )
     module = FirstStep(shape_head()).eval()
-    with pytest.raises(BackendError, match="FirstStep, .* gives other numbers: .* from a float64 run"):
+    with pytest.raises(
+        BackendError, match="FirstStep, .* gives other numbers: .* from a float64 run"
+    ):
         compiled.compile_module(silent, module, rows(1, HIDDEN, HIDDEN))
 
 
@@ -170,18 +187,33 @@ def test_what_cannot_be_traced_runs_as_it_is(backend):
 
     module = Branching().eval()
     with pytest.warns(UserWarning, match="part of a head runs eagerly: Branching cannot .*"):
-        assert ModuleRunner(target(), partial(compiled.compile_module, silent)).run(module, rows(1, HIDDEN)) is module
+        assert (
+            ModuleRunner(target(), partial(compiled.compile_module, silent)).run(
+                module, rows(1, HIDDEN)
+            )
+            is module
+        )
 
 
-@pytest.mark.parametrize(("tree", "temperature"), [("chain(2)", 1.0), ("fixed_width((2, 1), children='iid')", 0.7)])
+@pytest.mark.parametrize(
+    ("tree", "temperature"), [("chain(2)", 1.0), ("fixed_width((2, 1), children='iid')", 0.7)]
+)
 def test_verdicts_are_those_of_the_eager_head(backend, tree, temperature):
     texts, records = prompts((9, 4), seed=6), []
     for name in ("eager", backend):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            decoder = monge.load(target(), shape_head(), tree=tree, backend=name, controller="fixed")
+            decoder = monge.load(
+                target(), shape_head(), tree=tree, backend=name, controller="fixed"
+            )
         results = decoder.generate(texts, max_new_tokens=24, temperature=temperature, seed=3)
-        records.append([(record.num_accepted, record.token_ids) for result in results for record in result.records])
+        records.append(
+            [
+                (record.num_accepted, record.token_ids)
+                for result in results
+                for record in result.records
+            ]
+        )
     assert records[0] == records[1]
     assert sum(accepted for accepted, _ in records[0]) > 0
 
@@ -195,5 +227,9 @@ def test_what_a_trace_takes_for_constant_is_part_of_the_name():
     assert key() == key()
     assert len({key(), key(cap=30.0), key(factor=0.5), key(divisor=2.0)}) == 4
     head = shape_head()
-    assert module_key(FirstStep(head), rows(1, 2), "1") == module_key(FirstStep(shape_head(1)), rows(1, 2), "1")
-    assert module_key(LaterStep(head, 2), rows(1, 2), "1") != module_key(LaterStep(head, 3), rows(1, 2), "1")
+    assert module_key(FirstStep(head), rows(1, 2), "1") == module_key(
+        FirstStep(shape_head(1)), rows(1, 2), "1"
+    )
+    assert module_key(LaterStep(head, 2), rows(1, 2), "1") != module_key(
+        LaterStep(head, 3), rows(1, 2), "1"
+    )

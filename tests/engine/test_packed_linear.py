@@ -15,7 +15,14 @@ from transformers.pytorch_utils import Conv1D
 from monge.core.errors import BackendError
 from monge.engine.backends import packed_linear
 from monge.engine.backends.compiled import compile_module, compile_step
-from monge.engine.backends.packed_linear import COLUMNS, OPERATION, PackedLinear, matrix_of, pack_linears, panels_of
+from monge.engine.backends.packed_linear import (
+    COLUMNS,
+    OPERATION,
+    PackedLinear,
+    matrix_of,
+    pack_linears,
+    panels_of,
+)
 from monge.engine.backends.program_cache import FOLDER_VARIABLE, cache_folder
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network
@@ -42,7 +49,9 @@ class TestPanels:
         assert torch.equal(matrix_of(panels, width), given)
 
     def test_hold_every_kind_of_number(self):
-        given = torch.tensor([[0.0, -0.0, float("inf"), -float("inf"), 2.0**-133, -(2.0**-126), 3.3895314e38]])
+        given = torch.tensor(
+            [[0.0, -0.0, float("inf"), -float("inf"), 2.0**-133, -(2.0**-126), 3.3895314e38]]
+        )
         found = matrix_of(panels_of(given), 1)
         assert panels_of(given).dtype == torch.int32
         assert torch.equal(found.view(torch.int32), given.view(torch.int32))
@@ -62,7 +71,10 @@ def folder(tmp_path_factory):
 
 def function(path):
     found = ctypes.CDLL(str(path)).aoti_torch_cpu_packed_linear
-    found.argtypes, found.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p], ctypes.c_int32
+    found.argtypes, found.restype = (
+        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p],
+        ctypes.c_int32,
+    )
     return found
 
 
@@ -72,7 +84,9 @@ def code(request, folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "this machine's registers":
             source = tmp_path_factory.mktemp("wide") / "packed_linear.cpp"
-            source.write_text(packed_linear._SOURCE.read_text().replace("#ifdef __AVX512F__", "#if 1"))
+            source.write_text(
+                packed_linear._SOURCE.read_text().replace("#ifdef __AVX512F__", "#if 1")
+            )
             patch.setattr(packed_linear, "_SOURCE", source)
         return function(packed_linear.packed_linear_library())
 
@@ -84,13 +98,18 @@ def multiplied(code, rows, panels, width):
     try:
         if code(*map(_address, owned), width, ctypes.byref(out)):
             raise RuntimeError("refused")
-        return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule(out.value, None, None))
+        return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(
+            _capsule(out.value, None, None)
+        )
     finally:
         torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(owned)
 
 
 _capsule, _pointer = ctypes.pythonapi.PyCapsule_New, ctypes.pythonapi.PyCapsule_GetPointer
-_capsule.restype, _capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_capsule.restype, _capsule.argtypes = (
+    ctypes.py_object,
+    [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+)
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
@@ -100,12 +119,17 @@ def _address(capsule):
 
 class TestMachineCode:
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize(("width", "depth"), [(1, 1), (31, 7), (32, 64), (33, 65), (200, 129), (96, 300)])
+    @pytest.mark.parametrize(
+        ("width", "depth"), [(1, 1), (31, 7), (32, 64), (33, 65), (200, 129), (96, 300)]
+    )
     def test_sums_are_exact_to_rounding(self, code, kind, width, depth):
         given = matrix(width, depth, kind)
         for count in (*range(1, 15), 24, 25):
             rows = numbers(count, depth)
-            exact, scale = rows.double() @ given.double().T, rows.double().abs() @ given.double().abs().T
+            exact, scale = (
+                rows.double() @ given.double().T,
+                rows.double().abs() @ given.double().abs().T,
+            )
             found = multiplied(code, rows, panels_of(given), width)
             assert ((found.double() - exact).abs() <= depth * 2.0**-24 * scale).all()
 
@@ -128,7 +152,11 @@ class TestMachineCode:
         assert multiplied(code, torch.tensor([[torch.nan]]), panels, 3).isnan().all()
 
     def test_several_threads_give_the_same(self, code):
-        given, rows, threads = matrix(4099, 512, "bfloat16"), numbers(5, 512), torch.get_num_threads()
+        given, rows, threads = (
+            matrix(4099, 512, "bfloat16"),
+            numbers(5, 512),
+            torch.get_num_threads(),
+        )
         results = []
         try:
             for count in (1, 2, 3):
@@ -174,7 +202,10 @@ class TestTwin:
 class Maps(nn.Module):
     def __init__(self, dtype):
         super().__init__()
-        self.first, self.second = nn.Linear(20, 40, dtype=dtype), nn.Linear(40, 20, bias=False, dtype=dtype)
+        self.first, self.second = (
+            nn.Linear(20, 40, dtype=dtype),
+            nn.Linear(40, 20, bias=False, dtype=dtype),
+        )
         self.again = nn.ModuleList([self.first])
         self.turned = Conv1D(30, 20).to(dtype)
         self.norm = nn.LayerNorm(20, dtype=dtype)
@@ -188,7 +219,9 @@ class TestLayout:
         module, rows = Maps(torch.float32), numbers(3, 20)
         expected, before = module(rows), module.second.weight
         pack_linears(module)
-        assert [type(one) for one in (module.first, module.second, module.turned)] == [PackedLinear] * 3
+        assert [type(one) for one in (module.first, module.second, module.turned)] == [
+            PackedLinear
+        ] * 3
         assert module.again[0] is module.first
         assert torch.equal(module.second.weight, before)
         torch.testing.assert_close(module(rows), expected)
@@ -221,7 +254,11 @@ class TestPrograms:
         with torch.profiler.profile() as told, torch.inference_mode():
             (found,) = program(numbers(5, 20))
         torch.testing.assert_close(found, module(numbers(5, 20)))
-        assert not [event.key for event in told.key_averages() if "packed_linear" in event.key or "linear" in event.key]
+        assert not [
+            event.key
+            for event in told.key_averages()
+            if "packed_linear" in event.key or "linear" in event.key
+        ]
 
 
 class Tupled(nn.Module):
@@ -272,7 +309,11 @@ class TestOnDisk:
 
         monkeypatch.setattr("monge.engine.backends.compiled.load_packed_linear", refuse)
         monkeypatch.setattr(
-            "monge.engine.backends.compiled._compile", lambda *_: packed_linear.StoredProgram(path=Path(), constants={})
+            "monge.engine.backends.compiled._compile",
+            lambda *_: packed_linear.StoredProgram(path=Path(), constants={}),
         )
-        with pytest.raises(BackendError, match="cannot be compiled: RuntimeError: products of few rows do not compile"):
+        with pytest.raises(
+            BackendError,
+            match="cannot be compiled: RuntimeError: products of few rows do not compile",
+        ):
             compile_step(network("llama", "sdpa"), lambda _: None)

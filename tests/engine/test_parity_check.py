@@ -57,14 +57,18 @@ def test_a_traced_step_is_accepted(dtype, layers):
 def test_larger_errors_are_refused(dtype, is_small, monkeypatch):
     monkeypatch.setattr(parity_check, "_is_small", lambda _: is_small)
     model = target(dtype)
-    with pytest.raises(BackendError, match="LlamaForCausalLM, noisy, has other logits than the network"):
+    with pytest.raises(
+        BackendError, match="LlamaForCausalLM, noisy, has other logits than the network"
+    ):
         check_step(model, noisy(trace(model), 0.5), "noisy")
 
 
 def test_the_mask_is_checked():
     class Blind(UncompiledStep):
         def __call__(self, token_ids, positions, masks, cache):
-            return super().__call__(token_ids, positions, [torch.ones_like(mask) for mask in masks], cache)
+            return super().__call__(
+                token_ids, positions, [torch.ones_like(mask) for mask in masks], cache
+            )
 
     model = target()
     spec = step_spec(model)
@@ -89,7 +93,9 @@ def test_another_largest_logit_is_refused_where_it_is_clear():
     eager[0, 2] += 0.1
     ours[0, 0] -= 0.3
     ours[0, 1] += 0.3
-    assert "the largest is another one" in difference([ours], [eager], lambda: [exact], torch.float32)
+    assert "the largest is another one" in difference(
+        [ours], [eager], lambda: [exact], torch.float32
+    )
     exact[0, 0] = eager[0, 0] = 0.35  # within four errors of the network: a tie
     ours[0, 0] = 0.05
     assert difference([ours], [eager], lambda: [exact], torch.float32) is None
@@ -112,10 +118,14 @@ def test_rounding_needs_no_float64_copy():
 def test_nothing_is_compiled_that_is_refused(monkeypatch, tmp_path):
     """Compiling takes minutes: a wrong trace is found before."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(compiled, "UncompiledStep", lambda module, spec: noisy(UncompiledStep(module, spec), 0.5))
+    monkeypatch.setattr(
+        compiled, "UncompiledStep", lambda module, spec: noisy(UncompiledStep(module, spec), 0.5)
+    )
     monkeypatch.setattr(compiled, "compile_program", None)
     told = []
-    with pytest.raises(BackendError, match="LlamaForCausalLM, traced, has other logits than the network"):
+    with pytest.raises(
+        BackendError, match="LlamaForCausalLM, traced, has other logits than the network"
+    ):
         compiled.compile_step(target(), told.append)
     assert told == []
 
@@ -123,5 +133,7 @@ def test_nothing_is_compiled_that_is_refused(monkeypatch, tmp_path):
 def test_modules():
     layer, like = OutputLayer(target()), (torch.zeros(1, 32),)
     check_module(layer, layer, like, "compiled")
-    with pytest.raises(BackendError, match="OutputLayer, compiled, gives other numbers: .* from a float64 run"):
+    with pytest.raises(
+        BackendError, match="OutputLayer, compiled, gives other numbers: .* from a float64 run"
+    ):
         check_module(layer, lambda states: (layer(states)[0] * 1.01,), like, "compiled")

@@ -1,4 +1,7 @@
-"""Penalties and biases follow every node's own path: decoding with them has the law of plain decoding with them."""
+"""Penalties and biases follow every node's own path.
+
+Decoding with them has the law of plain decoding with them.
+"""
 
 import pytest
 import torch
@@ -25,7 +28,12 @@ SETTINGS = {
     "repetition": {"repetition_penalty": 1.8},
     "presence": {"presence_penalty": 1.1},
     "frequency": {"frequency_penalty": 0.9},
-    "all": {"logit_bias": {1: 0.4}, "repetition_penalty": 0.7, "presence_penalty": -0.5, "frequency_penalty": 0.6},
+    "all": {
+        "logit_bias": {1: 0.4},
+        "repetition_penalty": 0.7,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.6,
+    },
 }
 
 
@@ -50,7 +58,14 @@ def plain_law(processors, length=2) -> dict[tuple[int, ...], float]:
 def decoded(draws, processors, tree, length):
     """A completion by the real loop."""
     models = [TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (11, 23)]
-    request = Request(prompt_ids=PROMPT, max_new_tokens=length, rules=RULES, seed=0, processors=tuple(processors), draws=draws)
+    request = Request(
+        prompt_ids=PROMPT,
+        max_new_tokens=length,
+        rules=RULES,
+        seed=0,
+        processors=tuple(processors),
+        draws=draws,
+    )
     session = Session(request, 0)
     for _ in decode([session], make_components(*models, tree=tree), max_batch_size=1):
         pass
@@ -66,7 +81,10 @@ def test_speculation_keeps_the_law(name, tree, length):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_changes_the_law(name):
-    assert law_error(plain_law(text_processors(len(PROMPT), VOCAB, **SETTINGS[name])), plain_law(())) > 1e-2
+    assert (
+        law_error(plain_law(text_processors(len(PROMPT), VOCAB, **SETTINGS[name])), plain_law(()))
+        > 1e-2
+    )
 
 
 def test_formulas():
@@ -87,7 +105,17 @@ def test_repetition_is_that_of_transformers():
 
 
 def test_neutral_values_cost_nothing():
-    assert text_processors(3, VOCAB, logit_bias={}, repetition_penalty=1.0, presence_penalty=0, frequency_penalty=0.0) == ()
+    assert (
+        text_processors(
+            3,
+            VOCAB,
+            logit_bias={},
+            repetition_penalty=1.0,
+            presence_penalty=0,
+            frequency_penalty=0.0,
+        )
+        == ()
+    )
 
 
 def test_refusals():

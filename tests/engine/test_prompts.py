@@ -47,7 +47,9 @@ def test_a_network_goes_on_as_if_it_had_not_been_asked() -> None:
     network = load_network(built_in("target"))
     prompts = {1: tuple(range(40, 100)), 2: tuple(range(30, 37))}
     asked, silent = HfTreeModel(network), HfTreeModel(network)
-    profiles = open_profiled(asked, {number: PromptProfile(token_ids=ids) for number, ids in prompts.items()})
+    profiles = open_profiled(
+        asked, {number: PromptProfile(token_ids=ids) for number, ids in prompts.items()}
+    )
     silent.open({number: ids[:-1] for number, ids in prompts.items()})
     blocks = {number: NodeBlock.chain((ids[-1], 7, 8)) for number, ids in prompts.items()}
     ours, theirs = asked.extend(blocks), silent.extend(blocks)

@@ -30,9 +30,13 @@ def test_errors_reach_the_caller():
 @pytest.mark.usefixtures("unchecked_types")
 def test_costs_are_measured_apart(monkeypatch):
     seen = []
-    monkeypatch.setattr(latency_measurement, "measure_latency", lambda *_, **__: seen.append(threading.get_ident()))
+    monkeypatch.setattr(
+        latency_measurement, "measure_latency", lambda *_, **__: seen.append(threading.get_ident())
+    )
     monkeypatch.setattr(latency_measurement, "latency_key", lambda _: "key")
     monkeypatch.setattr(latency_measurement, "replace", lambda parts, **_: parts)
-    latency_measurement.with_latency(SimpleNamespace(reads=frozenset({"latency"}), shared=SharedState()), batch_sizes=(1,))
+    latency_measurement.with_latency(
+        SimpleNamespace(reads=frozenset({"latency"}), shared=SharedState()), batch_sizes=(1,)
+    )
     assert len(seen) == 1
     assert seen[0] != threading.get_ident()

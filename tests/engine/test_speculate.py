@@ -1,11 +1,20 @@
-"""`generate(custom_generate=monge.speculate)` writes what `generate` writes: settings, processors, criteria, streamers."""
+"""`generate(custom_generate=monge.speculate)` writes what `generate` writes.
+
+Settings, processors, criteria, streamers.
+"""
 
 import gc
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerFast, StoppingCriteriaList, WatermarkingConfig
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerFast,
+    StoppingCriteriaList,
+    WatermarkingConfig,
+)
 from transformers.generation import GenerateDecoderOnlyOutput, StoppingCriteria, StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
 
@@ -20,12 +29,19 @@ NUM_TOKENS = 24
 
 
 def both(rows=ROWS, *, fresh=dict, speculative=None, **settings):
-    """Greedy output of plain and of speculative decoding; `fresh` makes what must not be shared by the two calls."""
+    """Greedy output of plain and of speculative decoding;
+
+    `fresh` makes what must not be shared by the two calls.
+    """
     target = network("llama")
     settings = {"do_sample": False, "max_new_tokens": NUM_TOKENS, **padded(rows), **settings}
     plain = target.generate(**settings, **fresh())
     ours = target.generate(
-        **settings, **fresh(), custom_generate=monge.speculate, draft_model=perturbed(target), **(speculative or {})
+        **settings,
+        **fresh(),
+        custom_generate=monge.speculate,
+        draft_model=perturbed(target),
+        **(speculative or {}),
     )
     return plain, ours
 
@@ -33,7 +49,11 @@ def both(rows=ROWS, *, fresh=dict, speculative=None, **settings):
 def token_after(row, index):
     """A token that the plain greedy continuation of a row has at this place."""
     target = network("llama")
-    return int(target.generate(**padded(ROWS), do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=None)[row, 11 + index])
+    return int(
+        target.generate(
+            **padded(ROWS), do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=None
+        )[row, 11 + index]
+    )
 
 
 PROCESSORS = {
@@ -50,7 +70,12 @@ PROCESSORS = {
     "encoder_penalty": {"encoder_repetition_penalty": 1.5},
     "encoder_ngram": {"encoder_no_repeat_ngram_size": 1},
     "watermark": {"watermarking_config": WatermarkingConfig(bias=3.0, seeding_scheme="lefthash")},
-    "several": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 4, "remove_invalid_values": True},
+    "several": {
+        "repetition_penalty": 1.3,
+        "no_repeat_ngram_size": 3,
+        "min_new_tokens": 4,
+        "remove_invalid_values": True,
+    },
 }
 
 
@@ -67,11 +92,16 @@ def test_trees(tree):
     assert torch.equal(ours, plain)
 
 
-@pytest.mark.parametrize("settings", [{"drafter": "ngram(num_draft_tokens=4)"}, {"drafter": "none"}, {}])
+@pytest.mark.parametrize(
+    "settings", [{"drafter": "ngram(num_draft_tokens=4)"}, {"drafter": "none"}, {}]
+)
 def test_without_a_draft_model(settings):
     target = network("llama")
     inputs = {**padded(ROWS), "do_sample": False, "max_new_tokens": NUM_TOKENS}
-    assert torch.equal(target.generate(**inputs, custom_generate=monge.speculate, **settings), target.generate(**inputs))
+    assert torch.equal(
+        target.generate(**inputs, custom_generate=monge.speculate, **settings),
+        target.generate(**inputs),
+    )
 
 
 def test_draft_law_and_verifier_are_taken():
@@ -82,7 +112,8 @@ def test_draft_law_and_verifier_are_taken():
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_prefix_constraint_gets_its_own_row_and_text():
-    # Every row has its own set of words, and a function that would raise for another row's text or for a rejected path.
+    # Every row has its own set of words, and a function that would raise for another row's text or
+    # for a rejected path.
     allowed = [set(range(3 + 20 * row, 23 + 20 * row)) for row in range(4)]
 
     def function(row, token_ids):
@@ -110,7 +141,9 @@ def test_processors_may_write_in_place():
 @pytest.mark.parametrize("rows", [ROWS[:1], ROWS], ids=["one", "ragged"])
 @pytest.mark.parametrize("index", [0, 1, 2, 3, 6])
 def test_end_of_text_inside_a_block(rows, index):
-    plain, ours = both(rows, eos_token_id=[token_after(row, index + row) for row in range(4)], pad_token_id=PAD)
+    plain, ours = both(
+        rows, eos_token_id=[token_after(row, index + row) for row in range(4)], pad_token_id=PAD
+    )
     assert torch.equal(ours, plain)
     assert plain.shape[1] < max(map(len, rows)) + NUM_TOKENS or len(rows) > 1
 
@@ -141,8 +174,16 @@ def test_return_dict():
 
 def test_several_return_sequences_arrive_expanded():
     target = network("llama")
-    inputs = {**padded(ROWS[:2]), "max_new_tokens": 8, "do_sample": True, "num_return_sequences": 3, "repetition_penalty": 1.2}
-    ours = target.generate(**inputs, custom_generate=monge.speculate, draft_model=perturbed(target), seed=1)
+    inputs = {
+        **padded(ROWS[:2]),
+        "max_new_tokens": 8,
+        "do_sample": True,
+        "num_return_sequences": 3,
+        "repetition_penalty": 1.2,
+    }
+    ours = target.generate(
+        **inputs, custom_generate=monge.speculate, draft_model=perturbed(target), seed=1
+    )
     assert ours.shape[0] == 6
     assert torch.equal(ours[:3, :9], inputs["input_ids"][:1].expand(3, -1))
     assert len({tuple(row) for row in ours[:3].tolist()}) == 3, "rows draw for themselves"
@@ -172,7 +213,9 @@ class Recorder(StoppingCriteria, BaseStreamer):
 @pytest.mark.parametrize("whole_batch", [False, True], ids=["rows", "batch"])
 def test_criteria_see_what_plain_decoding_shows_them(rows, eos, whole_batch):
     recorders = []
-    tokens = [token_after(0, 15)] if whole_batch else [token_after(row, 3 + 4 * row) for row in range(4)]
+    tokens = (
+        [token_after(0, 15)] if whole_batch else [token_after(row, 3 + 4 * row) for row in range(4)]
+    )
 
     def fresh():
         recorders.append(Recorder(tokens, whole_batch=whole_batch))
@@ -199,9 +242,19 @@ def test_stop_strings():
 @pytest.mark.parametrize("rows", [ROWS[:1], ROWS], ids=["one", "ragged"])
 def test_streamer_gets_prompt_columns_and_end(rows):
     target, plain, ours = network("llama"), Recorder(), Recorder()
-    inputs = {**padded(rows), "do_sample": False, "max_new_tokens": NUM_TOKENS, "eos_token_id": token_after(0, 6)}
+    inputs = {
+        **padded(rows),
+        "do_sample": False,
+        "max_new_tokens": NUM_TOKENS,
+        "eos_token_id": token_after(0, 6),
+    }
     target.generate(**inputs, streamer=plain)
-    target.generate(**inputs, custom_generate=monge.speculate, draft_model=perturbed(target), token_streamer=ours)
+    target.generate(
+        **inputs,
+        custom_generate=monge.speculate,
+        draft_model=perturbed(target),
+        token_streamer=ours,
+    )
     assert ours.seen == plain.seen
 
 
@@ -227,7 +280,9 @@ def letters(token_ids):
 
 def letter_tokenizer():
     """One printable character per token."""
-    tokenizer = Tokenizer(models.BPE({letter: token for token, letter in enumerate(letters(range(VOCAB)))}, []))
+    tokenizer = Tokenizer(
+        models.BPE({letter: token for token, letter in enumerate(letters(range(VOCAB)))}, [])
+    )
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 

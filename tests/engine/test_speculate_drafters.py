@@ -37,11 +37,16 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("heads")
     model = feature_model(network("llama"))
     sizes = TargetSizes.of(model)
-    shape = ShapeHead(make_predictor("gated", sizes, num_steps=2, is_branched=True, width=4, gate_rank=2), sizes)
+    shape = ShapeHead(
+        make_predictor("gated", sizes, num_steps=2, is_branched=True, width=4, gate_rank=2), sizes
+    )
     shape.remember(model)
     save_head(shape, folder / "shape", dtype=torch.float32, about={})
     made = {"medusa": medusa(HIDDEN, VOCAB), "eagle": eagle(HIDDEN, VOCAB)}
-    return {"shape": folder / "shape", **{name: head.write(folder / name) for name, head in made.items()}}
+    return {
+        "shape": folder / "shape",
+        **{name: head.write(folder / name) for name, head in made.items()},
+    }
 
 
 def target() -> Any:
@@ -54,24 +59,32 @@ def plain() -> torch.Tensor:
 
 @pytest.mark.parametrize("drafter", NAMED)
 def test_named_drafters(drafter: str) -> None:
-    assert torch.equal(target().generate(**SETTINGS, custom_generate=monge.speculate, drafter=drafter), plain())
+    assert torch.equal(
+        target().generate(**SETTINGS, custom_generate=monge.speculate, drafter=drafter), plain()
+    )
 
 
 @pytest.mark.parametrize("kind", ["shape", "medusa", "eagle"])
 @pytest.mark.parametrize("tree", [None, "best_first(6, 2, 3)"])
 def test_heads(heads: dict[str, Path], kind: str, tree: str | None) -> None:
-    ours = target().generate(**SETTINGS, custom_generate=monge.speculate, draft_model=heads[kind], tree=tree)
+    ours = target().generate(
+        **SETTINGS, custom_generate=monge.speculate, draft_model=heads[kind], tree=tree
+    )
     assert torch.equal(ours, plain())
 
 
 def test_a_loaded_head_and_one_in_a_pool(heads: dict[str, Path]) -> None:
     head = load_head(heads["medusa"])
     for drafter in (None, "pool('ngram', 'head')"):
-        ours = target().generate(**SETTINGS, custom_generate=monge.speculate, draft_model=head, drafter=drafter)
+        ours = target().generate(
+            **SETTINGS, custom_generate=monge.speculate, draft_model=head, drafter=drafter
+        )
         assert torch.equal(ours, plain())
 
 
-def test_a_head_drafts_under_the_rules_of_the_request(heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_drafts_under_the_rules_of_the_request(
+    heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[object] = []
     made = transformers_generate.make_components
 
@@ -80,7 +93,14 @@ def test_a_head_drafts_under_the_rules_of_the_request(heads: dict[str, Path], mo
         return parts
 
     monkeypatch.setattr(transformers_generate, "make_components", noted)
-    sampled = {**SETTINGS, "do_sample": True, "temperature": 0.7, "top_k": 9, "custom_generate": monge.speculate, "seed": 3}
+    sampled = {
+        **SETTINGS,
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_k": 9,
+        "custom_generate": monge.speculate,
+        "seed": 3,
+    }
     rows = [target().generate(**sampled, draft_model=heads["eagle"]) for _ in range(2)]
     assert torch.equal(*rows)
     drafter = seen[0].drafter  # type: ignore[attr-defined]
@@ -93,8 +113,18 @@ def test_what_does_not_fit_is_refused(heads: dict[str, Path], tmp_path: Path) ->
     with pytest.raises(OptionError, match="states 64 wide"):
         host.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=made)
     with pytest.raises(OptionError, match="takes no head"):
-        host.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=heads["eagle"], drafter="suffix")
+        host.generate(
+            **SETTINGS,
+            custom_generate=monge.speculate,
+            draft_model=heads["eagle"],
+            drafter="suffix",
+        )
     with pytest.raises(ModelLoadError):
         host.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=tmp_path / "nothing")
     with pytest.raises(OptionError, match="takes no draft model"):
-        host.generate(**SETTINGS, custom_generate=monge.speculate, draft_model=perturbed(host), drafter="jacobi")
+        host.generate(
+            **SETTINGS,
+            custom_generate=monge.speculate,
+            draft_model=perturbed(host),
+            drafter="jacobi",
+        )

@@ -1,7 +1,8 @@
 """Sampling through `speculate` follows the law of plain decoding, with processors and without.
 
-The truth is enumerated with plain forwards on a network with six tokens: marginals and joint law of the first three tokens.
-Exactly, over every draw of the real loop, for two tokens; and by samples of the call that users make, for three.
+The truth is enumerated with plain forwards on a network with six tokens: marginals and joint law of
+the first three tokens. Exactly, over every draw of the real loop, for two tokens; and by samples of
+the call that users make, for three.
 """
 
 import math
@@ -38,7 +39,14 @@ CASES = {
     "min_p": {"min_p": 0.2, "temperature": 1.5},
     "typical": {"typical_p": 0.8},
     "penalty": {"repetition_penalty": 1.7},
-    "all": {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "temperature": 0.8, "top_k": 4, "top_p": 0.95, "min_p": 0.02},
+    "all": {
+        "repetition_penalty": 1.5,
+        "no_repeat_ngram_size": 2,
+        "temperature": 0.8,
+        "top_k": 4,
+        "top_p": 0.95,
+        "min_p": 0.02,
+    },
 }
 
 
@@ -49,7 +57,13 @@ def target():
 def inputs():
     ids = torch.tensor([PAD_LEFT + PROMPT])
     mask = torch.tensor([[0] * len(PAD_LEFT) + [1] * len(PROMPT)])
-    return {"input_ids": ids, "attention_mask": mask, "do_sample": True, "max_new_tokens": HORIZON, "eos_token_id": None}
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "do_sample": True,
+        "max_new_tokens": HORIZON,
+        "eos_token_id": None,
+    }
 
 
 def processors_of(settings):
@@ -73,8 +87,12 @@ def plain_law(settings, horizon):
         for text, weight in law.items():
             with torch.inference_mode():
                 logits = target()(torch.tensor([PROMPT + text])).logits[:, -1]
-            probs = torch.softmax(processors(torch.tensor([PAD_LEFT + PROMPT + text]), logits).double(), -1)[0]
-            longer |= {(*text, token): weight * float(prob) for token, prob in enumerate(probs) if prob > 0}
+            probs = torch.softmax(
+                processors(torch.tensor([PAD_LEFT + PROMPT + text]), logits).double(), -1
+            )[0]
+            longer |= {
+                (*text, token): weight * float(prob) for token, prob in enumerate(probs) if prob > 0
+            }
         law = longer
     return law
 
@@ -86,13 +104,17 @@ def marginal(law, place):
     return found
 
 
-@pytest.mark.parametrize("tree", ["chain(1)", "fixed_width((2,))", "fixed_width((2,), children='iid')", "best_first(3, 2, 2)"])
+@pytest.mark.parametrize(
+    "tree",
+    ["chain(1)", "fixed_width((2,))", "fixed_width((2,), children='iid')", "best_first(3, 2, 2)"],
+)
 @pytest.mark.parametrize("case", ["plain", "penalty", "all"])
 def test_exact_law_of_two_tokens(case, tree):
     settings = CASES[case]
     processors = processors_of(settings)
     model, draft = as_sequence_model(target()), as_sequence_model(perturbed(target(), noise=0.4))
-    verifier = "rrs" if "iid" in tree else None  # the default of i.i.d. trees draws positions, which have no branches
+    # The default of i.i.d. trees draws positions, which have no branches.
+    verifier = "rrs" if "iid" in tree else None
     parts = make_components(model, draft, tree=tree, verifier=verifier)
 
     def program(draws):
@@ -143,14 +165,19 @@ def pooled(law, num_samples):
 
 
 def power(law, other, num_samples):
-    """Probability that the joint test rejects samples of `other`: by an impossible outcome or, without one, by chi-square."""
+    """Probability that the joint test rejects samples of `other`.
+
+    By an impossible outcome or, without one, by chi-square.
+    """
     possible = math.fsum(other.get(text, 0.0) for text in law)
     classes = pooled(law, num_samples)
     expected = [math.fsum(law[text] for text in members) for members in classes]
     actual = [math.fsum(other.get(text, 0.0) for text in members) / possible for members in classes]
     distance = math.fsum((b - a) ** 2 / a for a, b in zip(expected, actual, strict=True))
     critical = stats.chi2.isf(ALPHA, len(classes) - 1)
-    accepted = possible**num_samples * stats.ncx2.cdf(critical, len(classes) - 1, num_samples * distance)
+    accepted = possible**num_samples * stats.ncx2.cdf(
+        critical, len(classes) - 1, num_samples * distance
+    )
     return 1.0 - float(accepted)
 
 
@@ -159,7 +186,12 @@ def check(case, num_samples, **options):
     found = samples(CASES[case], num_samples, seed=21, **options)
     values = [p_value(found, law)]
     for place in range(HORIZON):
-        values.append(p_value([(text[place],) for text in found], {(token,): p for token, p in marginal(law, place).items()}))
+        values.append(
+            p_value(
+                [(text[place],) for text in found],
+                {(token,): p for token, p in marginal(law, place).items()},
+            )
+        )
     assert min(values) > ALPHA, values
 
 
@@ -177,12 +209,16 @@ def test_law_of_three_tokens_with_many_samples(case, tree):
 
 @pytest.mark.parametrize(("num_samples", "share"), [(400, 1.0), (5000, 0.3)])
 @pytest.mark.parametrize(
-    ("case", "wrong_case"), [("plain", "temperature"), ("plain", "penalty"), ("all", "plain"), ("penalty", "plain")]
+    ("case", "wrong_case"),
+    [("plain", "temperature"), ("plain", "penalty"), ("all", "plain"), ("penalty", "plain")],
 )
 def test_power(case, wrong_case, num_samples, share):
     """Samples that ignore a processor, in this share of the texts, are rejected with probability 0.99."""
     law, wrong = plain_law(CASES[case], HORIZON), plain_law(CASES[wrong_case], HORIZON)
-    mixed = {text: (1 - share) * law.get(text, 0.0) + share * wrong.get(text, 0.0) for text in law | wrong}
+    mixed = {
+        text: (1 - share) * law.get(text, 0.0) + share * wrong.get(text, 0.0)
+        for text in law | wrong
+    }
     assert power(law, mixed, num_samples) > 0.99
 
 

@@ -29,7 +29,13 @@ ROWS = prompts((6, 4), seed=8)
 
 def speculate(**settings):
     target = network("llama")
-    options = {"max_new_tokens": 4, "do_sample": False, "draft_model": perturbed(target), **padded(ROWS), **settings}
+    options = {
+        "max_new_tokens": 4,
+        "do_sample": False,
+        "draft_model": perturbed(target),
+        **padded(ROWS),
+        **settings,
+    }
     return target.generate(**options, custom_generate=monge.speculate)
 
 
@@ -42,14 +48,26 @@ REFUSED = {
     "no cache": ({"use_cache": False}, "use_cache=False"),
     "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
     "logits": ({"return_dict_in_generate": True, "output_logits": True}, "output_logits"),
-    "hidden states": ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
-    "stateful processor": ({"watermarking_config": SYNTHID, "do_sample": True}, "SynthID.*changes its state"),
-    "right padding": ({"attention_mask": torch.tensor([[1] * 6, [1] * 4 + [0] * 2])}, "pad on the left"),
+    "hidden states": (
+        {"return_dict_in_generate": True, "output_hidden_states": True},
+        "output_hidden_states",
+    ),
+    "stateful processor": (
+        {"watermarking_config": SYNTHID, "do_sample": True},
+        "SynthID.*changes its state",
+    ),
+    "right padding": (
+        {"attention_mask": torch.tensor([[1] * 6, [1] * 4 + [0] * 2])},
+        "pad on the left",
+    ),
     "hole": ({"attention_mask": torch.tensor([[1] * 6, [1, 0, 1, 1, 1, 1]])}, "pad on the left"),
     "positions": ({"position_ids": torch.arange(6).repeat(2, 1) + 1}, "position_ids"),
     "tree and object": ({"drafter": "ngram", "tree": "chain"}, "takes no"),
     "unknown tree": ({"tree": "oak"}, "tree 'oak'"),
-    "chain rule for trees": ({"verifier": "single_draft", "tree": "best_first"}, "at most 1 candidate"),
+    "chain rule for trees": (
+        {"verifier": "single_draft", "tree": "best_first"},
+        "at most 1 candidate",
+    ),
 }
 
 
@@ -62,7 +80,9 @@ def test_refused(settings, message):
 
 def test_guidance_model():
     processor = UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, network("llama"))
-    with pytest.raises(OptionError, match="UnbatchedClassifierFreeGuidance.*runs a model of its own"):
+    with pytest.raises(
+        OptionError, match="UnbatchedClassifierFreeGuidance.*runs a model of its own"
+    ):
         speculate(logits_processor=LogitsProcessorList([processor]))
 
 
@@ -82,7 +102,9 @@ def handed(target, **later):
     def decoding_method(model, input_ids, **prepared):
         return monge.speculate(model, input_ids, **prepared, **later)
 
-    return target.generate(**padded(ROWS), max_new_tokens=4, do_sample=False, custom_generate=decoding_method)
+    return target.generate(
+        **padded(ROWS), max_new_tokens=4, do_sample=False, custom_generate=decoding_method
+    )
 
 
 class Scaled(LlamaForCausalLM):
@@ -92,7 +114,9 @@ class Scaled(LlamaForCausalLM):
         return super().forward(*args, **inputs)
 
 
-@pytest.mark.parametrize("later", [{"later": None}, {"later": DynamicCache()}, {"later": None, "even_later": None}])
+@pytest.mark.parametrize(
+    "later", [{"later": None}, {"later": DynamicCache()}, {"later": None, "even_later": None}]
+)
 def test_keywords_of_a_later_host_that_say_nothing_are_accepted(later):
     target = network("llama")
     assert torch.equal(handed(target, **later), handed(target))
@@ -109,12 +133,16 @@ def test_what_the_forward_takes_anyway_is_accepted():
 @pytest.mark.parametrize("value", [False, 0, "", "some", torch.zeros(2)])
 def test_keywords_of_a_later_host_that_may_say_something_are_refused_by_name(value):
     with pytest.raises(
-        OptionError, match=f"beside the text: later; leave .* 'transformers {re.escape(transformers.__version__)}'"
+        OptionError,
+        match="beside the text: later; leave .* 'transformers "
+        f"{re.escape(transformers.__version__)}'",
     ):
         handed(network("llama"), later=value)
 
 
-@pytest.mark.parametrize("later", [DynamicCache, partial(StaticCache, config=network("llama").config, max_cache_len=8)])
+@pytest.mark.parametrize(
+    "later", [DynamicCache, partial(StaticCache, config=network("llama").config, max_cache_len=8)]
+)
 def test_a_filled_or_static_cache_is_refused_under_any_keyword(later):
     cache, states = later(), torch.zeros(1, 2, 1, 8)
     if isinstance(cache, DynamicCache):
@@ -135,7 +163,14 @@ def test_inputs_beside_the_text():
 
 @pytest.mark.filterwarnings("ignore")  # T5 has no settings of its own for the length
 def test_encoder_decoder():
-    sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    sizes = {
+        "vocab_size": 32,
+        "d_model": 16,
+        "d_kv": 4,
+        "d_ff": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+    }
     model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).eval()
     with pytest.raises(OptionError, match="encoder-decoder"):
         model.generate(torch.tensor([[3, 4]]), max_new_tokens=2, custom_generate=monge.speculate)
@@ -146,7 +181,9 @@ def test_training_mode():
     target.train()
     try:
         with pytest.raises(OptionError, match="training mode.*call model.eval"):
-            target.generate(**padded(ROWS), max_new_tokens=2, do_sample=False, custom_generate=monge.speculate)
+            target.generate(
+                **padded(ROWS), max_new_tokens=2, do_sample=False, custom_generate=monge.speculate
+            )
     finally:
         target.eval()
 
@@ -159,7 +196,13 @@ def test_another_vocabulary():
 def test_longer_than_the_context():
     target = network("llama", max_position_embeddings=16)
     with pytest.raises(ContextLengthError, match="exceeds the target's context of 16"):
-        target.generate(**padded(ROWS), max_new_tokens=11, do_sample=False, custom_generate=monge.speculate, drafter="none")
+        target.generate(
+            **padded(ROWS),
+            max_new_tokens=11,
+            do_sample=False,
+            custom_generate=monge.speculate,
+            drafter="none",
+        )
 
 
 def test_generate_drops_the_tokenizer_of_stop_strings():

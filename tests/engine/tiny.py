@@ -28,7 +28,14 @@ COMMON = {
     "tie_word_embeddings": False,
 }
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
-GPT2_SIZES = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+GPT2_SIZES = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 512,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+}
 WINDOW = 12  # prompts of a few tokens cross it while they are decoded
 
 
@@ -47,7 +54,15 @@ FAMILIES = {
     "qwen3": Family("qwen3", {"head_dim": 8}),
     "mistral": Family("mistral", {"sliding_window": None}),
     "mistral_window": Family("mistral", {"sliding_window": WINDOW}),
-    "gemma2": Family("gemma2", {"num_hidden_layers": 4, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": WINDOW}),
+    "gemma2": Family(
+        "gemma2",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "sliding_window": WINDOW,
+        },
+    ),
     "gemma3": Family(
         "gemma3_text",
         {
@@ -55,7 +70,12 @@ FAMILIES = {
             "head_dim": 8,
             "query_pre_attn_scalar": 8,
             "sliding_window": WINDOW,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "layer_types": [
+                "sliding_attention",
+                "sliding_attention",
+                "full_attention",
+                "sliding_attention",
+            ],
         },
     ),
     "phi3": Family("phi3", {}),
@@ -64,9 +84,13 @@ FAMILIES = {
     "opt": Family("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.25}),
     "bloom": Family("bloom", {"n_layer": 2, "n_head": 4}, reads_trees=False),
     "falcon": Family("falcon", {"new_decoder_architecture": False, "alibi": False}),
-    "falcon_alibi": Family("falcon", {"new_decoder_architecture": False, "alibi": True}, reads_trees=False),
+    "falcon_alibi": Family(
+        "falcon", {"new_decoder_architecture": False, "alibi": True}, reads_trees=False
+    ),
     "mixtral": Family("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen3_moe": Family("qwen3_moe", {**MOE, "head_dim": 8, "num_experts": 4, "decoder_sparse_step": 1}),
+    "qwen3_moe": Family(
+        "qwen3_moe", {**MOE, "head_dim": 8, "num_experts": 4, "decoder_sparse_step": 1}
+    ),
     "deepseek_v3": Family(
         "deepseek_v3",
         {
@@ -111,13 +135,22 @@ def network(name: str, attention: str = "eager", **changes: Any) -> PreTrainedMo
 @cache
 def _made(name: str, attention: str, changes: tuple[tuple[str, Any], ...]) -> PreTrainedModel:
     family = FAMILIES[name]
-    config = AutoConfig.for_model(family.model_type, **{**COMMON, **family.settings, **dict(changes)})
-    return seeded(lambda: AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32).eval())
+    config = AutoConfig.for_model(
+        family.model_type, **{**COMMON, **family.settings, **dict(changes)}
+    )
+    return seeded(
+        lambda: AutoModelForCausalLM.from_config(
+            config, attn_implementation=attention, dtype=torch.float32
+        ).eval()
+    )
 
 
 @cache
 def perturbed(model: PreTrainedModel, noise: float = 0.15) -> PreTrainedModel:
-    """A copy whose weights differ a little: a draft model whose tokens are accepted now and then."""
+    """A copy whose weights differ a little.
+
+    A draft model whose tokens are accepted now and then.
+    """
     other = copy.deepcopy(model)
 
     def shake() -> PreTrainedModel:
@@ -140,7 +173,10 @@ def seeded(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
 def prompts(lengths: tuple[int, ...], seed: int = 0, vocab: int = VOCAB) -> list[tuple[int, ...]]:
     """Random prompts of these lengths."""
     generator = torch.Generator().manual_seed(seed)
-    return [tuple(torch.randint(FIRST_WORD, vocab, (length,), generator=generator).tolist()) for length in lengths]
+    return [
+        tuple(torch.randint(FIRST_WORD, vocab, (length,), generator=generator).tolist())
+        for length in lengths
+    ]
 
 
 def padded(rows: list[tuple[int, ...]]) -> dict[str, torch.Tensor]:

@@ -1,6 +1,9 @@
-"""Drawn rounds: a tree, a verifier, limits and tables, all chosen by Hypothesis; their law by enumeration.
+"""Drawn rounds: a tree, a verifier, limits and tables, all chosen by Hypothesis.
 
-One round is drafted by the real drafter and tree builder and decided by the real verifier; the target goes on to the horizon.
+Their law by enumeration.
+
+One round is drafted by the real drafter and tree builder and decided by the real verifier; the
+target goes on to the horizon.
 """
 
 import ast
@@ -47,13 +50,31 @@ ENUMERABLE_OPTIMAL: Final = "optimal('candidates')"
 
 def verifiers() -> list[str]:
     """Every verifier that can be enumerated, `layer` with every inner rule and with its own choice."""
-    texts = ["layer" if name == "layer" else name for name in VERIFIERS if name not in {"optimal", "gumbel"}]
+    texts = [
+        "layer" if name == "layer" else name
+        for name in VERIFIERS
+        if name not in {"optimal", "gumbel"}
+    ]
     inner = [ENUMERABLE_OPTIMAL if name == "optimal" else name for name in FLOW_RULES]
-    return [*texts, ENUMERABLE_OPTIMAL, "optimal('candidates', 2)", *(f"layer({name!r})" for name in inner)]
+    return [
+        *texts,
+        ENUMERABLE_OPTIMAL,
+        "optimal('candidates', 2)",
+        *(f"layer({name!r})" for name in inner),
+    ]
 
 
 WAYS: Final = (
-    *("iid", "without_replacement", "top", "greedy_plus_one", "mixed(0)", "mixed", "mixed(2)", "hub"),
+    *(
+        "iid",
+        "without_replacement",
+        "top",
+        "greedy_plus_one",
+        "mixed(0)",
+        "mixed",
+        "mixed(2)",
+        "hub",
+    ),
     *("temperatures((0.7, 1.6))", "systematic", "systematic(top=2)"),
 )
 """How children are drawn."""
@@ -82,13 +103,20 @@ class Pruned(TreeBuilder):
         )
 
     def expand(
-        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+        self,
+        tree: GrowingTree,
+        frontier: Sequence[int],
+        laws: Sequence[Law],
+        plan: DraftPlan,
+        draws: Draws,
     ) -> Sequence[int]:
         grown = self.grown.expand(tree, frontier, laws, plan, draws)
         law_of = dict(zip(frontier, laws, strict=True))
         for node in range(1, tree.num_nodes):
             if (parent := tree.parents[node]) in law_of:
-                tree.path_probs[node] = tree.path_probs[parent] * law_of[parent].prob(tree.token_ids[node])
+                tree.path_probs[node] = tree.path_probs[parent] * law_of[parent].prob(
+                    tree.token_ids[node]
+                )
         return grown
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
@@ -106,7 +134,10 @@ def builder_of(text: str) -> TreeBuilder:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A tree by its text, and how large it may become: facts, since a strategy must not call what the type checker checks."""
+    """A tree by its text, and how large it may become.
+
+    Facts, since a strategy must not call what the type checker checks.
+    """
 
     text: str
     max_depth: int
@@ -123,13 +154,19 @@ def _texts(builder: str, way: str, widths: Text) -> list[str]:
         "fixed_width": [f"fixed_width({widths}, {way!r})"],
         "paths": [f"paths({width}, {depth})"],
         "threshold": [
-            f"threshold({price}, {depth}, {width}, {size}, {way!r})" for price, size in product((0.01, 0.1, 0.25), (2, 3, 5, 6))
+            f"threshold({price}, {depth}, {width}, {size}, {way!r})"
+            for price, size in product((0.01, 0.1, 0.25), (2, 3, 5, 6))
         ],
         "sequoia": [f"sequoia({size}, {depth}, {chances}, {way!r})" for size in (2, 3, 5, 6)],
-        "opt_tree": [f"opt_tree({size}, {depth}, {width}, {gain})" for size, gain in product((2, 4, 6), (0.0, 0.3))],
+        "opt_tree": [
+            f"opt_tree({size}, {depth}, {width}, {gain})"
+            for size, gain in product((2, 4, 6), (0.0, 0.3))
+        ],
         "pruned": [f"pruned({size}, {widths}, {way!r})" for size in (1, 3)],
     }
-    ranked = [f"{builder}({size}, {depth}, {width}, {beam})" for size, beam in product((2, 4, 6), (1, 2))]
+    ranked = [
+        f"{builder}({size}, {depth}, {width}, {beam})" for size, beam in product((2, 4, 6), (1, 2))
+    ]
     return texts.get(builder, ranked)
 
 
@@ -141,7 +178,9 @@ def shapes(verifier: str) -> dict[str, tuple[Shape, ...]]:
         for text in _texts(builder, way, widths):
             if (limits := _limits(text)) is not None and _is_legal(limits, verifier):
                 is_sampled = limits.proposes != {Deterministic}
-                found.setdefault(builder, {})[Shape(text, limits.max_depth, limits.max_nodes, is_sampled)] = None
+                found.setdefault(builder, {})[
+                    Shape(text, limits.max_depth, limits.max_nodes, is_sampled)
+                ] = None
     return {builder: tuple(own) for builder, own in found.items()}
 
 
@@ -155,7 +194,10 @@ def _limits(text: str) -> TreeLimits | None:
 
 BUILDERS: Final = (*TREES, "pruned")
 BUDGETED: Final = ("fixed_width", "paths", "threshold")
-"""Builders of sampled trees that divide a budget among the nodes of a level: drawn three times as often."""
+"""Builders of sampled trees that divide a budget among the nodes of a level.
+
+Drawn three times as often.
+"""
 
 
 def _is_legal(limits: TreeLimits, verifier: str) -> bool:
@@ -163,7 +205,8 @@ def _is_legal(limits: TreeLimits, verifier: str) -> bool:
     if unsupported_reason(rule, limits.proposes, limits.max_width) is not None:
         return False
     draws_positions = any(
-        issubclass(kind, Mixed) or (issubclass(kind, Iid) and limits.max_width > 1) for kind in limits.proposes
+        issubclass(kind, Mixed) or (issubclass(kind, Iid) and limits.max_width > 1)
+        for kind in limits.proposes
     )
     return rule.is_enumerable or (verifier == "layer" and not draws_positions)
 
@@ -208,7 +251,12 @@ class Round:
     @property
     def plan(self) -> DraftPlan:
         """The limits."""
-        return DraftPlan(max_nodes=self.max_nodes, max_depth=self.max_depth, stop=self.stop, num_fixed=self.num_fixed)
+        return DraftPlan(
+            max_nodes=self.max_nodes,
+            max_depth=self.max_depth,
+            stop=self.stop,
+            num_fixed=self.num_fixed,
+        )
 
 
 STOPS: Final = (
@@ -228,8 +276,8 @@ SPLITS: Final = ((), (), (0,), (0, 1), (0, 0, 2), (0, 1, 1))
 def rounds(verifier: str) -> SearchStrategy[Round]:
     """Legal rounds for a verifier.
 
-    Hypothesis draws one generator for a round: its own choices favour small and equal values, and faults hide in rounds whose
-    laws are all point masses, or whose draft model is the target.
+    Hypothesis draws one generator for a round: its own choices favour small and equal values, and
+    faults hide in rounds whose laws are all point masses, or whose draft model is the target.
     """
     known = shapes(verifier)
     return st.randoms(use_true_random=True).map(lambda random: _round(random, verifier, known))
@@ -238,7 +286,8 @@ def rounds(verifier: str) -> SearchStrategy[Round]:
 def _round(random: Random, verifier: str, known: dict[str, tuple[Shape, ...]]) -> Round:
     builders = sorted(known) + 2 * [name for name in BUDGETED if name in known]
     some = [random.choice(known[random.choice(builders)]) for _ in range(3)]
-    shape = max(some, key=lambda one: one.is_sampled * one.max_depth * min(one.max_nodes, 6))  # trees without levels are many
+    # Trees without levels are many.
+    shape = max(some, key=lambda one: one.is_sampled * one.max_depth * min(one.max_nodes, 6))
     fits = [size for size in (2, 3, 4) if size**shape.max_nodes <= MAX_DRAFTS]
     vocab = random.choice(fits or [2])
     largest = shape.max_nodes if fits else MAX_DRAFTS.bit_length() - 1
@@ -250,7 +299,9 @@ def _round(random: Random, verifier: str, known: dict[str, tuple[Shape, ...]]) -
         drafts=targets if random.random() < 0.25 else _weights(random, vocab),
         seed=random.randrange(100),
         is_same=random.random() < 0.2,
-        max_nodes=random.randint(min(2, largest), largest) if not fits or random.random() < 0.7 else None,
+        max_nodes=random.randint(min(2, largest), largest)
+        if not fits or random.random() < 0.7
+        else None,
         max_depth=random.randint(0, shape.max_depth) if random.random() < 0.2 else None,
         stop=random.choice(STOPS) if random.random() < 0.3 else None,
         num_fixed=random.choice(SPLITS),
@@ -266,7 +317,9 @@ def _weights(random: Random, vocab: int) -> tuple[tuple[int, ...], ...]:
 
 def _law(random: Random, vocab: int) -> tuple[int, ...]:
     style = random.choice(("positive", "positive", "positive", "zeros", "ties", "point mass"))
-    largest, least = {"positive": (9, 1), "zeros": (6, 0), "ties": (2, 1), "point mass": (0, 0)}[style]
+    largest, least = {"positive": (9, 1), "zeros": (6, 0), "ties": (2, 1), "point mass": (0, 0)}[
+        style
+    ]
     weights = [random.randint(least, largest) for _ in range(vocab)]
     weights[random.randrange(vocab)] += 1
     return tuple(weights)
@@ -299,7 +352,9 @@ class _Target:
 
     def law(self, path: Text) -> Law:
         if path not in self._made:
-            self._made[path] = law_from_logits(self._model._logits_after(PROMPT + path), self._rules)
+            self._made[path] = law_from_logits(
+                self._model._logits_after(PROMPT + path), self._rules
+            )
         return self._made[path]
 
     def target_masses(self, path: Text) -> np.ndarray:
@@ -315,11 +370,16 @@ def round_error(case: Round) -> float:
     found: dict[object, TokenTree] = {}
 
     def drafted(draws: Draws) -> object:
-        drafter = ModelDrafter(model=TabularModel(drafts, len(case.drafts[0])), tree=builder, rules=case.draft_rules)
+        drafter = ModelDrafter(
+            model=TabularModel(drafts, len(case.drafts[0])), tree=builder, rules=case.draft_rules
+        )
         (draft,) = drafter.draft([context], drafter.open([context]), [case.plan], [draws])
         tree = draft.tree
-        kinds = tuple((type(proposal), getattr(proposal, "width", None)) for proposal in tree.proposals)
-        key = tree.token_ids, tree.parents, tree.candidates, kinds  # laws are a function of the path
+        kinds = tuple(
+            (type(proposal), getattr(proposal, "width", None)) for proposal in tree.proposals
+        )
+        # Laws are a function of the path.
+        key = tree.token_ids, tree.parents, tree.candidates, kinds
         found.setdefault(key, tree)
         return key
 

@@ -10,7 +10,16 @@ from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
 from monge.verify.flow_rules import FLOW_RULES
 from monge.verify.registry import VERIFIERS
-from tests.exact.combinations import BUILDERS, WAYS, Round, builder_of, round_error, rounds, shapes, verifiers
+from tests.exact.combinations import (
+    BUILDERS,
+    WAYS,
+    Round,
+    builder_of,
+    round_error,
+    rounds,
+    shapes,
+    verifiers,
+)
 
 EXACT = 1e-12
 IS_NIGHTLY = settings.default.max_examples >= 1000
@@ -18,7 +27,11 @@ NUM_EXAMPLES = 10_000 // len(verifiers()) + 1 if IS_NIGHTLY else 4
 TARGET, DRAFT = ((5, 3), (1, 6)), ((2, 3), (4, 1))
 FOUND = [
     Round(tree=tree, verifier=verifier, targets=TARGET, drafts=DRAFT, max_nodes=max_nodes)
-    for tree, max_nodes in (("threshold(0.01, 2, 2, 5)", None), ("paths(3, 2)", 4), ("fixed_width((2, 2), 'iid')", 5))
+    for tree, max_nodes in (
+        ("threshold(0.01, 2, 2, 5)", None),
+        ("paths(3, 2)", 4),
+        ("fixed_width((2, 2), 'iid')", 5),
+    )
     for verifier in ("layer('rrs')", "layer('k_seq')", "layer(\"optimal('candidates')\")")
 ]
 """Where the drawn tokens of a level once decided which of its nodes get children."""
@@ -31,12 +44,16 @@ def test_the_text_has_the_law_of_the_target(verifier: str, data: st.DataObject) 
     assert round_error(data.draw(rounds(verifier))) < EXACT
 
 
-@pytest.mark.parametrize("case", FOUND, ids=lambda case: f"{case.tree} {case.verifier} {case.max_nodes}")
+@pytest.mark.parametrize(
+    "case", FOUND, ids=lambda case: f"{case.tree} {case.verifier} {case.max_nodes}"
+)
 def test_a_binding_budget_and_repeated_draws(case: Round) -> None:
     assert round_error(case) < EXACT
 
 
-CLOCKED = {("gumbel", kind.__name__) for kind in PROPOSALS} | {(name, SharedClocks.__name__) for name in VERIFIERS}
+CLOCKED = {("gumbel", kind.__name__) for kind in PROPOSALS} | {
+    (name, SharedClocks.__name__) for name in VERIFIERS
+}
 """Decided by clocks, which have no branches: `tests/verify/test_gumbel.py` integrates them."""
 
 
@@ -51,12 +68,16 @@ def test_whatever_is_called_exact_can_be_drawn() -> None:
             pairs = {(name, parent.__name__) for kind in limits.proposes for parent in kind.__mro__}
             drawn |= pairs
             wide |= pairs if limits.max_width > 1 else set()
-    said = {(name, kind): word for name, kinds in legality().items() for kind, word in kinds.items()}
+    said = {
+        (name, kind): word for name, kinds in legality().items() for kind, word in kinds.items()
+    }
     assert {pair for pair, word in said.items() if word == "one candidate"} <= drawn | CLOCKED
     assert {pair for pair, word in said.items() if word in {"yes", "target walk"}} <= wide | CLOCKED
     assert not drawn & {pair for pair, word in said.items() if word == "no"}
     assert set(BUILDERS) - {"pruned"} == set(TREES)
     assert {CHILDREN.read(way)[0] for way in WAYS} == set(CHILDREN) - {"shared"}
     assert {VERIFIERS.read(text)[0] for text in verifiers()} == set(VERIFIERS) - {"gumbel"}
-    inner = {str(given["inner"]) for text in verifiers() if "inner" in (given := VERIFIERS.read(text)[1])}
+    inner = {
+        str(given["inner"]) for text in verifiers() if "inner" in (given := VERIFIERS.read(text)[1])
+    }
     assert {FLOW_RULES.read(text)[0] for text in inner} == set(FLOW_RULES)

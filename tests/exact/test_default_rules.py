@@ -1,4 +1,7 @@
-"""The verifier of a user who names none: legal, exact, and not below any other rule, for every tree and way of drawing."""
+"""The verifier of a user who names none.
+
+Legal, exact, and not below any other rule, for every tree and way of drawing.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +34,11 @@ from tests.verify.whole_trees import Tables, continued, random_tables
 VOCAB, DEPTH = 3, 2
 EXACT = 1e-12
 MARGIN = 0.025
-"""Accepted tokens that the default may lack on one table: no known rule is the best one for every tree of several levels. The
-rules that trees had by default before lacked 0.05 to 0.4."""
+"""Accepted tokens that the default may lack on one table.
+
+No known rule is the best one for every tree of several levels. The rules that trees had by default
+before lacked 0.05 to 0.4.
+"""
 
 TREES_OF_A_KIND = {
     kind: (
@@ -77,7 +83,9 @@ def path_to(tree: GrowingTree, node: int) -> tuple[int, ...]:
     return () if node == 0 else (*path_to(tree, tree.parents[node]), tree.token_ids[node])
 
 
-def outcome_of(rule: Rule, builder: TreeBuilder, tables: Tables) -> Callable[[Draws], tuple[int, ...]]:
+def outcome_of(
+    rule: Rule, builder: TreeBuilder, tables: Tables
+) -> Callable[[Draws], tuple[int, ...]]:
     verifier = as_verifier(rule)
 
     def run(draws: Draws) -> tuple[int, ...]:
@@ -90,7 +98,9 @@ def outcome_of(rule: Rule, builder: TreeBuilder, tables: Tables) -> Callable[[Dr
 
 @cache
 def law_of(rule: Rule, shape: str, seed: int) -> dict[tuple[int, ...], float]:
-    return exact_law(outcome_of(rule, TREES.parse(shape), random_tables(vocab=VOCAB, depth=DEPTH, seed=seed)))
+    return exact_law(
+        outcome_of(rule, TREES.parse(shape), random_tables(vocab=VOCAB, depth=DEPTH, seed=seed))
+    )
 
 
 def accepted_of(rule: Rule, shape: str, seed: int) -> float:
@@ -114,7 +124,11 @@ def test_is_legal(shape: str) -> None:
 def test_is_exact_and_accepts_most(shape: str) -> None:
     builder, limits = TREES.parse(shape), TREES.parse(shape).limits
     default = in_enumerable_form(VERIFIERS.name_of(default_of(builder)), builder)
-    legal = [name for name in VERIFIERS if unsupported_reason(VERIFIERS.make(name), limits.proposes, limits.max_width) is None]
+    legal = [
+        name
+        for name in VERIFIERS
+        if unsupported_reason(VERIFIERS.make(name), limits.proposes, limits.max_width) is None
+    ]
     others = [in_enumerable_form(name, builder) for name in legal if name != "gumbel"]
     for seed in (1, 2):
         tables = random_tables(vocab=VOCAB, depth=DEPTH, seed=seed)
@@ -130,7 +144,8 @@ def test_naming_a_tree_gives_more_than_the_target_walk() -> None:
         shape = f"fixed_width((2, 1), {kind!r})"
         builder = TREES.parse(shape)
         gains = [
-            accepted_of(default_of(builder), shape, seed) - accepted_of(VERIFIERS.make("target_walk"), shape, seed)
+            accepted_of(default_of(builder), shape, seed)
+            - accepted_of(VERIFIERS.make("target_walk"), shape, seed)
             for seed in (1, 2)
         ]
         assert min(gains) > 0.09
@@ -167,13 +182,20 @@ class Counting(SingleDraft):
     asked: list[int] = field(default_factory=list)
     is_lossless: bool = True
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         self.asked.append(len(candidates))
         return SingleDraft.emit(self, target_law, proposal, candidates, draws)
 
 
-@pytest.mark.parametrize(("temperature", "is_lossless", "is_asked"), [(0, True, False), (0, False, True), (1.0, True, True)])
-def test_greedy_requests_are_walked_unless_the_rule_is_lossy(temperature: float, is_lossless: bool, is_asked: bool) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "is_lossless", "is_asked"),
+    [(0, True, False), (0, False, True), (1.0, True, True)],
+)
+def test_greedy_requests_are_walked_unless_the_rule_is_lossy(
+    temperature: float, is_lossless: bool, is_asked: bool
+) -> None:
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2))
     rule = Counting(is_lossless=is_lossless)
     parts = make_components(target, draft, tree="chain(2)", verifier=rule)

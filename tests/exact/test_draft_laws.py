@@ -1,4 +1,7 @@
-"""Ways of drafting beyond plain draws, in the real loop: the written text keeps the target's law."""
+"""Ways of drafting beyond plain draws, in the real loop.
+
+The written text keeps the target's law.
+"""
 
 import pytest
 import torch
@@ -30,7 +33,12 @@ def error(case: Case, style: str = "positive", **parts: object) -> float:
 
 @pytest.mark.parametrize("verifier", ["rrs", "greedy", "traversal", "target_walk"])
 @pytest.mark.parametrize(
-    "tree", ["fixed_width((3,), 'mixed(1)')", "fixed_width((3, 2), 'mixed')", "fixed_width((3,), 'mixed(2)')"]
+    "tree",
+    [
+        "fixed_width((3,), 'mixed(1)')",
+        "fixed_width((3, 2), 'mixed')",
+        "fixed_width((3,), 'mixed(2)')",
+    ],
 )
 def test_top_tokens_and_draws(tree: str, verifier: str) -> None:
     for style in ("positive", "sparse"):
@@ -64,9 +72,17 @@ def test_one_draw_at_each_temperature() -> None:
     proposal = children_of("temperatures((1, 0.5))", q, 3)
     assert isinstance(proposal, Independent)
     plain, sharp = proposal.laws
-    assert law_error(dict(enumerate(plain.at(torch.arange(4)).tolist())), dict(enumerate(q.probs.tolist()))) < 1e-15
+    assert (
+        law_error(
+            dict(enumerate(plain.at(torch.arange(4)).tolist())), dict(enumerate(q.probs.tolist()))
+        )
+        < 1e-15
+    )
     squares = {0: 1 / 46, 1: 36 / 46, 3: 9 / 46}
-    assert law_error(dict(zip(sharp.token_ids.tolist(), sharp.probs.tolist(), strict=True)), squares) < 1e-15
+    assert (
+        law_error(dict(zip(sharp.token_ids.tolist(), sharp.probs.tolist(), strict=True)), squares)
+        < 1e-15
+    )
     narrow = children_of("temperatures((1, 0.5))", q, 1)
     assert isinstance(narrow, Independent)
     assert len(narrow.laws) == 1
@@ -85,15 +101,29 @@ def test_a_narrow_node_has_the_hub_alone() -> None:
     ("tree", "message"),
     [
         ("fixed_width((3,), 'mixed(-1)')", "mixed: num_fixed must be at least 0; got -1"),
-        ("fixed_width((2, 1), 'mixed(2)')", r"fixed_width: children 'mixed\(2\)' .* must have 3 or more; the widest has 2"),
+        (
+            "fixed_width((2, 1), 'mixed(2)')",
+            r"fixed_width: children 'mixed\(2\)' .* must have 3 "
+            r"or more; the widest has 2",
+        ),
         ("chain(3, 'mixed')", "chain: children 'mixed' .* must have 2 or more; the widest has 1"),
-        ("fixed_width((2,), 'temperatures(())')", r"temperatures: give one or more finite numbers above 0; got \(\)"),
+        (
+            "fixed_width((2,), 'temperatures(())')",
+            r"temperatures: give one or more finite numbers "
+            r"above 0; got \(\)",
+        ),
         ("fixed_width((2,), 'temperatures((1, 0))')", r"temperatures: .* got \(1, 0\)"),
-        ("fixed_width((2,), 'temperatures((1, 1.5, 2))')", "come in groups of 3 at least.* the widest has 2"),
+        (
+            "fixed_width((2,), 'temperatures((1, 1.5, 2))')",
+            "come in groups of 3 at least.* the widest has 2",
+        ),
         ("chain(2, 'hub')", "come in groups of 2 at least.* the widest has 1"),
         ("fixed_width((3,), 'mixed(fixed=1)')", "'mixed': 'fixed'; did you mean 'num_fixed'"),
         ("fixed_width((3,), 'iid(2)')", "'iid' takes at most 0 settings; got 1"),
-        ("fixed_width((3,), 'mixd')", "unknown way of drawing children 'mixd'; did you mean 'mixed'"),
+        (
+            "fixed_width((3,), 'mixd')",
+            "unknown way of drawing children 'mixd'; did you mean 'mixed'",
+        ),
     ],
 )
 def test_bad_settings(tree: str, message: str) -> None:

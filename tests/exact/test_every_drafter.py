@@ -1,4 +1,7 @@
-"""Every registered drafter on a table that shows hidden states: at each temperature the written text has the target's law."""
+"""Every registered drafter on a table that shows hidden states.
+
+At each temperature the written text has the target's law.
+"""
 
 from collections.abc import Callable
 
@@ -34,20 +37,33 @@ def other_draft_model() -> TabularModel:
 
 def shape() -> Components:
     model = target()
-    return make_components(model, drafter=ShapeDrafter(target=model, head=random_head(model), tree=TREES.parse("chain(2)")))
+    return make_components(
+        model,
+        drafter=ShapeDrafter(target=model, head=random_head(model), tree=TREES.parse("chain(2)")),
+    )
 
 
 MADE: dict[str, Callable[[], Components]] = {
     "model": lambda: make_components(target(), draft_model(), tree="chain(2)"),
-    "ensemble": lambda: make_components(target(), [draft_model(), other_draft_model()], drafter="ensemble(depth=1)"),
+    "ensemble": lambda: make_components(
+        target(), [draft_model(), other_draft_model()], drafter="ensemble(depth=1)"
+    ),
     "shape": shape,
-    "retokenize": lambda: make_components(target(), foreign(), drafter="retokenize(num_own_tokens=2)"),
+    "retokenize": lambda: make_components(
+        target(), foreign(), drafter="retokenize(num_own_tokens=2)"
+    ),
     "layer_skip": lambda: make_components(Layered(), drafter="layer_skip", tree="chain(2)"),
-    "cascade": lambda: make_components(target(), draft_model(), drafter="cascade('ngram(2)', 'model')", tree="chain(2)"),
-    "pool": lambda: make_components(target(), draft_model(), drafter="pool('jacobi(2)', 'model')", tree="chain(2)"),
+    "cascade": lambda: make_components(
+        target(), draft_model(), drafter="cascade('ngram(2)', 'model')", tree="chain(2)"
+    ),
+    "pool": lambda: make_components(
+        target(), draft_model(), drafter="pool('jacobi(2)', 'model')", tree="chain(2)"
+    ),
     "ngram": lambda: make_components(target(), drafter="ngram(num_draft_tokens=2)"),
     "suffix": lambda: make_components(target(), drafter="suffix(num_nodes=3, depth=2)"),
-    "token_recycling": lambda: make_components(target(), drafter="token_recycling(num_nodes=3, depth=2)"),
+    "token_recycling": lambda: make_components(
+        target(), drafter="token_recycling(num_nodes=3, depth=2)"
+    ),
     "lookahead": lambda: make_components(target(), drafter="lookahead(window=2, ngram=3)"),
     "jacobi": lambda: make_components(target(), drafter="jacobi(2)"),
     "none": lambda: make_components(target(), drafter="none"),
@@ -61,5 +77,10 @@ def test_none_is_left_out() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("drafter", MADE)
 def test_lossless(drafter: str, temperature: float) -> None:
-    case = Case(prompt=(0, 2, 0, 1, 0), horizon=2, max_new_tokens=2, rules=SamplingRules(temperature=temperature))
+    case = Case(
+        prompt=(0, 2, 0, 1, 0),
+        horizon=2,
+        max_new_tokens=2,
+        rules=SamplingRules(temperature=temperature),
+    )
     assert law_error(output_law(MADE[drafter], case), target_law(target(), case)) < 1e-12

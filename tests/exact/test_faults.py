@@ -1,4 +1,7 @@
-"""Faults at every call of a part, enumerated: the written text keeps the target's law, or the request ends in an error."""
+"""Faults at every call of a part, enumerated.
+
+The written text keeps the target's law, or the request ends in an error.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,7 +76,9 @@ class Faults:
         if key != self.key:
             return
         self.count += 1
-        if self.number is not None and (self.count == self.number + 1 or (self.goes_on and self.count > self.number)):
+        if self.number is not None and (
+            self.count == self.number + 1 or (self.goes_on and self.count > self.number)
+        ):
             raise Fault(f"call {self.count - 1} of {key}")
 
     def around(self, part: str, method: str, work: Callable[[], Any]) -> Any:
@@ -119,12 +124,22 @@ class FaultyDrafter(Drafter[Any]):
         return self.faults.around("drafter", "open", lambda: self.inner.open(contexts))
 
     def draft(
-        self, contexts: Sequence[Context], states: Sequence[Any], plans: Sequence[DraftPlan], draws: Sequence[Draws]
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[Any],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
     ) -> Sequence[Draft[Any]]:
-        return self.faults.around("drafter", "draft", lambda: self.inner.draft(contexts, states, plans, draws))
+        return self.faults.around(
+            "drafter", "draft", lambda: self.inner.draft(contexts, states, plans, draws)
+        )
 
-    def observe(self, contexts: Sequence[Context], drafts: Sequence[Draft[Any]], verdicts: Sequence[Verdict]) -> Sequence[Any]:
-        return self.faults.around("drafter", "observe", lambda: self.inner.observe(contexts, drafts, verdicts))
+    def observe(
+        self, contexts: Sequence[Context], drafts: Sequence[Draft[Any]], verdicts: Sequence[Verdict]
+    ) -> Sequence[Any]:
+        return self.faults.around(
+            "drafter", "observe", lambda: self.inner.observe(contexts, drafts, verdicts)
+        )
 
     def close(self, context: Context) -> None:
         self.faults.around("drafter", "close", lambda: self.inner.close(context))
@@ -140,9 +155,16 @@ class FaultyBuilder(TreeBuilder):
         return self.inner.limits
 
     def expand(
-        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+        self,
+        tree: GrowingTree,
+        frontier: Sequence[int],
+        laws: Sequence[Law],
+        plan: DraftPlan,
+        draws: Draws,
     ) -> Sequence[int]:
-        return self.faults.around("builder", "expand", lambda: self.inner.expand(tree, frontier, laws, plan, draws))
+        return self.faults.around(
+            "builder", "expand", lambda: self.inner.expand(tree, frontier, laws, plan, draws)
+        )
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
         return self.faults.around("builder", "finish", lambda: self.inner.finish(tree, plan))
@@ -195,7 +217,11 @@ class RaisesAfterDrawing(ModelDrafter):
     request_id: int = 0
 
     def draft(
-        self, contexts: Sequence[Context], states: Sequence[Any], plans: Sequence[DraftPlan], draws: Sequence[Draws]
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[Any],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
     ) -> Sequence[Draft[Any]]:
         drafts = ModelDrafter.draft(self, contexts, states, plans, draws)
         for context, draft in zip(contexts, drafts, strict=True):
@@ -204,8 +230,13 @@ class RaisesAfterDrawing(ModelDrafter):
         return drafts
 
 
-def written(make: Callable[[], Components], case: Case, *, isolated: bool = True) -> dict[Text, float]:
-    """Law of what the loop writes up to the horizon; what ended in an error before ends with `END`."""
+def written(
+    make: Callable[[], Components], case: Case, *, isolated: bool = True
+) -> dict[Text, float]:
+    """Law of what the loop writes up to the horizon.
+
+    What ended in an error before ends with `END`.
+    """
     return exact_law(lambda draws: _run(make(), case, draws, isolated=isolated))
 
 
@@ -239,10 +270,16 @@ def _run(components: Components, case: Case, draws: Draws, *, isolated: bool) ->
 def excess(law: Mapping[Text, float], truth: Mapping[Text, float]) -> float:
     """By how much a beginning is written more often than under the target's law.
 
-    Where nothing ends in an error that is the largest difference of the two laws of beginnings, since both sum to one. Where
-    something does, some texts of the target's law are cut off: no beginning is written more often than under that law.
+    Where nothing ends in an error that is the largest difference of the two laws of beginnings,
+    since both sum to one. Where something does, some texts of the target's law are cut off: no
+    beginning is written more often than under that law.
     """
-    beginnings = {text[:length] for text in (*truth, *law) for length in range(len(text) + 1) if END not in text[:length]}
+    beginnings = {
+        text[:length]
+        for text in (*truth, *law)
+        for length in range(len(text) + 1)
+        if END not in text[:length]
+    }
 
     def mass(of: Mapping[Text, float], beginning: Text) -> float:
         return sum(weight for text, weight in of.items() if text[: len(beginning)] == beginning)
@@ -278,15 +315,22 @@ MORE_PAIRS = [
 
 
 def case_of(tree: str, **options: Any) -> Case:
-    """Two tokens where a round has few branches, one where it has many: what is thrown away shows in the first."""
+    """Two tokens where a round has few branches, one where it has many.
+
+    What is thrown away shows in the first.
+    """
     return Case(horizon=2 if tree.startswith("chain") else 1, max_new_tokens=3, **options)
 
 
 @pytest.mark.parametrize(("tree", "verifier"), PAIRS + MORE_PAIRS)
-def test_a_token_that_the_draft_model_cannot_read_costs_speculation_and_no_bias(tree: str, verifier: str) -> None:
+def test_a_token_that_the_draft_model_cannot_read_costs_speculation_and_no_bias(
+    tree: str, verifier: str
+) -> None:
     def make() -> Components:
         draft = CannotRead(RandomTable(3, 23), 3)
-        return make_components(TabularModel(RandomTable(3, 11), 3), draft, tree=tree, verifier=verifier)
+        return make_components(
+            TabularModel(RandomTable(3, 11), 3), draft, tree=tree, verifier=verifier
+        )
 
     case = case_of(tree)
     law, truth = written(make, case), target_law(make().target, case)  # type: ignore[arg-type]
@@ -296,11 +340,19 @@ def test_a_token_that_the_draft_model_cannot_read_costs_speculation_and_no_bias(
 
 @pytest.mark.parametrize("seeds", [(5, 6), (7, 9)])
 def test_only_the_nodes_that_cannot_be_read_end(seeds: tuple[int, int]) -> None:
-    """Of independent paths, the others go on: rules for whole paths rely on it that a path ends for its own sake."""
+    """Of independent paths, the others go on.
+
+    Rules for whole paths rely on it that a path ends for its own sake.
+    """
 
     def make() -> Components:
         draft = CannotRead(RandomTable(2, seeds[1]), 2)
-        return make_components(TabularModel(RandomTable(2, seeds[0]), 2), draft, tree="paths(2, 3)", verifier="multipath_block")
+        return make_components(
+            TabularModel(RandomTable(2, seeds[0]), 2),
+            draft,
+            tree="paths(2, 3)",
+            verifier="multipath_block",
+        )
 
     case = Case(horizon=2, max_new_tokens=4)
     assert excess(written(make, case), target_law(make().target, case)) < 1e-12  # type: ignore[arg-type]
@@ -310,14 +362,20 @@ def networks_that_cannot_read_a_token(kind: str, folder: Path) -> Components:
     target, draft = TabularModel(RandomTable(3, 11), 3), CannotRead(RandomTable(3, 23), 3)
     tree = "fixed_width((2, 1), 'iid')"
     if kind in {"pool", "cascade"}:
-        return make_components(target, draft, drafter=f"{kind}('ngram(2)', 'model')", tree=tree, verifier="rrs")
+        return make_components(
+            target, draft, drafter=f"{kind}('ngram(2)', 'model')", tree=tree, verifier="rrs"
+        )
     if kind == "layer_skip":
         target = Layered()
         target.shortened = lambda _: draft  # type: ignore[method-assign]
-        return make_components(target, drafter=LayerSkipDrafter(target=target, tree=TREES.parse(tree)), verifier="rrs")
+        return make_components(
+            target, drafter=LayerSkipDrafter(target=target, tree=TREES.parse(tree)), verifier="rrs"
+        )
     if kind == "shape":
         target = CannotEmbed(RandomTable(3, 11), 3)
-        drafter = ShapeDrafter(target=target, head=random_head(target), tree=TREES.parse("chain(2)"))
+        drafter = ShapeDrafter(
+            target=target, head=random_head(target), tree=TREES.parse("chain(2)")
+        )
         target.is_broken = True
         return make_components(target, drafter=drafter, verifier="rrs")
     target, path, tree = CannotEmbed(RandomTable(3, 11), 3), folder / kind, "chain(2)"
@@ -332,17 +390,25 @@ def test_other_networks_that_cannot_read_a_token(kind: str, tmp_path: Path) -> N
     def make() -> Components:
         return networks_that_cannot_read_a_token(kind, tmp_path)
 
-    case = case_of("fixed_width((2, 1), 'iid')", prompt=(0, 2) if kind in {"pool", "cascade"} else (0, 2, 0))
+    case = case_of(
+        "fixed_width((2, 1), 'iid')", prompt=(0, 2) if kind in {"pool", "cascade"} else (0, 2, 0)
+    )
     law, truth = written(make, case), target_law(make().target, case)  # type: ignore[arg-type]
     assert num_errors(law) == 0.0
     assert excess(law, truth) < 1e-12
 
 
 @pytest.mark.parametrize(("tree", "verifier"), PAIRS)
-def test_a_drafter_of_others_that_raises_after_drawing_ends_its_request(tree: str, verifier: str) -> None:
+def test_a_drafter_of_others_that_raises_after_drawing_ends_its_request(
+    tree: str, verifier: str
+) -> None:
     def make() -> Components:
-        drafter = RaisesAfterDrawing(model=TabularModel(RandomTable(3, 23), 3), tree=TREES.parse(tree))
-        return make_components(TabularModel(RandomTable(3, 11), 3), drafter=drafter, verifier=verifier)
+        drafter = RaisesAfterDrawing(
+            model=TabularModel(RandomTable(3, 23), 3), tree=TREES.parse(tree)
+        )
+        return make_components(
+            TabularModel(RandomTable(3, 11), 3), drafter=drafter, verifier=verifier
+        )
 
     case = case_of(tree)
     law, truth = written(make, case), target_law(make().target, case)  # type: ignore[arg-type]
@@ -355,28 +421,47 @@ def test_a_drafter_of_others_that_raises_after_drawing_ends_its_request(tree: st
 
 
 def test_who_has_drawn_in_vain_is_told_what_to_do() -> None:
-    drafter = RaisesAfterDrawing(model=TabularModel(RandomTable(3, 23), 3), tree=TREES.parse("chain(2)"))
+    drafter = RaisesAfterDrawing(
+        model=TabularModel(RandomTable(3, 23), 3), tree=TREES.parse("chain(2)")
+    )
     components = make_components(TabularModel(RandomTable(3, 11), 3), drafter=drafter)
     prompts = [(0,), (0,), (2,)]
-    results = Decoder(components, max_batch_size=3).generate(prompts, max_new_tokens=40, temperature=1.0, seed=0)
+    results = Decoder(components, max_batch_size=3).generate(
+        prompts, max_new_tokens=40, temperature=1.0, seed=0
+    )
     assert [result.finish_reason for result in results] == ["error", "length", "length"]
-    assert "request 0: the drafter failed (Fault: token 1) after it had drawn" in str(results[0].error)
-    assert "may raise before its first draw, or return the tree so far with `Draft.error`" in str(results[0].error)
-    plain = make_components(TabularModel(RandomTable(3, 11), 3), TabularModel(RandomTable(3, 23), 3), tree="chain(2)")
-    alone = Decoder(plain, max_batch_size=3).generate(prompts, max_new_tokens=40, temperature=1.0, seed=0)
-    assert [result.token_ids for result in results[1:]] == [result.token_ids for result in alone[1:]]
+    assert "request 0: the drafter failed (Fault: token 1) after it had drawn" in str(
+        results[0].error
+    )
+    assert "may raise before its first draw, or return the tree so far with `Draft.error`" in str(
+        results[0].error
+    )
+    plain = make_components(
+        TabularModel(RandomTable(3, 11), 3), TabularModel(RandomTable(3, 23), 3), tree="chain(2)"
+    )
+    alone = Decoder(plain, max_batch_size=3).generate(
+        prompts, max_new_tokens=40, temperature=1.0, seed=0
+    )
+    assert [result.token_ids for result in results[1:]] == [
+        result.token_ids for result in alone[1:]
+    ]
     assert results[0].token_ids == alone[0].token_ids[: len(results[0].token_ids)]
 
 
 def test_what_is_drawn_is_offered_and_neighbours_keep_their_drafts() -> None:
     def texts(draft: TabularModel) -> Any:
-        components = make_components(TabularModel(RandomTable(3, 11), 3), draft, tree="chain(3)", verifier="single_draft")
-        return Decoder(components, max_batch_size=3).generate([(0,), (2,), (0, 2)], max_new_tokens=40, temperature=1.0, seed=10)
+        components = make_components(
+            TabularModel(RandomTable(3, 11), 3), draft, tree="chain(3)", verifier="single_draft"
+        )
+        return Decoder(components, max_batch_size=3).generate(
+            [(0,), (2,), (0, 2)], max_new_tokens=40, temperature=1.0, seed=10
+        )
 
     broken = CannotRead(RandomTable(3, 23), 3)
     broken.prompt = (2,)
     with pytest.warns(
-        UserWarning, match="request 1: the drafter failed .Fault: token 1.; the request is decoded without"
+        UserWarning,
+        match="request 1: the drafter failed .Fault: token 1.; the request is decoded without",
     ) as said:
         results = texts(broken)
     assert len([one for one in said if "drafter failed" in str(one.message)]) == 1
@@ -391,24 +476,34 @@ def test_what_is_drawn_is_offered_and_neighbours_keep_their_drafts() -> None:
 
 
 def test_a_draft_model_of_other_words_offers_what_it_drew_before_its_context_ended() -> None:
-    """Three of the target's tokens are six of the draft model's, which reads no more: the first drawn one is not read."""
+    """Three of the target's tokens are six of the draft model's, which reads no more.
+
+    The first drawn one is not read.
+    """
 
     def make() -> Components:
         draft = foreign(TabularModel(RandomTable(4, 23), 4, max_length=6))
-        return make_components(TabularModel(RandomTable(3, 11), 3), draft, tree="chain(2)", verifier="block")
+        return make_components(
+            TabularModel(RandomTable(3, 11), 3), draft, tree="chain(2)", verifier="block"
+        )
 
     case = Case(prompt=(2, 2, 2), horizon=2, max_new_tokens=3)
     law = written(make, case)
     assert num_errors(law) == 0.0
     assert excess(law, target_law(TabularModel(RandomTable(3, 11), 3), case)) < 1e-12
-    with pytest.warns(UserWarning, match="the drafter failed .ContextLengthError: the text's 3 tokens are 7 of the draft"):
+    with pytest.warns(
+        UserWarning,
+        match="the drafter failed .ContextLengthError: the text's 3 tokens are 7 of the draft",
+    ):
         (result,) = Decoder(make()).generate([(2, 2, 2)], max_new_tokens=3, temperature=1.0, seed=0)
     assert [record.depth for record in result.records][:1] == [1]
 
 
 def faulty(faults: Faults, tree: str, verifier: str) -> Components:
     target, draft = FaultyModel(11, 2, "target", faults), FaultyModel(23, 2, "draft", faults)
-    drafter = FaultyDrafter(ModelDrafter(model=draft, tree=FaultyBuilder(TREES.parse(tree), faults)), faults)
+    drafter = FaultyDrafter(
+        ModelDrafter(model=draft, tree=FaultyBuilder(TREES.parse(tree), faults)), faults
+    )
     rule = FaultyVerifier(VERIFIERS.parse(verifier), faults)
     return Components(target=target, drafter=drafter, rule=rule, controller=Fixed())
 
@@ -420,8 +515,16 @@ CALLS = [
     *[("builder", method) for method in ("expand", "finish")],
     ("verifier", "verify"),
 ]
-ONLY_SPECULATION = {("draft", "extend"), ("draft", "close"), ("drafter", "observe"), ("drafter", "close")}
-"""Calls that never cost a text, alone: the request is decoded without the drafter, if it has to be."""
+ONLY_SPECULATION = {
+    ("draft", "extend"),
+    ("draft", "close"),
+    ("drafter", "observe"),
+    ("drafter", "close"),
+}
+"""Calls that never cost a text, alone.
+
+The request is decoded without the drafter, if it has to be.
+"""
 WAYS = [("before", False), ("before", True), ("after", False)]
 PLACES = [
     *[("chain(2)", "block", part, method) for part, method in CALLS],
@@ -437,7 +540,11 @@ PLACES = [
 @pytest.mark.parametrize(
     ("tree", "verifier", "part", "method", "neighbours"),
     [
-        pytest.param(*place, neighbours, marks=() if place[1] == "block" or not neighbours else pytest.mark.slow)
+        pytest.param(
+            *place,
+            neighbours,
+            marks=() if place[1] == "block" or not neighbours else pytest.mark.slow,
+        )
         for place in PLACES
         for neighbours in ((), ((1, 1),))
     ],
@@ -463,7 +570,9 @@ def test_a_fault_at_any_call_keeps_the_law_or_ends_the_request(
     assert num_faults >= len(WAYS)
 
 
-def law_with(fault: Faults, case: Case, *, tree: str, verifier: str, isolated: bool = True) -> tuple[dict[Text, float], bool]:
+def law_with(
+    fault: Faults, case: Case, *, tree: str, verifier: str, isolated: bool = True
+) -> tuple[dict[Text, float], bool]:
     """What is written with a fault, and whether there was one in any branch."""
     met = list[Faults]()
 

@@ -1,4 +1,7 @@
-"""Drafter, tree, verifier and loop enumerated together: the written text has the target's law, to the last digits."""
+"""Drafter, tree, verifier and loop enumerated together.
+
+The written text has the target's law, to the last digits.
+"""
 
 from dataclasses import replace
 from itertools import product
@@ -44,13 +47,19 @@ SHAPES = {
     "eagle2": ("eagle2(3, 2, 2)",),
     "opt_tree": ("opt_tree(3, 2, 2, 0.3)",),
     "threshold": ("threshold(0.2, 2, 2, 3)", "threshold(0.3, 2, 2, 3, 'without_replacement')"),
-    "sequoia": ("sequoia(3, 2, (0.5, 0.3))", "sequoia(2, 2, (0.5, 0.3), 'iid')", "sequoia(3, 2, (0.4, 0.3), 'top')"),
+    "sequoia": (
+        "sequoia(3, 2, (0.5, 0.3))",
+        "sequoia(2, 2, (0.5, 0.3), 'iid')",
+        "sequoia(3, 2, (0.4, 0.3), 'top')",
+    ),
 }
 CASES = {
     "one token": Case(horizon=1, max_new_tokens=1),
     "two tokens": Case(horizon=2, max_new_tokens=2),
     "tree beyond the horizon": Case(horizon=1, max_new_tokens=3),
-    "end of text inside a block": Case(horizon=2, max_new_tokens=3, eos_ids=frozenset({1}), rules=SamplingRules(top_k=2)),
+    "end of text inside a block": Case(
+        horizon=2, max_new_tokens=3, eos_ids=frozenset({1}), rules=SamplingRules(top_k=2)
+    ),
     "temperature": Case(horizon=2, max_new_tokens=2, rules=SamplingRules(temperature=0.6)),
     "truncated": Case(horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=1.3, top_k=2)),
     "greedy": Case(horizon=3, max_new_tokens=3, rules=SamplingRules(temperature=0)),
@@ -75,9 +84,13 @@ def legal(tree: str, verifier: str) -> bool:
 
 ENUMERABLE = [name for name in VERIFIERS if VERIFIERS.make(name).is_enumerable]
 MODEL_COMBINATIONS = [
-    (tree, verifier) for trees, verifier in product(SHAPES.values(), ENUMERABLE) for tree in trees if legal(tree, verifier)
+    (tree, verifier)
+    for trees, verifier in product(SHAPES.values(), ENUMERABLE)
+    for tree in trees
+    if legal(tree, verifier)
 ]
-# Every rule meets every case on the plain shapes. Other builders draw in the same ways: two cases show that they draw in time.
+# Every rule meets every case on the plain shapes. Other builders draw in the same ways: two cases
+# show that they draw in time.
 PLAIN_SHAPES = {tree for builder in ("chain", "fixed_width", "paths") for tree in SHAPES[builder]}
 BUILDER_CASES = {"end of text inside a block", "temperature"}
 SPARSE_CASES = {"two tokens", "tree beyond the horizon", "end of text inside a block"}
@@ -86,11 +99,13 @@ LOOPS = [
     for (tree, verifier), case in product(MODEL_COMBINATIONS, CASES)
     if tree in PLAIN_SHAPES or case in BUILDER_CASES
 ]
-# By default every combination meets the first case and one of the others, each in turn; the nightly run has them all.
+# By default every combination meets the first case and one of the others, each in turn; the nightly
+# run has them all.
 DEFAULT_CASE = "tree beyond the horizon"
 OTHER_CASES = [case for case in CASES if case != DEFAULT_CASE]
 DEFAULT_LOOPS = {(tree, verifier, DEFAULT_CASE) for tree, verifier in MODEL_COMBINATIONS} | {
-    (tree, verifier, OTHER_CASES[number % len(OTHER_CASES)]) for number, (tree, verifier) in enumerate(MODEL_COMBINATIONS)
+    (tree, verifier, OTHER_CASES[number % len(OTHER_CASES)])
+    for number, (tree, verifier) in enumerate(MODEL_COMBINATIONS)
 }
 
 
@@ -110,21 +125,35 @@ def test_every_registered_part_is_enumerated() -> None:
     }  # tests/heads and tests/draft
     assert {"model", "ngram", "suffix", "none"} == set(DRAFTERS) - elsewhere
     assert {verifier for _, verifier in MODEL_COMBINATIONS} == set(ENUMERABLE)
-    assert set(VERIFIERS) - set(ENUMERABLE) == {"optimal", "layer", "gumbel"}  # see tests/verify; some with settings below
+    # See tests/verify; some with settings below.
+    assert set(VERIFIERS) - set(ENUMERABLE) == {"optimal", "layer", "gumbel"}
 
 
 @pytest.mark.parametrize(
     ("tree", "verifier", "case"),
     [
-        pytest.param(*loop, marks=() if loop in DEFAULT_LOOPS or loop[0] not in PLAIN_SHAPES else pytest.mark.slow)
+        pytest.param(
+            *loop,
+            marks=() if loop in DEFAULT_LOOPS or loop[0] not in PLAIN_SHAPES else pytest.mark.slow,
+        )
         for loop in LOOPS
     ],
 )
 def test_model_drafter(tree: str, verifier: str, case: str) -> None:
-    assert loop_error("sparse" if case in SPARSE_CASES else "positive", CASES[case], tree=tree, verifier=verifier) < 1e-12
+    assert (
+        loop_error(
+            "sparse" if case in SPARSE_CASES else "positive",
+            CASES[case],
+            tree=tree,
+            verifier=verifier,
+        )
+        < 1e-12
+    )
 
 
-@pytest.mark.parametrize("case", ["tree beyond the horizon", "end of text inside a block", "greedy"])
+@pytest.mark.parametrize(
+    "case", ["tree beyond the horizon", "end of text inside a block", "greedy"]
+)
 @pytest.mark.parametrize(
     ("tree", "verifier"),
     [
@@ -137,7 +166,9 @@ def test_model_drafter(tree: str, verifier: str, case: str) -> None:
         ("fixed_width((2, 2), 'top')", "layer"),
     ],
 )
-def test_rules_that_can_be_enumerated_with_other_settings(tree: str, verifier: str, case: str) -> None:
+def test_rules_that_can_be_enumerated_with_other_settings(
+    tree: str, verifier: str, case: str
+) -> None:
     assert loop_error("sparse", CASES[case], tree=tree, verifier=verifier) < 1e-12
 
 
@@ -157,18 +188,25 @@ WITHOUT_A_MODEL = [
     ("none", "target_walk"),
     ("suffix(num_nodes=3, depth=2)", "target_walk"),
     ("suffix(num_nodes=3, depth=2)", "traversal"),
-    *[("ngram(num_draft_tokens=2, max_ngram=2)", verifier) for verifier in VERIFIERS if verifier != "gumbel"],
+    *[
+        ("ngram(num_draft_tokens=2, max_ngram=2)", verifier)
+        for verifier in VERIFIERS
+        if verifier != "gumbel"
+    ],
 ]
 
 
-# Most rules leave what is looked up to the target walk: a case each by default, all of them in the nightly run.
+# Most rules leave what is looked up to the target walk: a case each by default, all of them in the
+# nightly run.
 @pytest.mark.parametrize(
     ("drafter", "verifier", "case"),
     [
         pytest.param(
             *components,
             case,
-            marks=() if components[1] in {"target_walk", "layer"} or case == DEFAULT_CASE else pytest.mark.slow,
+            marks=()
+            if components[1] in {"target_walk", "layer"} or case == DEFAULT_CASE
+            else pytest.mark.slow,
         )
         for components, case in product(WITHOUT_A_MODEL, CASES)
     ],
@@ -176,7 +214,9 @@ WITHOUT_A_MODEL = [
 def test_drafters_without_a_model(drafter: str, verifier: str, case: str) -> None:
     chosen = replace(CASES[case], prompt=(0, 2, 0, 1, 0))
     target, _ = models("ties")
-    output = output_law(lambda: make_components(models("ties")[0], drafter=drafter, verifier=verifier), chosen)
+    output = output_law(
+        lambda: make_components(models("ties")[0], drafter=drafter, verifier=verifier), chosen
+    )
     assert law_error(output, target_law(target, chosen)) < 1e-12
 
 
@@ -188,23 +228,37 @@ def test_the_default_tree_of_every_verifier(verifier: str) -> None:
     assert law_error(output, target_law(models("positive")[0], case)) < 1e-12
 
 
-@pytest.mark.parametrize("slot", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "slot", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_neighbours_in_the_batch_change_nothing(slot: int) -> None:
-    case = Case(horizon=2, max_new_tokens=3, neighbours=((1, 2, 1), (2,)), slot=slot, eos_ids=frozenset({2}))
-    make = lambda: make_components(*models("positive"), tree="fixed_width((2, 1), 'iid')", verifier="rrs")  # noqa: E731
+    case = Case(
+        horizon=2, max_new_tokens=3, neighbours=((1, 2, 1), (2,)), slot=slot, eos_ids=frozenset({2})
+    )
+    make = lambda: make_components(  # noqa: E731
+        *models("positive"), tree="fixed_width((2, 1), 'iid')", verifier="rrs"
+    )
     assert law_error(output_law(make, case), target_law(models("positive")[0], case)) < 1e-12
 
 
 @pytest.mark.parametrize(
     ("limits", "adaptive"),
-    [(DraftPlan(max_nodes=1), True), (DraftPlan(max_nodes=3), False), (DraftPlan(max_depth=1), True)],
+    [
+        (DraftPlan(max_nodes=1), True),
+        (DraftPlan(max_nodes=3), False),
+        (DraftPlan(max_depth=1), True),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize(
     ("tree", "verifier"),
     [
         pytest.param("fixed_width((2, 1), 'iid')", "rrs", marks=pytest.mark.slow),
-        pytest.param("fixed_width((2, 1), 'without_replacement')", "rrs_without_replacement", marks=pytest.mark.slow),
+        pytest.param(
+            "fixed_width((2, 1), 'without_replacement')",
+            "rrs_without_replacement",
+            marks=pytest.mark.slow,
+        ),
         ("fixed_width((2, 1), 'systematic')", "systematic"),
         ("fixed_width((2, 1), 'hub')", "spechub"),
         pytest.param("paths(2, 1)", "multipath_block", marks=pytest.mark.slow),
@@ -212,20 +266,29 @@ def test_neighbours_in_the_batch_change_nothing(slot: int) -> None:
         ("chain(2)", "block"),
     ],
 )
-def test_limits_of_a_request_keep_the_law(tree: str, verifier: str, limits: DraftPlan, adaptive: bool) -> None:
+def test_limits_of_a_request_keep_the_law(
+    tree: str, verifier: str, limits: DraftPlan, adaptive: bool
+) -> None:
     case = Case(max_new_tokens=3, limits=limits, adaptive=adaptive)
-    make = lambda: make_components(*models("positive"), tree=tree, verifier=verifier, controller="fsm")  # noqa: E731
+    make = lambda: make_components(  # noqa: E731
+        *models("positive"), tree=tree, verifier=verifier, controller="fsm"
+    )
     assert law_error(output_law(make, case), target_law(models("positive")[0], case)) < 1e-12
 
 
 def test_drafting_under_other_rules_than_the_targets() -> None:
     case = Case(horizon=2, max_new_tokens=3, rules=SamplingRules(temperature=0.7))
-    make = lambda: make_components(*models("positive"), tree="chain(2)", verifier="single_draft", draft_temperature=1.8)  # noqa: E731
+    make = lambda: make_components(  # noqa: E731
+        *models("positive"), tree="chain(2)", verifier="single_draft", draft_temperature=1.8
+    )
     assert law_error(output_law(make, case), target_law(models("positive")[0], case)) < 1e-12
 
 
 def test_a_repetition_penalty_sees_every_node_with_its_own_path() -> None:
-    """The target's law after a node depends on the path to it, through a processor; the draft law does not know."""
+    """The target's law after a node depends on the path to it, through a processor.
+
+    The draft law does not know.
+    """
 
     def penalise(token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         seen = torch.bincount(token_ids[0], minlength=VOCAB)[:VOCAB]
@@ -235,13 +298,24 @@ def test_a_repetition_penalty_sees_every_node_with_its_own_path() -> None:
 
     class Penalised:
         def __call__(self, text: tuple[int, ...]) -> list[float]:
-            logits = torch.tensor(models("positive")[0].table(text), dtype=torch.float64).log().float()
-            return torch.softmax(penalise(torch.tensor([text]), logits[None])[0].double(), dim=-1).tolist()
+            logits = (
+                torch.tensor(models("positive")[0].table(text), dtype=torch.float64).log().float()
+            )
+            return torch.softmax(
+                penalise(torch.tensor([text]), logits[None])[0].double(), dim=-1
+            ).tolist()
 
     def run(draws):  # type: ignore[no-untyped-def]
-        components = make_components(*models("positive"), tree="fixed_width((2, 1), 'iid')", verifier="rrs")
+        components = make_components(
+            *models("positive"), tree="fixed_width((2, 1), 'iid')", verifier="rrs"
+        )
         request = Request(
-            prompt_ids=case.prompt, max_new_tokens=3, rules=case.rules, seed=0, draws=draws, processors=(penalise,)
+            prompt_ids=case.prompt,
+            max_new_tokens=3,
+            rules=case.rules,
+            seed=0,
+            draws=draws,
+            processors=(penalise,),
         )
         session = Session(request, 0)
         open_sessions([session], components)
@@ -256,7 +330,10 @@ def test_a_repetition_penalty_sees_every_node_with_its_own_path() -> None:
 
 
 ILLEGAL = [
-    (tree, verifier) for trees, verifier in product(SHAPES.values(), VERIFIERS) for tree in trees if not legal(tree, verifier)
+    (tree, verifier)
+    for trees, verifier in product(SHAPES.values(), VERIFIERS)
+    for tree in trees
+    if not legal(tree, verifier)
 ]
 
 
@@ -271,6 +348,8 @@ def test_an_unchecked_illegal_pair_would_be_biased() -> None:
     case = Case(horizon=1, max_new_tokens=2)
 
     def make() -> Components:
-        return make_components(*models("positive"), tree="fixed_width((2,))", verifier=WithoutReplacementAsIid())
+        return make_components(
+            *models("positive"), tree="fixed_width((2,))", verifier=WithoutReplacementAsIid()
+        )
 
     assert law_error(output_law(make, case), target_law(models("positive")[0], case)) > 1e-3

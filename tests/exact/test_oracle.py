@@ -15,7 +15,13 @@ def test_two_dice():
 
 
 def test_branches_of_mass_zero_do_not_exist():
-    law = exact_law(lambda draws: (draws.bernoulli(0.0), draws.bernoulli(1.0), draws.categorical(dense_law([0, 1]))))
+    law = exact_law(
+        lambda draws: (
+            draws.bernoulli(0.0),
+            draws.bernoulli(1.0),
+            draws.categorical(dense_law([0, 1])),
+        )
+    )
     assert law == {(False, True, 1): 1.0}
 
 
@@ -27,7 +33,12 @@ def test_a_probability_beyond_one_is_an_error():
 def test_hidden_state_is_an_error():
     state = itertools.count()
     with pytest.raises(OracleError, match="no function of its draws"):
-        exact_law(lambda draws: (draws.categorical(dense_law([1] * (2 + next(state)))), draws.bernoulli(0.5)))
+        exact_law(
+            lambda draws: (
+                draws.categorical(dense_law([1] * (2 + next(state)))),
+                draws.bernoulli(0.5),
+            )
+        )
 
 
 def test_too_many_branches_are_an_error():

@@ -33,11 +33,16 @@ def error(case: Case, **parts: object) -> float:
 
 @pytest.mark.parametrize("verifier", ["rrs", "k_seq", "traversal", "multipath_block"])
 def test_paths_beyond_the_horizon(verifier: str) -> None:
-    """Two levels are verified in one round: a node that both paths reach with two draws, another with one."""
+    """Two levels are verified in one round.
+
+    A node that both paths reach with two draws, another with one.
+    """
     assert error(Case(horizon=2, max_new_tokens=3), tree="paths(2, 2)", verifier=verifier) < 1e-12
 
 
-@pytest.mark.parametrize("controller", ["fixed(max_nodes=3)", "fixed(max_depth=1)", "fixed(max_nodes=1)"])
+@pytest.mark.parametrize(
+    "controller", ["fixed(max_nodes=3)", "fixed(max_depth=1)", "fixed(max_nodes=1)"]
+)
 def test_paths_under_a_plan(controller: str) -> None:
     case = Case(horizon=1, max_new_tokens=3)
     for verifier in ("rrs", "multipath_block"):
@@ -62,7 +67,11 @@ def test_a_node_draws_once_for_every_path_that_reaches_it() -> None:
     assert [tree.multiplicity(node) for node in grown] == [2, 1]
     assert builder.expand(tree, grown, (law, law), DraftPlan(), TapeDraws([0.1, 0.9, 0.3])) == ()
     finished = builder.finish(tree, DraftPlan())
-    assert [proposal.width for proposal in finished.proposals if isinstance(proposal, Iid)] == [3, 2, 1]
+    assert [proposal.width for proposal in finished.proposals if isinstance(proposal, Iid)] == [
+        3,
+        2,
+        1,
+    ]
     assert finished.candidates[:3] == ((1, 1, 2), (3, 4), (5,))
     assert finished.num_nodes - 1 <= builder.limits.max_nodes == 6
 

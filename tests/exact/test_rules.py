@@ -12,11 +12,21 @@ from monge.testing.strategies import dense_law, weight_pairs
 from monge.verify.base import NodeRule, unsupported_reason
 from monge.verify.registry import VERIFIERS
 
-NODE_RULES = [name for name in VERIFIERS if issubclass(VERIFIERS[name], NodeRule) and VERIFIERS.make(name).is_enumerable]
+NODE_RULES = [
+    name
+    for name in VERIFIERS
+    if issubclass(VERIFIERS[name], NodeRule) and VERIFIERS.make(name).is_enumerable
+]
 
 
 def proposals(q: Law) -> list[Proposal]:
-    made: list[Proposal] = [Deterministic(q.top(1)), Deterministic(q.top(2)), Iid(q, 1), Iid(q, 2), Iid(q, 3)]
+    made: list[Proposal] = [
+        Deterministic(q.top(1)),
+        Deterministic(q.top(2)),
+        Iid(q, 1),
+        Iid(q, 2),
+        Iid(q, 3),
+    ]
     made += [WithoutReplacement(q, 2), WithoutReplacement(q, 3), Systematic(q, 2), Systematic(q, 3)]
     rest = q.without(q.top(1)[0])
     if rest is not None:
@@ -39,7 +49,11 @@ def test_emitted_token_follows_the_target_law(name: str, pair: tuple[list[int], 
     p, q = map(dense_law, pair)
     rule = VERIFIERS.make(name)
     assert isinstance(rule, NodeRule)
-    legal = [item for item in proposals(q) if unsupported_reason(rule, [type(item)], width_of(item)) is None]
+    legal = [
+        item
+        for item in proposals(q)
+        if unsupported_reason(rule, [type(item)], width_of(item)) is None
+    ]
     assert legal
     for proposal in legal:
         assert law_error(emitted(rule, p, proposal), masses(p)) < 1e-12, f"{name} on {proposal}"
@@ -67,7 +81,10 @@ def width_of(proposal: Proposal) -> int:
 
 
 def test_acceptance_of_the_worked_example() -> None:
-    """p = (.5, .3, .2), q = (.2, .3, .5), two candidates: the published values of every rule here."""
+    """p = (.5, .3, .2), q = (.2, .3, .5), two candidates.
+
+    The published values of every rule here.
+    """
     p = DenseLaw(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64))
     q = DenseLaw(torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64))
 
@@ -83,6 +100,8 @@ def test_acceptance_of_the_worked_example() -> None:
 
     assert acceptance("single_draft", Iid(q, 1)) == pytest.approx(0.7, abs=1e-12)
     assert acceptance("rrs", Iid(q, 2)) == pytest.approx(0.76, abs=1e-12)
-    assert acceptance("rrs_without_replacement", WithoutReplacement(q, 2)) == pytest.approx(0.82, abs=1e-12)
+    assert acceptance("rrs_without_replacement", WithoutReplacement(q, 2)) == pytest.approx(
+        0.82, abs=1e-12
+    )
     assert acceptance("target_walk", Iid(q, 2)) == pytest.approx(0.483, abs=1e-12)
     assert acceptance("target_walk", Deterministic(q.top(2))) == pytest.approx(0.5, abs=1e-12)

@@ -43,7 +43,10 @@ def test_truncation_narrows_the_requests_own_rules() -> None:
     rules = SamplingRules(temperature=0.6, top_k=3, top_p=0.9)
     case = Case(horizon=2, max_new_tokens=2, rules=rules)
     assert error(case, tree="chain(2)", verifier="single_draft", draft_top_k=2) < 1e-12
-    assert error(case, tree="chain(2)", verifier="single_draft", draft_top_k=2, draft_temperature=1.5) < 1e-12
+    assert (
+        error(case, tree="chain(2)", verifier="single_draft", draft_top_k=2, draft_temperature=1.5)
+        < 1e-12
+    )
     assert rules.within_top(2) == SamplingRules(temperature=0.6, top_k=2, top_p=0.9)
     assert rules.within_top(5) == rules
     assert SamplingRules().within_top(5) == SamplingRules(top_k=5)
@@ -63,7 +66,10 @@ def test_a_truncation_that_is_not_declared_is_seen(verifier: str) -> None:
         ({"draft_top_k": 0}, "draft top_k must be at least 1, or None .*; got 0"),
         ({"draft_top_k": 2, "drafter": "ngram"}, "drafter 'ngram' takes no"),
         ({"draft_top_k": 2, "drafter": "model(top_k=3)"}, "drafter 'model': top_k is given twice"),
-        ({"tree": "fixed_width((2,), 'systematic(0)')"}, "exponent must be finite and above 0; got 0"),
+        (
+            {"tree": "fixed_width((2,), 'systematic(0)')"},
+            "exponent must be finite and above 0; got 0",
+        ),
         ({"tree": "fixed_width((2,), 'systematic(top=0)')"}, "top must be at least 1"),
         ({"tree": "fixed_width((2,), 'systematic(1.0, exponent=1.0)')"}, "exponent is given twice"),
         (

@@ -21,7 +21,9 @@ SIZE = 4
 def cloud(seed: int, rows: int = 60, size: int = SIZE) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     mixing = torch.randn(size, size, generator=generator, dtype=torch.float64)
-    return torch.randn(rows, size, generator=generator, dtype=torch.float64) @ mixing + torch.randn(size, generator=generator)
+    return torch.randn(rows, size, generator=generator, dtype=torch.float64) @ mixing + torch.randn(
+        size, generator=generator
+    )
 
 
 def moments(states: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,7 +44,10 @@ def test_the_gaussian_map_pushes_mean_and_covariance_exactly(seed: int) -> None:
 @settings(max_examples=10)
 @given(seed=st.integers(0, 10_000))
 def test_it_is_the_optimal_map(seed: int) -> None:
-    """Symmetric and positive, hence a gradient of a convex function; its cost is the Bures distance."""
+    """Symmetric and positive, hence a gradient of a convex function.
+
+    Its cost is the Bures distance.
+    """
     (_, from_), (_, to) = moments(cloud(seed)), moments(cloud(seed + 1))
     matrix = monge_matrix(from_, to)
     torch.testing.assert_close(matrix, matrix.T, atol=1e-8, rtol=1e-8)
@@ -67,8 +72,12 @@ def test_the_diagonal_map_pushes_the_marginals_and_no_correlation() -> None:
     alignment.fit(predicted, true)
     mapped = alignment.map(predicted)
     torch.testing.assert_close(mapped.mean(dim=0), true.mean(dim=0), atol=ROUNDING, rtol=ROUNDING)
-    torch.testing.assert_close(mapped.std(dim=0)[1:], true.std(dim=0)[1:], atol=ROUNDING, rtol=ROUNDING)
-    torch.testing.assert_close(torch.corrcoef(mapped[:, 1:].T), torch.corrcoef(predicted[:, 1:].T), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        mapped.std(dim=0)[1:], true.std(dim=0)[1:], atol=ROUNDING, rtol=ROUNDING
+    )
+    torch.testing.assert_close(
+        torch.corrcoef(mapped[:, 1:].T), torch.corrcoef(predicted[:, 1:].T), atol=1e-6, rtol=1e-6
+    )
 
 
 def test_singular_predictions_need_a_diagonal() -> None:
@@ -97,7 +106,9 @@ def test_anchors_are_the_clusters_of_true_states() -> None:
     assert masses[nearest].tolist() == pytest.approx([0.5, 1 / 3, 1 / 6])
     alignment = SinkhornAnchors(2, num_anchors=3, blur=0.01).double()
     alignment.fit(true, true)
-    near = alignment.map(torch.cat([centres[[0]] + 1.0] * 3 + [centres[[1]] + 1.0] * 2 + [centres[[2]] + 1.0]))
+    near = alignment.map(
+        torch.cat([centres[[0]] + 1.0] * 3 + [centres[[1]] + 1.0] * 2 + [centres[[2]] + 1.0])
+    )
     torch.testing.assert_close(near[[0, 3, 5]], centres, atol=0.2, rtol=0)
     assert alignment.map(centres[:0]).shape == (0, 2)
 
@@ -121,6 +132,10 @@ def test_strength_blends_within_the_subspace(name: str) -> None:
     full = step.map(predicted)
     inside = step.alignment.map(predicted @ basis[:2].T)
     torch.testing.assert_close(full @ basis[:2].T, inside, atol=ROUNDING, rtol=ROUNDING)
-    torch.testing.assert_close(full @ basis[2:].T, predicted @ basis[2:].T, atol=ROUNDING, rtol=ROUNDING)
+    torch.testing.assert_close(
+        full @ basis[2:].T, predicted @ basis[2:].T, atol=ROUNDING, rtol=ROUNDING
+    )
     step.strength.fill_(0.5)
-    torch.testing.assert_close(step.map(predicted), (full + predicted) / 2, atol=ROUNDING, rtol=ROUNDING)
+    torch.testing.assert_close(
+        step.map(predicted), (full + predicted) / 2, atol=ROUNDING, rtol=ROUNDING
+    )

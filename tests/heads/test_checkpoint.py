@@ -56,7 +56,11 @@ def test_broken_files_are_refused(saved: Path) -> None:
     whole = weights.read_bytes()
     for broken in (b"", whole[: len(whole) // 2], b"\xff" * 100):
         weights.write_bytes(broken)
-        with pytest.raises(ModelLoadError, match=r"cannot read .*head\.safetensors.*fetch it again"):
+        with pytest.raises(
+            ModelLoadError,
+            match=r"cannot read .*head\.safetensors.*fetch it "
+            r"again",
+        ):
             load_head(saved)
     weights.unlink()
     with pytest.raises(ModelLoadError, match="cannot read"):
@@ -68,12 +72,19 @@ def test_broken_files_are_refused(saved: Path) -> None:
 def test_tensors_that_do_not_fit_are_named(saved: Path) -> None:
     tensors = load_file(saved / WEIGHTS)
     cases = {
-        "missing \\['temperatures'\\], superfluous \\['more'\\]": {"temperatures": None, "more": torch.ones(1)},
+        "missing \\['temperatures'\\], superfluous \\['more'\\]": {
+            "temperatures": None,
+            "more": torch.ones(1),
+        },
         "predictor.token has shape \\(2, 2\\)": {"predictor.token": torch.ones(2, 2)},
-        "predictor.token holds numbers that are not finite": {"predictor.token": torch.full((VOCAB, VOCAB), float("nan"))},
+        "predictor.token holds numbers that are not finite": {
+            "predictor.token": torch.full((VOCAB, VOCAB), float("nan"))
+        },
     }
     for message, changes in cases.items():
-        changed = {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
+        changed = {
+            name: tensor for name, tensor in (tensors | changes).items() if tensor is not None
+        }
         save_file(changed, saved / WEIGHTS)
         with pytest.raises(ModelLoadError, match=message):
             load_head(saved)
@@ -84,15 +95,23 @@ def test_tensors_that_do_not_fit_are_named(saved: Path) -> None:
     [
         ({"format": "eagle"}, "has format 'eagle', version 1"),
         ({"version": 2}, "version 2; this library reads"),
-        ({"predictor": {"kind": "other", "num_steps": 2, "is_branched": True}}, "unknown shape predictor 'other'"),
+        (
+            {"predictor": {"kind": "other", "num_steps": 2, "is_branched": True}},
+            "unknown shape predictor 'other'",
+        ),
         ({"predictor": {"kind": "ridge", "num_steps": 2}}, "KeyError: 'is_branched'"),
-        ({"predictor": {"kind": "ridge", "num_steps": 2, "is_branched": True, "depth": 1}}, "setting of a shape predictor"),
+        (
+            {"predictor": {"kind": "ridge", "num_steps": 2, "is_branched": True, "depth": 1}},
+            "setting of a shape predictor",
+        ),
         ({"target": {"hidden_size": 4}}, "TypeError"),
         ({"alignment": {"name": "gausian", "subspace": 4}}, "did you mean 'gaussian'"),
         ({"alignment": {"name": "gaussian", "subspace": 40}}, "needs states that wide"),
     ],
 )
-def test_configs_that_make_no_head_are_refused(saved: Path, changes: dict[str, object], message: str) -> None:
+def test_configs_that_make_no_head_are_refused(
+    saved: Path, changes: dict[str, object], message: str
+) -> None:
     config = json.loads((saved / CONFIG).read_text())
     (saved / CONFIG).write_text(json.dumps(config | changes))
     with pytest.raises(ModelLoadError, match=message):
@@ -105,7 +124,11 @@ def test_configs_that_make_no_head_are_refused(saved: Path, changes: dict[str, o
 def test_heads_of_another_target_are_refused() -> None:
     head = random_head(table())
     head.check(table())
-    with pytest.raises(OptionError, match=r"hidden size 4, 1 layers and 4 tokens; the target has 5, 1 and 5"):
+    with pytest.raises(
+        OptionError,
+        match=r"hidden size 4, 1 layers and 4 tokens; the target has "
+        r"5, 1 and 5",
+    ):
         head.check(table(5))
     head.probe.copy_(head.probe.roll(1, 1))
     with pytest.raises(OptionError, match="another target of the same sizes"):

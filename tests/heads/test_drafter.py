@@ -1,4 +1,7 @@
-"""The shape drafter in the real loop: lossless with every pairing that is legal, refused with the others."""
+"""The shape drafter in the real loop.
+
+Lossless with every pairing that is legal, refused with the others.
+"""
 
 import pytest
 import torch
@@ -29,10 +32,16 @@ def table(seed: int = 3) -> TabularModel:
     return TabularModel(RandomTable(VOCAB, seed), VOCAB)
 
 
-def components(tree: str, verifier: str | None, *, target: TabularModel | None = None, **head: object) -> Components:
+def components(
+    tree: str, verifier: str | None, *, target: TabularModel | None = None, **head: object
+) -> Components:
     target = target or table()
     return make_components(
-        target, drafter=ShapeDrafter(target=target, head=random_head(target, **head), tree=TREES.parse(tree)), verifier=verifier
+        target,
+        drafter=ShapeDrafter(
+            target=target, head=random_head(target, **head), tree=TREES.parse(tree)
+        ),
+        verifier=verifier,
     )
 
 
@@ -72,30 +81,52 @@ def test_lossless_whatever_predicts(kind: str, alignment: str, is_branched: bool
 
 def test_lossless_in_a_ragged_batch_beyond_the_end_and_from_a_prompt_of_one_token() -> None:
     """A first round without a hidden state drafts nothing; the ones after it do."""
-    case = Case(prompt=(2,), horizon=2, max_new_tokens=3, neighbours=((0, 1, 2),), slot=1, eos_ids=frozenset({1}))
+    case = Case(
+        prompt=(2,),
+        horizon=2,
+        max_new_tokens=3,
+        neighbours=((0, 1, 2),),
+        slot=1,
+        eos_ids=frozenset({1}),
+    )
     found = output_law(lambda: components("chain(2)", "single_draft"), case)
     assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
 
 
 def drafted(
-    drafter: ShapeDrafter, text: tuple[int, ...], plan: DraftPlan | None = None, rules: SamplingRules | None = None
+    drafter: ShapeDrafter,
+    text: tuple[int, ...],
+    plan: DraftPlan | None = None,
+    rules: SamplingRules | None = None,
 ) -> TokenTree:
     target = drafter.target
     target.open({0: text[:-1]})
-    context = Context(request_id=0, token_ids=text, num_prompt_tokens=1, rules=rules or SamplingRules())
+    context = Context(
+        request_id=0, token_ids=text, num_prompt_tokens=1, rules=rules or SamplingRules()
+    )
     states = drafter.open([context])
-    (draft,) = drafter.draft([context], states, [plan or DraftPlan()], [TapeDraws([0.1, 0.5, 0.9] * 9)])
+    (draft,) = drafter.draft(
+        [context], states, [plan or DraftPlan()], [TapeDraws([0.1, 0.5, 0.9] * 9)]
+    )
     target.close(0)
     return draft.tree
 
 
 def shape(tree: str, *, num_steps: int = 2, **options: object) -> ShapeDrafter:
     target = table()
-    return ShapeDrafter(target=target, head=random_head(target, num_steps=num_steps), tree=TREES.parse(tree), **options)
+    return ShapeDrafter(
+        target=target,
+        head=random_head(target, num_steps=num_steps),
+        tree=TREES.parse(tree),
+        **options,
+    )
 
 
 def test_the_declared_laws_are_those_of_the_formula() -> None:
-    """Node by node, with the steps written out: aligned states feed the next step, and branches see their own token."""
+    """Node by node, with the steps written out.
+
+    Aligned states feed the next step, and branches see their own token.
+    """
     drafter = shape("fixed_width((2, 2), children='iid')")
     text = (0, 2, 1)
     tree = drafted(drafter, text)
@@ -117,7 +148,12 @@ def test_the_declared_laws_are_those_of_the_formula() -> None:
 def test_blind_heads_have_one_law_a_depth() -> None:
     target = table()
     head = random_head(target, is_branched=False)
-    tree = drafted(ShapeDrafter(target=target, head=head, tree=TREES.parse("fixed_width((3, 1), children='top')")), (0, 1))
+    tree = drafted(
+        ShapeDrafter(
+            target=target, head=head, tree=TREES.parse("fixed_width((3, 1), children='top')")
+        ),
+        (0, 1),
+    )
     assert len({tree.token_ids[tree.candidates[node][0]] for node in tree.candidates[0]}) == 1
 
 
@@ -125,19 +161,25 @@ def test_at_initialisation_the_first_law_is_the_target_s_last_one() -> None:
     target = table()
     sizes = TargetSizes.of(target)
     generator = torch.Generator().manual_seed(1)
-    predictor = make_predictor("gated", sizes, generator, num_steps=3, is_branched=True, width=4, gate_rank=2)
+    predictor = make_predictor(
+        "gated", sizes, generator, num_steps=3, is_branched=True, width=4, gate_rank=2
+    )
     head = ShapeHead(predictor, sizes, "gaussian")
     head.remember(target)
     tree = drafted(ShapeDrafter(target=target, head=head, tree=TREES.parse("chain(3)")), (0, 2, 1))
     last = torch.tensor([list(target.table((0, 2)))], dtype=torch.float64).log()
     for proposal in tree.proposals[:3]:
         assert isinstance(proposal, Iid)
-        assert total_variation(proposal.law, law_from_logits(last[0], SamplingRules())) < LARGEST_ERROR
+        assert (
+            total_variation(proposal.law, law_from_logits(last[0], SamplingRules())) < LARGEST_ERROR
+        )
 
 
 def test_plans_depths_and_steps_bound_the_tree() -> None:
     assert drafted(shape("chain(5)"), (0, 1)).num_nodes == 1 + 2  # no more steps than the head has
-    assert drafted(shape("chain(5)", num_steps=5), (0, 1), DraftPlan(max_depth=3)).num_nodes == 1 + 3
+    assert (
+        drafted(shape("chain(5)", num_steps=5), (0, 1), DraftPlan(max_depth=3)).num_nodes == 1 + 3
+    )
     assert drafted(shape("chain(5)"), (0, 1), DraftPlan(max_depth=0)).num_nodes == 1
     assert drafted(shape("best_first(4, 2, 2)"), (0, 1), DraftPlan(max_nodes=3)).num_nodes == 1 + 3
     assert drafted(shape("chain(5)"), (1,)).num_nodes == 1
@@ -161,7 +203,9 @@ def test_where_nobody_names_a_tree_greedy_requests_get_top_tokens_and_others_a_c
     assert tree(tree="chain(1)") == TREES.parse("chain(1)")
     assert tree(verifier="single_draft") == TREES.parse("chain(3)")
     assert tree(verifier="greedy") == TREES.parse("fixed_width(children='greedy_plus_one')")
-    assert tree(controller="fsm") == tree(controller=None) == default, "how deep it goes says what drafting costs here"
+    assert tree(controller="fsm") == tree(controller=None) == default, (
+        "how deep it goes says what drafting costs here"
+    )
     for temperature, num_nodes, kind in ((0.0, 3, Deterministic), (1.0, 2, Iid)):
         drafter = without_a_tree().drafter
         assert isinstance(drafter, ShapeDrafter)
@@ -178,7 +222,10 @@ def test_lossless_with_the_default_tree(temperature: float) -> None:
 
 
 def test_the_truncated_law_is_the_declared_one() -> None:
-    """Drawn from the top of q and declared with all of q costs a total variation of 0.09; here the two are one object."""
+    """Drawn from the top of q and declared with all of q costs a total variation of 0.09.
+
+    Here the two are one object.
+    """
     tree = drafted(shape("chain(1)", top_k=2), (0, 1))
     proposal = tree.proposals[0]
     assert isinstance(proposal, Iid)
@@ -200,7 +247,10 @@ def test_biased_pairings_are_refused(tree: str, verifier: str) -> None:
 
 
 def test_a_draw_that_is_dropped_makes_the_tree_arbitrary() -> None:
-    """The rows of low-probability tokens that are not sent, and of the better of two draws: no rule but the walk takes them."""
+    """The rows of low-probability tokens that are not sent, and of the better of two draws.
+
+    No rule but the walk takes them.
+    """
     tree = drafted(shape("fixed_width((2, 1), children='iid')"), (0, 1))
     kept = tree.prune(tree.candidates[0][:1])
     assert isinstance(kept.proposals[0], Arbitrary)
@@ -209,10 +259,18 @@ def test_a_draw_that_is_dropped_makes_the_tree_arbitrary() -> None:
 
 def test_targets_without_hidden_states_are_refused() -> None:
     class Blind:
-        vocab_size, max_length, no_tree_reason, no_draft_reason, forward_s = 3, None, None, None, 0.0
+        vocab_size, max_length, no_tree_reason, no_draft_reason, forward_s = (
+            3,
+            None,
+            None,
+            None,
+            0.0,
+        )
         open = append = extend = commit = length = close = lambda *_: None
 
-    with pytest.raises(OptionError, match="needs a target that shows its hidden states; Blind does not"):
+    with pytest.raises(
+        OptionError, match="needs a target that shows its hidden states; Blind does not"
+    ):
         ShapeDrafter(target=Blind(), head=random_head(table()), tree=TREES.parse("chain"))
 
 

@@ -1,4 +1,7 @@
-"""EAGLE-3 heads from the training: they compute what their reader computes, improve, and draft for the target."""
+"""EAGLE-3 heads from the training.
+
+They compute what their reader computes, improve, and draft for the target.
+"""
 
 import json
 
@@ -13,7 +16,14 @@ from monge.heads.readers.files import InMemory
 from monge.heads.readers.reading import Reading
 from monge.heads.readers.tensors import Settings, Tensors
 from monge.heads.training.answers import ANSWERS, AnswerSettings, write_answers
-from monge.heads.training.eagle3 import Conversations, Eagle3Trainee, Target, frequent_tokens, published, read_conversations
+from monge.heads.training.eagle3 import (
+    Conversations,
+    Eagle3Trainee,
+    Target,
+    frequent_tokens,
+    published,
+    read_conversations,
+)
 from monge.heads.training.eagle3_run import train_eagle3
 from monge.heads.training.loop import Recipe
 from monge.heads.training.shape import Watch
@@ -48,14 +58,24 @@ def conversations(lengths=(9, 12), given=3):
 
 @pytest.fixture
 def trainee():
-    draws, hidden, ids = torch.Generator().manual_seed(1), LLAMA["hidden_size"], torch.tensor([0, 2, 3, 7, 10])
+    draws, hidden, ids = (
+        torch.Generator().manual_seed(1),
+        LLAMA["hidden_size"],
+        torch.tensor([0, 2, 3, 7, 10]),
+    )
     target = Target(
         embeddings=torch.randn(LLAMA["vocab_size"], hidden, generator=draws),
         output=torch.randn(len(ids), hidden, generator=draws),
         norm=torch.rand(hidden, generator=draws) + 0.5,
         draft_ids=ids,
     )
-    made = Eagle3Trainee(fitted=conversations(), held_out=conversations(), target=target, config=LLAMA, num_steps=STEPS)
+    made = Eagle3Trainee(
+        fitted=conversations(),
+        held_out=conversations(),
+        target=target,
+        config=LLAMA,
+        num_steps=STEPS,
+    )
     for tensor in made.tensors.values():  # what starts as zero would hide mistakes
         tensor.data += 0.3 * torch.randn(tensor.shape, generator=draws)
     return made
@@ -64,8 +84,14 @@ def trainee():
 def reader_of(trainee):
     tensors, config = published(trainee, LLAMA["vocab_size"])
     whole = {name.replace("midlayer", "layers.0"): tensor for name, tensor in tensors.items()}
-    whole |= {name.replace("midlayer", "layers.0"): tensor.detach() for name, tensor in trainee.weights.items()}  # not rounded
-    return Eagle3Head(Tensors(InMemory(whole), {name: name for name in whole}), Settings(config, "test"))
+    # Not rounded.
+    whole |= {
+        name.replace("midlayer", "layers.0"): tensor.detach()
+        for name, tensor in trainee.weights.items()
+    }
+    return Eagle3Head(
+        Tensors(InMemory(whole), {name: name for name in whole}), Settings(config, "test")
+    )
 
 
 def test_chains_of_the_training_are_those_of_the_reader(trainee):
@@ -73,12 +99,20 @@ def test_chains_of_the_training_are_those_of_the_reader(trainee):
     text, head = trainee.fitted.rows(1, 1), reader_of(trainee)
     tokens, embed = text.token_ids[0], trainee.target.embeddings
     steps = [drafted for drafted, *_ in trainee._steps(text)]
-    learnt = text.is_learnt[0].unfold(0, STEPS, 1).all(dim=1)[2 : 2 + len(tokens) - 1 - STEPS].nonzero()[:, 0].tolist()
+    learnt = (
+        text.is_learnt[0]
+        .unfold(0, STEPS, 1)
+        .all(dim=1)[2 : 2 + len(tokens) - 1 - STEPS]
+        .nonzero()[:, 0]
+        .tolist()
+    )
     assert len(learnt) > 3
     for row, place in enumerate(learnt):
         reading = Reading(head.num_kept)
         states = head.fuse(text.features[0, : place + 1])
-        state = head.advance(embed[tokens[1 : place + 2]], states, [reading.read(range(place + 1))])[-1:]
+        state = head.advance(
+            embed[tokens[1 : place + 2]], states, [reading.read(range(place + 1))]
+        )[-1:]
         for number in range(STEPS):
             drafted = head.logits(state, lambda states: states)
             ours = torch.full((LLAMA["vocab_size"],), -torch.inf)
@@ -91,7 +125,9 @@ def test_chains_of_the_training_are_those_of_the_reader(trainee):
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
             following = tokens[place + 2 + number : place + 3 + number]
             state = head.advance(
-                embed[following], state, [reading.extend(NodeBlock.chain((int(following),), after=number - 1))]
+                embed[following],
+                state,
+                [reading.extend(NodeBlock.chain((int(following),), after=number - 1))],
             )
 
 
@@ -100,7 +136,9 @@ def test_figures_are_those_of_the_laws(trainee):
     text = trainee.fitted.rows(0, 2)
     drafted, true, log_z, _ = next(iter(trainee._steps(text)))
     p, q = (true - log_z[:, None]).double().exp(), drafted.detach().double().softmax(dim=1)
-    assert trainee.quality(trainee.fitted).acceptance[0] == pytest.approx(float(torch.minimum(p, q).sum(1).mean()))
+    assert trainee.quality(trainee.fitted).acceptance[0] == pytest.approx(
+        float(torch.minimum(p, q).sum(1).mean())
+    )
 
 
 def test_the_loss_moves_to_the_total_variation(trainee):
@@ -115,7 +153,11 @@ def test_the_loss_moves_to_the_total_variation(trainee):
 
 
 def test_padding_changes_nothing(trainee):
-    alone = [step for row in range(2) for step in [next(iter(trainee._steps(trainee.fitted.rows(row, 1))))[0]]]
+    alone = [
+        step
+        for row in range(2)
+        for step in [next(iter(trainee._steps(trainee.fitted.rows(row, 1))))[0]]
+    ]
     together = next(iter(trainee._steps(trainee.fitted.rows(0, 2))))[0]
     torch.testing.assert_close(torch.cat(alone), together, atol=1e-5, rtol=1e-5)
 
@@ -130,7 +172,10 @@ def target():
     return network("llama", num_hidden_layers=6)
 
 
-PROMPTS = [[3 + (7 * number + place) % (VOCAB - 3) for place in range(4 + number % 3)] for number in range(40)]
+PROMPTS = [
+    [3 + (7 * number + place) % (VOCAB - 3) for place in range(4 + number % 3)]
+    for number in range(40)
+]
 ANSWERED = AnswerSettings(num_tokens=16, batch_size=16)
 
 
@@ -153,7 +198,9 @@ def test_answers_are_written_once(target, tmp_path):
 def test_greedy_answers_do_not_depend_on_their_neighbours(target, tmp_path):
     settings = AnswerSettings(num_tokens=8, batch_size=8, temperatures=(0.0,))
     for number, one in enumerate(write_answers(target, PROMPTS[:8], settings, tmp_path)):
-        alone = target.generate(torch.tensor([one.prompt]), max_new_tokens=8, do_sample=False, pad_token_id=1)
+        alone = target.generate(
+            torch.tensor([one.prompt]), max_new_tokens=8, do_sample=False, pad_token_id=1
+        )
         assert alone[0, len(one.prompt) :].tolist()[: len(one.answer)] == list(one.answer), number
 
 
@@ -164,7 +211,9 @@ def test_states_are_those_of_the_network(target):
     assert read.is_learnt.tolist() == [False] * 4 + [True] * 2 + [False] * 4 + [True] * 5
     with torch.inference_mode():
         output = target(torch.tensor([[*pair[0], *pair[1]]]), output_hidden_states=True)
-    torch.testing.assert_close(read.features[6:], torch.cat([output.hidden_states[2], output.hidden_states[3]], -1)[0])
+    torch.testing.assert_close(
+        read.features[6:], torch.cat([output.hidden_states[2], output.hidden_states[3]], -1)[0]
+    )
     torch.testing.assert_close(read.last[6:], output.hidden_states[-1][0])
     torch.testing.assert_close(read.log_z[6:], output.logits[0].logsumexp(-1))
 
@@ -173,13 +222,24 @@ def test_a_head_improves_is_read_and_drafts(target, tmp_path):
     recipe = Recipe(steps=60, batch_size=256, evaluate_every=20, learning_rate=1e-2)
     options = {"recipe": recipe, "answers": ANSWERED, "draft_vocabulary": 48, "num_steps": 2}
     seen = []
-    outcome = train_eagle3(target, PROMPTS, tmp_path, watch=Watch(on_step=lambda one: seen.append(one.loss)), **options)
-    assert outcome.progress.history[-1][1] > outcome.progress.history[0][1] or outcome.progress.best_step == 20
+    outcome = train_eagle3(
+        target, PROMPTS, tmp_path, watch=Watch(on_step=lambda one: seen.append(one.loss)), **options
+    )
+    assert (
+        outcome.progress.history[-1][1] > outcome.progress.history[0][1]
+        or outcome.progress.best_step == 20
+    )
     about = json.loads((tmp_path / "config.json").read_text())["about"]
     assert 0 < about["draft_vocabulary_covers"] <= 1
-    plain, drafted = monge.load(target, drafter="none"), monge.load(target, tmp_path, tree="chain(2)", controller="fixed")
+    plain, drafted = (
+        monge.load(target, drafter="none"),
+        monge.load(target, tmp_path, tree="chain(2)", controller="fixed"),
+    )
     for prompt in PROMPTS[:3]:
-        (one,), (other,) = plain.generate([prompt], max_new_tokens=12), drafted.generate([prompt], max_new_tokens=12)
+        (one,), (other,) = (
+            plain.generate([prompt], max_new_tokens=12),
+            drafted.generate([prompt], max_new_tokens=12),
+        )
         assert one.token_ids == other.token_ids
     again = train_eagle3(target, PROMPTS, tmp_path, **options)
     assert again.quality == outcome.quality, "a rerun goes on, and has nothing left to do"

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from monge.core.errors import ModelLoadError, OptionError
-from monge.heads.shape.calibrate import calibrate_alignments, calibrate_ridge, calibrate_temperatures, principal_directions
+from monge.heads.shape.calibrate import (
+    calibrate_alignments,
+    calibrate_ridge,
+    calibrate_temperatures,
+    principal_directions,
+)
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.heads.shape.losses import head_loss
 from monge.heads.shape.measure import measure
@@ -50,7 +55,9 @@ def head(kind: str, *, is_branched: bool = True, alignment: str = "none") -> Sha
     sizes = TargetSizes.of(table())
     settings = {"width": 16, "gate_rank": 2} if kind == "gated" else {}
     generator = torch.Generator().manual_seed(4)
-    predictor = make_predictor(kind, sizes, generator, num_steps=STEPS, is_branched=is_branched, **settings)
+    predictor = make_predictor(
+        kind, sizes, generator, num_steps=STEPS, is_branched=is_branched, **settings
+    )
     return ShapeHead(predictor, sizes, alignment)
 
 
@@ -80,7 +87,9 @@ def test_ridge_is_the_least_squares_solution() -> None:
 
 
 @pytest.mark.parametrize("alignment", ["gaussian", "diagonal"])
-def test_alignment_restores_a_shrunken_scale_and_never_loses_where_it_is_chosen(alignment: str) -> None:
+def test_alignment_restores_a_shrunken_scale_and_never_loses_where_it_is_chosen(
+    alignment: str,
+) -> None:
     fitted, held_out = texts().split(0.25)
     exact, shrunk = head("ridge"), head("ridge", alignment=alignment)
     calibrate_ridge(exact, fitted, held_out, ends())
@@ -109,16 +118,24 @@ def test_a_temperature_undoes_a_scaled_head() -> None:
 
 def test_principal_directions_are_orthonormal_and_ordered() -> None:
     generator = torch.Generator().manual_seed(0)
-    states = torch.randn(200, 4, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 5.0, 0.1, 2.0])
+    states = torch.randn(200, 4, generator=generator, dtype=torch.float64) * torch.tensor(
+        [1.0, 5.0, 0.1, 2.0]
+    )
     found = principal_directions(states, 3)
-    torch.testing.assert_close(found @ found.T, torch.eye(3, dtype=torch.float64), atol=1e-9, rtol=0)
-    assert (states @ found.T).std(dim=0).tolist() == sorted((states @ found.T).std(dim=0).tolist(), reverse=True)
+    torch.testing.assert_close(
+        found @ found.T, torch.eye(3, dtype=torch.float64), atol=1e-9, rtol=0
+    )
+    assert (states @ found.T).std(dim=0).tolist() == sorted(
+        (states @ found.T).std(dim=0).tolist(), reverse=True
+    )
 
 
 def test_too_little_text_is_refused() -> None:
     few = texts(rows=2, length=6)
     fitted, held_out = few.split(0.5)
-    with pytest.raises(OptionError, match="3 positions of text are too few to fit 2 steps; give 42 or more"):
+    with pytest.raises(
+        OptionError, match="3 positions of text are too few to fit 2 steps; give 42 or more"
+    ):
         calibrate_ridge(head("ridge"), fitted, held_out, ends())
     with pytest.raises(OptionError, match="too few"):
         calibrate_alignments(head("gated", alignment="gaussian"), fitted, held_out, ends())
@@ -132,7 +149,10 @@ def test_losses_are_their_definitions() -> None:
     target[0, :4] = float("-inf")
     p, q = target.softmax(dim=1), logits.softmax(dim=1)
     kl, tv = law_losses(target, logits)
-    expected = [sum(a * (a / b).log() for a, b in zip(*rows, strict=True) if a > 0) for rows in zip(p, q, strict=True)]
+    expected = [
+        sum(a * (a / b).log() for a, b in zip(*rows, strict=True) if a > 0)
+        for rows in zip(p, q, strict=True)
+    ]
     torch.testing.assert_close(kl, torch.stack([Tensor(value) for value in expected]).mean())
     torch.testing.assert_close(tv, 0.5 * (p - q).abs().sum(dim=1).mean())
 
@@ -161,7 +181,14 @@ RECIPE = Recipe(steps=12, batch_size=64, learning_rate=0.02, evaluate_every=4)
 def run(folder: Path, **changes: object) -> Run:
     fitted, held_out = texts().split(0.25)
     recipe = replace(RECIPE, **changes)
-    return Run(head=head("gated"), fitted=fitted, held_out=held_out, ends=ends(), recipe=recipe, folder=folder)
+    return Run(
+        head=head("gated"),
+        fitted=fitted,
+        held_out=held_out,
+        ends=ends(),
+        recipe=recipe,
+        folder=folder,
+    )
 
 
 def test_training_learns_and_keeps_the_best_look(tmp_path: Path) -> None:
@@ -170,7 +197,9 @@ def test_training_learns_and_keeps_the_best_look(tmp_path: Path) -> None:
     progress = train(one, on_step=lambda _: None)
     assert [step for step, _ in progress.history] == [20, 40, 60]
     assert progress.best == max(value for _, value in progress.history)
-    assert measure(one.head, one.held_out, one.ends).block_efficiency == pytest.approx(progress.best)
+    assert measure(one.head, one.held_out, one.ends).block_efficiency == pytest.approx(
+        progress.best
+    )
     assert progress.best > before + 0.2
 
 
@@ -192,7 +221,9 @@ def test_a_finished_training_is_not_done_again(tmp_path: Path) -> None:
     train(run(tmp_path), on_step=lambda _: None)
     again = run(tmp_path)
     progress = train(again, on_step=lambda _: pytest.fail("a step was made"))
-    assert measure(again.head, again.held_out, again.ends).block_efficiency == pytest.approx(progress.best)
+    assert measure(again.head, again.held_out, again.ends).block_efficiency == pytest.approx(
+        progress.best
+    )
 
 
 def test_it_ends_where_held_out_text_stops_improving(tmp_path: Path) -> None:

@@ -50,7 +50,9 @@ def test_the_estimate_is_the_loop_s_expectation(temperature: float) -> None:
         row = TEXT + continuation
         texts = read_texts(table(), torch.tensor([row]))
         # One window is wanted, the one whose h_t is that of TEXT's last token but one.
-        texts = Texts(token_ids=texts.token_ids[:, len(TEXT) - 2 :], states=texts.states[:, len(TEXT) - 2 :])
+        texts = Texts(
+            token_ids=texts.token_ids[:, len(TEXT) - 2 :], states=texts.states[:, len(TEXT) - 2 :]
+        )
         quality = measure(head, texts, ends_of(table()), temperature=temperature)
         weight = 1.0
         for length in range(len(TEXT), len(row)):
@@ -74,7 +76,11 @@ def test_windows_are_teacher_forced() -> None:
     assert torch.equal(windows.true[:, 1], texts.states[[0, 0, 1, 1], [2, 3, 2, 3]])
     plain = table()
     logits = torch.stack(
-        [torch.tensor(list(plain.table(tuple(row[: n + 1])))).log() for row in rows.tolist() for n in range(5)]
+        [
+            torch.tensor(list(plain.table(tuple(row[: n + 1])))).log()
+            for row in rows.tolist()
+            for n in range(5)
+        ]
     )
     torch.testing.assert_close(texts.states.flatten(0, 1).float(), logits, atol=1e-6, rtol=0)
 
@@ -82,7 +88,9 @@ def test_windows_are_teacher_forced() -> None:
 def test_bad_texts_are_refused() -> None:
     rows = torch.tensor([[0, 1, 2]])
     texts = read_texts(table(), rows)
-    with pytest.raises(OptionError, match="rows of 3 tokens are too short for 2 steps; give 4 or more"):
+    with pytest.raises(
+        OptionError, match="rows of 3 tokens are too short for 2 steps; give 4 or more"
+    ):
         num_windows(texts, 2)
     with pytest.raises(OptionError, match="one row of text cannot be split"):
         texts.split(0.1)

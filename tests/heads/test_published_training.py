@@ -1,4 +1,7 @@
-"""Medusa and EAGLE heads from the shared training: figures that mean what they say, and files that their readers read."""
+"""Medusa and EAGLE heads from the shared training.
+
+Figures that mean what they say, and files that their readers read.
+"""
 
 import json
 from pathlib import Path
@@ -61,7 +64,13 @@ LLAMA = {
 
 
 def trainee(kind: str) -> MedusaTrainee | EagleTrainee:
-    common = {"fitted": texts(), "held_out": texts(8), "ends": ends(), "parts": Weights(), "num_steps": STEPS}
+    common = {
+        "fitted": texts(),
+        "held_out": texts(8),
+        "ends": ends(),
+        "parts": Weights(),
+        "num_steps": STEPS,
+    }
     return MedusaTrainee(**common) if kind == "medusa" else EagleTrainee(**common, config=LLAMA)
 
 
@@ -74,7 +83,10 @@ def test_survival_is_the_mean_over_the_target_s_texts() -> None:
     expected = sum(torch.minimum(p, q)) * sum(torch.minimum(later, drafted))
     found = 0.0
     for token in range(3):
-        steps = [Step(first[1:2], first[:1], torch.tensor([token])), Step(second[1:2], second[:1], torch.tensor([0]))]
+        steps = [
+            Step(first[1:2], first[:1], torch.tensor([token])),
+            Step(second[1:2], second[:1], torch.tensor([0])),
+        ]
         quality = chain_quality([steps])
         found += float(p[token]) * quality.survival[1]
         assert quality.acceptance[0] == pytest.approx(float(torch.minimum(p, q).sum()))
@@ -93,7 +105,10 @@ def test_heads_start_from_the_target_s_last_state(kind: str) -> None:
 
 
 def test_an_eagle_head_that_knows_the_laws_is_always_accepted() -> None:
-    """States, tokens and places of all steps fit together: the next state is a function of the next token here."""
+    """States, tokens and places of all steps fit together.
+
+    The next state is a function of the next token here.
+    """
     one = trainee("eagle")
     laws = torch.tensor([list(LAWS((token,))) for token in range(VOCAB)]).log()
     with torch.no_grad():
@@ -119,14 +134,22 @@ def test_gradients_reach_every_weight(kind: str) -> None:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
-    return write_own_text(network("llama"), prompts((3, 6, 5), seed=1), TEXT, tmp_path_factory.mktemp("text"))
+    return write_own_text(
+        network("llama"), prompts((3, 6, 5), seed=1), TEXT, tmp_path_factory.mktemp("text")
+    )
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle"])
-def test_training_writes_a_head_and_goes_on_after_an_interrupt(kind: str, rows: Tensor, tmp_path: Path) -> None:
+def test_training_writes_a_head_and_goes_on_after_an_interrupt(
+    kind: str, rows: Tensor, tmp_path: Path
+) -> None:
     seen: list[int] = []
-    stopping = Watch(on_step=lambda progress: seen.append(progress.step), should_stop=lambda: len(seen) == 7)
-    stopped = train_published(kind, network("llama"), rows, tmp_path / "a", recipe=RECIPE, watch=stopping)
+    stopping = Watch(
+        on_step=lambda progress: seen.append(progress.step), should_stop=lambda: len(seen) == 7
+    )
+    stopped = train_published(
+        kind, network("llama"), rows, tmp_path / "a", recipe=RECIPE, watch=stopping
+    )
     assert stopped.quality is None
     assert drafter_of(tmp_path / "a", None) is None
     seen.clear()
@@ -161,5 +184,11 @@ def test_bad_kinds_and_too_little_text_are_refused(rows: Tensor, tmp_path: Path)
 
 
 def test_layers_have_the_target_s_sizes() -> None:
-    config = layer_config(network("qwen3"), TargetSizes(hidden_size=32, num_layers=2, vocab_size=97))
-    assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (4, 2, 8)
+    config = layer_config(
+        network("qwen3"), TargetSizes(hidden_size=32, num_layers=2, vocab_size=97)
+    )
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (
+        4,
+        2,
+        8,
+    )

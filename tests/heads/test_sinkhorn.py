@@ -8,18 +8,29 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from torch import Tensor
 
-from monge.heads.shape.sinkhorn import log_plan, mean_cost, potentials, sinkhorn_divergence, squared_distances
+from monge.heads.shape.sinkhorn import (
+    log_plan,
+    mean_cost,
+    potentials,
+    sinkhorn_divergence,
+    squared_distances,
+)
 
 MANY = 400
 """Iterations that converge at these entropies."""
 
 
 def cloud(seed: int, rows: int, shift: float = 0.0) -> Tensor:
-    return torch.randn(rows, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + shift
+    return (
+        torch.randn(rows, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        + shift
+    )
 
 
 def masses(seed: int, rows: int) -> Tensor:
-    return torch.softmax(torch.randn(rows, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), dim=0)
+    return torch.softmax(
+        torch.randn(rows, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), dim=0
+    )
 
 
 @settings(max_examples=5)
@@ -46,7 +57,9 @@ def test_small_entropy_approaches_the_linear_program() -> None:
     rows = np.kron(np.eye(4), np.ones((1, 5)))
     columns = np.kron(np.ones((1, 4)), np.eye(5))
     marginals = np.concatenate([a.numpy(), b.numpy()])
-    optimum = linprog(cost.flatten().numpy(), A_eq=np.concatenate([rows, columns]), b_eq=marginals).fun
+    optimum = linprog(
+        cost.flatten().numpy(), A_eq=np.concatenate([rows, columns]), b_eq=marginals
+    ).fun
     plan = log_plan(cost, a, b, 2e-2, 2000).exp()
     assert float((plan * cost).sum()) == pytest.approx(optimum, abs=2e-2)
 
@@ -56,7 +69,9 @@ def test_small_entropy_approaches_the_linear_program() -> None:
 def test_the_divergence_is_positive_and_zero_for_equal_clouds(seed: int, blur: float) -> None:
     left, right = cloud(seed, 6), cloud(seed + 1, 6, shift=0.3)
     assert float(sinkhorn_divergence(left, right, blur, MANY)) > 0
-    assert float(sinkhorn_divergence(left, left.flip(0), blur, MANY)) == pytest.approx(0.0, abs=1e-9)
+    assert float(sinkhorn_divergence(left, left.flip(0), blur, MANY)) == pytest.approx(
+        0.0, abs=1e-9
+    )
 
 
 def test_it_is_the_debiased_dual_value() -> None:
@@ -66,7 +81,10 @@ def test_it_is_the_debiased_dual_value() -> None:
 
     def transport(first: Tensor, second: Tensor) -> float:
         cost = squared_distances(first, second) / scale
-        a, b = (torch.full((len(points),), 1 / len(points), dtype=torch.float64) for points in (first, second))
+        a, b = (
+            torch.full((len(points),), 1 / len(points), dtype=torch.float64)
+            for points in (first, second)
+        )
         log = log_plan(cost, a, b, 0.1, MANY)
         divergence = (log.exp() * (log - (a.log()[:, None] + b.log()))).sum()
         return float((log.exp() * cost).sum() + 0.1 * divergence)
@@ -76,7 +94,10 @@ def test_it_is_the_debiased_dual_value() -> None:
 
 
 def test_the_envelope_gradient_is_the_gradient() -> None:
-    """With the mean cost held fixed, as the gradient takes it: central differences of the converged value."""
+    """With the mean cost held fixed, as the gradient takes it.
+
+    Central differences of the converged value.
+    """
     left, right = cloud(5, 4), cloud(6, 4, shift=0.4)
     scale = mean_cost(squared_distances(left, right))
     moving = left.clone().requires_grad_()
@@ -84,7 +105,8 @@ def test_the_envelope_gradient_is_the_gradient() -> None:
     assert moving.grad is not None
 
     def value(points: Tensor) -> float:
-        # The blur counts in units of a mean cost that moves with the points; dividing it out keeps the entropy where it was.
+        # The blur counts in units of a mean cost that moves with the points; dividing it out keeps
+        # the entropy where it was.
         own = mean_cost(squared_distances(points, right))
         return float(sinkhorn_divergence(points, right, 0.2 * scale / own, MANY)) * own / scale
 
@@ -105,5 +127,10 @@ def test_a_few_iterations_are_enough_for_a_loss() -> None:
 def test_equal_points_cost_nothing_and_divide_nothing() -> None:
     same = torch.ones(3, 2, dtype=torch.float64)
     assert float(sinkhorn_divergence(same, same)) == 0.0
-    dual = potentials(torch.zeros(3, 3, dtype=torch.float64), *(torch.full((3,), 1 / 3, dtype=torch.float64),) * 2, 1.0, 2)
+    dual = potentials(
+        torch.zeros(3, 3, dtype=torch.float64),
+        *(torch.full((3,), 1 / 3, dtype=torch.float64),) * 2,
+        1.0,
+        2,
+    )
     assert dual.left.abs().max() < 1e-12

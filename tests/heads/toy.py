@@ -18,7 +18,11 @@ def random_head(
     """A head whose every number is drawn, so that no law it makes is that of another node."""
     sizes = TargetSizes.of(target)
     settings = {"width": 4, "gate_rank": 2} if kind == "gated" else {}
-    head = ShapeHead(make_predictor(kind, sizes, num_steps=num_steps, is_branched=is_branched, **settings), sizes, alignment)
+    head = ShapeHead(
+        make_predictor(kind, sizes, num_steps=num_steps, is_branched=is_branched, **settings),
+        sizes,
+        alignment,
+    )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in [*head.predictor.parameters(), *head.alignments.buffers()]:

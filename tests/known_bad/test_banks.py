@@ -9,7 +9,13 @@ from monge.core.path_draws import PathDraws
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
 from monge.testing.banks import bank, certain_bank, near_bank
 from monge.testing.known_bad_blocks import BonusLeftOut, TokenLevelResidual
-from monge.testing.known_bad_nodes import HARMLESS_NODES, KNOWN_BAD_NODES, Mutant, SmallResidualDropped, SpecHubShortcut
+from monge.testing.known_bad_nodes import (
+    HARMLESS_NODES,
+    KNOWN_BAD_NODES,
+    Mutant,
+    SmallResidualDropped,
+    SpecHubShortcut,
+)
 from monge.testing.oracle import exact_law
 from monge.testing.strategies import dense_law
 from monge.transport.closed_forms import k_seq_constants
@@ -53,7 +59,10 @@ def test_a_shortcut_for_an_almost_certain_hub_is_seen() -> None:
 
 
 def test_a_small_residual_is_no_rounding() -> None:
-    dropped, exact = (Mutant(rule=rule, drawn=lambda q: Iid(q, 1)) for rule in (SmallResidualDropped(), SingleDraft()))
+    dropped, exact = (
+        Mutant(rule=rule, drawn=lambda q: Iid(q, 1))
+        for rule in (SmallResidualDropped(), SingleDraft())
+    )
     assert all(distance(dropped, p, q) > SEEN for p, q in near_bank())
     assert max(distance(exact, p, q) for p, q in near_bank()) < EXACT
     assert max(distance(dropped, p, p) for p, _ in near_bank()) < EXACT  # nothing is ever rejected
@@ -75,7 +84,12 @@ def test_a_point_mass_declared_for_draws_only_loses_acceptance() -> None:
         def hit(draws, p=p, q=q):  # type: ignore[no-untyped-def]
             candidates = Iid(q, 2).draw(draws)
             return (
-                Rrs().emit(p, Deterministic(tuple(dict.fromkeys(candidates))), tuple(dict.fromkeys(candidates)), draws)
+                Rrs().emit(
+                    p,
+                    Deterministic(tuple(dict.fromkeys(candidates))),
+                    tuple(dict.fromkeys(candidates)),
+                    draws,
+                )
                 in candidates
             )
 
@@ -90,9 +104,18 @@ EQUAL = dense_law([5, 3, 2, 1])
 def test_equal_laws_are_no_edge(name: str) -> None:
     """p = q: every residual is empty, and nothing is divided by its mass."""
     rule = VERIFIERS.make(name)
-    kinds: tuple[Proposal, ...] = (Iid(EQUAL, 1), Iid(EQUAL, 2), WithoutReplacement(EQUAL, 2), HubPairs(EQUAL))
+    kinds: tuple[Proposal, ...] = (
+        Iid(EQUAL, 1),
+        Iid(EQUAL, 2),
+        WithoutReplacement(EQUAL, 2),
+        HubPairs(EQUAL),
+    )
     for proposal in kinds:
-        if isinstance(rule, NodeRule) and type(proposal) in rule.accepts and (rule.max_width or 2) >= 2:
+        if (
+            isinstance(rule, NodeRule)
+            and type(proposal) in rule.accepts
+            and (rule.max_width or 2) >= 2
+        ):
             emit = Mutant(rule=rule, drawn=lambda _, proposal=proposal: proposal)
             assert distance(emit, EQUAL, EQUAL) < EXACT
 
@@ -113,15 +136,23 @@ def test_a_missing_bonus_token_only_costs_a_token() -> None:
     for seed in range(5):
         tables = random_tables(vocab=3, depth=2, seed=seed)
         assert text_error(BonusLeftOut(), tables, chain(tables, 2), 3) < EXACT
-        full, short = (expected_accepted(rule, tables, chain(tables, 2)) for rule in (Block(), BonusLeftOut()))
-        assert short < full - SEEN  # tokens a round are one more than these: the count shows what the law cannot
+        full, short = (
+            expected_accepted(rule, tables, chain(tables, 2)) for rule in (Block(), BonusLeftOut())
+        )
+        # Tokens a round are one more than these: the count shows what the law cannot.
+        assert short < full - SEEN
 
 
-@pytest.mark.parametrize("rule", [Block(), Traversal(), MultipathBlock()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    "rule", [Block(), Traversal(), MultipathBlock()], ids=lambda rule: type(rule).__name__
+)
 @pytest.mark.parametrize("equal_from", [0, 1])
 def test_equal_laws_at_some_nodes_or_all(rule: Verifier, equal_from: int) -> None:
     tables = random_tables(vocab=3, depth=2, seed=3)
-    drafts = {path: tables.targets[path] if len(path) >= equal_from else law for path, law in tables.drafts.items()}
+    drafts = {
+        path: tables.targets[path] if len(path) >= equal_from else law
+        for path, law in tables.drafts.items()
+    }
     same = Tables(tables.targets, drafts)
     assert text_error(rule, same, chain(same, 2), 3) < EXACT
     promised = lambda path: PathDraws(same.draft(path), 1) if len(path) < 2 else None  # noqa: E731

@@ -14,7 +14,10 @@ from monge.verify.base import Verifier
 
 VOCAB = 3
 BANK = range(8)
-"""Seeds of the target's and the draft model's tables: a wrong rule may be right on some pairs of laws."""
+"""Seeds of the target's and the draft model's tables.
+
+A wrong rule may be right on some pairs of laws.
+"""
 
 
 def models(seed: int, vocab: int = VOCAB) -> tuple[TabularModel, TabularModel]:
@@ -65,6 +68,8 @@ def test_the_target_walk_is_exact_even_for_them(name: str) -> None:
     assert max(errors(ONE_NODE, tree=KNOWN_BAD_TREES[name], verifier="target_walk")) < 1e-12
 
 
-@pytest.mark.parametrize(("kind", "verifier"), [("iid", "rrs"), ("without_replacement", "rrs_without_replacement")])
+@pytest.mark.parametrize(
+    ("kind", "verifier"), [("iid", "rrs"), ("without_replacement", "rrs_without_replacement")]
+)
 def test_the_right_rules_pass_on_the_same_bank(kind: str, verifier: str) -> None:
     assert max(errors(ONE_NODE, tree=f"fixed_width((2,), {kind!r})", verifier=verifier)) < 1e-12

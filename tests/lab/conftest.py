@@ -23,7 +23,11 @@ def lab():
     """Run `python -m lab.NAME` as a user would; standard output and standard error apart."""
 
     def invoke(name, *arguments):
-        module = importlib.import_module("lab.matrix" if name == "matrix" else f"lab.{name}.__main__")
-        return CliRunner().invoke(app_of(module.main), [str(argument) for argument in arguments], catch_exceptions=False)
+        module = importlib.import_module(
+            "lab.matrix" if name == "matrix" else f"lab.{name}.__main__"
+        )
+        return CliRunner().invoke(
+            app_of(module.main), [str(argument) for argument in arguments], catch_exceptions=False
+        )
 
     return invoke

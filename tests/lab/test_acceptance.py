@@ -24,7 +24,10 @@ def test_resamples_are_paired_and_cover_the_mean():
     assert found.mean == pytest.approx(3.6)
     assert 1.0 <= found.low < found.mean < found.high <= 6.0
     shifted = resamples.estimate(values + 1.0, clusters)
-    assert (shifted.low, shifted.high) == (pytest.approx(found.low + 1), pytest.approx(found.high + 1))
+    assert (shifted.low, shifted.high) == (
+        pytest.approx(found.low + 1),
+        pytest.approx(found.high + 1),
+    )
 
 
 PROMPTS = (Prompt(task="a", text="The sea was"), Prompt(task="b", text="Once upon"))
@@ -45,13 +48,19 @@ SETTINGS = AcceptanceSettings(
 def document(tiny_pair):
     steps = []
     expected = []
-    found = measure_acceptance(tiny_pair, PROMPTS, SETTINGS, watch=Watch(total=expected.append, step=steps.append))
+    found = measure_acceptance(
+        tiny_pair, PROMPTS, SETTINGS, watch=Watch(total=expected.append, step=steps.append)
+    )
     assert expected == [len(steps)]
     return found
 
 
 def test_no_rule_beats_the_optimum_at_a_node(document):
-    best = {(r["candidates"], r["drafting"]): r["acceptance"]["mean"] for r in document["nodes"] if r["rule"] == OPTIMUM}
+    best = {
+        (r["candidates"], r["drafting"]): r["acceptance"]["mean"]
+        for r in document["nodes"]
+        if r["rule"] == OPTIMUM
+    }
     compared = 0
     for record in document["nodes"]:
         if record["how"] == "closed form":
@@ -93,8 +102,12 @@ def test_temperature_zero_is_refused(tiny_pair):
 
 def test_rounds_are_compared_with_rejection_and_with_one_draft(document):
     for record in document["rounds"] + document["paths"]:
-        if record["rule"] in {"rrs", "rrs_without_replacement"} and record["over_rejection"]["mean"] != 1.0:
-            # Where both are exact, recursive rejection with replacement is the one that is compared with.
+        if (
+            record["rule"] in {"rrs", "rrs_without_replacement"}
+            and record["over_rejection"]["mean"] != 1.0
+        ):
+            # Where both are exact, recursive rejection with replacement is the one that is compared
+            # with.
             assert record["rule"] == "rrs_without_replacement"
         if record["tree"] == "paths(num_paths=1, depth=2)" and record["rule"] == "single_draft":
             assert record["over_one_draft"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
@@ -106,12 +119,33 @@ def bench(lab, tiny_paths, tmp_path):
     """`python -m lab.acceptance` on the tiny pair and one prompt."""
     target, draft = tiny_paths
     (tmp_path / "prompts.txt").write_text("The sea was\n")
-    common = ["--target", target, "--draft", draft, "--out", tmp_path / "out", "--prompts", tmp_path / "prompts.txt", "--quick"]
+    common = [
+        "--target",
+        target,
+        "--draft",
+        draft,
+        "--out",
+        tmp_path / "out",
+        "--prompts",
+        tmp_path / "prompts.txt",
+        "--quick",
+    ]
     return lambda *arguments: lab("acceptance", *common, *arguments)
 
 
 def test_command(bench, tmp_path):
-    chosen = ["--temperature", 1, "--candidates", 1, "--nodes", 2, "--draft-top-k", 3, "--no-plots", "--json"]
+    chosen = [
+        "--temperature",
+        1,
+        "--candidates",
+        1,
+        "--nodes",
+        2,
+        "--draft-top-k",
+        3,
+        "--no-plots",
+        "--json",
+    ]
     result = bench(*chosen)
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])

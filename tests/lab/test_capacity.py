@@ -23,8 +23,15 @@ def draws(seed=0):
 
 def machine(max_batch_size=1, *, plain=0.01, row=0.0, node=0.0, draft=0.0, prefill=(0.0, 0.0)):
     """`plain + row * rows + node * drafted nodes` seconds a round."""
-    batches = {batch: {0: plain + row * batch, 64: plain + row * batch + 64 * node} for batch in (1, max(max_batch_size, 2))}
-    costs = Latency(verify_s=batches, draft_s={batch: {0: 0.0, 64: 64 * draft} for batch in batches}, learns=False)
+    batches = {
+        batch: {0: plain + row * batch, 64: plain + row * batch + 64 * node}
+        for batch in (1, max(max_batch_size, 2))
+    }
+    costs = Latency(
+        verify_s=batches,
+        draft_s={batch: {0: 0.0, 64: 64 * draft} for batch in batches},
+        learns=False,
+    )
     return Machine(costs, prefill, max_batch_size)
 
 
@@ -44,12 +51,18 @@ def test_one_request_alone_takes_its_rounds():
 def test_waiting_is_that_of_the_queue_with_constant_service(load, monkeypatch):
     """Pollaczek and Khinchine: a mean wait of `load / (2 (1 - load))` services."""
     waits = []
-    monkeypatch.setattr(simulation, "percentiles", lambda values: waits.append([value - 0.01 for value in values]))
+    monkeypatch.setattr(
+        simulation, "percentiles", lambda values: waits.append([value - 0.01 for value in values])
+    )
     for seed in range(3):
-        found = simulate(ONE_STEP, machine(), rate_per_s=load / 0.01, num_requests=10_000, draws=draws(seed))
+        found = simulate(
+            ONE_STEP, machine(), rate_per_s=load / 0.01, num_requests=10_000, draws=draws(seed)
+        )
         assert found["busy"] == pytest.approx(load, rel=0.05)
     first_token = [wait for found in waits[::2] for wait in found]
-    assert sum(first_token) / len(first_token) == pytest.approx(0.01 * load / (2 * (1 - load)), rel=0.1)
+    assert sum(first_token) / len(first_token) == pytest.approx(
+        0.01 * load / (2 * (1 - load)), rel=0.1
+    )
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -65,17 +78,29 @@ def test_a_full_batch_is_served_at_the_speed_of_its_rounds():
 def test_replicas_serve_as_many_times_more():
     work = Work(1, tuple(Step(0, 0, 1) for _ in range(20)))
     figures = [
-        simulate([work], machine(4), rate_per_s=20.0 * count, num_requests=300 * count, num_replicas=count, draws=draws())
+        simulate(
+            [work],
+            machine(4),
+            rate_per_s=20.0 * count,
+            num_requests=300 * count,
+            num_replicas=count,
+            draws=draws(),
+        )
         for count in (1, 4)
     ]
     assert figures[1]["tokens_per_s"] == pytest.approx(4 * figures[0]["tokens_per_s"], rel=0.1)
-    assert figures[1]["first_token_s"]["p95"] <= figures[0]["first_token_s"]["p95"], "the door sends away from the busy ones"
+    assert figures[1]["first_token_s"]["p95"] <= figures[0]["first_token_s"]["p95"], (
+        "the door sends away from the busy ones"
+    )
 
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_equal_draws_give_equal_figures():
     twice = [
-        simulate(ONE_STEP, machine(2), rate_per_s=50.0, num_requests=300, num_replicas=3, draws=draws(5)) for _ in range(2)
+        simulate(
+            ONE_STEP, machine(2), rate_per_s=50.0, num_requests=300, num_replicas=3, draws=draws(5)
+        )
+        for _ in range(2)
     ]
     assert twice[0] == twice[1]
 
@@ -85,9 +110,15 @@ def test_arms_are_levelled():
     slow = machine(2, plain=0.03, row=0.003, node=0.001, draft=0.001, prefill=(0.3, 0.6))
     level = levelled({"fast": fast, "slow": slow})
     for batch in (1, 2):
-        assert level["fast"].costs.verify_s(0, batch) == pytest.approx(level["slow"].costs.verify_s(0, batch))
-        assert level["fast"].costs.verify_s(0, batch) == pytest.approx(2 * fast.costs.verify_s(0, batch))
-    assert level["fast"].costs.verify_s(4) - level["fast"].costs.verify_s(0) == pytest.approx(4 * 0.004)
+        assert level["fast"].costs.verify_s(0, batch) == pytest.approx(
+            level["slow"].costs.verify_s(0, batch)
+        )
+        assert level["fast"].costs.verify_s(0, batch) == pytest.approx(
+            2 * fast.costs.verify_s(0, batch)
+        )
+    assert level["fast"].costs.verify_s(4) - level["fast"].costs.verify_s(0) == pytest.approx(
+        4 * 0.004
+    )
     assert level["fast"].costs.draft_s(4) == pytest.approx(4 * 0.008)
     assert level["slow"].prefill_s == pytest.approx((0.2, 0.4))
 
@@ -97,7 +128,11 @@ def test_arrivals_and_percentiles():
     assert times == sorted(times)
     assert times[-1] / 5_000 == pytest.approx(0.1, rel=0.05)
     assert arrivals(math.inf, 3, draws()) == [0.0, 0.0, 0.0]
-    assert percentiles([float(value) for value in range(1, 101)]) == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
+    assert percentiles([float(value) for value in range(1, 101)]) == {
+        "p50": 50.0,
+        "p95": 95.0,
+        "p99": 99.0,
+    }
     assert percentiles([3.0]) == {"p50": 3.0, "p95": 3.0, "p99": 3.0}
 
 
@@ -117,7 +152,9 @@ def test_the_plan_meets_its_goal_and_not_much_more():
 
 def test_a_goal_out_of_reach_has_no_number():
     goal = Goal(first_token_s=0.001)
-    assert plan(ONE_STEP, machine(), goal, Effort(num_requests=50, num_replicas=1))["replicas"] is None
+    assert (
+        plan(ONE_STEP, machine(), goal, Effort(num_requests=50, num_replicas=1))["replicas"] is None
+    )
     assert replicas_for(Goal(rate_per_s=100.0, spare=0.0), 30.0) == 4
 
 
@@ -194,7 +231,10 @@ def test_command(lab, log, tmp_path):
     [
         (["--controller", "goodput"], "plans by the batch that it meets"),
         (["--costs", "missing.json"], "cannot read machines"),
-        (["--costs", "missing.json", "--backend", "eager"], "--backend says how rounds are timed, and --costs that they were"),
+        (
+            ["--costs", "missing.json", "--backend", "eager"],
+            "--backend says how rounds are timed, and --costs that they were",
+        ),
         (["--spare", "1"], "0 <= spare < 1"),
         (["--replicas", "0"], "sizes must be at least 1"),
     ],

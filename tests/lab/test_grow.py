@@ -31,11 +31,15 @@ def laws(model, text):
 )
 def test_laws_are_kept(width, kv, intermediate, layers, tied):
     small = network("llama", "sdpa", tie_word_embeddings=tied)
-    shape = Shape(width=width, kv_width=kv if width % kv == 0 else 1, intermediate=intermediate, layers=layers)
+    shape = Shape(
+        width=width, kv_width=kv if width % kv == 0 else 1, intermediate=intermediate, layers=layers
+    )
     large = grown(small, shape)
     text = prompts((24,), seed=width)[0]
     assert (laws(large, text) - laws(small, text)).abs().max() < LAW_ERROR
-    assert sum(weight.numel() for weight in large.parameters()) == shape.num_parameters(small.config)
+    assert sum(weight.numel() for weight in large.parameters()) == shape.num_parameters(
+        small.config
+    )
     assert (large.lm_head.weight is large.model.embed_tokens.weight) is tied
 
 
@@ -57,7 +61,9 @@ def test_added_layers_read_and_do_not_write():
 def test_the_built_in_target():
     small = load_network(built_in("target"))
     large = grown(small, Shape(width=2, kv_width=1, intermediate=1024, layers=13))
-    text = AutoTokenizer.from_pretrained(built_in("target"))("The history of the city begins with a river.")["input_ids"]
+    text = AutoTokenizer.from_pretrained(built_in("target"))(
+        "The history of the city begins with a river."
+    )["input_ids"]
     assert (laws(large, text) - laws(small, text)).abs().max() < LAW_ERROR
 
 
@@ -97,7 +103,9 @@ class TestRefusals:
             shape_for(load_network(built_in("target")), 5e6)
 
     def test_a_smaller_shape(self):
-        with pytest.raises(OptionError, match="is smaller than the network, which has 2 layers of 48 neurons"):
+        with pytest.raises(
+            OptionError, match="is smaller than the network, which has 2 layers of 48 neurons"
+        ):
             grown(network("llama", "sdpa"), Shape(width=1, kv_width=1, intermediate=40, layers=2))
 
     def test_another_family(self):

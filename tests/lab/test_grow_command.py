@@ -7,7 +7,9 @@ def test_writes_a_folder(lab, tmp_path):
     result = lab("grow", str(tmp_path / "large"), "--params", "40M")
     assert result.exit_code == 0, result.output
     assert "parameters in" in result.output
-    assert f"monge bench decode --target {tmp_path / 'large'} --draft" in result.output.replace("\n", " ")
+    assert f"monge bench decode --target {tmp_path / 'large'} --draft" in result.output.replace(
+        "\n", " "
+    )
     assert load_network(tmp_path / "large").config.hidden_size == 256
 
 

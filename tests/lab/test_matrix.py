@@ -18,10 +18,15 @@ def test_matrix_is_all_that_is_exact(tiny_pair):
     for tree in trees:
         limits = TREES.make(tree).limits
         for verifier in VERIFIERS:
-            legal = unsupported_reason(VERIFIERS.make(verifier), limits.proposes, limits.max_width) is None
+            legal = (
+                unsupported_reason(VERIFIERS.make(verifier), limits.proposes, limits.max_width)
+                is None
+            )
             assert ((tree, verifier) in pairs) == legal
             assert (f"monge {tree} {verifier}" in names) == legal
-    assert {DEFAULT, "monge none", "monge ngram target_walk", "monge fixed_width/iid rrs"} <= set(names)
+    assert {DEFAULT, "monge none", "monge ngram target_walk", "monge fixed_width/iid rrs"} <= set(
+        names
+    )
 
 
 def test_every_controller_has_an_arm(tiny_pair):
@@ -32,7 +37,14 @@ def test_every_controller_has_an_arm(tiny_pair):
 
 def test_command(lab, tiny_paths, tmp_path):
     (tmp_path / "mine.txt").write_text("The sea was\n")
-    models = ["--target", tiny_paths[0], "--draft", tiny_paths[1], "--prompts", tmp_path / "mine.txt"]
+    models = [
+        "--target",
+        tiny_paths[0],
+        "--draft",
+        tiny_paths[1],
+        "--prompts",
+        tmp_path / "mine.txt",
+    ]
     limits = ["--max-new-tokens", 4, "--repeats", 1, "--batch", 1, "--temperature", 0]
     result = lab("matrix", *models, *limits, "--out", tmp_path / "out", "--no-plots", "--json")
     assert result.exit_code == 0, result.stderr

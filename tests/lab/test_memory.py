@@ -15,7 +15,9 @@ from lab.memory.measure import MIB, MemorySettings, measure, summary
 from monge.core.errors import BackendError, OptionError
 
 SMALL = MemorySettings(backends=("eager",), rounds=6, samples=3)
-linux = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says what a process holds")
+linux = pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="only Linux says what a process holds"
+)
 
 
 def dies(*_):
@@ -42,7 +44,8 @@ def test_what_is_kept_shows_as_growth(monkeypatch):
 
     class Keeper:
         def generate(self, *args, **kwargs):
-            pages = mmap(-1, 16 * MIB)  # new ones: the heap may have room that earlier tests gave back
+            # New ones: the heap may have room that earlier tests gave back.
+            pages = mmap(-1, 16 * MIB)
             pages.write(b"x" * len(pages))
             kept.append(pages)
             return [type("Result", (), {"stats": type("Stats", (), {"num_rounds": 1})})]
@@ -58,15 +61,21 @@ def test_what_is_kept_shows_as_growth(monkeypatch):
 @linux
 def test_what_runs_eagerly_after_all_has_no_numbers(monkeypatch):
     def load(**_):
-        warnings.warn("backend 'compiled' is not used: there is no compiler", UserWarning, stacklevel=2)
+        warnings.warn(
+            "backend 'compiled' is not used: there is no compiler", UserWarning, stacklevel=2
+        )
 
     monkeypatch.setattr(module, "load", load)
-    assert told(SMALL, "compiled") == [{"kind": "failed", "reason": "backend 'compiled' is not used: there is no compiler"}]
+    assert told(SMALL, "compiled") == [
+        {"kind": "failed", "reason": "backend 'compiled' is not used: there is no compiler"}
+    ]
 
 
 @linux
 def test_who_cannot_run_is_named():
-    wrong = MemorySettings(backends=("eager",), rounds=2, samples=2, options=(("target", "no/such/model"),))
+    wrong = MemorySettings(
+        backends=("eager",), rounds=2, samples=2, options=(("target", "no/such/model"),)
+    )
     with pytest.raises(BackendError, match="eager: .*no/such/model"):
         measure(wrong)
 
@@ -86,7 +95,15 @@ def test_a_process_that_dies_is_told(monkeypatch):
 
 @linux
 def test_the_command(capsys):
-    memory(backend=["eager"], rounds=6, samples=3, max_new_tokens=4, temperature=0.0, threads=1, as_json=True)
+    memory(
+        backend=["eager"],
+        rounds=6,
+        samples=3,
+        max_new_tokens=4,
+        temperature=0.0,
+        threads=1,
+        as_json=True,
+    )
     shown = capsys.readouterr().out
     assert "resident memory (MiB)" in shown
     document = json.loads(shown.splitlines()[-1])

@@ -1,4 +1,7 @@
-"""Workers: the protocol survives engines that print, fail and die; checkpoints are converted number by number."""
+"""Workers: the protocol survives engines that print, fail and die.
+
+Checkpoints are converted number by number.
+"""
 
 import importlib.util
 import shutil
@@ -116,9 +119,16 @@ def test_channels_of_heads_are_reordered_for_the_other_rotation():
     for head, channel in ((0, 0), (1, 5), (3, 31)):
         for half in (0, 1):
             expected = query[64 * head + channel + 32 * half]
-            assert np.array_equal(converted["blk.3.attn_q.weight"][64 * head + 2 * channel + half], expected)
-    assert np.array_equal(converted["blk.3.attn_v.weight"], small["model.layers.3.self_attn.v_proj.weight"].float().numpy())
-    assert converted["token_embd.weight"].shape[0] == small["model.embed_tokens.weight"].shape[0] + 1
+            assert np.array_equal(
+                converted["blk.3.attn_q.weight"][64 * head + 2 * channel + half], expected
+            )
+    assert np.array_equal(
+        converted["blk.3.attn_v.weight"],
+        small["model.layers.3.self_attn.v_proj.weight"].float().numpy(),
+    )
+    assert (
+        converted["token_embd.weight"].shape[0] == small["model.embed_tokens.weight"].shape[0] + 1
+    )
     assert not converted["token_embd.weight"][-1].any()
 
 
@@ -131,9 +141,18 @@ def test_ours_and_transformers_give_one_greedy_text(tmp_path):
         ("transformers", "draft"),
         ("transformers", "lookup"),
     ):
-        settings = {"draft": {"num_assistant_tokens": 3}, "lookup": {"prompt_lookup_num_tokens": 3}}.get(method, {})
-        folders = {"target": str(built_in("target")), "draft": str(built_in("draft")), "work": str(tmp_path)}
+        settings = {
+            "draft": {"num_assistant_tokens": 3},
+            "lookup": {"prompt_lookup_num_tokens": 3},
+        }.get(method, {})
+        folders = {
+            "target": str(built_in("target")),
+            "draft": str(built_in("draft")),
+            "work": str(tmp_path),
+        }
         with PeerProcess(Path(sys.executable), engine) as process:
             process.open(**folders, threads=1, method=method, settings=settings)
-            texts[engine, method] = process.generate((340, 1204, 290, 262), max_new_tokens=24, temperature=0, seed=0).token_ids
+            texts[engine, method] = process.generate(
+                (340, 1204, 290, 262), max_new_tokens=24, temperature=0, seed=0
+            ).token_ids
     assert len(set(texts.values())) == 1, texts

@@ -45,7 +45,9 @@ class FakeProcess(PeerProcess):
         if self.settings.get("dies") and max_new_tokens > module.WARM_UP_TOKENS:
             raise BackendError(f"{self.engine} has ended: out of memory")
         text = (7,) * max_new_tokens if self.settings.get("loops") else TEXT[:max_new_tokens]
-        return Completion(token_ids=text, seconds=max_new_tokens * self.settings.get("token_s", 0.01))
+        return Completion(
+            token_ids=text, seconds=max_new_tokens * self.settings.get("token_s", 0.01)
+        )
 
 
 def speeds(*seconds):
@@ -63,7 +65,9 @@ def fake(monkeypatch):
 
 
 def settings(tmp_path, **changes):
-    return PeerSettings(target="t", draft="d", work=tmp_path, threads=1, max_new_tokens=32, repeats=2, **changes)
+    return PeerSettings(
+        target="t", draft="d", work=tmp_path, threads=1, max_new_tokens=32, repeats=2, **changes
+    )
 
 
 def run(tmp_path, *peers, **changes):
@@ -88,12 +92,16 @@ class TestComparing:
         assert arm["same_as_plain_share"] == 1
 
     def test_a_quick_search_tries_fewer(self, tmp_path):
-        ours = Peer(name="monge", methods={"eager": Method(candidates=speeds(0.01, 0.02, 0.001), quick=2)})
+        ours = Peer(
+            name="monge", methods={"eager": Method(candidates=speeds(0.01, 0.02, 0.001), quick=2)}
+        )
         (arm,) = run(tmp_path, ours, temperatures=(0.0,), is_quick=True)["arms"]
         assert arm["settings"] == {"token_s": 0.01}
 
     def test_a_quick_search_looks_at_the_first_temperature_only(self, tmp_path):
-        ours = Peer(name="monge", methods={"eager": Method(candidates=speeds(0.02, 0.01, 0.001), quick=2)})
+        ours = Peer(
+            name="monge", methods={"eager": Method(candidates=speeds(0.02, 0.01, 0.001), quick=2)}
+        )
         arms = run(tmp_path, ours, is_quick=True)["arms"]
         assert [arm["settings"] for arm in arms] == [{"token_s": 0.01}] * 2
         assert [len(arm["tried"]) for arm in arms] == [2, 1]
@@ -101,7 +109,12 @@ class TestComparing:
     def test_the_fastest_engine_stays_open(self, tmp_path):
         ours = Peer(name="monge", methods={"eager": Method(candidates=speeds(0.01, 0.004, 0.005))})
         run(tmp_path, HOST, ours, temperatures=(0.0,))
-        assert [settings["token_s"] for _, _, settings in FakeProcess.opened] == [0.02, 0.01, 0.004, 0.005]
+        assert [settings["token_s"] for _, _, settings in FakeProcess.opened] == [
+            0.02,
+            0.01,
+            0.004,
+            0.005,
+        ]
 
     def test_an_engine_that_fails_at_one_temperature_is_opened_again(self, tmp_path):
         other = Peer(name="other", methods={"plain": Method(candidates=({"dies": True},))})
@@ -111,7 +124,11 @@ class TestComparing:
 
     def test_headline(self, tmp_path):
         ours = Peer(
-            name="monge", methods={"eager": Method(candidates=speeds(0.01)), "openvino": Method(candidates=speeds(0.002))}
+            name="monge",
+            methods={
+                "eager": Method(candidates=speeds(0.01)),
+                "openvino": Method(candidates=speeds(0.002)),
+            },
         )
         other = Peer(name="other", methods={"plain": Method(candidates=speeds(0.004))})
         headline = run(tmp_path, HOST, ours, other, temperatures=(0.0,))["headline"]["0"]
@@ -142,7 +159,10 @@ class TestComparing:
         }
 
     def test_one_setting_that_fails_leaves_the_others(self, tmp_path):
-        other = Peer(name="other", methods={"draft": Method(candidates=({"broken": True}, {"token_s": 0.01}))})
+        other = Peer(
+            name="other",
+            methods={"draft": Method(candidates=({"broken": True}, {"token_s": 0.01}))},
+        )
         (arm,) = run(tmp_path, other, temperatures=(0.0,))["arms"]
         assert arm["failure"] is None
         assert arm["settings"] == {"token_s": 0.01}
@@ -171,7 +191,9 @@ class TestComparing:
         assert arm["same_as_plain_share"] == 0
 
     def test_an_engine_that_is_not_installed(self, tmp_path):
-        other = Peer(name="other", methods={"plain": Method(), "draft": Method()}, packages=("other==1",))
+        other = Peer(
+            name="other", methods={"plain": Method(), "draft": Method()}, packages=("other==1",)
+        )
         document = run(tmp_path, HOST, other, temperatures=(0.0,))
         assert all("other is not installed in" in arm["failure"] for arm in document["arms"][1:])
 
@@ -189,12 +211,16 @@ class TestEnvironments:
     def test_an_installation_that_fails_says_why(self, tmp_path, monkeypatch):
         def create(folder, **_):
             (folder / "bin").mkdir(parents=True)
-            (folder / "bin" / "python").write_text("#!/bin/sh\necho warning >&2\necho no matching version of $6 >&2\nexit 1\n")
+            (folder / "bin" / "python").write_text(
+                "#!/bin/sh\necho warning >&2\necho no matching version of $6 >&2\nexit 1\n"
+            )
             (folder / "bin" / "python").chmod(0o755)
 
         monkeypatch.setattr(peer_environments.venv, "create", create)
         peer = Peer(name="other", methods={}, packages=("other==1",))
-        with pytest.raises(BackendError, match="other cannot be installed: no matching version of other==1"):
+        with pytest.raises(
+            BackendError, match="other cannot be installed: no matching version of other==1"
+        ):
             install(peer, tmp_path, lambda _: None)
         with pytest.raises(BackendError, match="other is not installed in .*; run with --install"):
             python_of(peer, tmp_path)
@@ -228,12 +254,17 @@ def test_the_settings_of_ours_are_parts_that_exist():
 
 
 @pytest.mark.parametrize(
-    ("method", "drafter"), [("", "ModelDrafter"), (" lookup", "NgramDrafter"), (" cascade", "CascadeDrafter")]
+    ("method", "drafter"),
+    [("", "ModelDrafter"), (" lookup", "NgramDrafter"), (" cascade", "CascadeDrafter")],
 )
 def test_ours_drafts_as_its_method_says(tiny_paths, method, drafter):
     (ours,) = (peer for peer in PEERS if peer.name == OURS)
     target, draft = map(str, tiny_paths)
     settings = dict(ours.methods[f"compiled{method}"].candidates[0])
-    engine = Engine(target=target, draft=draft, work="", threads=1, method=f"eager{method}", settings=settings)
+    engine = Engine(
+        target=target, draft=draft, work="", threads=1, method=f"eager{method}", settings=settings
+    )
     assert type(engine._decoder.components.drafter).__name__ == drafter
-    assert len(engine.generate(prompt_ids=[5, 6, 7], max_new_tokens=4, temperature=0.0, seed=0)) == 4
+    assert (
+        len(engine.generate(prompt_ids=[5, 6, 7], max_new_tokens=4, temperature=0.0, seed=0)) == 4
+    )

@@ -14,7 +14,15 @@ def test_names_are_no_folders(lab):
 
 
 def test_engines_that_are_not_installed_are_reported(lab, tmp_path):
-    asked = ["--peer", "vllm", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), "--quick"]
+    asked = [
+        "--peer",
+        "vllm",
+        "--work",
+        str(tmp_path / "work"),
+        "--out",
+        str(tmp_path / "out"),
+        "--quick",
+    ]
     result = lab("peers", *asked)
     assert result.exit_code == 0, result.output
     shown = " ".join(result.output.split())

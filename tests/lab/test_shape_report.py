@@ -42,8 +42,15 @@ TINY = ReportSettings(
     rollouts=4,
 )
 PROMPTS = (
-    Prompt(task="sums", text="Question: what is seven times eight, and what is nine more than that? Answer:"),
-    Prompt(task="tales", text="Once upon a time there was a king who had three sons and a garden of old apple trees."),
+    Prompt(
+        task="sums",
+        text="Question: what is seven times eight, and what is nine more than that? Answer:",
+    ),
+    Prompt(
+        task="tales",
+        text="Once upon a time there was a king who had three sons and a garden "
+        "of old apple trees.",
+    ),
 )
 
 
@@ -56,7 +63,11 @@ def laws_of(seed: int, count: int, vocab: int) -> torch.Tensor:
 
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 6), vocab=st.integers(2, 5))
 def test_no_law_beats_the_ceiling(seed: int, count: int, vocab: int) -> None:
-    laws = laws_of(seed, count, vocab) if count > 1 or vocab > 2 else torch.tensor([[0.25, 0.75]], dtype=torch.float64)
+    laws = (
+        laws_of(seed, count, vocab)
+        if count > 1 or vocab > 2
+        else torch.tensor([[0.25, 0.75]], dtype=torch.float64)
+    )
     best = best_blind_law(laws)
     assert float(best.sum()) == pytest.approx(1.0, abs=1e-12)
     assert float(best.min()) >= 0.0
@@ -105,15 +116,35 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_every_section_is_measured(document: dict[str, Any]) -> None:
     assert document.keys() >= {*SECTIONS, "about", "structure", "ceiling"}
-    assert {(row["task"], row["lag"]) for row in document["similarity"]} == {(t, n) for t in ("sums", "tales") for n in (1, 2)}
+    assert {(row["task"], row["lag"]) for row in document["similarity"]} == {
+        (t, n) for t in ("sums", "tales") for n in (1, 2)
+    }
     assert {row["head"] for row in document["steps"]} == {"ridge, direct", "ridge, recurrent"}
     assert len(document["transfer"]) == 3 * 2
-    assert {row["arm"] for row in document["ablation"]} == {"none", "temperature", "diagonal", "gaussian", "sinkhorn_anchors"}
-    assert [(row["temperature"], row["top_p"]) for row in document["sampling"]] == [(0.0, 1.0), (1.0, 1.0), (1.0, 0.9)]
+    assert {row["arm"] for row in document["ablation"]} == {
+        "none",
+        "temperature",
+        "diagonal",
+        "gaussian",
+        "sinkhorn_anchors",
+    }
+    assert [(row["temperature"], row["top_p"]) for row in document["sampling"]] == [
+        (0.0, 1.0),
+        (1.0, 1.0),
+        (1.0, 0.9),
+    ]
     assert document["contexts"][0]["num_rounds"] > 0
     assert "the target reads 4096" in document["contexts"][1]["skipped"]
-    assert {row["drafter"] for row in document["drafters"]} >= {"none", "lookahead", "jacobi", "my-medusa", "shape"}
-    assert all(row["block_efficiency"] == 1.0 for row in document["drafters"] if row["drafter"] == "none")
+    assert {row["drafter"] for row in document["drafters"]} >= {
+        "none",
+        "lookahead",
+        "jacobi",
+        "my-medusa",
+        "shape",
+    }
+    assert all(
+        row["block_efficiency"] == 1.0 for row in document["drafters"] if row["drafter"] == "none"
+    )
 
 
 def test_the_theorems_hold_where_they_are_measured(document: dict[str, Any]) -> None:
@@ -137,7 +168,9 @@ def test_the_theorems_hold_where_they_are_measured(document: dict[str, Any]) -> 
 def test_calibration_compares_what_is_said_with_the_target(document: dict[str, Any]) -> None:
     assert expected_error([(0.25, 0.5, 2), (0.75, 0.75, 6)]) == pytest.approx(0.0625)
     for row in document["calibration"]:
-        assert sum(count for *_, count in row["bins"]) == sum(count for *_, count in document["calibration"][0]["bins"])
+        assert sum(count for *_, count in row["bins"]) == sum(
+            count for *_, count in document["calibration"][0]["bins"]
+        )
         assert row["ece"] == pytest.approx(expected_error(row["bins"]))
     assert all(len(row["ece_by_step"]) == 2 for row in document["transfer"])
     assert document["gates"] == []  # a ridge head has none
@@ -146,12 +179,16 @@ def test_calibration_compares_what_is_said_with_the_target(document: dict[str, A
 def test_gates_of_a_fresh_head_stand_where_they_were_put() -> None:
     network = tiny("llama")
     target = feature_model(network)
-    made = make_predictor("gated", TargetSizes.of(target), num_steps=2, is_branched=True, width=4, gate_rank=2)
+    made = make_predictor(
+        "gated", TargetSizes.of(target), num_steps=2, is_branched=True, width=4, gate_rank=2
+    )
     rows = read_texts(target, torch.tensor(prompts((12, 12, 12, 12))))
     found = gates_of(made, next(all_windows(rows, 2, gradient_ends(network))))
     assert [row["step"] for row in found] == [1, 2]
     for row in found:
-        assert row["gate"]["p50"] == pytest.approx(torch.sigmoid(torch.tensor(2.0)).item(), abs=1e-6)
+        assert row["gate"]["p50"] == pytest.approx(
+            torch.sigmoid(torch.tensor(2.0)).item(), abs=1e-6
+        )
         assert (row["share_shut"], row["share_open"]) == (0.0, 0.0)
         assert row["deviation_over_positions"] == pytest.approx(0.0, abs=1e-6)
 
@@ -167,6 +204,8 @@ def test_page_and_pictures_hold_every_section(document: dict[str, Any], tmp_path
 
 
 def test_too_few_rows_are_refused() -> None:
-    texts = shape_material.Texts(token_ids=torch.zeros(3, 4, dtype=torch.int64), states=torch.zeros(3, 4, 2))
+    texts = shape_material.Texts(
+        token_ids=torch.zeros(3, 4, dtype=torch.int64), states=torch.zeros(3, 4, 2)
+    )
     with pytest.raises(OptionError, match="3 rows of text are too few to fit, choose and measure"):
         shape_material._split(texts)

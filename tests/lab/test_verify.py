@@ -11,7 +11,9 @@ from monge.draft.tree.registry import TREES
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
 
-TINY = VerifySettings(vocab_sizes=(32,), supports=(8, 0), widths=(1, 2), batch_sizes=(1, 9), repeats=2, limit_s=60.0)
+TINY = VerifySettings(
+    vocab_sizes=(32,), supports=(8, 0), widths=(1, 2), batch_sizes=(1, 9), repeats=2, limit_s=60.0
+)
 
 
 @pytest.fixture
@@ -22,14 +24,22 @@ def run(lab):
 def test_every_rule_is_timed_or_says_why_not():
     document = measure(TINY, torch.device("cpu"))
     cells = {(one["support"], one["width"], one["batch"]) for one in document["cells"]}
-    assert cells == {(support, width, batch) for support in (8, 32) for width in (1, 2) for batch in (1, 9)}
+    assert cells == {
+        (support, width, batch) for support in (8, 32) for width in (1, 2) for batch in (1, 9)
+    }
     for cell in cells:
-        records = {one["rule"]: one for one in document["cells"] if (one["support"], one["width"], one["batch"]) == cell}
+        records = {
+            one["rule"]: one
+            for one in document["cells"]
+            if (one["support"], one["width"], one["batch"]) == cell
+        }
         assert set(VERIFIERS) <= set(records)
         assert "optimal" + FLOWS in records
         for record in records.values():
             assert record.get("skipped") or record["node_s"]["low"] > 0.0
-    skipped = {(one["rule"], one["width"]): one["skipped"] for one in document["cells"] if "skipped" in one}
+    skipped = {
+        (one["rule"], one["width"]): one["skipped"] for one in document["cells"] if "skipped" in one
+    }
     assert "at most 1" in skipped["block", 2]
     assert "start at width 2" in skipped["spechub", 1]
     measured = {one["rule"] for one in document["cells"] if "ratio" in one}
@@ -61,7 +71,19 @@ def test_every_rule_that_is_exact_for_a_tree_is_timed_on_it(tree, nodes, timed):
 
 
 def test_command_shows_trees(run):
-    result = run("--quick", "--vocab", 32, "--support", 8, "--repeats", 1, "--rules", "block", "--tree", "chain(2)")
+    result = run(
+        "--quick",
+        "--vocab",
+        32,
+        "--support",
+        8,
+        "--repeats",
+        1,
+        "--rules",
+        "block",
+        "--tree",
+        "chain(2)",
+    )
     assert result.exit_code == 0
     assert "vocabulary 32, support 8, chain(2) of 2 nodes" in result.stdout
     assert "us a tree" in result.stdout
@@ -69,7 +91,13 @@ def test_command_shows_trees(run):
 
 def test_a_slow_rule_is_skipped_at_larger_sizes_too():
     settings = VerifySettings(
-        rules=("traversal",), vocab_sizes=(64, 32), supports=(8,), widths=(2,), batch_sizes=(1,), repeats=1, limit_s=1e-9
+        rules=("traversal",),
+        vocab_sizes=(64, 32),
+        supports=(8,),
+        widths=(2,),
+        batch_sizes=(1,),
+        repeats=1,
+        limit_s=1e-9,
     )
     first, second = measure(settings, torch.device("cpu"))["cells"]
     assert (first["vocab"], second["vocab"]) == (32, 64)
@@ -78,7 +106,20 @@ def test_a_slow_rule_is_skipped_at_larger_sizes_too():
 
 
 def test_command_ends_with_one_json_object(run):
-    arguments = ["--vocab", 32, "--support", 0, "--candidates", 2, "--batch", 1, "--repeats", 1, "--rules", "optimal"]
+    arguments = [
+        "--vocab",
+        32,
+        "--support",
+        0,
+        "--candidates",
+        2,
+        "--batch",
+        1,
+        "--repeats",
+        1,
+        "--rules",
+        "optimal",
+    ]
     result = run("--quick", "--json", *arguments)
     assert result.exit_code == 0
     assert "vocabulary 32, support 32, 2 candidates, batch 1" in result.stdout

@@ -16,7 +16,11 @@ Text = tuple[int, ...]
 def plain_greedy(network: PreTrainedModel, prompt: Text, num_tokens: int) -> Text:
     """The greedy continuation written by `transformers` alone, end-of-text ignored."""
     output = network.generate(
-        input_ids=torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+        input_ids=torch.tensor([prompt]),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
     )
     return tuple(output[0, len(prompt) :].tolist())
 
@@ -27,23 +31,30 @@ def fresh_logits(network: PreTrainedModel, text: Text) -> Tensor:
         return network(input_ids=torch.tensor([text]), use_cache=False).logits[0]
 
 
-def assert_same_tokens(network: PreTrainedModel, prompt: Text, got: Sequence[int], expected: Sequence[int]) -> None:
+def assert_same_tokens(
+    network: PreTrainedModel, prompt: Text, got: Sequence[int], expected: Sequence[int]
+) -> None:
     """Compare two continuations; a difference is reported with the logit gap there, to tell a tie from an error."""
     if tuple(got) == tuple(expected):
         return
-    first = next((i for i, pair in enumerate(zip(got, expected, strict=False)) if len(set(pair)) == 2), None)
+    first = next(
+        (i for i, pair in enumerate(zip(got, expected, strict=False)) if len(set(pair)) == 2), None
+    )
     if first is None:
         raise AssertionError(f"lengths differ: got {len(got)}, expected {len(expected)}")
     top = fresh_logits(network, prompt + tuple(expected[:first]))[-1].topk(2).values
     gap = float(top[0] - top[1])
-    raise AssertionError(f"token {first}: got {got[first]}, expected {expected[first]}; the two largest logits differ by {gap}")
+    raise AssertionError(
+        f"token {first}: got {got[first]}, expected {expected[first]}; the two "
+        f"largest logits differ by {gap}"
+    )
 
 
 class RandomGrowth:
     """Grows random trees behind several sequences and commits random paths, comparing every node with a fresh forward.
 
-    The forward is that of `reference`, a network with the same weights, or of the network itself. `step` reads the nodes where
-    one is given.
+    The forward is that of `reference`, a network with the same weights, or of the network itself.
+    `step` reads the nodes where one is given.
     """
 
     def __init__(
@@ -61,11 +72,19 @@ class RandomGrowth:
         self.model.open({row: text[:-1] for row, text in self.texts.items()})
 
     def round(self, *, compare: bool) -> float:
-        """One round: two blocks of nodes a sequence, then a random path; the largest difference of any logit."""
-        trees = {row: (NodeBlock((text[-1],), (-1,)), self._block(1), self._block(4)) for row, text in self.texts.items()}
+        """One round: two blocks of nodes a sequence, then a random path.
+
+        The largest difference of any logit.
+        """
+        trees = {
+            row: (NodeBlock((text[-1],), (-1,)), self._block(1), self._block(4))
+            for row, text in self.texts.items()
+        }
         logits: dict[int, list[Tensor]] = {row: [] for row in trees}
         for index in range(3):
-            blocks = {row: blocks[index] for row, blocks in trees.items() if blocks[index].token_ids}
+            blocks = {
+                row: blocks[index] for row, blocks in trees.items() if blocks[index].token_ids
+            }
             for row, block_logits in (self.model.extend(blocks) if blocks else {}).items():
                 logits[row].append(block_logits.cpu())
         worst = 0.0
@@ -74,7 +93,10 @@ class RandomGrowth:
             tokens = [token for block in blocks for token in block.token_ids]
             parents = [parent for block in blocks for parent in block.parents]
             if compare:
-                worst = max(worst, self._difference(self.texts[row], tokens, parents, torch.cat(logits[row])))
+                worst = max(
+                    worst,
+                    self._difference(self.texts[row], tokens, parents, torch.cat(logits[row])),
+                )
             path = _path(self._integer(len(tokens)), parents)
             self.non_prefix_commits += path != list(range(len(path)))
             # As in the loop: the path is committed and a token after it, which is the next root.
@@ -85,16 +107,21 @@ class RandomGrowth:
         return worst
 
     def _block(self, first: int) -> NodeBlock:
-        # Ragged on purpose; the second block may be empty for some rows. Parents are any earlier nodes.
+        # Ragged on purpose; the second block may be empty for some rows. Parents are any earlier
+        # nodes.
         size = 3 if first == 1 else self._integer(5)
         parents = tuple(self._integer(first + index) for index in range(size))
         return NodeBlock(tuple(self._integer(self.vocab) for _ in range(size)), parents)
 
-    def _difference(self, text: Text, tokens: list[int], parents: list[int], logits: Tensor) -> float:
+    def _difference(
+        self, text: Text, tokens: list[int], parents: list[int], logits: Tensor
+    ) -> float:
         worst = 0.0
         for leaf in sorted(set(range(len(tokens))) - set(parents)):
             path = _path(leaf, parents)
-            expected = fresh_logits(self.network, text + tuple(tokens[node] for node in path[1:]))[-len(path) :]
+            expected = fresh_logits(self.network, text + tuple(tokens[node] for node in path[1:]))[
+                -len(path) :
+            ]
             worst = max(worst, float((logits[path] - expected).abs().max()))
         return worst
 

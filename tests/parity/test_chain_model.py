@@ -1,4 +1,7 @@
-"""The fallback for networks that cannot read trees: rollback, windows, recurrent state, long prompts."""
+"""The fallback for networks that cannot read trees.
+
+Rollback, windows, recurrent state, long prompts.
+"""
 
 import pytest
 import torch
@@ -15,14 +18,19 @@ from tests.parity.comparing import assert_same_tokens, fresh_logits, plain_greed
 LARGEST_DIFFERENCE = 5e-5
 
 
-# As where the attention kernel takes no 4-D mask: the network could read trees, but not through this kernel.
+# As where the attention kernel takes no 4-D mask: the network could read trees, but not through
+# this kernel.
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma2", "gemma3"])
 def test_windowed_layers_take_tokens_back(name):
     target, draft = HfChainModel(network(name)), HfChainModel(perturbed(network(name)))
     texts = prompts((9, 4), seed=5)
-    results = Decoder(make_components(target, draft, tree="chain(4)")).generate(texts, max_new_tokens=30, ignore_eos=True)
+    results = Decoder(make_components(target, draft, tree="chain(4)")).generate(
+        texts, max_new_tokens=30, ignore_eos=True
+    )
     for prompt, result in zip(texts, results, strict=True):
-        assert_same_tokens(network(name), prompt, result.token_ids, plain_greedy(network(name), prompt, 30))
+        assert_same_tokens(
+            network(name), prompt, result.token_ids, plain_greedy(network(name), prompt, 30)
+        )
         assert 1.05 < result.stats.block_efficiency < 4
 
 
@@ -39,13 +47,17 @@ def test_prompts_of_any_length_are_read_in_parts(monkeypatch, cls, lengths):
 def test_recurrent_state_survives_a_long_prompt(monkeypatch, name):
     monkeypatch.setattr("monge.engine.models.hf_chain._PREFILL", 4)
     config = AutoConfig.for_model(name, **{**COMMON, **STATEFUL[name]})
-    target = seeded(lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval())
+    target = seeded(
+        lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    )
     check_last_logits(HfChainModel(target), target, (11, 1, 6))
 
 
 def check_last_logits(model, plain, lengths):
     texts = dict(enumerate(prompts(lengths, seed=9)))
     model.open({row: text[:-1] for row, text in texts.items()})
-    for row, logits in model.extend({row: NodeBlock.chain(text[-1:]) for row, text in texts.items()}).items():
+    for row, logits in model.extend(
+        {row: NodeBlock.chain(text[-1:]) for row, text in texts.items()}
+    ).items():
         expected = fresh_logits(plain, texts[row])[-1:]
         torch.testing.assert_close(logits, expected, atol=LARGEST_DIFFERENCE, rtol=0)

@@ -1,4 +1,7 @@
-"""Every family through the compiled backend: the logits of fresh forwards, or a refusal that says why."""
+"""Every family through the compiled backend.
+
+The logits of fresh forwards, or a refusal that says why.
+"""
 
 import shutil
 
@@ -23,7 +26,9 @@ def compiled(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler is on the path")
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler is on the path"
+)
 @pytest.mark.parametrize("name", TREE_FAMILIES)
 def test_node_logits(compiled, name):
     model = network(name, "eager" if name == "gemma2" else "sdpa")  # gemma2 has no sdpa

@@ -1,4 +1,7 @@
-"""The same claims on a CUDA device: node logits, greedy identity, the compiled flex_attention kernel."""
+"""The same claims on a CUDA device.
+
+Node logits, greedy identity, the compiled flex_attention kernel.
+"""
 
 import copy
 import warnings
@@ -23,14 +26,21 @@ def on_gpu(model):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "flex_attention"])
-@pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "gpt2", "mixtral", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral_window", "gemma3", "gpt2", "mixtral", "deepseek_v3"]
+)
 def test_node_logits(name, attention):
     if (name, attention) in {("gpt2", "flex_attention"), ("deepseek_v3", "flex_attention")}:
         pytest.skip("head sizes too small for the compiled kernel")
     sizes = {"head_dim": 16} if attention == "flex_attention" else {}
     if attention == "flex_attention":
         sizes |= {"hidden_size": 64}
-    growth = RandomGrowth(on_gpu(network(name, attention, **sizes)), ROWS[:3], seed=2, reference=network(name, **sizes))
+    growth = RandomGrowth(
+        on_gpu(network(name, attention, **sizes)),
+        ROWS[:3],
+        seed=2,
+        reference=network(name, **sizes),
+    )
     differences = [growth.round(compare=True) for _ in range(4)]
     assert growth.non_prefix_commits > 4
     assert max(differences) < LARGEST_DIFFERENCE, differences
@@ -51,7 +61,13 @@ def test_speculate_is_greedy(name, attention):
 def test_sampling_is_reproducible():
     target, draft = on_gpu(network("llama", "sdpa")), on_gpu(perturbed(network("llama", "sdpa")))
     inputs = {key: value.to("cuda") for key, value in padded(ROWS).items()}
-    settings = {"do_sample": True, "max_new_tokens": 24, "top_p": 0.9, "custom_generate": monge.speculate, "draft_model": draft}
+    settings = {
+        "do_sample": True,
+        "max_new_tokens": 24,
+        "top_p": 0.9,
+        "custom_generate": monge.speculate,
+        "draft_model": draft,
+    }
     first, again, other = (target.generate(**inputs, **settings, seed=seed) for seed in (3, 3, 4))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -72,5 +88,7 @@ def test_captured_texts(rules):
         warnings.simplefilter("error")  # one would say that the network runs eagerly
         decoder = monge.load(target, draft, backend="compiled", controller="fixed")
         results = decoder.generate(list(ROWS), max_new_tokens=24, seed=3, **rules)
-    expected = monge.load(target, draft, controller="fixed").generate(list(ROWS), max_new_tokens=24, seed=3, **rules)
+    expected = monge.load(target, draft, controller="fixed").generate(
+        list(ROWS), max_new_tokens=24, seed=3, **rules
+    )
     assert [result.token_ids for result in results] == [result.token_ids for result in expected]

@@ -31,12 +31,17 @@ TREES = {
 
 
 def check(target, **options):
-    """The same four continuations as plain decoding, alone and together; some drafts accepted, some not."""
+    """The same four continuations as plain decoding, alone and together.
+
+    Some drafts accepted, some not.
+    """
     decoder = monge.load(target, max_batch_size=4, **{"controller": "fixed", **options})
     expected = [plain_greedy(target, prompt, NUM_TOKENS) for prompt in PROMPTS]
     alone = decoder.generate([PROMPTS[0]], max_new_tokens=NUM_TOKENS, ignore_eos=True)
     together = decoder.generate(PROMPTS, max_new_tokens=NUM_TOKENS, ignore_eos=True)
-    for prompt, result, tokens in zip([PROMPTS[0], *PROMPTS], alone + together, [expected[0], *expected], strict=True):
+    for prompt, result, tokens in zip(
+        [PROMPTS[0], *PROMPTS], alone + together, [expected[0], *expected], strict=True
+    ):
         assert_same_tokens(target, prompt, result.token_ids, tokens)
     rounds = sum(result.stats.num_rounds for result in together)
     return len(PROMPTS) * NUM_TOKENS / rounds
@@ -47,17 +52,24 @@ def check(target, **options):
 def test_trees(name, tree):
     target = network(name)
     tokens_a_round = check(target, draft=perturbed(target), tree=tree)
-    assert 1.05 < tokens_a_round < 4, "the draft model is to be right now and then, and wrong now and then"
+    assert 1.05 < tokens_a_round < 4, (
+        "the draft model is to be right now and then, and wrong now and then"
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in TREE_FAMILIES if name != "gemma2"])  # which has no sdpa
+# Which has no sdpa.
+@pytest.mark.parametrize("name", [name for name in TREE_FAMILIES if name != "gemma2"])
 def test_sdpa(name):
     target = network(name, "sdpa")
     assert 1.05 < check(target, draft=perturbed(target), tree=TREES["best_first"]) < 4
 
 
 def test_sampled_tree():
-    assert 1.05 < check(network("llama"), draft=perturbed(network("llama")), tree="fixed_width((3, 2, 1))") < 4
+    assert (
+        1.05
+        < check(network("llama"), draft=perturbed(network("llama")), tree="fixed_width((3, 2, 1))")
+        < 4
+    )
 
 
 @pytest.mark.parametrize("name", CHAIN_FAMILIES)
@@ -82,9 +94,13 @@ def test_chain_family_drafts_for_a_tree_family():
 @pytest.mark.parametrize("name", STATEFUL)
 def test_recurrent_state_is_decoded_plainly_or_refused(name):
     config = AutoConfig.for_model(name, **{**COMMON, **STATEFUL[name]})
-    target = seeded(lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval())
+    target = seeded(
+        lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    )
     assert check(target, drafter="none") == 1
-    assert len(set(plain_greedy(target, PROMPTS[0], NUM_TOKENS))) > 4, "a constant text would prove nothing"
+    assert len(set(plain_greedy(target, PROMPTS[0], NUM_TOKENS))) > 4, (
+        "a constant text would prove nothing"
+    )
     for options in ({"drafter": "ngram"}, {"draft": network("llama")}):
         with pytest.raises(UnsupportedModelError, match="recurrent state.*use drafter='none'"):
             monge.load(target, **options)
@@ -94,7 +110,9 @@ def test_recurrent_state_is_decoded_plainly_or_refused(name):
     with pytest.raises(UnsupportedModelError, match="recurrent state.*use drafter='none'"):
         target.generate(**inputs, custom_generate=monge.speculate)
     plain = target.generate(**inputs)
-    assert torch.equal(target.generate(**inputs, custom_generate=monge.speculate, drafter="none"), plain)
+    assert torch.equal(
+        target.generate(**inputs, custom_generate=monge.speculate, drafter="none"), plain
+    )
 
 
 def test_special_tokens_of_the_tiny_networks():

@@ -1,4 +1,7 @@
-"""Families that no other test knows: each decodes as plain `generate` does, or is refused in words, never with a bare error."""
+"""Families that no other test knows.
+
+Each decodes as plain `generate` does, or is refused in words, never with a bare error.
+"""
 
 import pytest
 import torch
@@ -14,8 +17,19 @@ ROWS = prompts((9, 5), seed=5)
 TREE = "best_first(num_nodes=8)"
 
 HYBRID = {"num_hidden_layers": 4}
-MAMBA2 = {"mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_chunk_size": 4}
-MOE = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+MAMBA2 = {
+    "mamba_d_state": 8,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 4,
+}
+MOE = {
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
 LATENT = {
     "num_key_value_heads": 4,
     "q_lora_rank": 16,
@@ -56,7 +70,12 @@ TREES = {
 }
 CHAINS = {
     "mpt": {},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4, "window_size": WINDOW},
+    "gpt_neo": {
+        "attention_types": [[["global", "local"], 1]],
+        "num_layers": 2,
+        "num_heads": 4,
+        "window_size": WINDOW,
+    },
     "llama4_text": {
         **MOE,
         **HYBRID,
@@ -70,8 +89,20 @@ RECURRENT = {
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 8, "chunk_size": 4},
     "falcon_mamba": {"state_size": 4, "conv_kernel": 4},
     "lfm2": {**HYBRID, "layer_types": ["conv", "full_attention"] * 2},
-    "lfm2_moe": {**HYBRID, **MOE, "layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
-    "jamba": {**HYBRID, **MOE, "attn_layer_offset": 1, "attn_layer_period": 2, "use_mamba_kernels": False, "mamba_dt_rank": 4},
+    "lfm2_moe": {
+        **HYBRID,
+        **MOE,
+        "layer_types": ["conv", "full_attention"] * 2,
+        "num_dense_layers": 1,
+    },
+    "jamba": {
+        **HYBRID,
+        **MOE,
+        "attn_layer_offset": 1,
+        "attn_layer_period": 2,
+        "use_mamba_kernels": False,
+        "mamba_dt_rank": 4,
+    },
     "bamba": {**HYBRID, **MAMBA2, "attn_layer_indices": [1, 3]},
     "falcon_h1": {**MAMBA2, "mamba_d_ssm": 64},
     "granitemoehybrid": {**HYBRID, **MAMBA2, **MOE, "layer_types": ["mamba", "attention"] * 2},
@@ -99,10 +130,19 @@ RECURRENT = {
 PLAIN = {
     **{name: (settings, "keeps recurrent state") for name, settings in RECURRENT.items()},
     "glm_moe_dsa": ({**LATENT, **MOE}, "keeps more than keys and values"),
-    "prophetnet": ({"num_decoder_layers": 2, "num_decoder_attention_heads": 4, "pad_token_id": 0}, "cannot read two tokens"),
+    "prophetnet": (
+        {"num_decoder_layers": 2, "num_decoder_attention_heads": 4, "pad_token_id": 0},
+        "cannot read two tokens",
+    ),
 }
 REFUSED = {
-    "recurrent_gemma": ({**HYBRID, "attention_window_size": WINDOW, "lru_width": 32}, "a way of its own"),  # in its modules
+    "recurrent_gemma": (
+        {**HYBRID, "attention_window_size": WINDOW, "lru_width": 32},
+        "a way of its "
+        # In its
+        # modules.
+        "own",
+    ),
     "minimax": (MOE, "a way of its own"),
     "rwkv": ({}, "a way of its own"),
     "xlnet": ({"d_head": 8, "d_inner": 48}, "a way of its own"),
@@ -115,19 +155,35 @@ REFUSED = {
 
 def made(name: str, settings: dict[str, object]) -> PreTrainedModel:
     known = vars(AutoConfig.for_model(name))
-    common = {key: value for key, value in COMMON.items() if key in known or key in AutoConfig.for_model(name).attribute_map}
+    common = {
+        key: value
+        for key, value in COMMON.items()
+        if key in known or key in AutoConfig.for_model(name).attribute_map
+    }
     config = AutoConfig.for_model(name, **{**common, **settings})
-    return seeded(lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval())
+    return seeded(
+        lambda: AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", dtype=torch.float32
+        ).eval()
+    )
 
 
 def check(target: PreTrainedModel, **options) -> None:
-    inputs = {**padded(ROWS), "max_new_tokens": NUM_TOKENS, "do_sample": False, "eos_token_id": None}
-    texts = target.generate(**inputs, custom_generate=monge.speculate, **options)[:, max(map(len, ROWS)) :]
+    inputs = {
+        **padded(ROWS),
+        "max_new_tokens": NUM_TOKENS,
+        "do_sample": False,
+        "eos_token_id": None,
+    }
+    texts = target.generate(**inputs, custom_generate=monge.speculate, **options)[
+        :, max(map(len, ROWS)) :
+    ]
     for row, text in zip(ROWS, texts.tolist(), strict=True):
         assert_same_tokens(target, row, text, plain_greedy(target, row, NUM_TOKENS))
 
 
-@pytest.mark.filterwarnings("ignore")  # hints to install faster kernels, and that BERT is no decoder
+# Hints to install faster kernels, and that BERT is no decoder.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TREES)
 def test_trees(name):
     target = made(name, TREES[name])
@@ -148,7 +204,10 @@ def test_chains(name):
 def test_plain_decoding_only(name):
     settings, reason = PLAIN[name]
     target = made(name, settings)
-    with pytest.raises(UnsupportedModelError, match=f"speculation is not possible: .*{reason}.*; use drafter='none'"):
+    with pytest.raises(
+        UnsupportedModelError,
+        match=f"speculation is not possible: .*{reason}.*; use drafter='none'",
+    ):
         check(target)
     check(target, drafter="none")
 

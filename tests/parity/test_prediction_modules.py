@@ -1,4 +1,7 @@
-"""Prediction modules of mixture models: the same logits as the host's own class gives with the same weights."""
+"""Prediction modules of mixture models.
+
+The same logits as the host's own class gives with the same weights.
+"""
 
 import json
 from pathlib import Path
@@ -40,7 +43,10 @@ FAMILIES.setdefault(
 
 
 def names_in_files(model: MtpModel, last: int, *, split: bool) -> dict[str, torch.Tensor]:
-    """The module's weights under the names that published files have; experts one by one, or all in one tensor."""
+    """The module's weights under the names that published files have.
+
+    Experts one by one, or all in one tensor.
+    """
     found: dict[str, torch.Tensor] = {}
     for own, tensor in model.layers[0].state_dict().items():
         name = own.replace("mtp_block.", "").replace("post_norm.", "shared_head.norm.")
@@ -50,10 +56,15 @@ def names_in_files(model: MtpModel, last: int, *, split: bool) -> dict[str, torc
                 found[name.replace("gate_up_proj", f"{one}.gate_proj.weight")] = gate
                 found[name.replace("gate_up_proj", f"{one}.up_proj.weight")] = up
         elif split and name.endswith("experts.down_proj"):
-            found |= {name.replace("down_proj", f"{one}.down_proj.weight"): down for one, down in enumerate(tensor)}
+            found |= {
+                name.replace("down_proj", f"{one}.down_proj.weight"): down
+                for one, down in enumerate(tensor)
+            }
         else:
             found[name] = tensor
-    return {f"model.layers.{last}.{name}": tensor.contiguous().clone() for name, tensor in found.items()}
+    return {
+        f"model.layers.{last}.{name}": tensor.contiguous().clone() for name, tensor in found.items()
+    }
 
 
 def module_of(target: PreTrainedModel) -> MtpModel:
@@ -107,6 +118,14 @@ def test_logits_are_those_of_the_host_s_module(name: str, split: bool, tmp_path:
     run.open(0)
     with torch.inference_mode():
         for place in range(len(tokens) - 1):
-            run.read({0: Pairs(features[place : place + 1], tokens[place + 1 : place + 2], range(place, place + 1))})
+            run.read(
+                {
+                    0: Pairs(
+                        features[place : place + 1],
+                        tokens[place + 1 : place + 2],
+                        range(place, place + 1),
+                    )
+                }
+            )
             found = run.begin({0: tokens[place + 1]})[0][0]
             torch.testing.assert_close(found, expected[place], atol=LARGEST_DIFFERENCE, rtol=1e-4)

@@ -1,7 +1,9 @@
-"""Sampled output of every family follows the law of plain forwards: every draw of the real loop enumerated, no samples.
+"""Sampled output of every family follows the law of plain forwards.
 
-Top-2 sampling leaves two tokens a node, so the loop over a real network has few enough branches. Prompts are longer than the
-sliding windows, and the trees reach beyond the horizon.
+Every draw of the real loop enumerated, no samples.
+
+Top-2 sampling leaves two tokens a node, so the loop over a real network has few enough branches.
+Prompts are longer than the sliding windows, and the trees reach beyond the horizon.
 """
 
 import pytest
@@ -17,7 +19,10 @@ from monge.testing.oracle import exact_law, law_error
 from tests.engine.tiny import CHAIN_FAMILIES, TREE_FAMILIES, network, perturbed, prompts
 
 ROUNDING = 2e-5
-"""Between laws of two float32 forwards in another order of summation, over two factors; a wrong rule errs by 1e-2 and more."""
+"""Between laws of two float32 forwards in another order of summation, over two factors.
+
+A wrong rule errs by 1e-2 and more.
+"""
 RULES = SamplingRules(top_k=2, temperature=1.5)
 HORIZON = 2
 (PROMPT,) = prompts((14,), seed=3)
@@ -41,7 +46,9 @@ def output_law(model, **options):
     target, draft = as_sequence_model(model), as_sequence_model(perturbed(model))
 
     def program(draws: Draws) -> tuple[int, ...]:
-        request = Request(prompt_ids=PROMPT, max_new_tokens=HORIZON + 1, rules=RULES, seed=0, draws=draws)
+        request = Request(
+            prompt_ids=PROMPT, max_new_tokens=HORIZON + 1, rules=RULES, seed=0, draws=draws
+        )
         session = Session(request, 0)
         for _ in decode([session], make_components(target, draft, **options), max_batch_size=1):
             if session.num_generated >= HORIZON:
@@ -61,7 +68,10 @@ def test_trees(name):
 @pytest.mark.parametrize("name", ["llama", *CHAIN_FAMILIES])
 def test_chains(name):
     model = network(name)
-    assert law_error(output_law(model, tree="chain(2)", verifier="single_draft"), plain_law(model)) < ROUNDING
+    assert (
+        law_error(output_law(model, tree="chain(2)", verifier="single_draft"), plain_law(model))
+        < ROUNDING
+    )
 
 
 def test_another_law_is_seen():
@@ -69,4 +79,7 @@ def test_another_law_is_seen():
     model = network("llama")
     cold = {text: weight**2 for text, weight in plain_law(model).items()}
     total = sum(cold.values())
-    assert law_error({text: weight / total for text, weight in cold.items()}, plain_law(model)) > 100 * ROUNDING
+    assert (
+        law_error({text: weight / total for text, weight in cold.items()}, plain_law(model))
+        > 100 * ROUNDING
+    )

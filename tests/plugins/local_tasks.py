@@ -1,4 +1,7 @@
-"""Two lm-eval tasks that need no download: short texts to write, and continuations to choose from."""
+"""Two lm-eval tasks that need no download.
+
+Short texts to write, and continuations to choose from.
+"""
 
 import json
 from pathlib import Path
@@ -10,11 +13,23 @@ CHOSEN = "monge_chosen"
 QUESTIONS = [
     ("Instruction: What do bees make?\nResponse:", "The opposite of the sentence is 'hum.'"),
     ("Instruction: Name three colours.\nResponse:", "red, green, blue"),
-    ("Instruction: Write one sentence about the sea.\nResponse:", "The chemical formula for the store is a mile."),
+    (
+        "Instruction: Write one sentence about the sea.\nResponse:",
+        "The chemical formula for the store is a mile.",
+    ),
     ("Instruction: Count to five.\nResponse:", "one two three four five"),
-    ("Question: Tom has 3 apples and buys 4 more apples. How many apples does he have?\nAnswer:", "7"),
-    ("Instruction: What is the capital of France?\nResponse:", "The capital of 20 is the capital of 20 is 200."),
-    ("The history of the world and of its countries, as far as it was written down by those who", "lived"),
+    (
+        "Question: Tom has 3 apples and buys 4 more apples. How many apples does he have?\nAnswer:",
+        "7",
+    ),
+    (
+        "Instruction: What is the capital of France?\nResponse:",
+        "The capital of 20 is the capital of 20 is 200.",
+    ),
+    (
+        "The history of the world and of its countries, as far as it was written down by those who",
+        "lived",
+    ),
     ("def", "main"),
 ]
 CHOICES = [
@@ -72,7 +87,10 @@ def write_tasks(folder: Path, *, until: tuple[str, ...] = ("\n",)) -> Path:
     """Both tasks as files, for `include_path`."""
     folder.mkdir(parents=True, exist_ok=True)
     questions = [{"question": question, "answer": f" {answer}"} for question, answer in QUESTIONS]
-    choices = [{"question": question, "choices": some, "answer": right} for question, some, right in CHOICES]
+    choices = [
+        {"question": question, "choices": some, "answer": right}
+        for question, some, right in CHOICES
+    ]
     for name, rows, form in ((WRITTEN, questions, _WRITTEN), (CHOSEN, choices, _CHOSEN)):
         data = folder / f"{name}.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -1,4 +1,7 @@
-"""The repository for `custom_generate=FOLDER`: what `generate` hands over raw arrives, and nothing is dropped."""
+"""The repository for `custom_generate=FOLDER`.
+
+What `generate` hands over raw arrives, and nothing is dropped.
+"""
 
 from pathlib import Path
 
@@ -12,7 +15,8 @@ from tests.engine.tiny import network, padded, perturbed
 
 FOLDER = str(Path(__file__).parents[2] / "examples" / "custom_generate_repository")
 GREEDY = {"do_sample": False, "max_new_tokens": 12}
-# The reader of requirements asks the installation for every package; nothing is fetched from a folder.
+# The reader of requirements asks the installation for every package; nothing is fetched from a
+# folder.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
 
@@ -26,7 +30,9 @@ def own_cache(tmp_path, monkeypatch):
 
 def ours(**settings):
     target = network("llama")
-    return target.generate(**padded(ROWS), **GREEDY, custom_generate=FOLDER, trust_remote_code=True, **settings)
+    return target.generate(
+        **padded(ROWS), **GREEDY, custom_generate=FOLDER, trust_remote_code=True, **settings
+    )
 
 
 def plain(**settings):
@@ -34,7 +40,9 @@ def plain(**settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"tree": "fixed_width((2, 2))"}, {"num_assistant_tokens": 2}, {"controller": "fsm"}], ids=str
+    "settings",
+    [{}, {"tree": "fixed_width((2, 2))"}, {"num_assistant_tokens": 2}, {"controller": "fsm"}],
+    ids=str,
 )
 def test_an_assistant_arrives(settings):
     assistant, calls = perturbed(network("llama")), []
@@ -79,7 +87,10 @@ def test_criteria_arrive():
 
     token = int(plain()[0, 15])
     criteria = StoppingCriteriaList([StopAt(token)])
-    assert torch.equal(ours(stopping_criteria=criteria), plain(stopping_criteria=StoppingCriteriaList([StopAt(token)])))
+    assert torch.equal(
+        ours(stopping_criteria=criteria),
+        plain(stopping_criteria=StoppingCriteriaList([StopAt(token)])),
+    )
 
 
 def test_stop_strings_need_their_tokenizer_and_get_it():
@@ -90,7 +101,12 @@ def test_stop_strings_need_their_tokenizer_and_get_it():
     target = AutoModelForCausalLM.from_pretrained(built_in("target")).eval()
     tokenizer = AutoTokenizer.from_pretrained(built_in("target"))
     inputs = tokenizer("The history of", return_tensors="pt", return_token_type_ids=False)
-    stop = {"stop_strings": [" Countries"], "tokenizer": tokenizer, "do_sample": False, "max_new_tokens": 20}
+    stop = {
+        "stop_strings": [" Countries"],
+        "tokenizer": tokenizer,
+        "do_sample": False,
+        "max_new_tokens": 20,
+    }
     with_ours = target.generate(**inputs, **stop, custom_generate=FOLDER, trust_remote_code=True)
     assert torch.equal(with_ours, target.generate(**inputs, **stop))
     with pytest.raises(ValueError, match="give tokenizer= as well"):
@@ -103,4 +119,6 @@ def test_what_cannot_be_honoured_is_refused():
     with pytest.raises(ValueError, match="does not support the decoding method"):
         ours(num_beams=2)
     with pytest.raises(ValueError, match="trust_remote_code"):
-        network("llama").generate(**padded(ROWS), **GREEDY, custom_generate=FOLDER, trust_remote_code=False)
+        network("llama").generate(
+            **padded(ROWS), **GREEDY, custom_generate=FOLDER, trust_remote_code=False
+        )

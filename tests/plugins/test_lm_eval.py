@@ -1,4 +1,7 @@
-"""lm-eval in process and over HTTP: texts and scores are those of its own `hf` model. Run by `make test-lm-eval`."""
+"""lm-eval in process and over HTTP: texts and scores are those of its own `hf` model.
+
+Run by `make test-lm-eval`.
+"""
 
 import json
 import os
@@ -15,7 +18,9 @@ from tests.serve.served import live
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    lm_eval = pytest.importorskip("lm_eval", reason="needs lm-eval; make test-lm-eval makes its environment")
+    lm_eval = pytest.importorskip(
+        "lm_eval", reason="needs lm-eval; make test-lm-eval makes its environment"
+    )
     from lm_eval.api.registry import get_model
     from lm_eval.tasks import TaskManager
 
@@ -49,7 +54,10 @@ def evaluated(name, folder, /, *, batch_size=4, tasks=(WRITTEN, CHOSEN), **argum
         bootstrap_iters=0,
         log_samples=True,
     )
-    scores = {task: {k: v for k, v in one.items() if isinstance(v, float)} for task, one in results["results"].items()}
+    scores = {
+        task: {k: v for k, v in one.items() if isinstance(v, float)}
+        for task, one in results["results"].items()
+    }
     answers = {
         task: {json.dumps(sample["doc"], sort_keys=True): sample["resps"] for sample in samples}
         for task, samples in results["samples"].items()
@@ -77,22 +85,39 @@ def test_the_tasks_tell_models_apart(plain):
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 @pytest.mark.parametrize("speculation", SPECULATION.values(), ids=SPECULATION)
 def test_texts_and_scores_are_those_of_hf(tasks, plain, speculation, batch_size):
-    found = evaluated("monge", tasks, pretrained=TARGET, dtype="float32", batch_size=batch_size, tasks=[WRITTEN], **speculation)
+    found = evaluated(
+        "monge",
+        tasks,
+        pretrained=TARGET,
+        dtype="float32",
+        batch_size=batch_size,
+        tasks=[WRITTEN],
+        **speculation,
+    )
     assert found[1][WRITTEN] == plain[1][WRITTEN]
     assert found[0][WRITTEN] == plain[0][WRITTEN]
 
 
 def test_likelihoods_are_those_of_hf(tasks, plain):
-    scores, answers = evaluated("monge", tasks, pretrained=TARGET, draft_model=DRAFT, dtype="float32", tasks=[CHOSEN])
+    scores, answers = evaluated(
+        "monge", tasks, pretrained=TARGET, draft_model=DRAFT, dtype="float32", tasks=[CHOSEN]
+    )
     assert answers[CHOSEN] == plain[1][CHOSEN]
     assert scores[CHOSEN] == plain[0][CHOSEN]
 
 
-@pytest.mark.parametrize("until", [(" the", "'"), ("is the", "\n\n"), ("no such text",)], ids=["inside", "several", "never"])
+@pytest.mark.parametrize(
+    "until",
+    [(" the", "'"), ("is the", "\n\n"), ("no such text",)],
+    ids=["inside", "several", "never"],
+)
 def test_stops_of_several_tokens_inside_a_block(tmp_path, until):
     folder = write_tasks(tmp_path / "tasks", until=until)
     arguments = {"pretrained": TARGET, "dtype": "float32", "tasks": [WRITTEN]}
-    assert evaluated("monge", folder, draft_model=DRAFT, **arguments)[1] == evaluated("hf", folder, **arguments)[1]
+    assert (
+        evaluated("monge", folder, draft_model=DRAFT, **arguments)[1]
+        == evaluated("hf", folder, **arguments)[1]
+    )
 
 
 def test_scores_over_http_are_those_in_process(tasks, plain):
@@ -102,23 +127,57 @@ def test_scores_over_http_are_those_in_process(tasks, plain):
     from monge.serve.settings import ServerSettings
 
     decoder = load(max_batch_size=4)
-    app = create_app(decoder, ServerSettings(model_name="built-in"), InstructionFormat(decoder.tokenizer))
+    app = create_app(
+        decoder, ServerSettings(model_name="built-in"), InstructionFormat(decoder.tokenizer)
+    )
     with live(app) as url:
-        arguments = {"model": "built-in", "base_url": f"{url}/v1/completions", "tokenizer": TARGET, "num_concurrent": 3}
-        scores, answers = evaluated("local-completions", tasks, batch_size=1, max_length=512, **arguments)
+        arguments = {
+            "model": "built-in",
+            "base_url": f"{url}/v1/completions",
+            "tokenizer": TARGET,
+            "num_concurrent": 3,
+        }
+        scores, answers = evaluated(
+            "local-completions", tasks, batch_size=1, max_length=512, **arguments
+        )
     assert answers[WRITTEN] == plain[1][WRITTEN]
     assert scores[WRITTEN] == plain[0][WRITTEN]
     assert scores[CHOSEN] == plain[0][CHOSEN]
     for document, resps in answers[CHOSEN].items():
-        for ((ours, greedy),), ((theirs, is_greedy),) in zip(resps, plain[1][CHOSEN][document], strict=True):
+        for ((ours, greedy),), ((theirs, is_greedy),) in zip(
+            resps, plain[1][CHOSEN][document], strict=True
+        ):
             assert float(ours) == pytest.approx(float(theirs), abs=1e-4)
             assert greedy == is_greedy
 
 
 def test_command_line(tasks, plain, tmp_path):
-    command = [sys.executable, "-m", "monge.plugins.lm_eval", "run", "--model", "monge", "--tasks", WRITTEN]
-    command += ["--model_args", f"pretrained={TARGET},draft_model={DRAFT},dtype=float32,tree=chain(3)", "--batch_size", "4"]
-    command += ["--include_path", str(tasks), "--device", "cpu", "--output_path", str(tmp_path), "--seed", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "monge.plugins.lm_eval",
+        "run",
+        "--model",
+        "monge",
+        "--tasks",
+        WRITTEN,
+    ]
+    command += [
+        "--model_args",
+        f"pretrained={TARGET},draft_model={DRAFT},dtype=float32,tree=chain(3)",
+        "--batch_size",
+        "4",
+    ]
+    command += [
+        "--include_path",
+        str(tasks),
+        "--device",
+        "cpu",
+        "--output_path",
+        str(tmp_path),
+        "--seed",
+        "1",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stderr
@@ -128,11 +187,18 @@ def test_command_line(tasks, plain, tmp_path):
 
 
 def test_sampling_follows_the_seed(tasks):
-    model = get_model("monge")(pretrained=TARGET, draft_model=DRAFT, dtype="float32", device="cpu", batch_size=2, seed=7)
+    model = get_model("monge")(
+        pretrained=TARGET, draft_model=DRAFT, dtype="float32", device="cpu", batch_size=2, seed=7
+    )
     prompt = model.tok_batch_encode(["The history of", "Once upon a time"])
     texts = [
         model._model_generate(
-            context=prompt[0], attention_mask=prompt[1], max_length=30, stop=["\n"], do_sample=True, temperature=0.9
+            context=prompt[0],
+            attention_mask=prompt[1],
+            max_length=30,
+            stop=["\n"],
+            do_sample=True,
+            temperature=0.9,
         ).tolist()
         for _ in range(2)
     ]

@@ -68,7 +68,9 @@ def test_repetition_is_drafted_and_the_window_grows():
     lengths = [len(one.step(["a"])[1][0]) for _ in range(6)]
     assert lengths[0] == 4, "the first window of the controller"
     assert lengths[-1] == 6, "never more than the host verifies"
-    assert all(token == cycle(len(one.texts["a"]) + place) for place, token in enumerate(one.drafts["a"]))
+    assert all(
+        token == cycle(len(one.texts["a"]) + place) for place, token in enumerate(one.drafts["a"])
+    )
 
 
 def test_windows_differ_from_row_to_row():
@@ -82,7 +84,10 @@ def test_windows_differ_from_row_to_row():
 
 
 def test_the_window_shrinks_where_drafts_are_rejected():
-    rising = host({"a": [1, 2, 3, 1, 2, 3, 1, 2, 3]}, lambda place: (1, 2, 3)[place % 3] if place < 10 else 20 + place % 30)
+    rising = host(
+        {"a": [1, 2, 3, 1, 2, 3, 1, 2, 3]},
+        lambda place: (1, 2, 3)[place % 3] if place < 10 else 20 + place % 30,
+    )
     lengths = [len(rising.step(["a"])[1][0]) for _ in range(2)]
     assert lengths[0] == 4
     (row,) = [row for rows in rising.proposer._rows._waiting.values() for row in rows]
@@ -103,13 +108,21 @@ def test_rows_are_found_again_wherever_they_are():
 
 
 def test_a_row_that_waits_is_remembered_and_one_that_ends_is_not():
-    one = host({"a": [cycle(place) for place in range(12)], "b": [30, 31]}, lambda place: cycle(place) if place < 60 else 99)
+    one = host(
+        {"a": [cycle(place) for place in range(12)], "b": [30, 31]},
+        lambda place: cycle(place) if place < 60 else 99,
+    )
     one.step(["a", "b"])
     _, proposed = one.step(["a", "b"], waiting=["a"])
     assert proposed[0] == []
     one.drafts["a"] = []
     one.step(["a"])
-    (row,) = [row for rows in one.proposer._rows._waiting.values() for row in rows if row.context.num_prompt_tokens == 13]
+    (row,) = [
+        row
+        for rows in one.proposer._rows._waiting.values()
+        for row in rows
+        if row.context.num_prompt_tokens == 13
+    ]
     assert row.controller_state == 3, "the host gave up what was drafted before the row waited"
     for _ in range(PATIENCE + 1):
         one.proposer.propose([], np.zeros(0), np.zeros((0, MAX_LENGTH), dtype=np.int32))
@@ -125,16 +138,24 @@ def test_equal_texts_have_rows_of_their_own():
     assert len(one.proposer._rows) == 2
 
 
-@pytest.mark.parametrize(("length", "most"), [(MAX_LENGTH - 4, 2), (MAX_LENGTH - 2, 0), (MAX_LENGTH - 1, 0)])
+@pytest.mark.parametrize(
+    ("length", "most"), [(MAX_LENGTH - 4, 2), (MAX_LENGTH - 2, 0), (MAX_LENGTH - 1, 0)]
+)
 def test_the_models_length_is_kept(length, most):
     one = host({"a": [cycle(place) for place in range(length)]})
     assert len(one.step(["a"])[1][0]) == most
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "suffix(width=1)", "pool('ngram', 'suffix(width=1)')", "none"])
+@pytest.mark.parametrize(
+    "drafter", ["ngram", "suffix(width=1)", "pool('ngram', 'suffix(width=1)')", "none"]
+)
 @pytest.mark.parametrize("controller", ["fixed", "fsm", "cached_fsm", "transformers_heuristic"])
 def test_parts_by_name(drafter, controller):
-    one = host({"a": [cycle(place) for place in range(12)], "b": [3, 4, 5]}, drafter=drafter, controller=controller)
+    one = host(
+        {"a": [cycle(place) for place in range(12)], "b": [3, 4, 5]},
+        drafter=drafter,
+        controller=controller,
+    )
     for _ in range(4):
         one.step(["a", "b"])
     assert one.texts["a"] == [cycle(place) for place in range(len(one.texts["a"]))]
@@ -155,7 +176,10 @@ def test_what_ended_helps_others_if_asked_for():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"drafter": "suffix"}, "vLLM verifies single chains; make it a chain, as in suffix\\(width=1\\)"),
+        (
+            {"drafter": "suffix"},
+            "vLLM verifies single chains; make it a chain, as in suffix\\(width=1\\)",
+        ),
         ({"drafter": "token_recycling"}, "most probable tokens, which vLLM does not pass on"),
         ({"drafter": "model"}, "'model' needs a network"),
         ({"drafter": "pool('ngram', 'layer_skip')"}, "'layer_skip' needs a network"),

@@ -1,4 +1,7 @@
-"""The proposer in a real vLLM: greedy texts are those of vLLM without speculation. Run by `make test-vllm`."""
+"""The proposer in a real vLLM: greedy texts are those of vLLM without speculation.
+
+Run by `make test-vllm`.
+"""
 
 import importlib.util
 import json
@@ -26,7 +29,11 @@ HOOK = "monge.plugins.vllm.Proposer"
 
 
 def run(model=None, *, max_num_seqs=4, **settings):
-    speculative = None if model is None else {"method": "custom_class", "model": model, "num_speculative_tokens": 5}
+    speculative = (
+        None
+        if model is None
+        else {"method": "custom_class", "model": model, "num_speculative_tokens": 5}
+    )
     asked = {
         "target": str(built_in("target")),
         "prompts": PROMPTS,
@@ -52,16 +59,24 @@ def plain():
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"drafter": "ngram", "controller": "fixed"}, {"drafter": "pool('ngram', 'suffix(width=1)')"}],
+    [
+        {},
+        {"drafter": "ngram", "controller": "fixed"},
+        {"drafter": "pool('ngram', 'suffix(width=1)')"},
+    ],
     ids=["default", "ngram", "pool"],
 )
 def test_greedy_texts_are_those_of_plain_decoding(plain, settings):
     found = answer(run(HOOK, **settings))
     assert found["token_ids"] == plain
     counters = found["counters"]
-    drafted, accepted = (counters[f"vllm:spec_decode_num_{kind}_tokens"] for kind in ("draft", "accepted"))
+    drafted, accepted = (
+        counters[f"vllm:spec_decode_num_{kind}_tokens"] for kind in ("draft", "accepted")
+    )
     assert 0 < accepted <= drafted, counters
-    assert drafted < 5 * counters["vllm:spec_decode_num_drafts"], "every draft has the full length: windows do not adapt"
+    assert drafted < 5 * counters["vllm:spec_decode_num_drafts"], (
+        "every draft has the full length: windows do not adapt"
+    )
 
 
 def test_a_setting_that_cannot_be_ends_the_start():

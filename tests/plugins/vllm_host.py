@@ -1,4 +1,7 @@
-"""vLLM in a process of its own: `python vllm_host.py REQUEST`, where REQUEST is JSON; the last line of output is the answer."""
+"""vLLM in a process of its own:
+
+`python vllm_host.py REQUEST`, where REQUEST is JSON; the last line of output is the answer.
+"""
 
 import json
 import os
@@ -28,12 +31,18 @@ def main(asked):
         speculative_config=asked["speculative"],
         additional_config=asked["additional"],
     )
-    rules = SamplingParams(temperature=0.0, max_tokens=asked["max_tokens"], ignore_eos=True, detokenize=False)
+    rules = SamplingParams(
+        temperature=0.0, max_tokens=asked["max_tokens"], ignore_eos=True, detokenize=False
+    )
     done = engine.generate(asked["prompts"], rules, use_tqdm=False)
-    counters = {metric.name: metric.value for metric in engine.get_metrics() if hasattr(metric, "value")}
+    counters = {
+        metric.name: metric.value for metric in engine.get_metrics() if hasattr(metric, "value")
+    }
     return {
         "token_ids": [list(one.outputs[0].token_ids) for one in done],
-        "counters": {name: value for name, value in counters.items() if name.startswith("vllm:spec_decode")},
+        "counters": {
+            name: value for name, value in counters.items() if name.startswith("vllm:spec_decode")
+        },
     }
 
 

@@ -43,7 +43,9 @@ def test_the_law_is_that_of_transformers(values, temperature, top_k, top_p, min_
         warpers.append(TopPLogitsWarper(top_p))
     if min_p > 0:
         warpers.append(MinPLogitsWarper(min_p))
-    theirs = torch.softmax(warpers(torch.zeros(1, 1, dtype=torch.long), logits[None].clone())[0], dim=-1)
+    theirs = torch.softmax(
+        warpers(torch.zeros(1, 1, dtype=torch.long), logits[None].clone())[0], dim=-1
+    )
     rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     ours = vector(law_from_logits(logits, rules), logits.numel())
     torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
@@ -56,7 +58,9 @@ def test_temperature_zero_is_the_limit(values):
     assert law.top(1) == (int(logits.argmax()),)
     assert law.prob(int(logits.argmax())) == 1.0
     if values.count(max(values)) == 1:
-        assert total_variation(law, law_from_logits(logits, SamplingRules(temperature=1e-300))) == 0.0
+        assert (
+            total_variation(law, law_from_logits(logits, SamplingRules(temperature=1e-300))) == 0.0
+        )
 
 
 def test_ties_at_the_last_of_top_k_all_stay():
@@ -81,7 +85,14 @@ def test_non_finite_logits_are_an_error(bad):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_greedy_laws_take_the_first_of_the_largest_in_every_type(dtype):
     rows = torch.tensor(
-        [[1.0, 2.0, 2.0], [-math.inf, 0.0, -1.0], [0.0, math.nan, 1.0], [0.0, 1.0, math.inf], [-math.inf] * 3], dtype=dtype
+        [
+            [1.0, 2.0, 2.0],
+            [-math.inf, 0.0, -1.0],
+            [0.0, math.nan, 1.0],
+            [0.0, 1.0, math.inf],
+            [-math.inf] * 3,
+        ],
+        dtype=dtype,
     )
     laws = laws_from_logits(rows, SamplingRules(temperature=0))
     assert [law and law.top(1) for law in laws] == [(1,), (1,), None, None, None]
@@ -93,7 +104,9 @@ def test_greedy_laws_take_the_first_of_the_largest_in_every_type(dtype):
             assert law_from_logits(row, SamplingRules(temperature=0)) is law
 
 
-@pytest.mark.parametrize("rules", [SamplingRules(), SamplingRules(temperature=0.7), SamplingRules(top_k=5)])
+@pytest.mark.parametrize(
+    "rules", [SamplingRules(), SamplingRules(temperature=0.7), SamplingRules(top_k=5)]
+)
 @pytest.mark.parametrize("size", [3, 1000, 50_000])
 def test_a_row_has_the_same_law_alone_and_among_others(rules, size):
     rows = 4.0 * torch.randn(3, size, generator=torch.Generator().manual_seed(size))
@@ -125,7 +138,9 @@ def test_residual_and_total_variation(pair):
             rest = left.excess_over(right)
             assert (rest is None) == (distance == 0.0)
             expected = p.probs if rest is None else excess / distance
-            torch.testing.assert_close(vector(residual(left, right), len(p.probs)), expected, atol=1e-15, rtol=0)
+            torch.testing.assert_close(
+                vector(residual(left, right), len(p.probs)), expected, atol=1e-15, rtol=0
+            )
 
 
 @given(pair=weight_pairs(), position=st.floats(0, 1, exclude_max=True))
@@ -193,7 +208,9 @@ def test_impossible_sampling_rules_are_refused(settings, message):
 
 def test_laws_over_two_vocabularies_are_not_compared():
     p = DenseLaw(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64))
-    with pytest.raises(LawError, match="law over 3 tokens, asked about token 5: compare laws over one vocabulary"):
+    with pytest.raises(
+        LawError, match="law over 3 tokens, asked about token 5: compare laws over one vocabulary"
+    ):
         p.at(torch.tensor([1, 5]))
 
 

@@ -14,7 +14,9 @@ from monge.core.tree import GrowingTree, ancestor_mask, depths_of, fixed_chain, 
 from monge.engine.models.masks import UncommittedNodes
 from monge.testing.strategies import dense_law
 
-PARENTS = st.integers(1, 9).flatmap(lambda size: st.tuples(*(st.integers(-1, node - 1) for node in range(size))))
+PARENTS = st.integers(1, 9).flatmap(
+    lambda size: st.tuples(*(st.integers(-1, node - 1) for node in range(size)))
+)
 
 
 @given(parents=PARENTS)
@@ -50,11 +52,18 @@ def tree_of(draws):
 
 @pytest.mark.parametrize("later", [Deterministic((1,)), Iid(dense_law([1, 1]), 1)])
 def test_a_level_from_which_children_were_sampled_is_closed(later):
-    """Whether a node has children must not depend on what its own level drew: `layer` would be biased."""
+    """Whether a node has children must not depend on what its own level drew:
+
+    `layer` would be biased.
+    """
     tree, q = GrowingTree(9), dense_law([2, 3, 1])
     first, second = tree.grow(0, WithoutReplacement(q, 2), TapeDraws([0.1, 0.9]))
     tree.grow(first, Iid(q, 1), TapeDraws([0.5]))
-    with pytest.raises(MongeError, match=r"children of depth 2 were sampled already, so nodes \[2\] of depth 1 get none"):
+    with pytest.raises(
+        MongeError,
+        match=r"children of depth 2 were sampled already, so nodes "
+        r"\[2\] of depth 1 get none",
+    ):
         tree.grow(second, later, TapeDraws([0.5]))
 
 
@@ -62,7 +71,9 @@ def test_a_level_is_drawn_node_by_node_in_the_order_given():
     tree, q = GrowingTree(9), dense_law([2, 3, 1])
     first, second = tree.grow(0, WithoutReplacement(q, 2), TapeDraws([0.1, 0.9]))
     grown = tree.grow_level({second: Iid(q, 2), first: Iid(q, 1)}, TapeDraws([0.1, 0.1, 0.9]))
-    assert {node: [tree.token_ids[child] for child in children] for node, children in grown.items()} == {
+    assert {
+        node: [tree.token_ids[child] for child in children] for node, children in grown.items()
+    } == {
         second: [0],
         first: [2],
     }
@@ -96,7 +107,9 @@ def test_a_fixed_chain_is_what_grows_by_single_candidates(token_ids):
     assert fixed_chain(9, token_ids, TapeDraws([])) == grown.finish()
     draws = AskedDraws()
     assert fixed_chain(9, token_ids, draws) == grown.finish()
-    assert draws.asked == [(token_ids[:depth], Deterministic((token,))) for depth, token in enumerate(token_ids)]
+    assert draws.asked == [
+        (token_ids[:depth], Deterministic((token,))) for depth, token in enumerate(token_ids)
+    ]
 
 
 def test_repeats_are_one_node_offered_twice():

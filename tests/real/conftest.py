@@ -1,4 +1,7 @@
-"""SmolLM2-135M-Instruct, where its package is installed: `make test` installs it, and goes on without it."""
+"""SmolLM2-135M-Instruct, where its package is installed:
+
+`make test` installs it, and goes on without it.
+"""
 
 import pytest
 
@@ -7,7 +10,9 @@ from monge.core.errors import ModelLoadError
 from monge.engine.loading import load_network, load_tokenizer
 from monge.engine.sources import NAMED
 
-CONVERSATION = [{"role": "user", "content": "Name the first four planets, and write the list twice."}]
+CONVERSATION = [
+    {"role": "user", "content": "Name the first four planets, and write the list twice."}
+]
 
 
 @pytest.fixture(scope="session")

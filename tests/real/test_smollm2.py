@@ -20,13 +20,20 @@ NUM_TOKENS = 24
 @pytest.fixture(scope="module")
 def greedy_ids(network, plain):
     prompt = torch.tensor([plain.encode_chat(CONVERSATION)])
-    output = network.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NUM_TOKENS, do_sample=False)
+    output = network.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NUM_TOKENS, do_sample=False
+    )
     return tuple(output[0, prompt.shape[1] :].tolist())
 
 
 @pytest.mark.parametrize(
     "parts",
-    [{"drafter": "none"}, {"drafter": "ngram(min_ngram=1)"}, {"drafter": "suffix"}, {"drafter": "layer_skip"}],
+    [
+        {"drafter": "none"},
+        {"drafter": "ngram(min_ngram=1)"},
+        {"drafter": "suffix"},
+        {"drafter": "layer_skip"},
+    ],
     ids=lambda parts: parts["drafter"],
 )
 def test_greedy_text_is_that_of_transformers(network, tokenizer, greedy_ids, parts):
@@ -39,16 +46,28 @@ def test_sampled_text_has_the_law_of_the_target(network, tokenizer, plain):
     """Two tokens of the two most probable each, drafted badly by the network itself at another temperature."""
     prompt, num_samples, options = plain.encode("The sky is"), 128, {"top_k": 2, "temperature": 1.5}
     decoder = monge.load(
-        network, network, tokenizer=tokenizer, tree="chain(2)", draft_temperature=4.0, controller="fixed", max_batch_size=16
+        network,
+        network,
+        tokenizer=tokenizer,
+        tree="chain(2)",
+        draft_temperature=4.0,
+        controller="fixed",
+        max_batch_size=16,
     )
-    results = decoder.generate([prompt] * num_samples, max_new_tokens=2, seed=0, ignore_eos=True, **options)
+    results = decoder.generate(
+        [prompt] * num_samples, max_new_tokens=2, seed=0, ignore_eos=True, **options
+    )
     counts = Counter(result.token_ids for result in results)
     law = _law_of_two(network, prompt, SamplingRules(**options))
     assert set(counts) <= set(law)
     expected = {tokens: num_samples * probability for tokens, probability in law.items()}
     statistic = sum((counts[tokens] - count) ** 2 / count for tokens, count in expected.items())
     assert chi2.sf(statistic, len(law) - 1) > 1e-4, (counts, expected)
-    assert any(record.num_accepted == 0 and record.num_nodes for result in results for record in result.records)
+    assert any(
+        record.num_accepted == 0 and record.num_nodes
+        for result in results
+        for record in result.records
+    )
 
 
 def _law_of_two(network, prompt, rules):
@@ -68,7 +87,15 @@ def _next(network, token_ids, rules):
 
 def test_a_chat_over_http_is_the_chat_in_process(plain):
     app = create_app(plain, ServerSettings(model_name="smollm2"), plain.chat_format)
-    body = {"model": "smollm2", "messages": CONVERSATION, "temperature": 0, "max_tokens": NUM_TOKENS}
+    body = {
+        "model": "smollm2",
+        "messages": CONVERSATION,
+        "temperature": 0,
+        "max_tokens": NUM_TOKENS,
+    }
     with TestClient(app) as client:
         answer = client.post("/v1/chat/completions", json=body).json()
-    assert answer["choices"][0]["message"]["content"] == plain.chat(CONVERSATION, max_new_tokens=NUM_TOKENS).text
+    assert (
+        answer["choices"][0]["message"]["content"]
+        == plain.chat(CONVERSATION, max_new_tokens=NUM_TOKENS).text
+    )

@@ -24,7 +24,10 @@ FREE = Latency.linear(plain=1.0, node=0.0, draft=0.0)
     ],
 )
 def test_acceptance_stays_exact(options):
-    """Of every law one token and the committed one are kept: accepted tokens have the exact law still."""
+    """Of every law one token and the committed one are kept.
+
+    Accepted tokens have the exact law still.
+    """
 
     def accepted(stories):
         law = {}
@@ -42,23 +45,42 @@ def test_rules_that_test_several_draws_are_refused(verifier):
     log = logged(models(4)[0], TEXT, top=1)
     parts = toy_parts(4, tree="fixed_width((2,), 'iid')", verifier=verifier)
     with pytest.raises(
-        UnavailableError, match=r"the log keeps \d tokens of a law, and \d of 4 draftable ones are not among them"
+        UnavailableError,
+        match=r"the log keeps \d tokens of a law, and \d of 4 draftable ones "
+        r"are not among them",
     ):
         play(parts, log, FREE, repeats=20)
 
 
 def test_enough_tokens_answer_everything():
-    """Where a compact log covers the draft law, nothing is missing: four tokens, of which two can be drafted."""
+    """Where a compact log covers the draft law, nothing is missing.
+
+    Four tokens, of which two can be drafted.
+    """
     options = {"tree": "fixed_width((2,), 'iid')", "verifier": "rrs", "draft_top_k": 1}
-    assert law_error(real_stories(3, 2, **options), replayed_stories(3, 2, top=2, **options)) < 1e-12
+    assert (
+        law_error(real_stories(3, 2, **options), replayed_stories(3, 2, top=2, **options)) < 1e-12
+    )
 
 
 @pytest.mark.parametrize(
     ("parts", "top", "message"),
     [
-        ({"tree": "fixed_width((2, 1))", "verifier": "traversal"}, None, "on trees it decides by target laws off the text"),
-        ({"tree": "fixed_width((2,), 'iid')", "verifier": "layer"}, None, "replay knows Block, .*TargetWalk, Traversal"),
-        ({"tree": Chain(2), "verifier": "block", "controller": "confidence_threshold"}, None, "below a rejected token depends"),
+        (
+            {"tree": "fixed_width((2, 1))", "verifier": "traversal"},
+            None,
+            "on trees it decides by target laws off the text",
+        ),
+        (
+            {"tree": "fixed_width((2,), 'iid')", "verifier": "layer"},
+            None,
+            "replay knows Block, .*TargetWalk, Traversal",
+        ),
+        (
+            {"tree": Chain(2), "verifier": "block", "controller": "confidence_threshold"},
+            None,
+            "below a rejected token depends",
+        ),
         (
             {"tree": "chain(2)", "verifier": "single_draft", "controller": "confidence_threshold"},
             1,

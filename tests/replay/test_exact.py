@@ -1,4 +1,7 @@
-"""Replay says what the real loop would have done: the joint law of a text and its rounds is the same, to the last digit."""
+"""Replay says what the real loop would have done.
+
+The joint law of a text and its rounds is the same, to the last digit.
+"""
 
 import pytest
 
@@ -12,7 +15,10 @@ WIDE = {
     "rrs": {"tree": "fixed_width((2,), 'iid')", "verifier": "rrs"},
     "rrs, mixed": {"tree": "fixed_width((3,), 'mixed(1)')", "verifier": "rrs"},
     "without replacement": {"tree": "fixed_width((2,))", "verifier": "rrs_without_replacement"},
-    "without replacement, i.i.d. draws": {"tree": "fixed_width((3,), 'iid')", "verifier": "rrs_without_replacement"},
+    "without replacement, i.i.d. draws": {
+        "tree": "fixed_width((3,), 'iid')",
+        "verifier": "rrs_without_replacement",
+    },
     "naive tree": {"tree": "fixed_width((3,), 'iid')", "verifier": "naive_tree"},
     "k-seq": {"tree": "fixed_width((2,), 'iid')", "verifier": "k_seq"},
     "greedy": {"tree": "fixed_width((2,), 'greedy_plus_one')", "verifier": "greedy"},

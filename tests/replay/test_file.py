@@ -51,13 +51,19 @@ def test_a_compact_law_keeps_the_committed_token_exactly_and_the_rest_as_one(log
         assert known.law.prob(known.token) == pytest.approx(full.law.prob(known.token), abs=1e-15)
         assert known.other == 3
         assert float(known.law.probs.sum()) == pytest.approx(1.0)
-        assert not known.covers(DenseLaw(torch.tensor([1 / 3] * 3, dtype=torch.float64))) or known.law.probs.numel() == 3
+        assert (
+            not known.covers(DenseLaw(torch.tensor([1 / 3] * 3, dtype=torch.float64)))
+            or known.law.probs.numel() == 3
+        )
 
 
 def altered(path, change):
     """The file with other metadata or tensors."""
     with safe_open(path, framework="pt") as file:
-        metadata, tensors = dict(file.metadata()), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata, tensors = (
+            dict(file.metadata()),
+            {name: file.get_tensor(name) for name in file.keys()},  # noqa: SIM118
+        )
     change(metadata, tensors)
     save_file(tensors, path, metadata=metadata)
 
@@ -67,7 +73,11 @@ def test_truncated(log, tmp_path):
     whole = path.read_bytes()
     for size in (0, 5, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(LogFileError, match=rf"run\.mlog: truncated or not a log: its {size} bytes.*make the log again"):
+        with pytest.raises(
+            LogFileError,
+            match=rf"run\.mlog: truncated or not a log: its {size} "
+            r"bytes.*make the log again",
+        ):
             read_log(path)
 
 
@@ -76,12 +86,20 @@ def test_one_flipped_bit(log, tmp_path):
     bad = bytearray(path.read_bytes())
     bad[-3] ^= 1
     path.write_bytes(bad)
-    with pytest.raises(LogFileError, match=r"run\.mlog: corrupted: field 'digest' expects \w+, the contents give \w+; copy"):
+    with pytest.raises(
+        LogFileError,
+        match=r"run\.mlog: corrupted: field 'digest' expects \w+, "
+        r"the contents give \w+; copy",
+    ):
         read_log(path)
 
 
 def test_no_log_at_all(log, tmp_path):
-    with pytest.raises(LogFileError, match=r"nowhere\.mlog: no such file; make a log with `monge replay record"):
+    with pytest.raises(
+        LogFileError,
+        match=r"nowhere\.mlog: no such file; make a log with `monge "
+        r"replay record",
+    ):
         read_log(tmp_path / "nowhere.mlog")
     save_file({"weight": torch.zeros(2)}, tmp_path / "weights.safetensors")
     with pytest.raises(LogFileError, match=r"field 'monge_log' is missing: not a log"):
@@ -104,14 +122,22 @@ def rewritten(path, edit):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda header, tensors: header.update(version=9), r"field 'version': got 9, this release reads 1"),
+        (
+            lambda header, tensors: header.update(version=9),
+            r"field 'version': got 9, this release "
+            r"reads 1",
+        ),
         (lambda header, tensors: tensors.pop("probs/0"), r"field 'probs/0' is missing"),
         (
             lambda header, tensors: header["model"].update(vocab_size=5),
             r"field 'probs/0': got shape \(4, 3\), expected \(4, 5\)",
         ),
         (lambda header, tensors: header.pop("rules"), r"header: KeyError: 'rules'"),
-        (lambda header, tensors: header["rules"].update(top_p=7), r"header: OptionError: top_p must lie in"),
+        (
+            lambda header, tensors: header["rules"].update(top_p=7),
+            r"header: OptionError: top_p "
+            r"must lie in",
+        ),
     ],
 )
 def test_inconsistent_contents(log, tmp_path, edit, message):
@@ -123,13 +149,24 @@ def test_inconsistent_contents(log, tmp_path, edit, message):
 
 def test_another_models_log(log):
     named = LawLog(
-        model=ModelIdentity(name="mine", vocab_size=3, network="aa", tokenizer="bb"), rules=SamplingRules(), texts=log.texts
+        model=ModelIdentity(name="mine", vocab_size=3, network="aa", tokenizer="bb"),
+        rules=SamplingRules(),
+        texts=log.texts,
     )
     named.check_model(ModelIdentity(name="draft", vocab_size=3, tokenizer="bb"), "the draft model")
     for other, what in (
-        (ModelIdentity(name="draft", vocab_size=4), "vocabulary size 3; the draft model 'draft' has 4"),
-        (ModelIdentity(name="draft", vocab_size=3, tokenizer="cc"), "tokenizer bb; the draft model 'draft' has cc"),
-        (ModelIdentity(name="draft", vocab_size=3, network="dd"), "network aa; the draft model 'draft' has dd"),
+        (
+            ModelIdentity(name="draft", vocab_size=4),
+            "vocabulary size 3; the draft model 'draft' has 4",
+        ),
+        (
+            ModelIdentity(name="draft", vocab_size=3, tokenizer="cc"),
+            "tokenizer bb; the draft model 'draft' has cc",
+        ),
+        (
+            ModelIdentity(name="draft", vocab_size=3, network="dd"),
+            "network aa; the draft model 'draft' has dd",
+        ),
     ):
         with pytest.raises(ForeignLogError, match=f"made with 'mine', {what}; log the texts again"):
             named.check_model(other, "the draft model")
@@ -143,7 +180,11 @@ def test_a_folder_that_cannot_be_written(log, tmp_path):
 
 @pytest.mark.parametrize("top", [0, 3, 4])
 def test_impossible_sizes(top):
-    with pytest.raises(OptionError, match=rf"need complete laws and 1 <= top < 3 tokens; got top={top}"):
+    with pytest.raises(
+        OptionError,
+        match=r"need complete laws and 1 <= top < 3 tokens; got "
+        rf"top={top}",
+    ):
         Masses(probs=torch.full((1, 3), 1 / 3, dtype=torch.float64)).compact(top, (0,))
 
 

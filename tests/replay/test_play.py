@@ -22,7 +22,9 @@ COSTS = Latency.linear(plain=1.0, node=0.05, draft=0.2)
 
 
 def expected_rounds(options, log):
-    law = exact_law(lambda draws: len(replay_text(toy_parts(3, **options), log, log.texts[0], draws)))
+    law = exact_law(
+        lambda draws: len(replay_text(toy_parts(3, **options), log, log.texts[0], draws))
+    )
     return math.fsum(count * prob for count, prob in law.items())
 
 
@@ -32,7 +34,10 @@ def test_fixed_windows_expect_what_replay_does(verifier):
     log = logged(models(3)[0], TEXT[:4])
     positions = look(toy_parts(3, tree="chain(2)", verifier=verifier), log, depth=2)
     for window in (0, 1, 2):
-        options = {"tree": "chain(2)", "verifier": "single_draft" if verifier == "optimal" else verifier}
+        options = {
+            "tree": "chain(2)",
+            "verifier": "single_draft" if verifier == "optimal" else verifier,
+        }
         found = expected_rounds(options | {"controller": f"fixed(max_depth={window})"}, log)
         assert fixed_window(positions[0], COSTS, window).rounds == pytest.approx(found, abs=1e-12)
 
@@ -45,7 +50,8 @@ def test_fixed_windows_expect_what_replay_does(verifier):
     ],
 )
 def test_chances_of_several_candidates(tree, verifier):
-    log = logged(models(3)[0], (1, 0, 0))  # one of these is the draft's most probable token, which some trees always draw
+    # One of these is the draft's most probable token, which some trees always draw.
+    log = logged(models(3)[0], (1, 0, 0))
     positions = look(toy_parts(3, tree=tree, verifier=verifier), log, depth=1)
     found = expected_rounds({"tree": tree, "verifier": verifier}, log)
     assert fixed_window(positions[0], COSTS, 1).rounds == pytest.approx(found, abs=1e-12)
@@ -65,9 +71,13 @@ def test_passes_have_predicted_times_and_are_reproducible():
     log = logged(models(3)[0], TEXT)
     parts = toy_parts(3, tree="chain(2)")
     played = play(parts, log, COSTS, repeats=40)
-    assert [one.records for one in played] == [one.records for one in play(parts, log, COSTS, repeats=40)]
+    assert [one.records for one in played] == [
+        one.records for one in play(parts, log, COSTS, repeats=40)
+    ]
     for record in played[0].records:
-        assert record.times.total_s == pytest.approx(1.0 + 0.05 * record.num_nodes + 0.2 * record.depth)
+        assert record.times.total_s == pytest.approx(
+            1.0 + 0.05 * record.num_nodes + 0.2 * record.depth
+        )
     assert {one.repeat for one in played} == set(range(40))
     committed = [token for record in played[3].records for token in record.token_ids]
     assert tuple(committed) == TEXT
@@ -96,7 +106,13 @@ def test_in_a_pool_only_the_draft_model_takes_time_to_draft(controller):
     target, draft = models(3)
     log = logged(target, TEXT * 4)
     parts = make_components(
-        target, draft, drafter=POOL, tree="chain(2)", verifier="single_draft", controller=controller, costs=COSTS
+        target,
+        draft,
+        drafter=POOL,
+        tree="chain(2)",
+        verifier="single_draft",
+        controller=controller,
+        costs=COSTS,
     )
     records = [record for one in play(parts, log, COSTS, repeats=8) for record in one.records]
     assert {record.drafter for record in records if record.depth} == {"ngram", "model"}
@@ -112,10 +128,18 @@ def test_windows_of_a_pool_expect_its_seconds_too():
 
     def seconds_of(window, draws):
         parts = make_components(
-            target, draft, drafter=POOL, tree="chain(2)", controller=f"fixed(max_depth={window})", costs=COSTS
+            target,
+            draft,
+            drafter=POOL,
+            tree="chain(2)",
+            controller=f"fixed(max_depth={window})",
+            costs=COSTS,
         )
         records = replay_text(parts, log, log.texts[0], draws)
-        return sum(predicted(one, COSTS, runs_network=parts.runs_network(one.drafter)).times.total_s for one in records)
+        return sum(
+            predicted(one, COSTS, runs_network=parts.runs_network(one.drafter)).times.total_s
+            for one in records
+        )
 
     positions = look(make_components(target, draft, drafter=POOL, tree="chain(2)"), log, depth=2)
     assert {place.runs_network for place in positions[0]} == {True, False}
@@ -138,7 +162,10 @@ def test_a_survey_is_shared_by_those_whose_tree_is_the_same():
 
 def test_a_pool_is_replayed_by_name():
     target, draft = models(3)
-    log = replace(logged(target, TEXT * 4), costs={name: COSTS.as_dict() for name in ("ngram", "model", "none")})
+    log = replace(
+        logged(target, TEXT * 4),
+        costs={name: COSTS.as_dict() for name in ("ngram", "model", "none")},
+    )
     document = compare(
         [
             Configuration(drafter=POOL, tree="chain(2)", controller="hedge"),
@@ -171,5 +198,8 @@ def test_what_is_printed_plans_as_what_was_replayed() -> None:
     chosen = Configuration(drafter="model", tree="chain(2)")
     assert chosen.command == "--drafter model --tree 'chain(2)' --controller fixed"
     assert chosen.call == "drafter='model', tree='chain(2)', controller='fixed'"
-    assert Configuration(drafter="model", controller="goodput").command == "--drafter model --controller goodput"
+    assert (
+        Configuration(drafter="model", controller="goodput").command
+        == "--drafter model --controller goodput"
+    )
     assert Configuration(drafter="none").command == "--drafter none"

@@ -18,7 +18,9 @@ PROMPT = (0, 1)
 
 
 def models(vocab, style="positive"):
-    return TabularModel(RandomTable(vocab, 1, style), vocab), TabularModel(RandomTable(vocab, 2, style), vocab)
+    return TabularModel(RandomTable(vocab, 1, style), vocab), TabularModel(
+        RandomTable(vocab, 2, style), vocab
+    )
 
 
 def toy_parts(vocab, style="positive", **options):
@@ -47,7 +49,10 @@ def logged(target, token_ids, *, top=None, prompt=PROMPT, tag="toy"):
 
 def story(records):
     """What is compared of a round: all that does not depend on a clock."""
-    return tuple((r.num_accepted, r.num_nodes, r.depth, r.examined, r.next_kind, r.token_ids) for r in records)
+    return tuple(
+        (r.num_accepted, r.num_nodes, r.depth, r.examined, r.next_kind, r.token_ids)
+        for r in records
+    )
 
 
 def real_stories(vocab, horizon, style="positive", **options):
@@ -55,7 +60,9 @@ def real_stories(vocab, horizon, style="positive", **options):
 
     def run(draws):
         components = toy_parts(vocab, style, **options)
-        request = Request(prompt_ids=PROMPT, max_new_tokens=horizon, rules=SamplingRules(), seed=0, draws=draws)
+        request = Request(
+            prompt_ids=PROMPT, max_new_tokens=horizon, rules=SamplingRules(), seed=0, draws=draws
+        )
         session = Session(request, 0)
         open_sessions([session], components)
         while session.finish_reason is None:

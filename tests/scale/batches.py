@@ -11,7 +11,9 @@ PROMPTS = [f"Number {number} of many" for number in range(10)]
 
 def run(job, workers=None):
     told = []
-    report = run_batch(job, workers or ThisProcess(), lambda done, total: told.append((done, total)))
+    report = run_batch(
+        job, workers or ThisProcess(), lambda done, total: told.append((done, total))
+    )
     return report, told
 
 

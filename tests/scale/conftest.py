@@ -16,7 +16,9 @@ def job(tmp_path, monkeypatch):
     """A job over ten rows, in shards of three, decoded by tables."""
     monkeypatch.setattr(DecoderSpec, "load", lambda _: toy_decoder())
     source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps({"prompt": text, "id": f"row-{text[7]}"}) + "\n" for text in PROMPTS))
+    source.write_text(
+        "".join(json.dumps({"prompt": text, "id": f"row-{text[7]}"}) + "\n" for text in PROMPTS)
+    )
 
     def make(output="out.jsonl", source=source, **settings):
         given = {"options": OPTIONS, "seed": 1, "shard_rows": 3} | settings

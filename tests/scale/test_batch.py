@@ -26,10 +26,14 @@ def tiny(tmp_path_factory):
 def test_rows_keep_their_order_and_ids_and_have_the_texts_of_generate(job):
     report, told = run(made := job())
     rows = rows_of(made.output)
-    assert [(row["row"], row["id"]) for row in rows] == [(number, f"row-{number}") for number in range(10)]
+    assert [(row["row"], row["id"]) for row in rows] == [
+        (number, f"row-{number}") for number in range(10)
+    ]
     alone = toy_decoder().generate(PROMPTS, seed=1, **OPTIONS)
     assert [row["token_ids"] for row in rows] == [list(result.token_ids) for result in alone]
-    assert [(row["seed"], row["finish_reason"]) for row in rows] == [(one.seed, one.finish_reason) for one in alone]
+    assert [(row["seed"], row["finish_reason"]) for row in rows] == [
+        (one.seed, one.finish_reason) for one in alone
+    ]
     assert (report.num_rows, report.num_errors) == (10, 0)
     assert told == [(0, 10), (3, 10), (6, 10), (9, 10), (10, 10)]
     assert not made.output.with_name("out.jsonl.parts").exists()
@@ -57,7 +61,10 @@ def test_without_a_seed_a_run_goes_on_and_every_row_has_one_of_its_own(job):
         assert row["token_ids"] == list(again.token_ids)
 
 
-@pytest.mark.parametrize(("seed", "own", "planner"), [(None, "", "goodput"), (3, "", "fixed"), (None, ', "seed": 4', "fixed")])
+@pytest.mark.parametrize(
+    ("seed", "own", "planner"),
+    [(None, "", "goodput"), (3, "", "fixed"), (None, ', "seed": 4', "fixed")],
+)
 def test_only_rows_without_a_seed_are_planned_by_the_clock(seed, own, planner):
     decoder = toy_decoder(controller=None, costs=Latency.linear(plain=1.0, node=0.1, draft=0.1))
     rules = RowRules(seed=seed, options={"temperature": 1.0}, prompt_field="prompt")
@@ -107,7 +114,8 @@ BAD = {
     b'{"prompt": "x", "temperature": "hot"}': "'temperature' must be int or float; got str",
     b'{"prompt": "x", "top_k": true}': "'top_k' must be int; got bool",
     b'{"prompt": "x", "temperature": -1}': "temperature must be finite and >= 0",
-    b'{"prompt": "x", "seed": 18446744073709551616}': "seed must be a whole number of at least -2^63 and less than 2^64",
+    b'{"prompt": "x", "seed": 18446744073709551616}': "seed must be a whole number of at least "
+    "-2^63 and less than 2^64",
     b'{"prompt": "x", "stop": [1]}': "'stop' must be a text or a list of texts",
 }
 
@@ -127,8 +135,18 @@ def test_bad_rows_are_told_and_the_others_decoded(job, tmp_path):
 
 def test_rows_have_options_of_their_own(job, tmp_path):
     source = tmp_path / "own.jsonl"
-    own = {"seed": 7, "max_new_tokens": 3, "temperature": 0.0, "top_k": 5, "top_p": 1, "stop": ["zzz"], "ignore_eos": True}
-    source.write_text(json.dumps({"prompt": "A", **own}) + "\n" + json.dumps({"prompt": "A", "seed": None}))
+    own = {
+        "seed": 7,
+        "max_new_tokens": 3,
+        "temperature": 0.0,
+        "top_k": 5,
+        "top_p": 1,
+        "stop": ["zzz"],
+        "ignore_eos": True,
+    }
+    source.write_text(
+        json.dumps({"prompt": "A", **own}) + "\n" + json.dumps({"prompt": "A", "seed": None})
+    )
     run(made := job(source=source))
     first, second = rows_of(made.output)
     assert (first["seed"], len(first["token_ids"])) == (7, 3)
@@ -155,7 +173,11 @@ def test_inputs_that_cannot_be(job, tmp_path, name, text, message):
 def test_parquet_says_what_jsonl_says(job, tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs the extra `scale`")
     parquet = pytest.importorskip("pyarrow.parquet")
-    columns = {"prompt": [*PROMPTS, None], "id": list(range(11)), "max_new_tokens": [None, 3, *[None] * 9]}
+    columns = {
+        "prompt": [*PROMPTS, None],
+        "id": list(range(11)),
+        "max_new_tokens": [None, 3, *[None] * 9],
+    }
     parquet.write_table(pyarrow.table(columns), tmp_path / "in.parquet")
     report, _ = run(tables := job("out.parquet", source=tmp_path / "in.parquet"))
     run(lines := job("lines.jsonl", source=tmp_path / "in.parquet"))
@@ -172,7 +194,9 @@ def test_parquet_says_what_jsonl_says(job, tmp_path):
 def test_parquet_ids_of_several_kinds_are_json(job, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs the extra `scale`")
     source = tmp_path / "mixed.jsonl"
-    source.write_text("\n".join(json.dumps({"prompt": "A", "id": row_id}) for row_id in (1, "one", None, [2])))
+    source.write_text(
+        "\n".join(json.dumps({"prompt": "A", "id": row_id}) for row_id in (1, "one", None, [2]))
+    )
     run(made := job("out.parquet", source=source))
     assert parquet.read_table(made.output)["id"].to_pylist() == ["1", '"one"', None, "[2]"]
 
@@ -181,8 +205,28 @@ def test_parquet_ids_of_several_kinds_are_json(job, tmp_path):
 def test_a_killed_command_is_started_again(tmp_path, tiny):
     source = tmp_path / "long.jsonl"
     source.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS * 8))
-    command = [sys.executable, "-m", "monge", "batch", str(source), str(tmp_path / "killed.jsonl"), "--target", tiny[0]]
-    command += ["--draft", tiny[1], "--max-new-tokens", "40", "--temperature", "1", "--seed", "5", "--shard-rows", "4"]
+    command = [
+        sys.executable,
+        "-m",
+        "monge",
+        "batch",
+        str(source),
+        str(tmp_path / "killed.jsonl"),
+        "--target",
+        tiny[0],
+    ]
+    command += [
+        "--draft",
+        tiny[1],
+        "--max-new-tokens",
+        "40",
+        "--temperature",
+        "1",
+        "--seed",
+        "5",
+        "--shard-rows",
+        "4",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     parts = tmp_path / "killed.jsonl.parts"
@@ -192,7 +236,9 @@ def test_a_killed_command_is_started_again(tmp_path, tiny):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "killed.jsonl").exists()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=200, check=True
+    )
     assert "going on after" in done.stderr
     command[5] = str(tmp_path / "whole.jsonl")
     subprocess.run(command, env=environment, capture_output=True, timeout=200, check=True)
@@ -200,9 +246,13 @@ def test_a_killed_command_is_started_again(tmp_path, tiny):
     assert [row["row"] for row in rows_of(tmp_path / "killed.jsonl")] == list(range(80))
 
 
-@pytest.mark.parametrize(("controller", "is_told"), [("goodput", False), ("fixed", True), (None, True)])
+@pytest.mark.parametrize(
+    ("controller", "is_told"), [("goodput", False), ("fixed", True), (None, True)]
+)
 def test_a_row_tells_its_seed_only_where_that_gives_the_text_again(controller, is_told):
-    decoder = toy_decoder(controller=controller, costs=Latency.linear(plain=1.0, node=0.1, draft=0.1))
+    decoder = toy_decoder(
+        controller=controller, costs=Latency.linear(plain=1.0, node=0.1, draft=0.1)
+    )
     rules = RowRules(seed=3, options={"temperature": 1.0}, prompt_field="prompt")
     row = json.loads(read_row(b'{"prompt": "once"}', 0, decoder, rules).as_json())
     assert row["error"] is None

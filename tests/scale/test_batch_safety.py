@@ -1,4 +1,7 @@
-"""What a batch must not do to files: replace what is there, believe what is damaged, or stand in its own way."""
+"""What a batch must not do to files.
+
+Replace what is there, believe what is damaged, or stand in its own way.
+"""
 
 import json
 import re
@@ -103,14 +106,21 @@ def test_options_that_fit_no_row_are_refused_at_once(job, options, message):
 @pytest.mark.parametrize("seed", [1 << 64, -(1 << 63) - 1])
 def test_a_seed_out_of_range_is_refused_at_once(job, seed):
     with pytest.raises(
-        OptionError, match=re.escape(f"seed must be a whole number of at least -2^63 and less than 2^64; got {seed}")
+        OptionError,
+        match=re.escape(
+            f"seed must be a whole number of at least -2^63 and less than 2^64; got {seed}"
+        ),
     ):
         job(seed=seed)
 
 
 def test_a_command_that_fails_on_every_row_does_not_stand_in_the_way_of_the_right_one(job):
     wrong = job(options=OPTIONS | {"max_new_tokens": 3000})
-    with pytest.raises(OptionError, match=r"none of 10 rows could be decoded, .*; the first one: .*context"):
+    with pytest.raises(
+        OptionError,
+        match=r"none of 10 rows could be decoded, .*; the first one: "
+        r".*context",
+    ):
         run(wrong)
     assert not wrong.output.exists()
     run(job())

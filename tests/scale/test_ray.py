@@ -1,4 +1,7 @@
-"""Ray Data and Ray Serve on a cluster of two nodes, simulated on this machine; the commands as their users type them."""
+"""Ray Data and Ray Serve on a cluster of two nodes, simulated on this machine.
+
+The commands as their users type them.
+"""
 
 import json
 import logging
@@ -37,8 +40,14 @@ def pair(tmp_path_factory):
 def address():
     """Of a cluster whose nodes have one core each, so that two replicas or workers of one core lie on two nodes."""
     # Ray's processes are as polite as they can be, and starve on a machine that is busy otherwise.
-    os.environ |= {"RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    os.environ |= {
+        "RAY_worker_niceness": "0",
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    cluster = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     try:
         cluster.add_node(num_cpus=1)
         yield cluster.address
@@ -52,8 +61,14 @@ def command(*arguments):
 
 def pids_of(name):
     """Ray's processes of a kind; they name themselves."""
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return [int(line.split()[0]) for line in listed.splitlines() if f"ray::{name}" in line and "defunct" not in line]
+    listed = subprocess.run(
+        ["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True
+    ).stdout
+    return [
+        int(line.split()[0])
+        for line in listed.splitlines()
+        if f"ray::{name}" in line and "defunct" not in line
+    ]
 
 
 def wait_for(condition, seconds=240):
@@ -76,7 +91,18 @@ def rows(tmp_path_factory):
 def batch(rows, pair):
     def run(name, *arguments):
         output = rows.with_name(name)
-        options = ("--target", pair[0], "--draft", pair[1], "--seed", 3, "--temperature", 0.9, "--max-new-tokens", 200)
+        options = (
+            "--target",
+            pair[0],
+            "--draft",
+            pair[1],
+            "--seed",
+            3,
+            "--temperature",
+            0.9,
+            "--max-new-tokens",
+            200,
+        )
         return output, command("batch", rows, output, *options, "--shard-rows", 4, *arguments)
 
     return run
@@ -116,7 +142,18 @@ def served(pair, address, *options):
     """`monge serve --ray`; gives its address and the process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    asked = command("serve", *pair, "--ray", "--address", address, "--port", port, "--max-batch-size", 4, *options)
+    asked = command(
+        "serve",
+        *pair,
+        "--ray",
+        "--address",
+        address,
+        "--port",
+        port,
+        "--max-batch-size",
+        4,
+        *options,
+    )
     with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -134,14 +171,20 @@ def served(pair, address, *options):
 
 
 def ask(url, seed, **fields):
-    answer = httpx.post(f"{url}/v1/completions", json=COMPLETION | {"seed": seed} | fields, timeout=120)
-    return answer.status_code, answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
+    answer = httpx.post(
+        f"{url}/v1/completions", json=COMPLETION | {"seed": seed} | fields, timeout=120
+    )
+    return answer.status_code, answer.json()["choices"][0][
+        "text"
+    ] if answer.status_code == 200 else answer.text
 
 
 def generated(url):
     """Tokens that each replica has generated, as the metrics tell."""
     text = httpx.get(f"{url}/metrics", timeout=60).text
-    found = re.findall(r'^vllm:generation_tokens_total\{engine="(\w+)".*\} (\S+)$', text, re.MULTILINE)
+    found = re.findall(
+        r'^vllm:generation_tokens_total\{engine="(\w+)".*\} (\S+)$', text, re.MULTILINE
+    )
     return {engine: float(count) for engine, count in found}
 
 
@@ -160,18 +203,28 @@ def stream(url):
 
 
 def test_two_replicas_serve_as_one(pair, address):
-    (offline,) = load(*pair).generate("The history of", max_new_tokens=48, temperature=0.8, seed=1, ignore_eos=True)
+    (offline,) = load(*pair).generate(
+        "The history of", max_new_tokens=48, temperature=0.8, seed=1, ignore_eos=True
+    )
     with served(pair, address, "--replicas", 2) as (url, process):
         assert {ask(url, 1) for _ in range(8)} == {(200, offline.text)}
         wait_for(lambda: len(engines(url)) == 2)
         *chunks, last = stream(url)
         assert len(chunks) > 1
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == offline.text
+        assert (
+            "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
+            == offline.text
+        )
         assert last["usage"]["completion_tokens"] == 48
         kill_one_of_two_under_load(url)
         for kill in (break_streams_off, openai_goes_on):
             kill(url)
-            wait_for(lambda: len(pids_of("ServeReplica")) == 2 and httpx.get(f"{url}/health", timeout=60).status_code == 200)
+            wait_for(
+                lambda: (
+                    len(pids_of("ServeReplica")) == 2
+                    and httpx.get(f"{url}/health", timeout=60).status_code == 200
+                )
+            )
         chunks = stream(url)
         first = next(chunks)
         process.send_signal(signal.SIGTERM)
@@ -183,7 +236,10 @@ def test_two_replicas_serve_as_one(pair, address):
 
 @contextmanager
 def asking(url, expected, num_clients):
-    """Clients that ask for texts of known seeds, one after another; gives what they were told, and checks it in the end."""
+    """Clients that ask for texts of known seeds, one after another.
+
+    Gives what they were told, and checks it in the end.
+    """
     told, ended = [], threading.Event()
 
     def client(number):
@@ -207,7 +263,8 @@ def asking(url, expected, num_clients):
 
 def kill_one_of_two_under_load(url):
     before = engines(url)
-    # Whoever was on the lost replica is served by the other one: everybody gets the text of the seed.
+    # Whoever was on the lost replica is served by the other one: everybody gets the text of the
+    # seed.
     with asking(url, {seed: ask(url, seed) for seed in range(3)}, num_clients=4) as told:
         wait_for(lambda: len(told) > 8)
         victim = pids_of("ServeReplica")[0]
@@ -223,10 +280,17 @@ def test_replicas_come_with_load_and_go_after_it(pair, address):
 
     offered = ("fixed", "fsm")
     (offline,) = load(*pair, controller=offered).generate(
-        "The history of", max_new_tokens=48, temperature=0.8, seed=1, ignore_eos=True, controller="fsm"
+        "The history of",
+        max_new_tokens=48,
+        temperature=0.8,
+        seed=1,
+        ignore_eos=True,
+        controller="fsm",
     )
     options = ("--autoscale", "1:2", "--upscale-delay", 2, "--downscale-delay", 5)
-    with served(pair, address, *options, "--controller", offered[0], "--controller", offered[1]) as (url, _):
+    with served(
+        pair, address, *options, "--controller", offered[0], "--controller", offered[1]
+    ) as (url, _):
         expected = {seed: ask(url, seed) for seed in range(3)}
         assert {status for status, _ in expected.values()} == {200}
         assert ask(url, 1, speculation={"controller": "fsm"}) == (200, offline.text)
@@ -248,16 +312,24 @@ def test_replicas_come_with_load_and_go_after_it(pair, address):
 
 
 def break_streams_off(url):
-    """Kill a replica while it streams: what was sent stays true, and the end says that it is none."""
+    """Kill a replica while it streams.
+
+    What was sent stays true, and the end says that it is none.
+    """
     body = COMPLETION | {"max_tokens": 1500, "stream": True}
     whole = {
-        seed: httpx.post(f"{url}/v1/completions", json=body | {"seed": seed, "stream": False}, timeout=300) for seed in range(4)
+        seed: httpx.post(
+            f"{url}/v1/completions", json=body | {"seed": seed, "stream": False}, timeout=300
+        )
+        for seed in range(4)
     }
     told, begun = {}, [threading.Event() for _ in whole]
 
     def client(seed):
         told[seed] = []
-        with httpx.stream("POST", f"{url}/v1/completions", json=body | {"seed": seed}, timeout=300) as answer:
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json=body | {"seed": seed}, timeout=300
+        ) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
                     told[seed].append(json.loads(line[6:]))
@@ -289,7 +361,9 @@ def openai_goes_on(url):
 
     def ask_on():
         while not ended.is_set():
-            made = client.completions.create(model="target", prompt="The history of", max_tokens=48, seed=1)
+            made = client.completions.create(
+                model="target", prompt="The history of", max_tokens=48, seed=1
+            )
             told.append(made.choices[0].text)
 
     clients = [threading.Thread(target=ask_on) for _ in range(4)]

@@ -32,13 +32,17 @@ def replica(monkeypatch):
         def gather(own):
             return merged(board.exchange(engine, list(own)))
 
-        return replica_app(AppArgs(served_model_name="toy", **args), engine=engine, gather=gather)[0]
+        return replica_app(AppArgs(served_model_name="toy", **args), engine=engine, gather=gather)[
+            0
+        ]
 
     return make
 
 
 def ask(client, **fields):
-    answer = client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 6, "seed": 1, **fields})
+    answer = client.post(
+        "/v1/completions", json={"prompt": "abc", "max_tokens": 6, "seed": 1, **fields}
+    )
     assert answer.status_code == 200
     return answer.json()["choices"][0]["text"]
 
@@ -46,7 +50,12 @@ def ask(client, **fields):
 def counted(text, name):
     """Samples of a counter, by the label `engine`."""
     families = text_string_to_metric_families(text)
-    return {sample.labels["engine"]: sample.value for one in families for sample in one.samples if sample.name == name}
+    return {
+        sample.labels["engine"]: sample.value
+        for one in families
+        for sample in one.samples
+        if sample.name == name
+    }
 
 
 def test_every_replica_shows_what_all_of_them_measured(replica):
@@ -82,9 +91,16 @@ def test_health_is_that_of_the_scheduler(replica):
 
 
 def test_args_mean_what_options_mean(replica):
-    with TestClient(replica("one", api_keys=("secret",), request_timeout_s=0, max_waiting=3)) as client:
+    with TestClient(
+        replica("one", api_keys=("secret",), request_timeout_s=0, max_waiting=3)
+    ) as client:
         assert client.get("/v1/models").status_code == 401
-        assert client.get("/v1/models", headers={"authorization": "Bearer secret"}).json()["data"][0]["id"] == "toy"
+        assert (
+            client.get("/v1/models", headers={"authorization": "Bearer secret"}).json()["data"][0][
+                "id"
+            ]
+            == "toy"
+        )
 
 
 def test_an_empty_name_is_refused_and_not_taken_for_none(monkeypatch):
@@ -99,7 +115,9 @@ def test_a_replica_leaves_what_it_loaded_out_of_collections(monkeypatch):
     board = SimpleNamespace(gather=lambda own: own, keep_publishing=lambda _: None)
     monkeypatch.setattr(DecoderSpec, "load", lambda _: toy_decoder())
     monkeypatch.setattr(
-        ray_serve, "require_ray", lambda _: SimpleNamespace(serve=SimpleNamespace(get_replica_context=lambda: context))
+        ray_serve,
+        "require_ray",
+        lambda _: SimpleNamespace(serve=SimpleNamespace(get_replica_context=lambda: context)),
     )
     monkeypatch.setattr(ray_serve, "SharedMetrics", lambda *_: board)
     monkeypatch.setattr(ray_serve, "settle_objects", lambda: frozen.append(True))
@@ -113,13 +131,26 @@ def test_unknown_args_are_refused_by_name():
 
 
 def test_deployment_options():
-    fixed = ray_serve._deployment(AppArgs(num_replicas=3, max_batch_size=4, gpus_per_replica=1, drain_s=7))
-    assert (fixed["num_replicas"], fixed["max_ongoing_requests"], fixed["graceful_shutdown_timeout_s"]) == (3, 8, 7)
+    fixed = ray_serve._deployment(
+        AppArgs(num_replicas=3, max_batch_size=4, gpus_per_replica=1, drain_s=7)
+    )
+    assert (
+        fixed["num_replicas"],
+        fixed["max_ongoing_requests"],
+        fixed["graceful_shutdown_timeout_s"],
+    ) == (3, 8, 7)
     assert fixed["ray_actor_options"] == {"num_cpus": 1, "num_gpus": 1}
     scaled = ray_serve._deployment(AppArgs(autoscale=(1, 4)))
-    assert scaled["autoscaling_config"] == {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 8}
+    assert scaled["autoscaling_config"] == {
+        "min_replicas": 1,
+        "max_replicas": 4,
+        "target_ongoing_requests": 8,
+    }
     hasty = ray_serve._deployment(AppArgs(autoscale=(0, 4), upscale_delay_s=1, downscale_delay_s=0))
-    assert hasty["autoscaling_config"] | {"upscale_delay_s": 1, "downscale_delay_s": 0} == hasty["autoscaling_config"]
+    assert (
+        hasty["autoscaling_config"] | {"upscale_delay_s": 1, "downscale_delay_s": 0}
+        == hasty["autoscaling_config"]
+    )
     with pytest.raises(OptionError, match="downscale_delay_s needs autoscale"):
         ray_serve._deployment(AppArgs(downscale_delay_s=5))
     with pytest.raises(OptionError, match="got 3:2"):
@@ -137,7 +168,10 @@ def test_deployment_options():
         (["--ray", "--port", "0"], "--ray needs a port"),
         (["--ray", "--access-log"], "--access-log is not for --ray"),
         (["--ray", "--autoscale", "many"], "as in 1:4; got 'many'"),
-        (["--ray", "--replicas", "0"], "--replicas: Input should be greater than or equal to 1; got 0"),
+        (
+            ["--ray", "--replicas", "0"],
+            "--replicas: Input should be greater than or equal to 1; got 0",
+        ),
         (["--ray", "--drain", "-1"], "--drain: Input should be greater than"),
         (["--ray"], "pip install 'monge[scale]'"),
     ],
@@ -167,7 +201,10 @@ def test_configuration_of_the_guide():
 def test_controllers_come_as_one_or_as_a_list():
     parsed = AppArgs.model_validate(yaml.safe_load("controller: [goodput, fixed]"))
     assert parsed.given(("controller",)) == {"controller": ("goodput", "fixed")}
-    assert DecoderSpec(options={"controller": ("goodput", "fixed")}).as_dict()["controller"] == ("goodput", "fixed")
+    assert DecoderSpec(options={"controller": ("goodput", "fixed")}).as_dict()["controller"] == (
+        "goodput",
+        "fixed",
+    )
     assert AppArgs.model_validate({"controller": "goodput"}).controller == "goodput"
     with pytest.raises(OptionError, match="controller must be written as text"):
         DecoderSpec(options={"controller": (object(),)})

@@ -1,4 +1,7 @@
-"""The retry proxy, with replicas that answer, break off, or are lost; `test_ray.py` uses real replicas."""
+"""The retry proxy, with replicas that answer, break off, or are lost;
+
+`test_ray.py` uses real replicas.
+"""
 
 import asyncio
 import json
@@ -11,7 +14,10 @@ from monge.scale.retry_proxy import CONTROLLER_OPTIONS, RetryProxy, middlewares
 JSON = [(b"content-type", b"application/json")]
 TEXT = [(b"content-type", b"text/plain")]
 EVENTS = [(b"content-type", b"text/event-stream")]
-BODY = [{"type": "http.request", "body": b"one ", "more_body": True}, {"type": "http.request", "body": b"two"}]
+BODY = [
+    {"type": "http.request", "body": b"one ", "more_body": True},
+    {"type": "http.request", "body": b"two"},
+]
 
 
 def head(status, headers):
@@ -26,7 +32,10 @@ WHOLE = (head(200, JSON), part(b'{"text": "whole"}'))
 
 
 class Proxy:
-    """Reads the body and says what it is told to, one list a sending; then it falls silent, as Ray's does."""
+    """Reads the body and says what it is told to, one list a sending.
+
+    Then it falls silent, as Ray's does.
+    """
 
     def __init__(self, *answers):
         self.answers, self.bodies, self.request_ids = list(answers), [], []
@@ -63,7 +72,12 @@ def ask(proxy, *, path="/v1/completions", messages=BODY):
     assert len(starts) == 1, "an answer has one head"
     assert not sent[-1].get("more_body", False) or sent[-1]["type"] == "http.response.body"
     body = b"".join(message.get("body", b"") for message in sent)
-    return starts[0]["status"], dict(starts[0]["headers"]), body, not sent[-1].get("more_body", False)
+    return (
+        starts[0]["status"],
+        dict(starts[0]["headers"]),
+        body,
+        not sent[-1].get("more_body", False),
+    )
 
 
 def test_an_answer_passes():
@@ -104,7 +118,9 @@ def test_any_other_answer_that_breaks_off_stays_broken():
     assert (status, body, is_ended) == (200, b'{"text": "ha', False)
 
 
-@pytest.mark.parametrize(("status", "again"), [(503, b"1"), (429, b"1"), (408, None), (404, None), (502, None)])
+@pytest.mark.parametrize(
+    ("status", "again"), [(503, b"1"), (429, b"1"), (408, None), (404, None), (502, None)]
+)
 def test_errors_of_the_proxy_get_the_shape_of_ours(status, again):
     proxy = Proxy([head(status, TEXT), part(b"Request dropped ", more=True), part(b"at 10.0.0.7")])
     told, headers, body, _ = ask(proxy)
@@ -133,10 +149,17 @@ def test_what_is_too_large_to_keep_is_sent_once(monkeypatch):
 
 
 def test_ray_s_own_pages_are_ray_s():
-    assert ask(Proxy([head(503, TEXT), part(b"draining")]), path="/-/healthz")[::2] == (503, b"draining")
+    assert ask(Proxy([head(503, TEXT), part(b"draining")]), path="/-/healthz")[::2] == (
+        503,
+        b"draining",
+    )
 
 
 def test_ray_finds_it():
-    (path,) = [value for name, value in CONTROLLER_OPTIONS["runtime_env"]["env_vars"].items() if name.endswith("IMPORT_PATH")]
+    (path,) = [
+        value
+        for name, value in CONTROLLER_OPTIONS["runtime_env"]["env_vars"].items()
+        if name.endswith("IMPORT_PATH")
+    ]
     assert path == "monge.scale.retry_proxy:middlewares"
     assert [one.cls for one in middlewares()] == [RetryProxy]

@@ -56,10 +56,14 @@ class Account:
 
         def extend(blocks):
             logits = extended(blocks)
-            perturbed = {one: logits[one] + torch.linspace(0, 2, logits[one].shape[-1]) for one in blocks}
+            perturbed = {
+                one: logits[one] + torch.linspace(0, 2, logits[one].shape[-1]) for one in blocks
+            }
             for sequence, block in blocks.items():
                 self.read.setdefault(sequence, []).extend(block.token_ids)
-                self.num_differing += int((perturbed[sequence].argmax(-1) != logits[sequence].argmax(-1)).sum())
+                self.num_differing += int(
+                    (perturbed[sequence].argmax(-1) != logits[sequence].argmax(-1)).sum()
+                )
             return perturbed
 
         def commit(paths):
@@ -87,18 +91,35 @@ def as_rank(rank, port, pair, folder):
         if decoder is not None:
             told = {"name": repr(decoder.components.target)}
             for name, options in (("greedy", GREEDY), ("sampled", SAMPLED)):
-                told[name] = [list(result.token_ids) for result in decoder.generate(PROMPTS, **options)]
+                told[name] = [
+                    list(result.token_ids) for result in decoder.generate(PROMPTS, **options)
+                ]
             (folder / "0").write_text(json.dumps(told))
     if rank:
-        (folder / "1").write_text(json.dumps({"texts": account.texts, "differing": account.num_differing}))
+        (folder / "1").write_text(
+            json.dumps({"texts": account.texts, "differing": account.num_differing})
+        )
 
 
 def serve_as_rank(rank, port, pair, http_port):
-    """`monge serve --tensor-parallel`, as torchrun starts it; one that follows has no address of its own."""
+    """`monge serve --tensor-parallel`, as torchrun starts it.
+
+    One that follows has no address of its own.
+    """
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     commands(
-        ["serve", *pair, "--port", str(http_port), "--tree", TREES["tree"], "--tensor-parallel", "--drain", str(PATIENCE_S)]
+        [
+            "serve",
+            *pair,
+            "--port",
+            str(http_port),
+            "--tree",
+            TREES["tree"],
+            "--tensor-parallel",
+            "--drain",
+            str(PATIENCE_S),
+        ]
     )
 
 
@@ -110,7 +131,9 @@ def free_port():
 @contextmanager
 def two(work, *arguments):
     """Two processes, which have ended well at the end."""
-    pytest.importorskip("accelerate", reason="transformers shards with accelerate: pip install 'monge[scale]'")
+    pytest.importorskip(
+        "accelerate", reason="transformers shards with accelerate: pip install 'monge[scale]'"
+    )
     # Forked, because importing everything again would take longer than the tests.
     context, port = multiprocessing.get_context("fork"), free_port()
     processes = [context.Process(target=work, args=(rank, port, *arguments)) for rank in (0, 1)]
@@ -146,7 +169,9 @@ def test_two_processes_write_the_text_of_one(pair, ranks, name, options):
 def test_the_verdict_of_rank_0_holds_on_a_rank_that_would_decide_otherwise(ranks):
     assert ranks["1"]["differing"] > 0
     written = [*ranks["0"]["greedy"], *ranks["0"]["sampled"]]
-    for prompt, completion, kept in zip(PROMPTS * 2, written, ranks["1"]["texts"].values(), strict=True):
+    for prompt, completion, kept in zip(
+        PROMPTS * 2, written, ranks["1"]["texts"].values(), strict=True
+    ):
         # The last token is never read.
         assert kept[:1] == prompt[-1:]
         assert kept[1:] == completion[: len(kept) - 1]
@@ -177,7 +202,14 @@ def is_refused(url):
 
 def test_two_processes_serve_the_text_of_one_and_finish_it_when_both_are_told_to_stop(pair):
     (alone,) = load(*pair, **TREES).generate([PROMPTS[0]], **SAMPLED)
-    asked = {"prompt": PROMPTS[0], "max_tokens": 24, "temperature": 0.8, "top_p": 0.95, "seed": 3, "ignore_eos": True}
+    asked = {
+        "prompt": PROMPTS[0],
+        "max_tokens": 24,
+        "temperature": 0.8,
+        "top_p": 0.95,
+        "seed": 3,
+        "ignore_eos": True,
+    }
     url = f"http://127.0.0.1:{(http_port := free_port())}"
     with two(serve_as_rank, pair, http_port) as processes:
         wait_for(lambda: is_healthy(url), processes)
@@ -186,7 +218,8 @@ def test_two_processes_serve_the_text_of_one_and_finish_it_when_both_are_told_to
         with httpx.stream("POST", f"{url}/v1/completions", **told) as answer:
             lines = answer.iter_lines()
             next(lines)
-            # No round can end while rank 1 stands still, so the signals come to a stream that is under way.
+            # No round can end while rank 1 stands still, so the signals come to a stream that is
+            # under way.
             os.kill(processes[1].pid, signal.SIGSTOP)
             for process in reversed(processes):  # as torchrun does when it is told to stop
                 process.terminate()
@@ -201,7 +234,9 @@ def test_ranks_that_are_out_of_step_serve_no_more(monkeypatch):
     monkeypatch.setattr(Ranks, "broadcast", lambda *_: None)
     network = Model(1)
     network.failing.add(5)
-    parts = make_components(RankZeroModel(network, object.__new__(Ranks)), Model(2), tree="chain(3)")
+    parts = make_components(
+        RankZeroModel(network, object.__new__(Ranks)), Model(2), tree="chain(3)"
+    )
     with Scheduler(Decoder(parts, tokenizer=None, max_batch_size=4)) as scheduler:
         assert scheduler.submit(generation(1, 2)).completion(60).finish_reason == "length"
         assert scheduler.submit(generation(5, 2)).completion(60).finish_reason == "error"
@@ -213,27 +248,38 @@ def test_ranks_that_are_out_of_step_serve_no_more(monkeypatch):
 def test_one_process_is_told_to_use_torchrun(pair, monkeypatch):
     monkeypatch.setattr(room, "find_spec", lambda _: object())
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(OptionError, match=r"torchrun --nproc-per-node 2"), room.tensor_parallel(*pair):
+    with (
+        pytest.raises(OptionError, match=r"torchrun --nproc-per-node 2"),
+        room.tensor_parallel(*pair),
+    ):
         pass
 
 
 def test_the_command_without_torchrun(pair, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(room, "find_spec", lambda _: object())
-    result = CliRunner().invoke(commands, ["generate", "Once", "--target", pair[0], "--tensor-parallel"])
+    result = CliRunner().invoke(
+        commands, ["generate", "Once", "--target", pair[0], "--tensor-parallel"]
+    )
     assert result.exit_code == 2
     assert "torchrun --nproc-per-node 2" in result.stderr
 
 
 def test_accelerate_is_asked_for(pair, monkeypatch):
     monkeypatch.setattr(room, "find_spec", lambda _: None)
-    with pytest.raises(OptionError, match=r"pip install 'monge\[scale\]'"), room.tensor_parallel(*pair):
+    with (
+        pytest.raises(OptionError, match=r"pip install 'monge\[scale\]'"),
+        room.tensor_parallel(*pair),
+    ):
         pass
 
 
 @pytest.mark.parametrize("option", [{"backend": "compiled"}, {"device": "cpu"}])
 def test_options_that_every_rank_decides(pair, option):
-    with pytest.raises(OptionError, match=f"{next(iter(option))} cannot be chosen"), room.tensor_parallel(*pair, **option):
+    with (
+        pytest.raises(OptionError, match=f"{next(iter(option))} cannot be chosen"),
+        room.tensor_parallel(*pair, **option),
+    ):
         pass
 
 

@@ -1,4 +1,7 @@
-"""Attacks on a server of this machine, and how long `/health` takes meanwhile: `python -m tests.serve.attack URL`."""
+"""Attacks on a server of this machine, and how long `/health` takes meanwhile:
+
+`python -m tests.serve.attack URL`.
+"""
 
 import json
 import socket
@@ -18,7 +21,12 @@ CLIENTS = 5
 
 def posted(path: str, body: str) -> bytes:
     """A whole request."""
-    head = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    head = (
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    )
     return "\r\n".join((*head, "", body)).encode()
 
 
@@ -29,7 +37,10 @@ def messages() -> bytes:
 
 def fields() -> bytes:
     """As many unknown fields as a body holds."""
-    return posted("/v1/completions", '{"prompt":"a",' + ",".join(f'"{number:06x}":1' for number in range(SIZE // 11)) + "}")
+    return posted(
+        "/v1/completions",
+        '{"prompt":"a",' + ",".join(f'"{number:06x}":1' for number in range(SIZE // 11)) + "}",
+    )
 
 
 def lists() -> bytes:
@@ -47,9 +58,14 @@ def letters() -> bytes:
     return posted("/v1/completions", json.dumps({"prompt": "a" * SIZE}))
 
 
-BODIES: dict[str, Callable[[], bytes]] = {one.__name__: one for one in (messages, fields, lists, token_ids, letters)}
+BODIES: dict[str, Callable[[], bytes]] = {
+    one.__name__: one for one in (messages, fields, lists, token_ids, letters)
+}
 ATTACKS = (*BODIES, "left", "silent")
-"""`left`: clients that hang up after their letters; `silent`: three hundred connections that say nothing."""
+"""`left`: clients that hang up after their letters;
+
+`silent`: three hundred connections that say nothing.
+"""
 
 
 def run(address: tuple[str, int], name: str, seconds: float) -> None:
@@ -66,7 +82,10 @@ def run(address: tuple[str, int], name: str, seconds: float) -> None:
 
     def client() -> None:
         while time.monotonic() < end:
-            with suppress(OSError), socket.create_connection(address, timeout=seconds) as connection:
+            with (
+                suppress(OSError),
+                socket.create_connection(address, timeout=seconds) as connection,
+            ):
                 connection.sendall(content)
                 if name != "left":
                     connection.recv(65536)
@@ -114,7 +133,11 @@ def table(url: str, names: Sequence[str] = ATTACKS) -> dict[str, Sequence[float]
             continue
         taken = rows[name]
         median, late = taken[len(taken) // 2], taken[int(0.95 * len(taken))]
-        _say(name, f"{1000 * median:6.0f} ms median {1000 * late:6.0f} ms p95 {1000 * taken[-1]:6.0f} ms most")
+        _say(
+            name,
+            f"{1000 * median:6.0f} ms median {1000 * late:6.0f} ms p95 "
+            f"{1000 * taken[-1]:6.0f} ms most",
+        )
     return rows
 
 

@@ -11,7 +11,9 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 @contextmanager
-def served(*options: str, port: int = 0, descriptors: int | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(
+    *options: str, port: int = 0, descriptors: int | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process and the address that it told; it may open so many file descriptors."""
     command = [sys.executable, "-m", "monge", "serve", "--port", str(port), *options]
     if descriptors is not None:

@@ -26,7 +26,11 @@ class Letters:
     """A tokenizer whose tokens are letters; other characters are dots."""
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        return {"input_ids": [max(ALPHABET.find(letter), 0) or ALPHABET.index(".") for letter in text.lower()]}
+        return {
+            "input_ids": [
+                max(ALPHABET.find(letter), 0) or ALPHABET.index(".") for letter in text.lower()
+            ]
+        }
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         text = "".join(ALPHABET[int(token)] for token in token_ids)
@@ -57,7 +61,9 @@ def slow_decoder() -> Decoder:
     return toy_decoder(TabularModel(SlowTable(size, 11), size, max_length=10_000))
 
 
-def toy_app(decoder: Decoder | None = None, *, settings: dict | None = None, **scheduling) -> FastAPI:
+def toy_app(
+    decoder: Decoder | None = None, *, settings: dict | None = None, **scheduling
+) -> FastAPI:
     decoder = decoder or toy_decoder()
     given = ServerSettings(**({"model_name": "toy"} | (settings or {})))
     return create_app(decoder, given, InstructionFormat(decoder.tokenizer), **scheduling)
@@ -68,7 +74,9 @@ def live(app: FastAPI, limits: ConnectionLimits | None = None) -> Iterator[str]:
     """The application behind a real socket; gives its address."""
     listener = listen("127.0.0.1", 0)
     url = url_of(listener)
-    server = server_of(app, drain_s=0, limits=limits, log_level="critical", timeout_graceful_shutdown=5)
+    server = server_of(
+        app, drain_s=0, limits=limits, log_level="critical", timeout_graceful_shutdown=5
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -24,7 +24,9 @@ def complete(client, **fields):
 
 
 def chat(client, **fields):
-    answer = client.post("/v1/chat/completions", json={"messages": TURNS, "max_tokens": 12} | fields)
+    answer = client.post(
+        "/v1/chat/completions", json={"messages": TURNS, "max_tokens": 12} | fields
+    )
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -54,7 +56,10 @@ SAMPLING = {
     "top_k of all": ({"top_k": -1}, {}),
     "min_p": ({"min_p": 0.3}, {"min_p": 0.3}),
     "stop": ({"stop": ["e", "th"]}, {"stop": ["e", "th"]}),
-    "ignore_eos": ({"ignore_eos": True, "max_tokens": 60}, {"ignore_eos": True, "max_new_tokens": 60}),
+    "ignore_eos": (
+        {"ignore_eos": True, "max_tokens": 60},
+        {"ignore_eos": True, "max_new_tokens": 60},
+    ),
     "eos": ({"max_tokens": 60}, {"max_new_tokens": 60}),
     "nothing": ({}, {}),
 }
@@ -82,7 +87,9 @@ def test_a_stream_says_the_same(client, sent, options):
     chunks = stream(client, seed=3, stream_options={"include_usage": True}, **sent)
     *parts, last = chunks
     assert "".join(chunk["choices"][0]["text"] for chunk in parts) == whole["choices"][0]["text"]
-    assert [chunk["choices"][0]["finish_reason"] for chunk in parts][-1] == whole["choices"][0]["finish_reason"]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in parts][-1] == whole["choices"][0][
+        "finish_reason"
+    ]
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in parts[:-1])
     assert last["choices"] == []
     assert last["usage"] == whole["usage"]
@@ -132,7 +139,9 @@ def test_chat_is_the_completion_of_the_written_conversation(client):
 
 def test_a_chat_without_a_limit_may_fill_the_context(client):
     turns = [{"role": "user", "content": "a" * (CONTEXT - 60)}]
-    body = client.post("/v1/chat/completions", json={"messages": turns, "seed": 1, "ignore_eos": True}).json()
+    body = client.post(
+        "/v1/chat/completions", json={"messages": turns, "seed": 1, "ignore_eos": True}
+    ).json()
     assert body["usage"]["total_tokens"] == CONTEXT
     assert body["choices"][0]["finish_reason"] == "length"
 
@@ -148,7 +157,12 @@ def test_penalties_and_biases_change_the_text(client):
         changed = complete(client, seed=1, max_tokens=40, **{field: value})["choices"][0]["text"]
         assert changed != plain, field
     assert set(complete(client, logit_bias={"5": 100})["choices"][0]["text"]) == {"e"}
-    neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {}}
+    neutral = {
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logit_bias": {},
+    }
     assert complete(client, seed=1, max_tokens=40, **neutral)["choices"][0]["text"] == plain
 
 
@@ -167,10 +181,19 @@ def test_per_request_figures_keep_the_invariants_that_clients_check(client):
         histogram = spec["acceptance_histogram"]
         assert len(histogram) == spec["num_spec_tokens"] + 1 == 4
         assert sum(histogram) == spec["num_spec_steps"]
-        assert sum(depth * count for depth, count in enumerate(histogram)) == spec["num_accepted_draft_tokens"]
+        assert (
+            sum(depth * count for depth, count in enumerate(histogram))
+            == spec["num_accepted_draft_tokens"]
+        )
         assert spec["num_accepted_draft_tokens"] <= spec["num_draft_tokens"]
-        assert spec["mean_acceptance_length"] == 1 + spec["num_accepted_draft_tokens"] / spec["num_spec_steps"]
-        assert spec["draft_acceptance_rate"] == spec["num_accepted_draft_tokens"] / spec["num_draft_tokens"]
+        assert (
+            spec["mean_acceptance_length"]
+            == 1 + spec["num_accepted_draft_tokens"] / spec["num_spec_steps"]
+        )
+        assert (
+            spec["draft_acceptance_rate"]
+            == spec["num_accepted_draft_tokens"] / spec["num_draft_tokens"]
+        )
         times = body["metrics"]
         assert times["time_to_first_token_ms"] > 0
         assert times["queue_time_ms"] >= 0
@@ -205,9 +228,17 @@ BROKEN = {
     "invalid UTF-8": (b'{"prompt": "\xff"}', JSON, "JSON in UTF-8"),
     "half a surrogate pair": (b'{"prompt": "\\ud800"}', JSON, "prompt: "),
     "nesting": (b"[" * 60_000, JSON, "JSON in UTF-8"),
-    "a number of 5000 digits": (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", JSON, "JSON in UTF-8"),
+    "a number of 5000 digits": (
+        b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+        JSON,
+        "JSON in UTF-8",
+    ),
     "NaN": (b'{"prompt": "a", "temperature": NaN}', JSON, "temperature: "),
-    "a form of another site": (b'{"prompt": "a"}', {"content-type": "text/plain"}, "content-type application/json"),
+    "a form of another site": (
+        b'{"prompt": "a"}',
+        {"content-type": "text/plain"},
+        "content-type application/json",
+    ),
 }
 
 
@@ -234,7 +265,11 @@ REFUSED = {
     "empty prompt": ({"prompt": ""}, 400, "the prompt has no tokens"),
     "prompt too long": ({"prompt": "a" * 500}, 400, "prompt of 500 tokens"),
     "too many tokens": ({"max_tokens": 500}, 400, "max_tokens=500"),
-    "grammar": ({"response_format": {"type": "json_object"}}, 400, "response_format: there is no grammar"),
+    "grammar": (
+        {"response_format": {"type": "json_object"}},
+        400,
+        "response_format: there is no grammar",
+    ),
     "best of": ({"best_of": 2}, 400, "best_of: "),
     "suffix": ({"suffix": "end"}, 400, "suffix: "),
 }
@@ -248,7 +283,9 @@ def test_refusals(client, fields, status, message):
 
 
 def test_a_conversation_that_does_not_fit(client):
-    answer = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a" * 500}]})
+    answer = client.post(
+        "/v1/chat/completions", json={"messages": [{"role": "user", "content": "a" * 500}]}
+    )
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
@@ -265,7 +302,11 @@ def test_answers_are_counted_with_bounded_labels():
         complete(client)
         client.post("/v1/completions", json={"prompt": "a", "nonsense": 1})
         client.get("/some/path/of/mine")
-        lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith("monge:http_requests_total")]
+        lines = [
+            line
+            for line in client.get("/metrics").text.splitlines()
+            if line.startswith("monge:http_requests_total")
+        ]
     assert set(lines) == {
         'monge:http_requests_total{code="none",endpoint="/v1/completions",engine="0",status="200"} 1.0',
         'monge:http_requests_total{code="unknown_parameter",endpoint="/v1/completions",engine="0",status="400"} 1.0',
@@ -277,7 +318,11 @@ def test_metrics_add_up_to_the_per_request_figures():
     with TestClient(toy_app()) as client:
         bodies = [complete(client, seed=seed, max_tokens=20) for seed in range(6)]
         lines = client.get("/metrics").text.splitlines()
-    values = {line.split("{")[0]: float(line.split(" ")[1]) for line in lines if "{" in line and "position" not in line}
+    values = {
+        line.split("{")[0]: float(line.split(" ")[1])
+        for line in lines
+        if "{" in line and "position" not in line
+    }
     specs = [body["metrics"]["speculative_decoding"] for body in bodies]
     for field, name in [
         ("num_spec_steps", "num_drafts"),
@@ -286,12 +331,20 @@ def test_metrics_add_up_to_the_per_request_figures():
     ]:
         assert values[f"vllm:spec_decode_{name}_total"] == sum(spec[field] for spec in specs)
     by_position = [
-        float(line.split(" ")[1]) for line in lines if line.startswith("vllm:spec_decode_num_accepted_tokens_per_pos_total")
+        float(line.split(" ")[1])
+        for line in lines
+        if line.startswith("vllm:spec_decode_num_accepted_tokens_per_pos_total")
     ]
     histograms = [spec["acceptance_histogram"] for spec in specs]
     assert by_position == [sum(sum(one[depth + 1 :]) for one in histograms) for depth in range(3)]
     usages = [body["usage"] for body in bodies]
-    assert values["vllm:generation_tokens_total"] == sum(usage["completion_tokens"] for usage in usages)
+    assert values["vllm:generation_tokens_total"] == sum(
+        usage["completion_tokens"] for usage in usages
+    )
     assert values["vllm:prompt_tokens_total"] == sum(usage["prompt_tokens"] for usage in usages)
-    assert values["vllm:time_to_first_token_seconds_count"] == values["vllm:e2e_request_latency_seconds_count"] == 6
+    assert (
+        values["vllm:time_to_first_token_seconds_count"]
+        == values["vllm:e2e_request_latency_seconds_count"]
+        == 6
+    )
     assert values["vllm:request_generation_tokens_sum"] == values["vllm:generation_tokens_total"]

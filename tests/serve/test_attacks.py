@@ -24,7 +24,17 @@ from monge.serve.fields import MAX_MESSAGES
 from monge.serve.schemas import ChatRequest, CompletionRequest
 from tests.serve.attack import ATTACKS, table
 from tests.serve.process import served
-from tests.serve.served import ALPHABET, CONTEXT, LONG, Letters, live, slow_decoder, toy_app, toy_decoder, wait_for
+from tests.serve.served import (
+    ALPHABET,
+    CONTEXT,
+    LONG,
+    Letters,
+    live,
+    slow_decoder,
+    toy_app,
+    toy_decoder,
+    wait_for,
+)
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
@@ -72,7 +82,11 @@ def client():
 def test_an_answer_looks_for_few_names_and_repeats_little(client, name, monkeypatch):
     path, body = BODIES[name]
     looked, close_matches = [], difflib.get_close_matches
-    monkeypatch.setattr(difflib, "get_close_matches", lambda *given, **how: looked.append(1) or close_matches(*given, **how))
+    monkeypatch.setattr(
+        difflib,
+        "get_close_matches",
+        lambda *given, **how: looked.append(1) or close_matches(*given, **how),
+    )
     answer = client.post(path, json=body)
     assert answer.status_code == 400
     assert len(looked) <= 20
@@ -127,7 +141,9 @@ def test_punctuation_inside_of_texts_does_not_count():
 def test_the_largest_conversation_passes():
     texts = ['"', "\\", '\\"', '[{"a": "b"}, ' * 10]
     parts = [{"type": "text", "text": texts[number % 4]} for number in range(MAX_MESSAGES // 2)]
-    messages = [{"role": "user", "content": [part, part]} for part in parts] + [TURN] * (MAX_MESSAGES // 2)
+    messages = [{"role": "user", "content": [part, part]} for part in parts] + [TURN] * (
+        MAX_MESSAGES // 2
+    )
     body = parsed(json.dumps({"messages": messages}).encode(), ChatRequest)
     assert [one.text for one in body.messages[:4]] == [2 * text for text in texts]
 
@@ -155,11 +171,15 @@ EXTREMES = {
 
 
 @pytest.mark.parametrize("temperature", [None, 1e-300, 1e300])
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in EXTREMES.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in EXTREMES.items() for value in values]
+)
 def test_extreme_values_are_served_or_refused(client, name, value, temperature):
     given = {} if temperature is None else {"temperature": temperature}
     answer = client.post(
-        COMPLETIONS, content=json.dumps({"prompt": "a", "max_tokens": 4} | given | {name: value}), headers=JSON
+        COMPLETIONS,
+        content=json.dumps({"prompt": "a", "max_tokens": 4} | given | {name: value}),
+        headers=JSON,
     )
     assert answer.status_code in (200, 400), answer.text
     if answer.status_code == 400:
@@ -183,7 +203,9 @@ def is_closed(connection):
         connection.settimeout(30)
 
 
-HASTY = ConnectionLimits(max_connections=100, header_timeout_s=0.2, body_timeout_s=0.2, write_timeout_s=0.2)
+HASTY = ConnectionLimits(
+    max_connections=100, header_timeout_s=0.2, body_timeout_s=0.2, write_timeout_s=0.2
+)
 
 
 @pytest.mark.parametrize(
@@ -272,17 +294,24 @@ def silent(url, number):
 def test_connections_are_bounded_and_the_silent_ones_make_kv_budget():
     limits = ConnectionLimits(max_connections=8, backlog=4, header_timeout_s=600)
     body = LONG | {"stream": True}
-    with live(toy_app(slow_decoder()), limits) as url, httpx.stream("POST", f"{url}{COMPLETIONS}", json=body) as answer:
+    with (
+        live(toy_app(slow_decoder()), limits) as url,
+        httpx.stream("POST", f"{url}{COMPLETIONS}", json=body) as answer,
+    ):
         lines = answer.iter_lines()
         next(lines)
         with silent(url, 40) as connections:
             wait_for(lambda: sum(map(is_closed, connections)) >= 32)
             assert httpx.get(f"{url}/health", timeout=60).status_code == 200
-        assert len([next(lines) for _ in range(20)]) == 20, "a request that is served keeps its connection"
+        assert len([next(lines) for _ in range(20)]) == 20, (
+            "a request that is served keeps its connection"
+        )
 
 
 @pytest.mark.slow
-def test_silent_clients_under_a_low_limit_of_descriptors_neither_stop_the_server_nor_fill_its_log(tmp_path):
+def test_silent_clients_under_a_low_limit_of_descriptors_neither_stop_the_server_nor_fill_its_log(
+    tmp_path,
+):
     with served(descriptors=256) as (process, url):
         with silent(url, 300):
             for _ in range(5):
@@ -351,7 +380,12 @@ def test_a_text_that_can_have_no_room_is_refused_before_it_is_tokenised(path, bo
 
 def test_a_text_that_just_fits_is_served():
     with TestClient(spelled_app(Spelled())) as fresh:
-        assert fresh.post(COMPLETIONS, json={"prompt": "a" * (CONTEXT - 1), "max_tokens": 1}).status_code == 200
+        assert (
+            fresh.post(
+                COMPLETIONS, json={"prompt": "a" * (CONTEXT - 1), "max_tokens": 1}
+            ).status_code
+            == 200
+        )
 
 
 @contextmanager
@@ -381,7 +415,10 @@ def test_few_requests_wait_to_be_tokenised():
         assert refused[0].json()["error"]["code"] == "queue_full"
         assert httpx.get(f"{url}/health").status_code == 200
         tokenizer.opened.set()
-        assert [first.result().status_code, *sorted(other.result().status_code for other in others)] == [
+        assert [
+            first.result().status_code,
+            *sorted(other.result().status_code for other in others),
+        ] == [
             200,
             200,
             429,

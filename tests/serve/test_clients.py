@@ -27,7 +27,11 @@ def client(url):
 
 
 def library_text(prompt=PROMPT, seed=1, **options):
-    return toy_decoder().generate(prompt, seed=seed, **({"temperature": 1.0, "max_new_tokens": 12} | options))[0].text
+    return (
+        toy_decoder()
+        .generate(prompt, seed=seed, **({"temperature": 1.0, "max_new_tokens": 12} | options))[0]
+        .text
+    )
 
 
 def test_models(client):
@@ -52,7 +56,12 @@ def test_chat(client):
 
 def test_stream(client):
     stream = client.chat.completions.create(
-        model="toy", messages=TURNS, seed=1, max_tokens=12, stream=True, stream_options={"include_usage": True}
+        model="toy",
+        messages=TURNS,
+        seed=1,
+        max_tokens=12,
+        stream=True,
+        stream_options={"include_usage": True},
     )
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -63,10 +72,14 @@ def test_stream(client):
 
 def test_many_at_once(url):
     async def run():
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="secret", max_retries=0
+        ) as client:
 
             async def one(seed):
-                stream = await client.completions.create(model="toy", prompt=PROMPT, seed=seed, max_tokens=12, stream=True)
+                stream = await client.completions.create(
+                    model="toy", prompt=PROMPT, seed=seed, max_tokens=12, stream=True
+                )
                 return "".join([chunk.choices[0].text async for chunk in stream])
 
             return await asyncio.gather(*map(one, range(32)))
@@ -75,8 +88,12 @@ def test_many_at_once(url):
 
 
 def test_errors_are_the_clients_own(client, url):
-    with pytest.raises(openai.BadRequestError, match="response_format: there is no grammar") as caught:
-        client.chat.completions.create(model="toy", messages=TURNS, response_format={"type": "json_object"})
+    with pytest.raises(
+        openai.BadRequestError, match="response_format: there is no grammar"
+    ) as caught:
+        client.chat.completions.create(
+            model="toy", messages=TURNS, response_format={"type": "json_object"}
+        )
     assert caught.value.param == "response_format"
     with pytest.raises(openai.NotFoundError, match="serves 'toy' and nothing else"):
         client.completions.create(model="gpt-4", prompt="a")
@@ -90,7 +107,9 @@ def test_errors_are_the_clients_own(client, url):
 def running(url):
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     return {
-        line.split("{")[0]: float(line.split(" ")[1]) for line in lines if line.startswith(("vllm:num_req", "vllm:request_s"))
+        line.split("{")[0]: float(line.split(" ")[1])
+        for line in lines
+        if line.startswith(("vllm:num_req", "vllm:request_s"))
     }
 
 
@@ -98,7 +117,9 @@ def running(url):
 def test_who_leaves_is_not_decoded_for(is_stream):
     with live(toy_app(slow_decoder())) as url:
         host, port = url.removeprefix("http://").split(":")
-        body = b'{"prompt": "a", "max_tokens": 9000, "ignore_eos": true, "stream": %s}' % (b"true" if is_stream else b"false")
+        body = b'{"prompt": "a", "max_tokens": 9000, "ignore_eos": true, "stream": %s}' % (
+            b"true" if is_stream else b"false"
+        )
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

@@ -14,7 +14,11 @@ from tests.serve.process import ENVIRONMENT, served
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 ADDRESS = "http://127.0.0.1:8000"
-CURLS = [block for block in re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL) if block.startswith("curl")]
+CURLS = [
+    block
+    for block in re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL)
+    if block.startswith("curl")
+]
 (PYTHON,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 
@@ -26,7 +30,9 @@ def server():
 
 
 def run(command, url, **options):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, **options)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, **options
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -38,7 +44,10 @@ def test_the_guide_has_examples():
 @pytest.mark.parametrize("block", CURLS, ids=lambda block: block.split()[1])
 def test_curl_examples_of_the_guide(server, block):
     _, url = server
-    text = run(["bash", "-ec", block.replace("curl", "curl -sS --fail-with-body").replace(ADDRESS, url)], url)
+    text = run(
+        ["bash", "-ec", block.replace("curl", "curl -sS --fail-with-body").replace(ADDRESS, url)],
+        url,
+    )
     if block.startswith("curl -N"):
         *chunks, end = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
         assert end == "[DONE]"
@@ -65,7 +74,13 @@ def test_another_name_for_the_servers_address_is_refused(server):
 def test_sigterm_finishes_what_runs(server):
     """The last test of this module: the server is gone after it."""
     process, url = server
-    body = {"prompt": "The", "max_tokens": 200, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+    body = {
+        "prompt": "The",
+        "max_tokens": 200,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
         lines = answer.iter_lines()
         first = next(lines)
@@ -113,7 +128,9 @@ def test_an_open_address_is_said(monkeypatch):
     runner = CliRunner()
     result = runner.invoke(app, ["serve", "--host", "0.0.0.0", "--port", "0"])
     assert "anyone who reaches this address" in result.stderr
-    guarded = runner.invoke(app, ["serve", "--host", "0.0.0.0", "--port", "0"], env={"MONGE_API_KEY": "secret"})
+    guarded = runner.invoke(
+        app, ["serve", "--host", "0.0.0.0", "--port", "0"], env={"MONGE_API_KEY": "secret"}
+    )
     assert guarded.exit_code == 0
     assert "anyone" not in guarded.stderr
     assert "secret" not in guarded.stderr
@@ -129,7 +146,9 @@ def test_what_was_loaded_is_left_out_of_collections(monkeypatch):
     from tests.serve.served import toy_app
 
     frozen = []
-    monkeypatch.setattr(run.uvicorn.Server, "run", lambda *_, **__: frozen.append(gc.get_freeze_count()))
+    monkeypatch.setattr(
+        run.uvicorn.Server, "run", lambda *_, **__: frozen.append(gc.get_freeze_count())
+    )
     before = signal.getsignal(signal.SIGTERM)
     try:
         with socket.socket() as listener:

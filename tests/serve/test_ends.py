@@ -14,7 +14,10 @@ from tests.serve.served import LONG, live, slow_decoder, toy_app, wait_for
 
 
 def test_a_server_that_stops_tells_those_whom_it_ends():
-    with served("--drain", "1", "--max-batch-size", "4") as (process, url), ThreadPoolExecutor(3) as pool:
+    with (
+        served("--drain", "1", "--max-batch-size", "4") as (process, url),
+        ThreadPoolExecutor(3) as pool,
+    ):
 
         def ask(**fields):
             body = {"prompt": "The", "max_tokens": 1500, "ignore_eos": True, **fields}
@@ -26,12 +29,17 @@ def test_a_server_that_stops_tells_those_whom_it_ends():
         wait_for(lambda: re.search(r"num_requests_running\{.*} 4", idle.get(f"{url}/metrics").text))
         process.send_signal(signal.SIGTERM)
         *_, event, done = [part for part in stream.result().text.split("\n\n") if part]
-        assert (json.loads(event.removeprefix("data: "))["error"]["code"], done) == ("shutting_down", "data: [DONE]")
+        assert (json.loads(event.removeprefix("data: "))["error"]["code"], done) == (
+            "shutting_down",
+            "data: [DONE]",
+        )
         for answer in (plain.result(), several.result()):
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
         assert process.wait(timeout=30) == 0
         assert process.stderr is not None
-        assert process.stderr.read() == "", "no traceback, and no leak of what was left out of collections"
+        assert process.stderr.read() == "", (
+            "no traceback, and no leak of what was left out of collections"
+        )
         with pytest.raises(httpx.TransportError):
             idle.get(f"{url}/health")
 

@@ -25,7 +25,11 @@ def client():
         ({"stream_options": {"include_usage": True}}, "stream_options", None),
         ({"stream": False, "stream_options": {}}, "stream_options", None),
         ({"stream": 1, "stream_options": {}}, "stream", None),
-        ({"speculation": {"controller": "fixed", "adaptive": False}}, "speculation.controller", None),
+        (
+            {"speculation": {"controller": "fixed", "adaptive": False}},
+            "speculation.controller",
+            None,
+        ),
     ],
 )
 def test_of_a_completion(client, fields, param, code):
@@ -51,6 +55,12 @@ def test_of_a_conversation(client, fields, param, code):
 
 def test_what_belongs_together_is_taken_together(client):
     stream = {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}}
-    chat = {"messages": TURN, "max_tokens": 2, "max_completion_tokens": 2, "logprobs": True, "top_logprobs": 2}
+    chat = {
+        "messages": TURN,
+        "max_tokens": 2,
+        "max_completion_tokens": 2,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
     assert client.post("/v1/completions", json=stream).status_code == 200
     assert client.post("/v1/chat/completions", json=chat).status_code == 200

@@ -12,11 +12,27 @@ from tests.serve.served import toy_app, toy_decoder
 CONTROLLERS = ("fixed", "fsm")
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 ODD_NUMBERS = st.sampled_from(
-    [0, -1, 1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400, 0.1, 1e308, 5e-324, float("nan"), float("inf")]
+    [
+        0,
+        -1,
+        1,
+        2**31,
+        2**63,
+        2**64,
+        -(2**63) - 1,
+        10**400,
+        0.1,
+        1e308,
+        5e-324,
+        float("nan"),
+        float("inf"),
+    ]
 )
 
 
@@ -48,39 +64,58 @@ def values(schema, components):  # noqa: PLR0911 (one case a kind of schema)
         case "object":
             extra = schema.get("additionalProperties")
             inner = values(extra, components) if isinstance(extra, dict) else JUNK
-            return st.dictionaries(st.text(max_size=3) | st.sampled_from(["0", "5", "29"]), inner, max_size=3)
+            return st.dictionaries(
+                st.text(max_size=3) | st.sampled_from(["0", "5", "29"]), inner, max_size=3
+            )
         case "array":
-            return st.lists(values(schema["items"], components), min_size=schema.get("minItems", 0), max_size=4)
+            return st.lists(
+                values(schema["items"], components), min_size=schema.get("minItems", 0), max_size=4
+            )
         case "integer":
             low, high = schema.get("minimum", -5), schema.get("maximum", 40)
             return st.integers(low, min(high, max(low, 0) + 40)) | st.integers(low, high)
         case "number":
-            low, high = schema.get("minimum", schema.get("exclusiveMinimum", -5.0)), schema.get("maximum", 5.0)
+            low, high = (
+                schema.get("minimum", schema.get("exclusiveMinimum", -5.0)),
+                schema.get("maximum", 5.0),
+            )
             return st.floats(low, high, exclude_min="exclusiveMinimum" in schema)
         case "boolean":
             return st.booleans()
         case "null":
             return st.none()
         case _:
-            return st.text(min_size=schema.get("minLength", 0), max_size=20) | st.sampled_from(CONTROLLERS)
+            return st.text(min_size=schema.get("minLength", 0), max_size=20) | st.sampled_from(
+                CONTROLLERS
+            )
 
 
 def bodies(schema, components):
     required = set(schema.get("required", ()))
-    fields = {name: values(one, components) for name, one in schema["properties"].items() if name != "model"}
+    fields = {
+        name: values(one, components)
+        for name, one in schema["properties"].items()
+        if name != "model"
+    }
     mandatory = {name: strategy for name, strategy in fields.items() if name in required}
-    return st.fixed_dictionaries(mandatory, optional={name: one for name, one in fields.items() if name not in required})
+    return st.fixed_dictionaries(
+        mandatory, optional={name: one for name, one in fields.items() if name not in required}
+    )
 
 
 def spoilt(body, junk):
     """A body with a few fields replaced."""
-    return st.dictionaries(st.sampled_from(sorted(body)) | st.text(max_size=6), junk, max_size=2).map(lambda some: body | some)
+    return st.dictionaries(
+        st.sampled_from(sorted(body)) | st.text(max_size=6), junk, max_size=2
+    ).map(lambda some: body | some)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_no_body_is_answered_with_a_5xx(client, description, path):
     components = description["components"]["schemas"]
-    schema = description["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    schema = description["paths"][path]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]
     seen = set()
 
     @given(st.data())
@@ -103,7 +138,9 @@ def test_no_body_is_answered_with_a_5xx(client, description, path):
 
 @given(st.binary(max_size=200))
 def test_bytes(client, content):
-    answer = client.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    answer = client.post(
+        "/v1/completions", content=content, headers={"content-type": "application/json"}
+    )
     assert answer.status_code == 400
     assert "error" in answer.json()
 
@@ -111,7 +148,15 @@ def test_bytes(client, content):
 @given(
     st.sampled_from(["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"]),
     st.sampled_from(
-        ["/", "/v1", "/v1/models/%2e%2e/%2e%2e/etc/passwd", "/v1/completions/", "/metrics", "/v1/models/%7f%00", "//v1/models"]
+        [
+            "/",
+            "/v1",
+            "/v1/models/%2e%2e/%2e%2e/etc/passwd",
+            "/v1/completions/",
+            "/metrics",
+            "/v1/models/%7f%00",
+            "//v1/models",
+        ]
     ),
 )
 def test_methods_and_paths(client, method, path):

@@ -50,15 +50,23 @@ def own_logprobs(network, ids):
 
 def ids_after(client, decoder, body, prompt):
     """Tokens of a completion, which the answer names by their text."""
-    names = [TokenTexts(decoder.tokenizer).name(token) for token in range(decoder.components.target.vocab_size)]
+    names = [
+        TokenTexts(decoder.tokenizer).name(token)
+        for token in range(decoder.components.target.vocab_size)
+    ]
     written = body["choices"][0]["logprobs"]["tokens"]
-    assert all(names.count(name) == 1 for name in written), "choose another seed: a token shares its text"
+    assert all(names.count(name) == 1 for name in written), (
+        "choose another seed: a token shares its text"
+    )
     return [*decoder.encode(prompt), *map(names.index, written)]
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
 def test_loglikelihood_as_lm_eval_asks_for_it(client, decoder, network, as_ids):
-    """`local-completions`: echo, one token more, temperature 0; scores are read between context and the last token."""
+    """`local-completions`: echo, one token more, temperature 0.
+
+    Scores are read between context and the last token.
+    """
     ids = list(decoder.encode(TEXT))
     body = complete(
         client,
@@ -85,11 +93,14 @@ def test_loglikelihood_as_lm_eval_asks_for_it(client, decoder, network, as_ids):
     for place in range(1, len(ids)):
         row = own[place - 1]
         assert told["token_logprobs"][place] == pytest.approx(float(row[ids[place]]), abs=ROUNDING)
-        assert max(told["top_logprobs"][place].values()) == pytest.approx(float(row.max()), abs=ROUNDING)
+        assert max(told["top_logprobs"][place].values()) == pytest.approx(
+            float(row.max()), abs=ROUNDING
+        )
         is_greedy = told["token_logprobs"][place] == max(told["top_logprobs"][place].values())
         assert is_greedy == (int(row.argmax()) == ids[place])
     assert [
-        choice["text"][offset:][: len(token)] for token, offset in zip(told["tokens"], told["text_offset"], strict=True)
+        choice["text"][offset:][: len(token)]
+        for token, offset in zip(told["tokens"], told["text_offset"], strict=True)
     ] == told["tokens"]
 
 
@@ -98,7 +109,10 @@ def test_a_prompt_alone_is_scored(client, decoder):
     none = complete(client, prompt=TEXT, temperature=0, max_tokens=0, logprobs=0, echo=True)
     assert none["choices"][0]["text"] == TEXT
     assert none["choices"][0]["finish_reason"] == "length"
-    assert none["choices"][0]["logprobs"]["token_logprobs"] == one["choices"][0]["logprobs"]["token_logprobs"][:-1]
+    assert (
+        none["choices"][0]["logprobs"]["token_logprobs"]
+        == one["choices"][0]["logprobs"]["token_logprobs"][:-1]
+    )
     assert none["usage"]["completion_tokens"] == 0
 
 
@@ -109,7 +123,9 @@ def test_logprobs_of_what_is_written(client, decoder, network, temperature):
     ids = ids_after(client, decoder, body, TEXT)
     start = len(ids) - len(told["tokens"])
     own = own_logprobs(network, ids)
-    for place, (logprob, top) in enumerate(zip(told["token_logprobs"], told["top_logprobs"], strict=True), start=start):
+    for place, (logprob, top) in enumerate(
+        zip(told["token_logprobs"], told["top_logprobs"], strict=True), start=start
+    ):
         assert logprob == pytest.approx(float(own[place - 1, ids[place]]), abs=ROUNDING)
         best = own[place - 1].topk(3).values.tolist()
         assert sorted(top.values(), reverse=True)[:3] == pytest.approx(best, abs=ROUNDING)
@@ -129,9 +145,15 @@ def test_streamed_logprobs_are_the_same(client):
 def test_processed_logprobs_are_those_of_the_drawn_law(decoder):
     chat = chat_format(decoder.tokenizer, None, is_built_in=True)
     fresh = load(dtype="float32", controller="fixed")
-    with TestClient(create_app(fresh, ServerSettings(model_name="x", logprobs_of="processed"), chat)) as client:
-        greedy = complete(client, prompt=TEXT, temperature=0, max_tokens=4, logprobs=2)["choices"][0]["logprobs"]
-        cut = complete(client, prompt=TEXT, top_k=2, max_tokens=4, logprobs=5, seed=0)["choices"][0]["logprobs"]
+    with TestClient(
+        create_app(fresh, ServerSettings(model_name="x", logprobs_of="processed"), chat)
+    ) as client:
+        greedy = complete(client, prompt=TEXT, temperature=0, max_tokens=4, logprobs=2)["choices"][
+            0
+        ]["logprobs"]
+        cut = complete(client, prompt=TEXT, top_k=2, max_tokens=4, logprobs=5, seed=0)["choices"][
+            0
+        ]["logprobs"]
     assert greedy["token_logprobs"] == [0.0] * 4
     for top in cut["top_logprobs"]:
         assert sum(map(math.exp, top.values())) == pytest.approx(1.0, abs=1e-12)
@@ -146,13 +168,24 @@ def test_bytes_of_tokens(client, decoder):
 
 
 def test_characters_are_never_cut(client, decoder):
-    """Forced bytes of a character that needs three tokens: no piece of the stream holds half of it."""
+    """Forced bytes of a character that needs three tokens.
+
+    No piece of the stream holds half of it.
+    """
     ids = decoder.tokenizer("日")["input_ids"]
     assert len(ids) > 1
     first = {"logit_bias": {str(ids[0]): 100}, "temperature": 0, "max_tokens": 1}
     broken = complete(client, prompt=TEXT, **first)["choices"][0]["text"]
-    assert broken == "\N{REPLACEMENT CHARACTER}", "at the very end there is nothing left to wait for"
-    both = {"logit_bias": dict.fromkeys(map(str, ids), 90), "temperature": 1, "seed": 1, "max_tokens": 30, "stream": True}
+    assert broken == "\N{REPLACEMENT CHARACTER}", (
+        "at the very end there is nothing left to wait for"
+    )
+    both = {
+        "logit_bias": dict.fromkeys(map(str, ids), 90),
+        "temperature": 1,
+        "seed": 1,
+        "max_tokens": 30,
+        "stream": True,
+    }
     lines = client.post("/v1/completions", json={"prompt": TEXT} | both).text.split("\n\n")[:-2]
     pieces = [json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines]
     ends = [piece for piece in pieces[:-1] if piece.endswith("\N{REPLACEMENT CHARACTER}")]

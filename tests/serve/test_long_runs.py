@@ -1,4 +1,7 @@
-"""A server that runs for long, and one that dies at once. As users start it, in processes of its own."""
+"""A server that runs for long, and one that dies at once.
+
+As users start it, in processes of its own.
+"""
 
 import json
 import logging
@@ -35,30 +38,46 @@ def quiet_kb(process):
 def test_memory_stays_flat_over_ten_thousand_requests():
     def ask(number):
         drafting = (None, {"controller": "fixed"}, {"max_depth": 1}, False)[number % 4]
-        if number % 100 == 99:  # among them long prompts, whose caches and activations are to be given back
+        # Among them long prompts, whose caches and activations are to be given back.
+        if number % 100 == 99:
             long = {"prompt": [number % 500] * 1900, "speculation": drafting is not False}
             return -1, 0, client.post("/v1/completions", json=BODY | long).status_code, ""
         speculation = {} if drafting is None else {"speculation": drafting}
         answer = client.post("/v1/completions", json=BODY | {"seed": number % 50} | speculation)
         return number % 50, number % 4, answer.status_code, answer.json()["choices"][0]["text"]
 
-    with served("--controller", "fsm", "--controller", "fixed", "--max-batch-size", str(CLIENTS)) as (process, url):
+    with served(
+        "--controller", "fsm", "--controller", "fixed", "--max-batch-size", str(CLIENTS)
+    ) as (process, url):
         limits = httpx.Limits(max_connections=CLIENTS)
-        with httpx.Client(base_url=url, timeout=120, limits=limits) as client, ThreadPoolExecutor(CLIENTS) as pool:
+        with (
+            httpx.Client(base_url=url, timeout=120, limits=limits) as client,
+            ThreadPoolExecutor(CLIENTS) as pool,
+        ):
             told, sizes, start = set(), [], time.monotonic()
             for block in range(10):
                 told.update(pool.map(ask, range(1000 * block, 1000 * (block + 1))))
                 sizes.append(quiet_kb(process))
-                SEE("%d requests, %.0f s: %d MB resident", 1000 * (block + 1), time.monotonic() - start, sizes[-1] // 1024)
+                SEE(
+                    "%d requests, %.0f s: %d MB resident",
+                    1000 * (block + 1),
+                    time.monotonic() - start,
+                    sizes[-1] // 1024,
+                )
             metrics = client.get("/metrics").text
         assert {status for _, _, status, _ in told} == {200}
-        # 50 seeds, each asked for in two ways; seed 49 in one, since long prompts take the place of the other.
+        # 50 seeds, each asked for in two ways; seed 49 in one, since long prompts take the place of
+        # the other.
         assert len(told - {(-1, 0, 200, "")}) == 99, "a seed, asked for in one way, has one text"
         (finished,) = [
-            line for line in metrics.splitlines() if "vllm:request_success_total" in line and 'reason="length"' in line
+            line
+            for line in metrics.splitlines()
+            if "vllm:request_success_total" in line and 'reason="length"' in line
         ]
         assert finished.endswith(" 10000.0")
-        assert sizes[-1] - sizes[1] < 16 * 1024, f"{sizes} kB after every 1000 requests: something is kept for each"
+        assert sizes[-1] - sizes[1] < 16 * 1024, (
+            f"{sizes} kB after every 1000 requests: something is kept for each"
+        )
 
 
 def test_after_a_kill_the_same_address_writes_the_same_texts():

@@ -8,7 +8,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from monge.serve.generation import Snapshot, Speculation
 from monge.serve.metrics import ServerMetrics
 
-SPEC = Speculation(num_rounds=9, num_drafts=7, num_draft_tokens=18, num_accepted_tokens=8, acceptance_histogram=(2, 3, 1, 1))
+SPEC = Speculation(
+    num_rounds=9,
+    num_drafts=7,
+    num_draft_tokens=18,
+    num_accepted_tokens=8,
+    acceptance_histogram=(2, 3, 1, 1),
+)
 STATE = Snapshot(
     num_running=3,
     num_prefilling=1,
@@ -83,13 +89,17 @@ def test_values_are_the_scheduler_s(text):
     assert value(text, "vllm:spec_decode_num_drafts_total") == 7
     assert value(text, "vllm:spec_decode_num_draft_tokens_total") == 18
     assert value(text, "vllm:spec_decode_num_accepted_tokens_total") == 8
-    by_position = [value(text, "vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(depth)) for depth in range(3)]
+    by_position = [
+        value(text, "vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(depth))
+        for depth in range(3)
+    ]
     assert by_position == [5, 2, 1]
     assert sum(by_position) == 8
     assert value(text, "vllm:kv_cache_usage_perc") == 0.25
     assert value(text, "vllm:num_requests_running") == 4
     finished = {
-        word: value(text, "vllm:request_success_total", finished_reason=word) for word in ("stop", "length", "abort", "error")
+        word: value(text, "vllm:request_success_total", finished_reason=word)
+        for word in ("stop", "length", "abort", "error")
     }
     assert finished == {"stop": 3, "length": 4, "abort": 24, "error": 32}
     assert value(text, "vllm:time_to_first_token_seconds_count") == 1
@@ -123,4 +133,6 @@ def test_a_benchmark_that_adds_up_by_substring_is_not_misled(text):
 def test_servers_do_not_share_metrics():
     first, second = ServerMetrics("a"), ServerMetrics("b")
     first.observe("total_s", 1.0)
-    assert 'e2e_request_latency_seconds_count{engine="0",model_name="b"} 0.0' in second.text().decode()
+    assert (
+        'e2e_request_latency_seconds_count{engine="0",model_name="b"} 0.0' in second.text().decode()
+    )

@@ -10,7 +10,10 @@ from tests.serve.toy import VOCAB, Letters, Mine, Oops, Stumbling, alone, decode
 
 POISON = VOCAB - 1
 """First token of the prompt that makes trouble."""
-INNOCENT = [generation(row % 3, 1 + row, seed=row, tokens=8 + row, temperature=(1.0, 0.0)[row == 1]) for row in range(5)]
+INNOCENT = [
+    generation(row % 3, 1 + row, seed=row, tokens=8 + row, temperature=(1.0, 0.0)[row == 1])
+    for row in range(5)
+]
 
 
 def with_processor(whole):
@@ -58,8 +61,12 @@ def crowd(make_trouble, *, chunk=2):
         texts = [handle.completion(60) for handle in (*before, *after)]
         end = poisoned.completion(60)
         state = scheduler.snapshot()
-        assert scheduler.submit(generation(3)).completion(60).finish_reason == "length", "the scheduler was to go on"
-    assert whole.components.target.open_sequences == whole.components.drafter.model.open_sequences == 0
+        assert scheduler.submit(generation(3)).completion(60).finish_reason == "length", (
+            "the scheduler was to go on"
+        )
+    assert (
+        whole.components.target.open_sequences == whole.components.drafter.model.open_sequences == 0
+    )
     assert (state.kv_used_tokens, state.num_running, state.num_waiting) == (0, 0, 0)
     return texts, end
 
@@ -98,7 +105,10 @@ def test_a_record_that_cannot_be_made_ends_its_own_request(monkeypatch):
 def test_it_is_the_repeated_draws_that_keep_the_text(monkeypatch):
     """Without them, a request that fails below the root of its tree costs its neighbours the draws they had made."""
     monkeypatch.setattr(Session, "rewind", lambda session: None)
-    written = [crowd(lambda _, length=length: {"processors": (Mine(length),)}, chunk=64)[0] for length in (4, 5, 6, 7)]
+    written = [
+        crowd(lambda _, length=length: {"processors": (Mine(length),)}, chunk=64)[0]
+        for length in (4, 5, 6, 7)
+    ]
     expected = [alone(one) for one in INNOCENT]
     assert any([text.token_ids for text in texts] != expected for texts in written)
 
@@ -123,7 +133,10 @@ def test_a_drafter_that_raises_after_drawing_ends_its_job_and_no_other(monkeypat
 
     def dislikes(self, contexts, states, plans, draws):
         drafts = draft(self, contexts, states, plans, draws)
-        if any(one.token_ids[0] == POISON and tree.tree.num_nodes > 1 for one, tree in zip(contexts, drafts, strict=True)):
+        if any(
+            one.token_ids[0] == POISON and tree.tree.num_nodes > 1
+            for one, tree in zip(contexts, drafts, strict=True)
+        ):
             raise Oops("it dislikes what it drew")
         return drafts
 
@@ -134,7 +147,8 @@ def test_a_drafter_that_raises_after_drawing_ends_its_job_and_no_other(monkeypat
     assert all(text.summary.speculation.num_drafts > 0 for text in texts)
     assert end.finish_reason == "error"
     assert (
-        "DrafterError: request 3: the drafter failed (Oops: it dislikes what it drew) after it had drawn" in end.summary.error
+        "DrafterError: request 3: the drafter failed (Oops: it dislikes what it drew) after it "
+        "had drawn" in end.summary.error
     )
 
 

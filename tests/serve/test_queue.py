@@ -24,14 +24,18 @@ def test_a_full_queue_and_a_closed_scheduler_say_so():
             scheduler.submit(generation(1))
         gate.opened.set()
     assert scheduler._decoder.components.target.open_sequences == 0
-    with pytest.raises(SchedulerClosedError, match="no more generations are taken: the scheduler is closing"):
+    with pytest.raises(
+        SchedulerClosedError, match="no more generations are taken: the scheduler is closing"
+    ):
         scheduler.submit(generation(1))
 
 
 def test_jobs_that_come_together_wait_as_one_request():
     with Scheduler(decoder(max_length=100), max_batch_size=1, max_waiting=2) as scheduler:
         gate = Gate()
-        handles = scheduler.submit_all([generation(1, processors=(gate,)), *(generation(1, seed=seed) for seed in range(4))])
+        handles = scheduler.submit_all(
+            [generation(1, processors=(gate,)), *(generation(1, seed=seed) for seed in range(4))]
+        )
         assert gate.reached.wait(60)
         scheduler.submit(generation(1))
         with pytest.raises(QueueFullError, match="2 requests are waiting"):
@@ -54,4 +58,6 @@ def test_a_full_queue_counts_requests():
         assert answer.json()["error"]["code"] == "queue_full"
         assert "1 requests are waiting" in answer.json()["error"]["message"]
         app.state.end_generations()
-        assert first.result().status_code == 503, "an idle server was to take it, however many completions it asks for"
+        assert first.result().status_code == 503, (
+            "an idle server was to take it, however many completions it asks for"
+        )

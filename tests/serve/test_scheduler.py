@@ -43,7 +43,9 @@ def test_a_crowd_writes_what_each_writes_alone(tree, chunk):
 def test_text_and_stop_strings_are_those_of_the_decoder():
     made = generation(0, 1, seed=5, tokens=40, stop=("ab", "c"))
     whole = decoder(tokenizer=Letters())
-    (result,) = whole.generate([made.prompt_ids], max_new_tokens=40, temperature=1.0, seed=5, stop=made.stop)
+    (result,) = whole.generate(
+        [made.prompt_ids], max_new_tokens=40, temperature=1.0, seed=5, stop=made.stop
+    )
     with Scheduler(decoder(tokenizer=Letters())) as scheduler:
         events = list(scheduler.submit(made))
     assert "".join(event.text for event in events) == result.text
@@ -57,7 +59,9 @@ def test_without_speculation_nothing_is_drafted_and_the_text_is_the_greedy_one()
     whole = decoder()
     with Scheduler(whole) as scheduler:
         plain, drafted = [
-            scheduler.submit(generation(1, 3, temperature=0.0, speculative=speculative)).completion(60)
+            scheduler.submit(generation(1, 3, temperature=0.0, speculative=speculative)).completion(
+                60
+            )
             for speculative in (False, True)
         ]
     assert plain.token_ids == drafted.token_ids
@@ -65,7 +69,9 @@ def test_without_speculation_nothing_is_drafted_and_the_text_is_the_greedy_one()
     assert plain.summary.speculation.num_rounds == 12
     assert drafted.summary.speculation.num_drafts > 0
     drafter = whole.components.drafter.model
-    assert {sequence for sequence, _ in drafter.pieces} == {1}, "the draft model was to be shown the second generation only"
+    assert {sequence for sequence, _ in drafter.pieces} == {1}, (
+        "the draft model was to be shown the second generation only"
+    )
 
 
 def test_log_probabilities_are_those_of_the_law_and_of_the_model():
@@ -81,7 +87,10 @@ def test_log_probabilities_are_those_of_the_law_and_of_the_model():
         generation(*prompt, processors=(ban,), logprobs=3, logprobs_of=source, prompt_logprobs=2)
         for source in ("processed", "raw")
     ]
-    made = [type(one)(**{name: getattr(one, name) for name in one.__slots__} | {"rules": rules}) for one in made]
+    made = [
+        type(one)(**{name: getattr(one, name) for name in one.__slots__} | {"rules": rules})
+        for one in made
+    ]
     with Scheduler(decoder(), prefill_chunk=2) as scheduler:
         processed, raw = [scheduler.submit(one).completion(60) for one in made]
     assert processed.token_ids == raw.token_ids
@@ -89,15 +98,23 @@ def test_log_probabilities_are_those_of_the_law_and_of_the_model():
     text = prompt + processed.token_ids
     model.open({0: ()})
     logits = model.extend({0: NodeBlock.chain(text)})[0]
-    for place, (own, plain) in enumerate(zip(processed.logprobs, raw.logprobs, strict=True), start=len(prompt)):
-        law = law_from_logits(ban(torch.tensor([text[:place]]), logits[place - 1 : place].float())[0], rules)
+    for place, (own, plain) in enumerate(
+        zip(processed.logprobs, raw.logprobs, strict=True), start=len(prompt)
+    ):
+        law = law_from_logits(
+            ban(torch.tensor([text[:place]]), logits[place - 1 : place].float())[0], rules
+        )
         assert own.token_id == plain.token_id == text[place]
         assert own.logprob == pytest.approx(math.log(law.prob(text[place])))
-        assert plain.logprob == pytest.approx(float(torch.log_softmax(logits[place - 1], -1)[text[place]]))
+        assert plain.logprob == pytest.approx(
+            float(torch.log_softmax(logits[place - 1], -1)[text[place]])
+        )
         assert all(value == pytest.approx(math.log(law.prob(token))) for token, value in own.top)
         assert len(own.top) == len(plain.top) == 3
     for place, entry in enumerate(raw.prompt_logprobs, start=1):
-        assert entry.logprob == pytest.approx(float(torch.log_softmax(logits[place - 1], -1)[prompt[place]]))
+        assert entry.logprob == pytest.approx(
+            float(torch.log_softmax(logits[place - 1], -1)[prompt[place]])
+        )
     assert [entry.token_id for entry in raw.prompt_logprobs] == list(prompt[1:])
 
 
@@ -111,17 +128,24 @@ def test_who_comes_first_is_served_first():
         gate = Gate()
         first = scheduler.submit(generation(1, tokens=1, processors=(gate,)))
         assert gate.reached.wait(60)
-        handles = [scheduler.submit(generation(1, seed=row, tokens=1 + row % 3, processors=(marked(row),))) for row in range(6)]
+        handles = [
+            scheduler.submit(generation(1, seed=row, tokens=1 + row % 3, processors=(marked(row),)))
+            for row in range(6)
+        ]
         assert scheduler.snapshot().num_waiting == 6
         gate.opened.set()
         for handle in (first, *handles):
             handle.completion(60)
-    assert list(dict.fromkeys(served)) == list(range(6)), "a later generation overtook an earlier one"
+    assert list(dict.fromkeys(served)) == list(range(6)), (
+        "a later generation overtook an earlier one"
+    )
 
 
 def test_what_can_never_fit_is_refused_at_once():
     with Scheduler(decoder(max_length=100), kv_budget_tokens=50) as scheduler:
-        with pytest.raises(ContextLengthError, match="= 60 exceeds the 50 tokens of all caches together"):
+        with pytest.raises(
+            ContextLengthError, match="= 60 exceeds the 50 tokens of all caches together"
+        ):
             scheduler.submit(generation(1, 2, tokens=58))
         with pytest.raises(OptionError, match=r"token ids must lie in 0\.\.6; got 9"):
             scheduler.submit(generation(1, 9))
@@ -143,7 +167,10 @@ def test_what_can_never_fit_is_refused_at_once():
     [
         ({"max_batch_size": 0}, "max_batch_size must be at least 1; got 0"),
         ({"max_waiting": 0}, "max_waiting must be at least 1; got 0"),
-        ({"kv_budget_tokens": 1}, "kv_budget_tokens must hold a prompt and a token, at least 2; got 1"),
+        (
+            {"kv_budget_tokens": 1},
+            "kv_budget_tokens must hold a prompt and a token, at least 2; got 1",
+        ),
         ({"prefill_chunk": 0}, "prefill_chunk must be at least 1, or None"),
     ],
 )
@@ -155,7 +182,8 @@ def test_limits_without_room_are_refused(options, message):
 def test_the_caches_are_never_promised_twice():
     with Scheduler(decoder(), max_batch_size=8, kv_budget_tokens=60) as scheduler:
         gate = Gate()
-        scheduler.submit(generation(1, 2, tokens=18, processors=(gate,)))  # 20 tokens: three rows of 20 fit
+        # 20 tokens: three rows of 20 fit
+        scheduler.submit(generation(1, 2, tokens=18, processors=(gate,)))
         assert gate.reached.wait(60)
         handles = [scheduler.submit(generation(1, 2, tokens=18, seed=row)) for row in range(4)]
         gate.opened.set()
@@ -174,7 +202,9 @@ def test_cancelled_jobs_give_back_their_room_wherever_they_are():
         gate = Gate()
         running = scheduler.submit(generation(1, tokens=30, processors=(gate,)))
         assert gate.reached.wait(60)
-        prefilling, untouched, waiting = [scheduler.submit(generation(*[2] * 20, seed=row)) for row in range(3)]
+        prefilling, untouched, waiting = [
+            scheduler.submit(generation(*[2] * 20, seed=row)) for row in range(3)
+        ]
         waiting.cancel()
         gate.opened.set()
         next(iter(running))
@@ -232,13 +262,25 @@ def test_what_was_never_started_cancels_its_jobs():
 
 def test_figures_agree_with_each_other():
     seen = defaultdict(list)
-    generations = [generation(*[row % VOCAB] * (1 + row), seed=row, tokens=1 + 2 * row) for row in range(6)]
-    with Scheduler(decoder(), max_batch_size=3, sink=lambda measure, value: seen[measure].append(value)) as scheduler:
+    generations = [
+        generation(*[row % VOCAB] * (1 + row), seed=row, tokens=1 + 2 * row) for row in range(6)
+    ]
+    with Scheduler(
+        decoder(), max_batch_size=3, sink=lambda measure, value: seen[measure].append(value)
+    ) as scheduler:
         done = [handle.completion(60) for handle in [scheduler.submit(one) for one in generations]]
         state = scheduler.snapshot()
     told = [whole.summary.speculation for whole in done]
-    assert state.num_generated_tokens == sum(len(whole.token_ids) for whole in done) == sum(seen["generated_tokens"])
-    assert state.num_prompt_tokens == sum(len(one.prompt_ids) for one in generations) == sum(seen["prompt_tokens"])
+    assert (
+        state.num_generated_tokens
+        == sum(len(whole.token_ids) for whole in done)
+        == sum(seen["generated_tokens"])
+    )
+    assert (
+        state.num_prompt_tokens
+        == sum(len(one.prompt_ids) for one in generations)
+        == sum(seen["prompt_tokens"])
+    )
     assert state.speculation.num_rounds == sum(one.num_rounds for one in told)
     assert state.speculation.num_draft_tokens == sum(one.num_draft_tokens for one in told) > 0
     assert state.speculation.accepted_by_position == tuple(
@@ -248,10 +290,21 @@ def test_figures_agree_with_each_other():
         histogram = one.acceptance_histogram
         assert len(histogram) == one.max_depth + 1 == 4
         assert sum(histogram) == one.num_drafts
-        assert sum(depth * count for depth, count in enumerate(histogram)) == one.num_accepted_tokens <= one.num_draft_tokens
+        assert (
+            sum(depth * count for depth, count in enumerate(histogram))
+            == one.num_accepted_tokens
+            <= one.num_draft_tokens
+        )
     # The last token of every prompt is read in its first round, with the tree.
-    assert sum(seen["round_tokens"]) == state.num_generated_tokens + state.num_prompt_tokens - len(generations)
-    assert len(seen["first_token_s"]) == len(seen["queue_s"]) == len(seen["total_s"]) == len(generations)
+    assert sum(seen["round_tokens"]) == state.num_generated_tokens + state.num_prompt_tokens - len(
+        generations
+    )
+    assert (
+        len(seen["first_token_s"])
+        == len(seen["queue_s"])
+        == len(seen["total_s"])
+        == len(generations)
+    )
     assert len(seen["inter_token_s"]) == sum(one.num_rounds - 1 for one in told)
     for whole in done:
         timings = whole.summary.timings
@@ -267,9 +320,13 @@ def test_a_crowd_of_networks_writes_what_each_writes_alone():
     target = network("llama")
     texts = prompts((9, 40, 7, 23, 5, 3, 1, 31), seed=6)
     whole = monge.load(target, perturbed(target), tree="fixed_width((3, 2))", controller="fixed")
-    generations = [generation(*text, seed=row, tokens=10, temperature=0.8) for row, text in enumerate(texts)]
+    generations = [
+        generation(*text, seed=row, tokens=10, temperature=0.8) for row, text in enumerate(texts)
+    ]
     expected = [
-        whole.generate([one.prompt_ids], max_new_tokens=10, temperature=0.8, seed=one.seed, ignore_eos=True)[0].token_ids
+        whole.generate(
+            [one.prompt_ids], max_new_tokens=10, temperature=0.8, seed=one.seed, ignore_eos=True
+        )[0].token_ids
         for one in generations
     ]
     with Scheduler(whole, max_batch_size=5, prefill_chunk=6) as scheduler:
@@ -286,13 +343,24 @@ def test_a_crowd_of_32_on_the_built_in_pair_writes_what_each_writes_alone():
     import monge
 
     whole = monge.load(controller="fixed")
-    prompts = [tuple(whole.tokenizer(text)["input_ids"]) for text in ("Once upon a time", "The sea", "She said that", "It was")]
+    prompts = [
+        tuple(whole.tokenizer(text)["input_ids"])
+        for text in ("Once upon a time", "The sea", "She said that", "It was")
+    ]
     generations = [
-        generation(*prompts[row % 4], seed=row, tokens=24, temperature=(0.0, 0.8)[row % 2], eos_ids=whole.eos_ids)
+        generation(
+            *prompts[row % 4],
+            seed=row,
+            tokens=24,
+            temperature=(0.0, 0.8)[row % 2],
+            eos_ids=whole.eos_ids,
+        )
         for row in range(32)
     ]
     expected = [
-        whole.generate([one.prompt_ids], max_new_tokens=24, temperature=one.rules.temperature, seed=one.seed)[0].token_ids
+        whole.generate(
+            [one.prompt_ids], max_new_tokens=24, temperature=one.rules.temperature, seed=one.seed
+        )[0].token_ids
         for one in generations
     ]
     with Scheduler(whole, max_batch_size=32, prefill_chunk=3) as scheduler:

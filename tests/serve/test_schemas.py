@@ -37,7 +37,9 @@ def test_the_list_of_refused_fields_is_not_empty():
     assert len({name for _, name, _ in REFUSED}) > 30
 
 
-@pytest.mark.parametrize(("model", "name", "values"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("model", "name", "values"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_neutral_values_pass_and_others_are_refused_by_name(model, name, values):
     make = completion if model is CompletionRequest else chat
     for value in values:
@@ -65,7 +67,10 @@ def test_unknown_fields_are_named_with_the_nearest_known_one():
 def test_unknown_fields_inside_are_refused():
     error = error_of(chat, messages=[{"role": "user", "content": "x", "weight": 1}])
     assert "unknown field 'messages.0.weight'" in error.message
-    assert "unknown field 'stream_options.more'" in error_of(chat, stream=True, stream_options={"more": 1}).message
+    assert (
+        "unknown field 'stream_options.more'"
+        in error_of(chat, stream=True, stream_options={"more": 1}).message
+    )
 
 
 WRONG = {
@@ -89,13 +94,32 @@ WRONG = {
     "speculation": [0, "no", []],
     "user": [1, "x" * 513, "\ud800"],
     "model": [3],
-    "prompt": [None, 3, [], [[]], [1, "a"], ["a", [1]], [True], [-1], [2**31], ["a"] * (MAX_CHOICES + 1), "\ud800", [[1], "a"]],
+    "prompt": [
+        None,
+        3,
+        [],
+        [[]],
+        [1, "a"],
+        ["a", [1]],
+        [True],
+        [-1],
+        [2**31],
+        ["a"] * (MAX_CHOICES + 1),
+        "\ud800",
+        [[1], "a"],
+    ],
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values], ids=repr)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, values in WRONG.items() for value in values],
+    ids=repr,
+)
 def test_wrong_values_are_refused_by_name(name, value):
-    error = error_of(completion, **({name: value, "stream": True} if name == "stream_options" else {name: value}))
+    error = error_of(
+        completion, **({name: value, "stream": True} if name == "stream_options" else {name: value})
+    )
     assert error.status == 400
     assert error.param == name
     json.dumps(error.body()).encode()
@@ -107,9 +131,15 @@ def test_wrong_values_are_refused_by_name(name, value):
         ({"messages": []}, "messages: "),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role: "),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content: "),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]}, "messages.0.content.0.type: "),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
+            "messages.0.content.0.type: ",
+        ),
         ({"top_logprobs": 2}, "top_logprobs: only with logprobs=true"),
-        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens: differs from max_completion_tokens"),
+        (
+            {"max_tokens": 3, "max_completion_tokens": 4},
+            "max_tokens: differs from max_completion_tokens",
+        ),
         ({"max_tokens": 0}, "max_tokens: "),
         ({"stream_options": {}}, "stream_options: only with stream=true"),
     ],

@@ -18,7 +18,9 @@ BODY = {"prompt": "a", "max_tokens": 2}
 
 @pytest.fixture(scope="module")
 def guarded():
-    with TestClient(toy_app(settings={"api_keys": ("first", "second"), "max_request_bytes": 2000})) as client:
+    with TestClient(
+        toy_app(settings={"api_keys": ("first", "second"), "max_request_bytes": 2000})
+    ) as client:
         yield client
 
 
@@ -65,7 +67,9 @@ def test_watchers_need_no_key(guarded):
 def test_large_bodies_are_refused_by_their_length_and_by_their_size(guarded):
     headers = {"authorization": "Bearer first", "content-type": "application/json"}
     declared = guarded.post("/v1/completions", content=b"x" * 2001, headers=headers)
-    streamed = guarded.post("/v1/completions", content=(b"x" * 500 for _ in range(5)), headers=headers)
+    streamed = guarded.post(
+        "/v1/completions", content=(b"x" * 500 for _ in range(5)), headers=headers
+    )
     for answer in (declared, streamed):
         assert answer.status_code == 413
         assert "larger than 2000 bytes" in answer.json()["error"]["message"]
@@ -99,7 +103,10 @@ def test_a_failure_of_ours_has_an_id_and_nothing_else(caplog):
         raise RuntimeError("the secret path /etc/weights")
 
     app.add_api_route("/broken", broken)
-    with TestClient(app, raise_server_exceptions=False) as client, caplog.at_level(logging.ERROR, "monge.serve"):
+    with (
+        TestClient(app, raise_server_exceptions=False) as client,
+        caplog.at_level(logging.ERROR, "monge.serve"),
+    ):
         answer = client.get("/broken")
     assert answer.status_code == 500
     message = answer.json()["error"]["message"]
@@ -121,10 +128,15 @@ class _Poisoned(RandomTable):
 def test_a_request_that_fails_in_the_engine_leaves_the_server_whole(caplog):
     size = len(ALPHABET)
     poisoned = TabularModel(_Poisoned(size, 11), size, max_length=100)
-    with TestClient(toy_app(toy_decoder(poisoned))) as client, caplog.at_level(logging.ERROR, "monge.serve"):
+    with (
+        TestClient(toy_app(toy_decoder(poisoned))) as client,
+        caplog.at_level(logging.ERROR, "monge.serve"),
+    ):
         bad = client.post("/v1/completions", json={"prompt": "z"})
         stream = client.post("/v1/completions", json={"prompt": "z", "stream": True})
-        good = client.post("/v1/completions", json={"prompt": "a", "seed": 0, "logit_bias": {str(size - 4): -100}})
+        good = client.post(
+            "/v1/completions", json={"prompt": "a", "seed": 0, "logit_bias": {str(size - 4): -100}}
+        )
         health = client.get("/health")
     assert bad.status_code == 500
     assert bad.json()["error"]["code"] == "internal_error"
@@ -142,7 +154,10 @@ def test_a_request_that_fails_in_the_engine_leaves_the_server_whole(caplog):
         ({"model_name": ""}, "must be one word"),
         ({"api_keys": ("",)}, "API key must be printable"),
         ({"api_keys": ("ü",)}, "API key must be printable"),
-        ({"allowed_hosts": ("http://a.b",)}, "an allowed host is a name or an address without a port"),
+        (
+            {"allowed_hosts": ("http://a.b",)},
+            "an allowed host is a name or an address without a port",
+        ),
         ({"allowed_hosts": ("",)}, "an allowed host is a name or an address without a port"),
         ({"allowed_hosts": ("a.b:80",)}, "an allowed host is a name or an address without a port"),
         ({"max_request_bytes": 0}, "max_request_bytes must be positive"),
@@ -160,7 +175,16 @@ HOSTS = hosts_to_accept("127.0.0.1", (), ("my.machine",))
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:8000", "[::1]:8000", "[::1]", "my.machine:80", "localhost.:1"],
+    [
+        "localhost",
+        "LOCALHOST:8000",
+        "127.0.0.1",
+        "127.0.0.1:8000",
+        "[::1]:8000",
+        "[::1]",
+        "my.machine:80",
+        "localhost.:1",
+    ],
 )
 def test_a_server_answers_to_its_own_names(host):
     with TestClient(toy_app(settings={"allowed_hosts": HOSTS})) as client:
@@ -169,9 +193,20 @@ def test_a_server_answers_to_its_own_names(host):
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "127.0.0.2", "", "[::1", "::1"],
+    [
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "127.0.0.2",
+        "",
+        "[::1",
+        "::1",
+    ],
 )
-@pytest.mark.parametrize("path", ["/v1/completions", "/health", "/metrics", "/openapi.json", "/nothing"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/health", "/metrics", "/openapi.json", "/nothing"]
+)
 def test_a_page_that_gave_its_name_our_address_is_refused(host, path):
     with TestClient(toy_app(settings={"allowed_hosts": HOSTS})) as client:
         answer = client.post(path, json=BODY, headers={"host": host})
@@ -192,7 +227,9 @@ def test_a_page_that_gave_its_name_our_address_is_refused(host, path):
         ("0.0.0.0", (), ("a.b",), {"localhost", "127.0.0.1", "[::1]", "0.0.0.0", "a.b"}),
     ],
 )
-def test_names_are_checked_on_loopback_without_a_key_and_where_some_are_allowed(host, keys, allowed, expected):
+def test_names_are_checked_on_loopback_without_a_key_and_where_some_are_allowed(
+    host, keys, allowed, expected
+):
     assert set(hosts_to_accept(host, keys, allowed)) == expected
 
 

@@ -40,7 +40,10 @@ def test_memory_stays_flat_over_two_thousand_jobs():
     decoder = Decoder(make_components(target, draft, tree="chain(3)"))
 
     def submit(scheduler, count):
-        handles = [scheduler.submit(generation(row % VOCAB, 1, seed=row, tokens=3, temperature=0.0)) for row in range(count)]
+        handles = [
+            scheduler.submit(generation(row % VOCAB, 1, seed=row, tokens=3, temperature=0.0))
+            for row in range(count)
+        ]
         for row, handle in enumerate(handles):
             if row % 50 == 0:
                 handle.cancel()
@@ -63,7 +66,9 @@ def test_memory_stays_flat_over_two_thousand_jobs():
     assert not target._committed
     assert not target._nodes
     assert not draft._committed
-    assert grown < 100_000, f"{grown} bytes more after 1800 generations: something is kept for every generation"
+    assert grown < 100_000, (
+        f"{grown} bytes more after 1800 generations: something is kept for every generation"
+    )
 
 
 def objects():
@@ -73,7 +78,10 @@ def objects():
 
 
 def check_nothing_is_kept(run, count):
-    """A leak keeps an object or more for every request of every run; caches of a bounded size are full after some runs."""
+    """A leak keeps an object or more for every request of every run.
+
+    Caches of a bounded size are full after some runs.
+    """
     grown = before = Counter[str]()
     for _ in range(6):
         run()
@@ -89,7 +97,9 @@ def test_no_object_outlives_its_job():
     """Short and long prompts, greedy and sampled texts, plain ones, cancelled ones and ones that fail."""
     llama = network("llama", max_position_embeddings=2048)
     target, draft = HfTreeModel(llama), HfTreeModel(llama)
-    decoder = Decoder(make_components(target, draft, tree="chain(3)", controller="fixed"), max_batch_size=8)
+    decoder = Decoder(
+        make_components(target, draft, tree="chain(3)", controller="fixed"), max_batch_size=8
+    )
     count = 48
 
     def text(row):
@@ -102,7 +112,13 @@ def test_no_object_outlives_its_job():
     def run():
         handles = []
         for row in range(count):
-            options = {"processors": (fail,)} if row % 12 == 5 else {"speculative": False} if row % 5 == 0 else {}
+            options = (
+                {"processors": (fail,)}
+                if row % 12 == 5
+                else {"speculative": False}
+                if row % 5 == 0
+                else {}
+            )
             made = generation(*text(row), seed=row, tokens=3, temperature=float(row % 2), **options)
             handles.append(scheduler.submit(made))
             if row % 7 == 6:
@@ -125,7 +141,12 @@ def test_no_object_outlives_its_answer():
 
     def run():
         for row in range(count):
-            asked = {"prompt": "once upon a time"[: 1 + row % 9], "max_tokens": 3, "seed": row % 5, "stream": row % 3 == 0}
+            asked = {
+                "prompt": "once upon a time"[: 1 + row % 9],
+                "max_tokens": 3,
+                "seed": row % 5,
+                "stream": row % 3 == 0,
+            }
             wrong = {"n": 99} if row % 10 == 9 else {"unknown": row} if row % 10 == 8 else {}
             client.post("/v1/completions", json=asked | wrong)
             client.get("/metrics")

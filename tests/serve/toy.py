@@ -36,7 +36,8 @@ class Model(TabularModel):
         super().__init__(RandomTable(VOCAB, seed), VOCAB, max_length)
         self.pieces: list[tuple[int, int]] = []
         self.failing: set[int] = set()  # first tokens of texts that break the network
-        self.failing_prompts: set[int] = set()  # first tokens of prompts that break it while they are read
+        # First tokens of prompts that break it while they are read.
+        self.failing_prompts: set[int] = set()
         self.nan: set[int] = set()  # first tokens of texts whose logits are NaN
         self.commits_fail = False
 
@@ -67,16 +68,22 @@ class Model(TabularModel):
         super().commit(paths)
 
 
-def decoder(*, tokenizer: Any = None, max_batch_size: int = 8, max_length: int | None = None, **options: Any) -> Decoder:
+def decoder(
+    *, tokenizer: Any = None, max_batch_size: int = 8, max_length: int | None = None, **options: Any
+) -> Decoder:
     """A fresh pair of tables."""
     parts = make_components(Model(1, max_length), Model(2), **({"tree": "chain(3)"} | options))
     return Decoder(parts, tokenizer=tokenizer, max_batch_size=max_batch_size)
 
 
-def generation(*prompt: int, seed: int = 0, tokens: int = 12, temperature: float = 1.0, **options: Any) -> GenerationRequest:
+def generation(
+    *prompt: int, seed: int = 0, tokens: int = 12, temperature: float = 1.0, **options: Any
+) -> GenerationRequest:
     """A generation with a sampled completion."""
     rules = SamplingRules(temperature=temperature)
-    return GenerationRequest(prompt_ids=prompt or (1, 2), max_new_tokens=tokens, rules=rules, seed=seed, **options)
+    return GenerationRequest(
+        prompt_ids=prompt or (1, 2), max_new_tokens=tokens, rules=rules, seed=seed, **options
+    )
 
 
 def alone(made: GenerationRequest, **options: Any) -> tuple[int, ...]:

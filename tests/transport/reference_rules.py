@@ -1,5 +1,7 @@
-"""Published rules as exact conditional laws, tuple of candidates -> law of the emitted token: written down from the papers, and
-sharing nothing with the closed forms that they check."""
+"""Published rules as exact conditional laws, tuple of candidates -> law of the emitted token.
+
+Written down from the papers, and sharing nothing with the closed forms that they check.
+"""
 
 import numpy as np
 
@@ -11,7 +13,10 @@ def positive(masses):
 
 
 def emit(p, candidate_ids, steps):
-    """Run `steps(candidate number, P) -> (acceptance, next P)`; whatever is left emits from the last P."""
+    """Run `steps(candidate number, P) -> (acceptance, next P)`.
+
+    Whatever is left emits from the last P.
+    """
     law, reached = np.zeros_like(p), 1.0
     left = p
     for number, token in enumerate(candidate_ids):

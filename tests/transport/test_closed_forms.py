@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.core.errors import LawError
-from monge.transport.bounds import greedy_optimum, iid_optimum, subset_optimum, without_replacement_optimum
+from monge.transport.bounds import (
+    greedy_optimum,
+    iid_optimum,
+    subset_optimum,
+    without_replacement_optimum,
+)
 from monge.transport.candidates import CandidateLaw
 from monge.transport.closed_forms import (
     k_seq_acceptance,
@@ -25,7 +30,9 @@ EXACT = 1e-12
 
 
 def check(value, candidates, p, rule):
-    accepted, error = rules.acceptance_and_error(TransportProblem(target=p, candidates=candidates), rule)
+    accepted, error = rules.acceptance_and_error(
+        TransportProblem(target=p, candidates=candidates), rule
+    )
     assert error < EXACT
     assert value == pytest.approx(accepted, abs=EXACT)
 
@@ -37,12 +44,16 @@ def check_all_rules(p, q, width):
         "rrs": (rrs_acceptance(p, [q] * width), rules.rrs(p, [q] * width)),
         "k_seq": (k_seq_acceptance(p, q, width), rules.k_seq(p, q, width)),
         "naive_tree": (naive_tree_acceptance(p, q, width), rules.naive_tree(p, q)),
-        "target_walk": (target_walk_acceptance(TransportProblem(target=p, candidates=iid)), lambda _: p),
+        "target_walk": (
+            target_walk_acceptance(TransportProblem(target=p, candidates=iid)),
+            lambda _: p,
+        ),
     }
     for value, rule in values.values():
         check(value, iid, p, rule)
         assert value <= best + EXACT
-    assert values["k_seq"][0] >= (1.0 - (1.0 - 1.0 / width) ** width) * best - EXACT  # the guarantee of SpecTr
+    # The guarantee of SpecTr.
+    assert values["k_seq"][0] >= (1.0 - (1.0 - 1.0 / width) ** width) * best - EXACT
     value = rrs_without_replacement_acceptance(p, q, width)
     check(value, distinct, p, rules.rrs_without_replacement(p, q))
     assert value <= without_replacement_optimum(p, q, width).acceptance + EXACT
@@ -64,7 +75,12 @@ def test_edges(name):
 @given(st.integers(2, 4).flatmap(lambda n: st.tuples(laws(n), laws(n), laws(n))))
 def test_recursive_rejection_with_different_drafts(case):
     p, *draft_laws = case
-    check(rrs_acceptance(p, draft_laws), CandidateLaw.independent(draft_laws), p, rules.rrs(p, draft_laws))
+    check(
+        rrs_acceptance(p, draft_laws),
+        CandidateLaw.independent(draft_laws),
+        p,
+        rules.rrs(p, draft_laws),
+    )
 
 
 @few
@@ -78,7 +94,9 @@ def test_spechub_attains_the_optimum_of_its_pairs(case):
     candidates = CandidateLaw.hub_pairs(q)
     value = spechub_acceptance(p, q)
     check(value, candidates, p, rules.spechub(p, q))
-    assert value == pytest.approx(subset_optimum(TransportProblem(target=p, candidates=candidates)).acceptance, abs=EXACT)
+    assert value == pytest.approx(
+        subset_optimum(TransportProblem(target=p, candidates=candidates)).acceptance, abs=EXACT
+    )
     assert value == pytest.approx(greedy_optimum(p, q, 2).acceptance, abs=EXACT)
 
 
@@ -102,7 +120,12 @@ def test_rho_is_the_smallest_valid_one():
 def test_residual_hits_are_counted():
     constants = k_seq_constants(*A, 2)
     assert k_seq_acceptance(*A, 2, rho=2.0) > k_seq_constants(*A, 2, rho=2.0).accepted + 0.01
-    check(k_seq_acceptance(*A, 2, rho=2.0), CandidateLaw.iid(A[1], 2), A[0], rules.k_seq(*A, 2, rho=2.0))
+    check(
+        k_seq_acceptance(*A, 2, rho=2.0),
+        CandidateLaw.iid(A[1], 2),
+        A[0],
+        rules.k_seq(*A, 2, rho=2.0),
+    )
     with pytest.raises(LawError, match="rho = 1.2 is below gamma"):
         k_seq_acceptance(*A, 2, rho=1.2)
     assert k_seq_acceptance(*A, 2) == pytest.approx(
@@ -114,4 +137,9 @@ def test_residual_hits_are_counted():
 
 def test_disjoint_supports_accept_nothing():
     p, q = half(tokens=4, inside=2), half(tokens=4, inside=2)[::-1].copy()
-    assert k_seq_acceptance(p, q, 3) == rrs_acceptance(p, [q] * 3) == naive_tree_acceptance(p, q, 3) == 0.0
+    assert (
+        k_seq_acceptance(p, q, 3)
+        == rrs_acceptance(p, [q] * 3)
+        == naive_tree_acceptance(p, q, 3)
+        == 0.0
+    )

@@ -20,7 +20,10 @@ PROBLEM = TransportProblem(target=P, candidates=CandidateLaw.iid(Q, 2))
 def test_every_feasible_kernel_is_lossless(case, seed):
     p, q, width = case
     problem = TransportProblem(target=p, candidates=CandidateLaw.iid(q, width))
-    kernel = np.random.default_rng(seed).random(problem.candidates.membership.shape) * problem.candidates.membership
+    kernel = (
+        np.random.default_rng(seed).random(problem.candidates.membership.shape)
+        * problem.candidates.membership
+    )
     kernel /= np.maximum(1.0, kernel.sum(axis=1, keepdims=True))
     masses = problem.candidates.probs @ kernel
     kernel *= np.divide(p, masses, out=np.ones_like(p), where=masses > p)
@@ -32,7 +35,8 @@ def test_every_feasible_kernel_is_lossless(case, seed):
 
 
 def test_residual_tokens_that_hit_a_candidate_count():
-    nothing = Coupling.from_kernel(PROBLEM, np.zeros((9, 3)))  # never accepts: the completion is the target walk
+    # Never accepts: the completion is the target walk.
+    nothing = Coupling.from_kernel(PROBLEM, np.zeros((9, 3)))
     assert nothing.accepted_mass == 0.0
     assert nothing.acceptance == pytest.approx(0.483, abs=1e-15)
     assert nothing.is_lossless

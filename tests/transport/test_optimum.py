@@ -42,11 +42,16 @@ def check_all_drawings(p, q, width):
     iid = CandidateLaw.iid(q, width)
     distinct = CandidateLaw.without_replacement(q, width)
     assert iid_optimum(p, q, width).acceptance == pytest.approx(lp(p, iid), abs=LP)
-    assert without_replacement_optimum(p, q, width).acceptance == pytest.approx(lp(p, distinct), abs=LP)
+    assert without_replacement_optimum(p, q, width).acceptance == pytest.approx(
+        lp(p, distinct), abs=LP
+    )
     for candidates, optimum in ((iid, iid_optimum), (distinct, without_replacement_optimum)):
         searched = subset_optimum(TransportProblem(target=p, candidates=candidates)).acceptance
         assert optimum(p, q, width).acceptance == pytest.approx(searched, abs=1e-13)
-    assert without_replacement_optimum(p, q, width).acceptance >= iid_optimum(p, q, width).acceptance - 1e-13
+    assert (
+        without_replacement_optimum(p, q, width).acceptance
+        >= iid_optimum(p, q, width).acceptance - 1e-13
+    )
 
 
 @few
@@ -73,11 +78,17 @@ def test_greedy_and_mixed(case):
         wider = CandidateLaw.mixed(fixed, rest, 2)
         assert mixed_optimum(p, fixed, rest, 2).acceptance == pytest.approx(lp(p, wider), abs=LP)
     assert greedy_optimum(p, q, width).acceptance == pytest.approx(lp(p, candidates), abs=LP)
-    assert greedy_optimum(p, q, width).acceptance == pytest.approx(greedy_acceptance(p, q, width), abs=1e-14)
+    assert greedy_optimum(p, q, width).acceptance == pytest.approx(
+        greedy_acceptance(p, q, width), abs=1e-14
+    )
 
 
 @few
-@given(st.integers(2, 5).flatmap(lambda n: st.tuples(laws(n), st.lists(laws(n), min_size=1, max_size=3))))
+@given(
+    st.integers(2, 5).flatmap(
+        lambda n: st.tuples(laws(n), st.lists(laws(n), min_size=1, max_size=3))
+    )
+)
 def test_different_drafts(case):
     p, draft_laws = case
     optimum = different_drafts_optimum(p, draft_laws)
@@ -101,7 +112,9 @@ def test_different_drafts(case):
 def test_any_joint_law(case):
     p, weights = case
     total = sum(weights.values())
-    problem = TransportProblem.from_joint_law(p, {candidate_ids: mass / total for candidate_ids, mass in weights.items()})
+    problem = TransportProblem.from_joint_law(
+        p, {candidate_ids: mass / total for candidate_ids, mass in weights.items()}
+    )
     assert subset_optimum(problem).acceptance == pytest.approx(solve(problem).acceptance, abs=LP)
 
 
@@ -109,8 +122,12 @@ def test_any_joint_law(case):
 @given(pairs())
 def test_one_candidate_is_the_maximal_coupling(case):
     p, q, _ = case
-    assert iid_optimum(p, q, 1).acceptance == pytest.approx(single_draft_acceptance(p, q), abs=1e-15)
-    assert without_replacement_optimum(p, q, 1).acceptance == pytest.approx(single_draft_acceptance(p, q), abs=1e-15)
+    assert iid_optimum(p, q, 1).acceptance == pytest.approx(
+        single_draft_acceptance(p, q), abs=1e-15
+    )
+    assert without_replacement_optimum(p, q, 1).acceptance == pytest.approx(
+        single_draft_acceptance(p, q), abs=1e-15
+    )
 
 
 @few
@@ -137,7 +154,9 @@ def test_the_smallest_number_of_drafts_is_exact_in_rational_numbers(target, draf
     subsets = [inside for size in range(5) for inside in itertools.combinations(range(4), size)]
 
     def always(width):
-        return all(sum(p[i] for i in inside) >= sum(q[i] for i in inside) ** width for inside in subsets)
+        return all(
+            sum(p[i] for i in inside) >= sum(q[i] for i in inside) ** width for inside in subsets
+        )
 
     found = acceptance_one(np.array(p, dtype=float), np.array(q, dtype=float))
     if found.num_drafts is None:
@@ -156,8 +175,12 @@ def test_the_tightest_set_is_the_one_that_asks_for_most_drafts():
     never = acceptance_one(np.array([0.5, 0.5, 0.0]), np.array([0.4, 0.4, 0.2]))
     assert (never.num_drafts, never.tokens) == (None, (2,))
     assert acceptance_one(np.array([0.5, 0.5, 0.0]), np.array([1.0, 0.0, 0.0])).num_drafts is None
-    tiny = 1e-13  # the draft misses a little of one token: a set of mass 1 - 1e-13 that the target has with mass 0.75
-    assert acceptance_one(np.array([0.75, 0.25]), np.array([1.0 - tiny, tiny])).num_drafts == pytest.approx(2.877e12, rel=1e-3)
+    # The draft misses a little of one token: a set of mass 1 - 1e-13 that the target has with mass
+    # 0.75.
+    tiny = 1e-13
+    assert acceptance_one(
+        np.array([0.75, 0.25]), np.array([1.0 - tiny, tiny])
+    ).num_drafts == pytest.approx(2.877e12, rel=1e-3)
 
 
 @few

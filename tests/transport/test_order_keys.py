@@ -15,12 +15,15 @@ from tests.transport.strategies import EDGES, A, as_law
 def large_pair(num_tokens, spread, noise):
     rng = np.random.default_rng(11)
     p = rng.standard_normal(num_tokens) * spread
-    return as_law(np.exp(p - p.max())), as_law(np.exp(p - p.max() + noise * rng.standard_normal(num_tokens)))
+    return as_law(np.exp(p - p.max())), as_law(
+        np.exp(p - p.max() + noise * rng.standard_normal(num_tokens))
+    )
 
 
 @pytest.mark.parametrize(
     ("num_tokens", "width", "spread", "noise"),
-    # With lengths taken as stop - start, the first misses its masses by 5e-7, and larger vocabularies by far more.
+    # With lengths taken as stop - start, the first misses its masses by 5e-7, and larger
+    # vocabularies by far more.
     [(4096, 8, 6.0, 3.0), (8192, 8, 3.0, 0.8), (2000, 16, 10.0, 0.8), (4096, 2, 1.0, 0.8)],
 )
 def test_stored_hole_lengths_keep_the_masses(num_tokens, width, spread, noise):
@@ -31,7 +34,9 @@ def test_stored_hole_lengths_keep_the_masses(num_tokens, width, spread, noise):
     lengths = np.bincount(keys.owners, weights=keys.stops - keys.starts, minlength=num_tokens)
     assert np.abs(lengths - q).sum() < 1e-11
     assert np.abs(keys.starts[1:] - keys.stops[:-1]).max() < 1e-10  # the sets tile [0, 1]
-    assert np.minimum(p, keys.winner_law).sum() == pytest.approx(iid_optimum(p, q, width).acceptance, abs=1e-11)
+    assert np.minimum(p, keys.winner_law).sum() == pytest.approx(
+        iid_optimum(p, q, width).acceptance, abs=1e-11
+    )
 
 
 @pytest.mark.parametrize("name", EDGES)
@@ -62,7 +67,14 @@ def test_any_disjoint_sets_are_lossless():
     p, q = A
     edges = np.concatenate([[0.0], np.cumsum(q)])
     starts, stops = edges[:-1], edges[1:]  # tokens side by side: far from optimal
-    keys = OrderKeys(width=2, num_tokens=3, owners=np.arange(3), starts=starts, stops=stops, winner_law=stops**2 - starts**2)
+    keys = OrderKeys(
+        width=2,
+        num_tokens=3,
+        owners=np.arange(3),
+        starts=starts,
+        stops=stops,
+        winner_law=stops**2 - starts**2,
+    )
     problem = TransportProblem(target=p, candidates=CandidateLaw.iid(q, 2))
     kernel = np.zeros((9, 3))
     for row, candidate_ids in enumerate(problem.candidates.tuples):

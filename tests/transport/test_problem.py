@@ -73,20 +73,39 @@ def test_bad_targets(target, message):
     ("make", "message"),
     [
         (lambda: CandidateLaw.iid(np.array([0.5, 0.4]), 2), "draft law 0: masses must sum to 1"),
-        (lambda: CandidateLaw.without_replacement(np.array([1.5, -0.5]), 2), "draft law: masses must be non-negative"),
-        (lambda: CandidateLaw.explicit(3, {(0, 3): 1.0}), r"tokens \[3\] are outside a vocabulary of 3"),
+        (
+            lambda: CandidateLaw.without_replacement(np.array([1.5, -0.5]), 2),
+            "draft law: masses must be non-negative",
+        ),
+        (
+            lambda: CandidateLaw.explicit(3, {(0, 3): 1.0}),
+            r"tokens \[3\] are outside a vocabulary "
+            r"of 3",
+        ),
         (lambda: CandidateLaw.explicit(3, {(0, -1): 1.0}), r"tokens \[-1\] are outside"),
         (lambda: CandidateLaw.explicit(3, {(0,): 0.7}), "sum 0.7"),
         (lambda: CandidateLaw.explicit(3, {(0,): 1.5, (1,): -0.5}), "masses must be positive"),
         (lambda: CandidateLaw.explicit(3, {(0,): float("nan")}), "masses must be positive"),
-        (lambda: CandidateLaw(num_tokens=3, tuples=((0,), (0,)), probs=np.array([0.5, 0.5])), "listed twice"),
-        (lambda: CandidateLaw(num_tokens=3, tuples=((0,),), probs=np.array([0.5, 0.5])), "1 tuples but masses of shape"),
+        (
+            lambda: CandidateLaw(num_tokens=3, tuples=((0,), (0,)), probs=np.array([0.5, 0.5])),
+            "listed twice",
+        ),
+        (
+            lambda: CandidateLaw(num_tokens=3, tuples=((0,),), probs=np.array([0.5, 0.5])),
+            "1 tuples but masses of shape",
+        ),
         (lambda: CandidateLaw.mixed((2,), Q, 1), r"mass to fixed candidates \[2\]"),
         (lambda: CandidateLaw.mixed((3,), Q, 1), r"fixed candidates \[3\] are outside"),
         (lambda: CandidateLaw.hub_pairs(half(tokens=3, inside=1)), "no pair to draw"),
         (lambda: CandidateLaw.from_proposal(3, Arbitrary((0,))), "no declared law"),
-        (lambda: CandidateLaw.from_proposal(2, Iid(SPARSE, 1)), "token 2 is outside a vocabulary of 2"),
-        (lambda: CandidateLaw.from_proposal(4, Iid(DENSE, 1)), "draft law over 3 tokens, target over 4"),
+        (
+            lambda: CandidateLaw.from_proposal(2, Iid(SPARSE, 1)),
+            "token 2 is outside a vocabulary of 2",
+        ),
+        (
+            lambda: CandidateLaw.from_proposal(4, Iid(DENSE, 1)),
+            "draft law over 3 tokens, target over 4",
+        ),
     ],
 )
 def test_bad_candidates(make, message):

@@ -1,4 +1,7 @@
-"""The rearrangement coupling attains the optimum: exact accepted masses, uniform scores, and agreement with the keys."""
+"""The rearrangement coupling attains the optimum.
+
+Exact accepted masses, uniform scores, and agreement with the keys.
+"""
 
 import numpy as np
 import pytest
@@ -41,7 +44,9 @@ def check_scores(p, q, width):
     u = starts[:, None] + table.walked
     partner = scores.partners(u.ravel()).reshape(u.shape)
     for power in range(5):
-        moment = (table.weights * ((1.0 - table.swap) * u**power + table.swap * partner**power)).sum()
+        moment = (
+            table.weights * ((1.0 - table.swap) * u**power + table.swap * partner**power)
+        ).sum()
         assert moment == pytest.approx(1.0 / (power + 1), abs=EXACT)
     for token in np.flatnonzero(q):
         owns, receives = (table.owners == token)[:, None], (table.partners == token)[:, None]
@@ -68,7 +73,10 @@ def test_scores_are_uniform(case):
 
 
 @few
-@given(pairs(max_tokens=8, max_width=6), st.lists(st.floats(0.0, 1.0, exclude_max=True), min_size=6, max_size=6))
+@given(
+    pairs(max_tokens=8, max_width=6),
+    st.lists(st.floats(0.0, 1.0, exclude_max=True), min_size=6, max_size=6),
+)
 def test_swap_partners(case, positions):
     scores = Rearrangement.build(*case)
     u = np.array(positions)
@@ -79,13 +87,23 @@ def test_swap_partners(case, positions):
     assert scores.heights(u).min() >= -1e-15
     moves = swap > 0.0
     # the token receives g, position by position
-    np.testing.assert_allclose(((1.0 - swap) * here + swap * there)[moves], gain[moves], rtol=0, atol=EXACT)
+    np.testing.assert_allclose(
+        ((1.0 - swap) * here + swap * there)[moves], gain[moves], rtol=0, atol=EXACT
+    )
     # away from the peaks and from zero height, where the map is well conditioned
-    good = moves & (np.minimum(abs(here - gain), abs(there - other)) > 1e-3) & (scores.heights(u) > 1e-9)
-    np.testing.assert_allclose(scores.heights(partner)[good], scores.heights(u)[good], rtol=0, atol=1e-14)
+    good = (
+        moves
+        & (np.minimum(abs(here - gain), abs(there - other)) > 1e-3)
+        & (scores.heights(u) > 1e-9)
+    )
+    np.testing.assert_allclose(
+        scores.heights(partner)[good], scores.heights(u)[good], rtol=0, atol=1e-14
+    )
     np.testing.assert_allclose(scores.partners(partner)[good], u[good], rtol=0, atol=1e-11)
     # m(u) du = m(u') du', |dE| being equal
-    np.testing.assert_allclose((swap * abs(there - other))[good], (back * abs(here - gain))[good], rtol=0, atol=1e-10)
+    np.testing.assert_allclose(
+        (swap * abs(there - other))[good], (back * abs(here - gain))[good], rtol=0, atol=1e-10
+    )
 
 
 @few
@@ -96,7 +114,9 @@ def test_one_candidate_is_the_single_draft_rule(case):
     assert coupling.acceptance == pytest.approx(single_draft_acceptance(p, q), abs=1e-14)
     for (candidate_ids, _), row in zip(coupling.problem.candidates, coupling.kernel, strict=True):
         # a candidate too improbable for its window to have a length in float64 is refused
-        assert row[candidate_ids[0]] == pytest.approx(min(1.0, p[candidate_ids[0]] / q[candidate_ids[0]]), abs=1e-6)
+        assert row[candidate_ids[0]] == pytest.approx(
+            min(1.0, p[candidate_ids[0]] / q[candidate_ids[0]]), abs=1e-6
+        )
 
 
 def test_score_of_a_candidate():
@@ -124,7 +144,9 @@ def test_deterministic_candidates_and_draws(case, num_fixed):
     rest = normalised(rest)
     coupling = rearrangement_coupling(p, rest, width, fixed)
     assert coupling.is_lossless
-    assert coupling.acceptance == pytest.approx(mixed_optimum(p, fixed, rest, width).acceptance, abs=EXACT)
+    assert coupling.acceptance == pytest.approx(
+        mixed_optimum(p, fixed, rest, width).acceptance, abs=EXACT
+    )
     assert coupling.acceptance == pytest.approx(solve(coupling.problem).acceptance, abs=1e-9)
 
 
@@ -134,7 +156,9 @@ def test_sub_target(case, share):
     p, q, width = case
     direct = Rearrangement.build(share * p, q, width)
     extended = rearrangement_coupling(np.append(share * p, 1.0 - share), np.append(q, 0.0), width)
-    np.testing.assert_allclose(direct.accepted_masses, extended.accepted_masses[:-1], rtol=0, atol=EXACT)
+    np.testing.assert_allclose(
+        direct.accepted_masses, extended.accepted_masses[:-1], rtol=0, atol=EXACT
+    )
 
 
 def test_larger_support_and_more_candidates():
@@ -142,4 +166,6 @@ def test_larger_support_and_more_candidates():
     p, q = as_law(rng.gamma(0.3, size=12)), as_law(rng.gamma(0.5, size=12))
     check_scores(p, q, 6)
     coupling = rearrangement_coupling(p, q, 3)
-    np.testing.assert_allclose(coupling.accepted_masses, Rearrangement.build(p, q, 3).accepted_masses, rtol=0, atol=EXACT)
+    np.testing.assert_allclose(
+        coupling.accepted_masses, Rearrangement.build(p, q, 3).accepted_masses, rtol=0, atol=EXACT
+    )

@@ -25,12 +25,23 @@ def integrated(p: np.ndarray, q: np.ndarray, width: int) -> tuple[np.ndarray, fl
     for j in np.flatnonzero(p):
 
         def wins(s: float, j: int = int(j)) -> float:
-            """The output is j through its first clock, which rings at s: no clock of any draft rings before its share of s."""
-            survive = [np.exp(-s * p[i] / p[j]) for k in range(width) for i in range(p.size) if (i, k) != (j, 0)]
+            """The output is j through its first clock, which rings at s.
+
+            No clock of any draft rings before its share of s.
+            """
+            survive = [
+                np.exp(-s * p[i] / p[j])
+                for k in range(width)
+                for i in range(p.size)
+                if (i, k) != (j, 0)
+            ]
             return float(np.exp(-s) * np.prod(survive))
 
         def matches(s: float, j: int = int(j)) -> float:
-            """And the first draft is j as well: its other clocks do not ring before their share under q either."""
+            """And the first draft is j as well.
+
+            Its other clocks do not ring before their share under q either.
+            """
             if q[j] == 0.0:
                 return 0.0
             earlier = [max(0.0, q[i] / q[j] - p[i] / p[j]) for i in range(p.size) if i != j]
@@ -54,7 +65,8 @@ def test_the_integrals_over_the_clocks(pair: tuple[list[int], list[int]], width:
 def test_between_its_bounds(pair: tuple[list[int], list[int]], width: int) -> None:
     p, q = map(law, pair)
     found = match_probability(p, q, width)
-    assert found <= iid_optimum(p, q, width).acceptance + 1e-12  # the drafts are independent draws from q
+    # The drafts are independent draws from q.
+    assert found <= iid_optimum(p, q, width).acceptance + 1e-12
     if width == 1:
         kept = single_draft_acceptance(p, q)
         assert kept / (2.0 - kept) - 1e-12 <= found <= kept + 1e-12
@@ -67,13 +79,18 @@ def test_equal_laws_match_with_one_draft_only() -> None:
 
 
 def test_ratios_that_overflow() -> None:
-    assert match_probability(np.array([1.0, 0.0]), np.array([1e-300, 1.0]), 1) == pytest.approx(1e-300, rel=1e-12)
+    assert match_probability(np.array([1.0, 0.0]), np.array([1e-300, 1.0]), 1) == pytest.approx(
+        1e-300, rel=1e-12
+    )
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("width", [1, 2, 4])
 def test_races_that_were_run(width: int) -> None:
-    """Two hundred thousand races with a fixed seed: the frequencies lie within five standard errors."""
+    """Two hundred thousand races with a fixed seed.
+
+    The frequencies lie within five standard errors.
+    """
     races = 200_000
     clocks = np.random.default_rng(11).exponential(size=(races, width, 3))
     drafts = (clocks / Q).argmin(axis=2)

@@ -30,7 +30,9 @@ def masses(weights: list[int]) -> np.ndarray:
 
 
 def problem(p: np.ndarray, cells: Cells) -> TransportProblem:
-    return TransportProblem.from_joint_law(p, dict(zip(cells.candidates, cells.lengths, strict=True)))
+    return TransportProblem.from_joint_law(
+        p, dict(zip(cells.candidates, cells.lengths, strict=True))
+    )
 
 
 def schedule(p: np.ndarray, cells: Cells) -> Schedule:
@@ -38,7 +40,9 @@ def schedule(p: np.ndarray, cells: Cells) -> Schedule:
 
 
 @given(pair=weight_pairs(max_vocab=7), width=st.integers(1, 5), design=DESIGNS)
-def test_cells_are_what_they_promise(pair: tuple[list[int], list[int]], width: int, design: SystematicDesign) -> None:
+def test_cells_are_what_they_promise(
+    pair: tuple[list[int], list[int]], width: int, design: SystematicDesign
+) -> None:
     weights = pair[1]
     cells = design.cells(dense_law(weights), width)
     support = [token for token, weight in enumerate(weights) if weight > 0]
@@ -48,20 +52,30 @@ def test_cells_are_what_they_promise(pair: tuple[list[int], list[int]], width: i
     sizes = {len(candidates) for candidates in cells.candidates}
     assert sizes == {min(width, len(support), design.top or len(support))}
     for token in range(len(weights)):
-        on_offer = [index for index, candidates in enumerate(cells.candidates) if token in candidates]
-        assert on_offer == list(range(min(on_offer, default=0), max(on_offer, default=-1) + 1)), "one run of neighbouring cells"
+        on_offer = [
+            index for index, candidates in enumerate(cells.candidates) if token in candidates
+        ]
+        assert on_offer == list(range(min(on_offer, default=0), max(on_offer, default=-1) + 1)), (
+            "one run of neighbouring cells"
+        )
         assert not on_offer or token in support
     assert all(len(set(candidates)) == len(candidates) for candidates in cells.candidates)
 
 
 def inclusion(cells: Cells, token: int) -> float:
-    return sum(length for candidates, length in zip(cells.candidates, cells.lengths, strict=True) if token in candidates)
+    return sum(
+        length
+        for candidates, length in zip(cells.candidates, cells.lengths, strict=True)
+        if token in candidates
+    )
 
 
 def test_probable_tokens_are_always_offered_and_bins_fill_the_rest() -> None:
     q = dense_law([60, 10, 10, 10, 10])
     cells = SystematicDesign(exponent=1.0).cells(q, 3)
-    assert [inclusion(cells, token) for token in range(5)] == pytest.approx([1.0, 0.5, 0.5, 0.5, 0.5], abs=EXACT)
+    assert [inclusion(cells, token) for token in range(5)] == pytest.approx(
+        [1.0, 0.5, 0.5, 0.5, 0.5], abs=EXACT
+    )
     assert inclusion(SystematicDesign(exponent=40).cells(q, 3), 0) == 1.0
 
 
@@ -79,7 +93,9 @@ def test_only_the_top_tokens_are_offered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "bins"), [("snake", [{0, 3, 4}, {1, 2, 5}]), ("least_full", [{0, 3, 5}, {1, 2, 4}])], ids=LAYOUTS[::-1]
+    ("layout", "bins"),
+    [("snake", [{0, 3, 4}, {1, 2, 5}]), ("least_full", [{0, 3, 5}, {1, 2, 4}])],
+    ids=LAYOUTS[::-1],
 )
 def test_layouts(layout: str, bins: list[set[int]]) -> None:
     cells = SystematicDesign(exponent=1.0, layout=layout).cells(dense_law([10, 8, 5, 4, 3, 2]), 2)
@@ -88,22 +104,33 @@ def test_layouts(layout: str, bins: list[set[int]]) -> None:
 
 @settings(max_examples=60)
 @given(pair=weight_pairs(max_vocab=6), width=st.integers(1, 4), design=DESIGNS)
-def test_earliest_deadline_first_is_optimal(pair: tuple[list[int], list[int]], width: int, design: SystematicDesign) -> None:
+def test_earliest_deadline_first_is_optimal(
+    pair: tuple[list[int], list[int]], width: int, design: SystematicDesign
+) -> None:
     p, cells = masses(pair[0]), design.cells(dense_law(pair[1]), width)
     found = schedule(p, cells)
     assert found.accepted == pytest.approx(solve(problem(p, cells)).acceptance, abs=1e-9)
     assert found.accepted == pytest.approx(subset_optimum(problem(p, cells)).acceptance, abs=EXACT)
 
 
-@given(pair=weight_pairs(max_vocab=7), width=st.integers(1, 4), design=DESIGNS, scale=st.sampled_from([1.0, 0.4]))
-def test_schedules_are_feasible(pair: tuple[list[int], list[int]], width: int, design: SystematicDesign, scale: float) -> None:
+@given(
+    pair=weight_pairs(max_vocab=7),
+    width=st.integers(1, 4),
+    design=DESIGNS,
+    scale=st.sampled_from([1.0, 0.4]),
+)
+def test_schedules_are_feasible(
+    pair: tuple[list[int], list[int]], width: int, design: SystematicDesign, scale: float
+) -> None:
     p, cells = scale * masses(pair[0]), design.cells(dense_law(pair[1]), width)
     found = schedule(p, cells)
     for ran, candidates, length in zip(found.times, cells.candidates, cells.lengths, strict=True):
         assert set(ran) <= set(candidates)
         assert sum(ran.values()) <= length + EXACT
         left = {token for token in candidates if p[token] - found.masses[token] > EXACT}
-        assert not left or sum(ran.values()) == pytest.approx(length, abs=EXACT), "idle with a candidate left"
+        assert not left or sum(ran.values()) == pytest.approx(length, abs=EXACT), (
+            "idle with a candidate left"
+        )
     for token, mass in found.masses.items():
         assert mass <= p[token] + EXACT
         assert mass == pytest.approx(sum(ran.get(token, 0.0) for ran in found.times), abs=EXACT)
@@ -121,7 +148,9 @@ def test_one_bin_beside_fixed_tokens_is_greedy_drafting() -> None:
     p, weights = masses([4, 3, 2, 1, 2]), [40, 35, 8, 7, 10]
     cells = SystematicDesign(exponent=1.0).cells(dense_law(weights), 3)
     assert all(candidates[:2] == (0, 1) for candidates in cells.candidates)
-    assert schedule(p, cells).accepted == pytest.approx(closed_forms.greedy_acceptance(p, masses(weights), 3), abs=EXACT)
+    assert schedule(p, cells).accepted == pytest.approx(
+        closed_forms.greedy_acceptance(p, masses(weights), 3), abs=EXACT
+    )
 
 
 def test_one_draw_is_the_maximal_coupling() -> None:

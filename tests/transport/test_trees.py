@@ -38,7 +38,11 @@ def token_level(target, draft, depth, width, path=()):
     emitted = coupling.problem.candidates.probs @ np.where(
         coupling.problem.candidates.membership, coupling.conditional_laws, 0.0
     )
-    deeper = sum(mass * token_level(target, draft, depth - 1, width, (*path, i)) for i, mass in enumerate(emitted) if mass > 0)
+    deeper = sum(
+        mass * token_level(target, draft, depth - 1, width, (*path, i))
+        for i, mass in enumerate(emitted)
+        if mass > 0
+    )
     return alpha.acceptance + deeper
 
 
@@ -75,10 +79,14 @@ def test_two_paths(seed):
 
 def test_weights_are_those_of_a_lossless_verifier():
     target, draft = table(1, 3), table(2, 3)
-    random_tree = RandomTree.from_children(lambda path: CandidateLaw.without_replacement(draft(path), 2), 2)
+    random_tree = RandomTree.from_children(
+        lambda path: CandidateLaw.without_replacement(draft(path), 2), 2
+    )
     best = solve_tree(random_tree, target)
     visited = {}
-    for nodes, prob, weights in zip(random_tree.trees, random_tree.probs, best.weights, strict=True):
+    for nodes, prob, weights in zip(
+        random_tree.trees, random_tree.probs, best.weights, strict=True
+    ):
         assert weights.keys() == nodes
         for parent in {node[:-1] for node in nodes}:
             below = sum(weight for node, weight in weights.items() if node[:-1] == parent)

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from monge.transport.bounds import greedy_optimum, iid_optimum, subset_optimum, without_replacement_optimum
+from monge.transport.bounds import (
+    greedy_optimum,
+    iid_optimum,
+    subset_optimum,
+    without_replacement_optimum,
+)
 from monge.transport.candidates import CandidateLaw
 from monge.transport.closed_forms import (
     greedy_acceptance,
@@ -66,4 +71,6 @@ def test_keys():
 
 
 def test_accepted_masses():
-    np.testing.assert_allclose(rearrangement_coupling(P, Q, 2).accepted_masses, [0.36, 0.30, 0.20], atol=1e-14)
+    np.testing.assert_allclose(
+        rearrangement_coupling(P, Q, 2).accepted_masses, [0.36, 0.30, 0.20], atol=1e-14
+    )

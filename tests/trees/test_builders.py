@@ -28,7 +28,9 @@ def law_after(table: RandomTable, path: tuple[int, ...]) -> DenseLaw:
     return DenseLaw(masses / masses.sum())
 
 
-def build(builder: TreeBuilder, seed: int, plan: DraftPlan | None = None, tape: list[float] | None = None) -> TokenTree:
+def build(
+    builder: TreeBuilder, seed: int, plan: DraftPlan | None = None, tape: list[float] | None = None
+) -> TokenTree:
     plan, draws = plan or DraftPlan(), TapeDraws(tape or [])
     table, tree, frontier = RandomTable(VOCAB, seed, "positive"), GrowingTree(0), [0]
     while frontier:
@@ -77,7 +79,9 @@ def test_opt_tree_is_the_best_tree_and_grows_with_the_budget(seed: int) -> None:
     for num_nodes in (1, 3, 6, 12):
         tree = build(OptTree(num_nodes, 3, VOCAB, min_gain=0.0), seed)
         value = sum(probability(seed, path) for path in paths(tree))
-        best = sum(sorted((probability(seed, path) for path in everything), reverse=True)[:num_nodes])
+        best = sum(
+            sorted((probability(seed, path) for path in everything), reverse=True)[:num_nodes]
+        )
         assert value == pytest.approx(best, abs=1e-12)
         values.append(value)
     assert values == sorted(values)
@@ -90,13 +94,20 @@ def test_opt_tree_stops_where_a_level_gains_too_little(seed: int) -> None:
         return sum(probability(seed, path) for path in paths(tree))
 
     gains = [expected(1), *(expected(depth) - expected(depth - 1) for depth in (2, 3, 4))]
-    threshold = 0.5 * (gains[1] + gains[2])  # the second level gains more, the third less: it is the last one
+    # The second level gains more, the third less: it is the last one.
+    threshold = 0.5 * (gains[1] + gains[2])
     assert gains[1] > threshold > gains[2] >= gains[3]
-    assert paths(build(OptTree(8, 4, VOCAB, min_gain=threshold), seed)) == paths(build(OptTree(8, 3, VOCAB, 0.0), seed))
+    assert paths(build(OptTree(8, 4, VOCAB, min_gain=threshold), seed)) == paths(
+        build(OptTree(8, 3, VOCAB, 0.0), seed)
+    )
 
 
 def _strings(depth: int) -> list[tuple[int, ...]]:
-    return [()] if depth == 0 else [(*path, token) for path in _strings(depth - 1) for token in range(VOCAB)]
+    return (
+        [()]
+        if depth == 0
+        else [(*path, token) for path in _strings(depth - 1) for token in range(VOCAB)]
+    )
 
 
 def shapes(num_nodes: int, depth: int, width: int) -> Iterator[Shape]:
@@ -119,13 +130,19 @@ def forests(num_nodes: int, depth: int, width: int) -> Iterator[tuple[Shape, ...
 
 
 @given(
-    weights=st.tuples(*(st.integers(0, 9) for _ in range(4))).filter(lambda weights: sum(weights[:3]) > 0),
+    weights=st.tuples(*(st.integers(0, 9) for _ in range(4))).filter(
+        lambda weights: sum(weights[:3]) > 0
+    ),
     num_nodes=st.integers(1, 5),
     depth=st.integers(1, 4),
 )
 def test_sequoia_equals_enumeration(weights: tuple[int, ...], num_nodes: int, depth: int) -> None:
     acceptance = tuple(weight / sum(weights) for weight in weights[:3])
-    best = max(shape.expected_tokens(acceptance) for size in range(num_nodes + 1) for shape in shapes(size, depth, 3))
+    best = max(
+        shape.expected_tokens(acceptance)
+        for size in range(num_nodes + 1)
+        for shape in shapes(size, depth, 3)
+    )
     shape = best_shape(num_nodes, depth, acceptance)
     assert shape.expected_tokens(acceptance) == pytest.approx(best, abs=1e-12)
     assert shape.num_nodes <= num_nodes + 1
@@ -138,9 +155,16 @@ def test_sequoia_builds_its_shape_and_shrinks_with_the_plan() -> None:
     tree = build(builder, 1, tape=[0.3] * 30)
     assert tree.num_nodes == shape.num_nodes
     assert [len(tree.candidates[0])] == [len(shape.children)]
-    first_sizes = [sum(1 for node in range(1, tree.num_nodes) if tree.path(node)[0] == child) for child in tree.candidates[0]]
+    first_sizes = [
+        sum(1 for node in range(1, tree.num_nodes) if tree.path(node)[0] == child)
+        for child in tree.candidates[0]
+    ]
     assert first_sizes == [child.num_nodes for child in shape.children]
-    for plan in (DraftPlan(max_nodes=3), DraftPlan(max_depth=1), DraftPlan(max_depth=2, max_nodes=5)):
+    for plan in (
+        DraftPlan(max_nodes=3),
+        DraftPlan(max_depth=1),
+        DraftPlan(max_depth=2, max_nodes=5),
+    ):
         small = build(builder, 1, plan, [0.3] * 30)
         assert small.num_nodes - 1 <= plan.nodes(99)
         assert max(small.depths) <= plan.depth(99)
@@ -168,7 +192,10 @@ def test_threshold_gives_a_node_what_its_path_is_worth(children: str) -> None:
     assert max(tree.depths) >= 2
     for node in range(tree.num_nodes):
         path = tree.path_tokens(node)
-        law, reached = law_after(RandomTable(VOCAB, seed, "positive"), path), probability(seed, path)
+        law, reached = (
+            law_after(RandomTable(VOCAB, seed, "positive"), path),
+            probability(seed, path),
+        )
         if children == "top":
             worth = [reached * mass for _, mass in law.top_masses(3)]
         else:
@@ -181,7 +208,10 @@ def test_threshold_serves_likely_paths_first_and_keeps_the_budget() -> None:
     tape = [0.35, 0.8, 0.1, 0.6] * 10
     for num_nodes in (1, 2, 4, 7):
         assert build(Threshold(0.05, 4, 3, num_nodes), 3, tape=tape).num_nodes - 1 <= num_nodes
-        assert build(Threshold(0.05, 4, 3, 32), 3, DraftPlan(max_nodes=num_nodes), tape).num_nodes - 1 <= num_nodes
+        assert (
+            build(Threshold(0.05, 4, 3, 32), 3, DraftPlan(max_nodes=num_nodes), tape).num_nodes - 1
+            <= num_nodes
+        )
     assert max(build(Threshold(0.01, 4, 2, 32), 3, DraftPlan(max_depth=2), tape).depths) == 2
 
 

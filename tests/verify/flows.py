@@ -1,4 +1,7 @@
-"""What a flow promises, by enumeration: the accepted masses are the averages of what is accepted, and fit into the target."""
+"""What a flow promises, by enumeration.
+
+The accepted masses are the averages of what is accepted, and fit into the target.
+"""
 
 import torch
 
@@ -12,11 +15,20 @@ from tests.verify.acceptance import EXACT
 
 
 def check_flow(rule: FlowRule, p: Law, scale: float, proposal: Proposal) -> None:
-    """The flow at one node, for every tuple of candidates; for the whole target it is also what the rule itself accepts."""
+    """The flow at one node, for every tuple of candidates.
+
+    For the whole target it is also what the rule itself accepts.
+    """
     accepted: dict[int, float] = {}
     for candidates, prob in exact_law(proposal.draw).items():
         flow = rule.flow(
-            NodeProblem(target_law=p, scale=scale, proposal=proposal, candidates=tuple(candidates), draws=TapeDraws(()))
+            NodeProblem(
+                target_law=p,
+                scale=scale,
+                proposal=proposal,
+                candidates=tuple(candidates),
+                draws=TapeDraws(()),
+            )
         )
         assert set(flow.accept_probs) <= set(candidates)
         assert min(flow.accept_probs.values()) >= 0.0
@@ -39,14 +51,24 @@ def emits_the_completion(rule: FlowRule, p: Law, proposal: Proposal) -> float:
 
     def completed(draws: Draws):  # type: ignore[no-untyped-def]
         candidates = proposal.draw(draws)
-        flow = rule.flow(NodeProblem(target_law=p, scale=1.0, proposal=proposal, candidates=tuple(candidates), draws=draws))
+        flow = rule.flow(
+            NodeProblem(
+                target_law=p,
+                scale=1.0,
+                proposal=proposal,
+                candidates=tuple(candidates),
+                draws=draws,
+            )
+        )
         tokens, probs = list(flow.accept_probs), list(flow.accept_probs.values())
         choice = _law(list(range(len(tokens) + 1)), [*probs, max(0.0, 1.0 - sum(probs))])
         index = draws.categorical(choice)
         if index < len(tokens):
             return candidates, tokens[index]
         masses = p.sparse().probs - _at(flow.token_ids, flow.masses, p.sparse().token_ids)
-        return candidates, draws.categorical(_law(p.sparse().token_ids.tolist(), masses.clamp_min(0.0).tolist()))
+        return candidates, draws.categorical(
+            _law(p.sparse().token_ids.tolist(), masses.clamp_min(0.0).tolist())
+        )
 
     return law_error(exact_law(emitted), exact_law(completed))
 

@@ -1,4 +1,7 @@
-"""Linear programs that are solved once: enumeration meets the same node on thousands of branches."""
+"""Linear programs that are solved once.
+
+Enumeration meets the same node on thousands of branches.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,7 @@
-"""Score tables that are integrated once: enumeration meets the same node on thousands of branches."""
+"""Score tables that are integrated once.
+
+Enumeration meets the same node on thousands of branches.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +27,13 @@ def remembering_tables() -> Iterator[None]:
     class Remembered:
         @staticmethod
         def build(line):  # type: ignore[no-untyped-def]
-            key = (line.width, line.threshold, line.edges.tobytes(), line.owners.tobytes(), line.gains.tobytes())
+            key = (
+                line.width,
+                line.threshold,
+                line.edges.tobytes(),
+                line.owners.tobytes(),
+                line.gains.tobytes(),
+            )
             if key not in made:
                 made[key] = ScoreTable.build(line)
             return made[key]

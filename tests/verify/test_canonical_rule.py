@@ -37,14 +37,19 @@ def check(rule: Canonical, target: Weights, drafts: list[Weights], proposal: Pro
     """Exact, as in the theory, never above the optimum; returns the acceptance."""
     p = dense_law(target)
     law = emitted(rule, p, proposal)
-    tokens = {token: law.get((token, True), 0.0) + law.get((token, False), 0.0) for token in range(len(target))}
+    tokens = {
+        token: law.get((token, True), 0.0) + law.get((token, False), 0.0)
+        for token in range(len(target))
+    }
     assert law_error(tokens, dict(enumerate(p.probs.tolist()))) < EXACT
     found = sum(prob for (_, accepted), prob in law.items() if accepted)
     laws = [masses(draft) for draft in drafts]
     problem = TransportProblem.from_draft_laws(masses(target), laws)
     tail = "first" if rule.tail == "first" else "ranked"
     if len(drafts) > 1:
-        theirs = tournament(masses(target), laws, num_leading=rule.size, tail=tail).selection(problem)
+        theirs = tournament(masses(target), laws, num_leading=rule.size, tail=tail).selection(
+            problem
+        )
         assert found == pytest.approx(canonical_coupling(problem, theirs).acceptance, abs=1e-9)
     best = bounds.different_drafts_optimum(masses(target), laws).acceptance
     assert found <= best + EXACT
@@ -82,11 +87,18 @@ def test_edges(name: str) -> None:
     target, draft = EDGES[name]
     for tail in ("ranked", "first"):
         for size, width in ((5, 1), (5, 2), (2, 2), (2, 3)):
-            check(Canonical(size=size, tail=tail), target, [draft] * width, Iid(dense_law(draft), width))
+            check(
+                Canonical(size=size, tail=tail),
+                target,
+                [draft] * width,
+                Iid(dense_law(draft), width),
+            )
 
 
 def test_the_worked_example() -> None:
-    assert check(Canonical(), [5, 3, 2], [[2, 3, 5]] * 2, Iid(dense_law([2, 3, 5]), 2)) == pytest.approx(0.86, abs=1e-9)
+    assert check(
+        Canonical(), [5, 3, 2], [[2, 3, 5]] * 2, Iid(dense_law([2, 3, 5]), 2)
+    ) == pytest.approx(0.86, abs=1e-9)
 
 
 @settings(max_examples=3)
@@ -112,13 +124,19 @@ def test_more_leading_tokens_accept_more() -> None:
     """On these laws the truncation costs something, and the whole program is the optimum."""
     rng = np.random.default_rng(4)
     target, draft = (rng.integers(1, 9, 8).tolist() for _ in range(2))
-    small, large = (check(Canonical(size=size), target, [draft] * 2, Iid(dense_law(draft), 2)) for size in (1, 8))
+    small, large = (
+        check(Canonical(size=size), target, [draft] * 2, Iid(dense_law(draft), 2))
+        for size in (1, 8)
+    )
     assert small < large - 1e-3
 
 
 def test_laws_of_different_supports_may_be_sparse() -> None:
     p, q1, q2 = dense_law([5, 3, 0, 2]), dense_law([0, 0, 3, 5]), dense_law([2, 0, 1, 0])
-    dense, sparse = (emitted(Canonical(), p, Independent(laws)) for laws in ((q1, q2), (q1.sparse(), q2.sparse())))
+    dense, sparse = (
+        emitted(Canonical(), p, Independent(laws))
+        for laws in ((q1, q2), (q1.sparse(), q2.sparse()))
+    )
     assert law_error(dense, sparse) < EXACT
 
 

@@ -28,11 +28,16 @@ def iid(tables: Tables, depth: int):  # type: ignore[no-untyped-def]
 
 
 def check(tables: Tables, depth: int) -> float:
-    """Law error of the block rule is rounding; returns how much more it accepts than the token-level rule."""
+    """Law error of the block rule is rounding.
+
+    Returns how much more it accepts than the token-level rule.
+    """
     children = iid(tables, depth)
     assert text_error(Block(), tables, children, depth + 1) < EXACT
     block = expected_accepted(Block(), tables, children)
-    assert block == pytest.approx(block_acceptance(tables.target_masses, tables.draft_masses, depth=depth), abs=EXACT)
+    assert block == pytest.approx(
+        block_acceptance(tables.target_masses, tables.draft_masses, depth=depth), abs=EXACT
+    )
     gain = block - expected_accepted(Walk(SingleDraft()), tables, children)
     assert gain >= -EXACT
     return gain
@@ -40,12 +45,17 @@ def check(tables: Tables, depth: int) -> float:
 
 @st.composite
 def two_levels(draw) -> Tables:  # type: ignore[no-untyped-def]
-    """Chains of two tokens over two or three tokens: unrelated laws with zeros and ties, or equal laws at some nodes."""
+    """Chains of two tokens over two or three tokens.
+
+    Unrelated laws with zeros and ties, or equal laws at some nodes.
+    """
     vocab = draw(st.integers(2, 3))
     paths = [(), *((token,) for token in range(vocab))]
     paths += [(*path, token) for path in paths[1:] for token in range(vocab)]
     targets = {path: draw(weight_lists(vocab)) for path in paths}
-    drafts = {path: targets[path] if draw(st.booleans()) else draw(weight_lists(vocab)) for path in paths}
+    drafts = {
+        path: targets[path] if draw(st.booleans()) else draw(weight_lists(vocab)) for path in paths
+    }
     return Tables(targets, drafts)
 
 
@@ -66,8 +76,12 @@ def test_the_multi_step_optimum() -> None:
     for seed in range(6):
         tables = random_tables(vocab=2, depth=3, seed=seed)
         gains.append(check(tables, 3))
-        best = solve_tree(RandomTree.from_paths(tables.draft_masses, depth=3, width=1), tables.target_masses)
-        assert expected_accepted(Block(), tables, iid(tables, 3)) == pytest.approx(best.expected_accepted, abs=1e-8)
+        best = solve_tree(
+            RandomTree.from_paths(tables.draft_masses, depth=3, width=1), tables.target_masses
+        )
+        assert expected_accepted(Block(), tables, iid(tables, 3)) == pytest.approx(
+            best.expected_accepted, abs=1e-8
+        )
     assert max(gains) > 1e-3  # it is more than the token-level rule
 
 
@@ -75,7 +89,10 @@ def test_the_multi_step_optimum() -> None:
 def test_equal_laws_down_to_a_depth(same_until: int) -> None:
     """p = q at the first nodes, or at all: S + 1 - a vanishes there."""
     tables = random_tables(vocab=3, depth=3, seed=5)
-    drafts = {path: tables.targets[path] if len(path) < same_until else law for path, law in tables.drafts.items()}
+    drafts = {
+        path: tables.targets[path] if len(path) < same_until else law
+        for path, law in tables.drafts.items()
+    }
     same = Tables(tables.targets, drafts)
     check(same, 3)
     if same_until == 3:
@@ -113,11 +130,18 @@ def test_a_mistaken_residual_is_seen() -> None:
                 return verdict
             node = verdict.num_accepted
             law = target_laws[node].excess_over(tree.proposals[node].law) or target_laws[node]
-            return type(verdict)(path=verdict.path, next_token=draws.categorical(law), next_kind="correction")
+            return type(verdict)(
+                path=verdict.path, next_token=draws.categorical(law), next_kind="correction"
+            )
 
-    errors = [text_error(TokenResidual(), tables, iid(tables, 2), 3) for tables in map(small, range(6))]
+    errors = [
+        text_error(TokenResidual(), tables, iid(tables, 2), 3) for tables in map(small, range(6))
+    ]
     assert max(errors) > 1e-3
-    assert max(text_error(Block(), tables, iid(tables, 2), 3) for tables in map(small, range(6))) < EXACT
+    assert (
+        max(text_error(Block(), tables, iid(tables, 2), 3) for tables in map(small, range(6)))
+        < EXACT
+    )
 
 
 def small(seed: int) -> Tables:
@@ -143,7 +167,9 @@ def test_refusals() -> None:
     tables = random_tables(vocab=3, depth=2, seed=1)
     draws = torch_draws()
     pair = grown(lambda path: Iid(tables.draft(path), 2) if not path else None, draws)
-    with pytest.raises(ProposalMismatchError, match="node 0: Block is exact for at most 1 candidate"):
+    with pytest.raises(
+        ProposalMismatchError, match="node 0: Block is exact for at most 1 candidate"
+    ):
         Block().verify(pair, tables.laws(pair), draws)
     chain = grown(iid(tables, 2), draws)
     with pytest.raises(ProposalMismatchError, match="3 nodes but 1 laws"):
@@ -175,4 +201,6 @@ def test_laws_may_be_sparse() -> None:
                 return (*(tree.token_ids[node] for node in verdict.path), verdict.next_token)[0]
 
             law = exact_law(run)
-            np.testing.assert_allclose([law.get(token, 0.0) for token in range(3)], [0.5, 0.0, 0.5], atol=EXACT)
+            np.testing.assert_allclose(
+                [law.get(token, 0.0) for token in range(3)], [0.5, 0.0, 0.5], atol=EXACT
+            )

@@ -1,4 +1,7 @@
-"""Every rule that can be lifted to trees, one node and a scaled target: what its flow promises, by enumeration."""
+"""Every rule that can be lifted to trees, one node and a scaled target.
+
+What its flow promises, by enumeration.
+"""
 
 from collections.abc import Iterator
 
@@ -28,7 +31,15 @@ from tests.verify.acceptance import EXACT
 from tests.verify.flows import check_flow
 from tests.verify.tables import remembered_tables  # noqa: F401
 
-RULES = ("target_walk", "single_draft", "rrs", "rrs_without_replacement", "naive_tree", "k_seq", "greedy")
+RULES = (
+    "target_walk",
+    "single_draft",
+    "rrs",
+    "rrs_without_replacement",
+    "naive_tree",
+    "k_seq",
+    "greedy",
+)
 SCALES = (1.0, 0.75, 0.2)
 
 
@@ -44,12 +55,22 @@ def proposals(q: Law) -> Iterator[Proposal]:
 
 
 def legal(rule: FlowRule, q: Law) -> list[Proposal]:
-    return [item for item in proposals(q) if unsupported_reason(rule, [type(item)], width_of(item)) is None]
+    return [
+        item
+        for item in proposals(q)
+        if unsupported_reason(rule, [type(item)], width_of(item)) is None
+    ]
 
 
 def check(rule: FlowRule, p: Law, scale: float, proposal: Proposal) -> None:
     (candidates, *_) = exact_law(proposal.draw)
-    problem = NodeProblem(target_law=p, scale=scale, proposal=proposal, candidates=tuple(candidates), draws=TapeDraws(()))
+    problem = NodeProblem(
+        target_law=p,
+        scale=scale,
+        proposal=proposal,
+        candidates=tuple(candidates),
+        draws=TapeDraws(()),
+    )
     if isinstance(rule.flow(problem), Flow):
         check_flow(rule, p, scale, proposal)
     else:
@@ -61,7 +82,9 @@ def check_emission(rule: FlowRule, p: Law, scale: float, proposal: Proposal) -> 
 
     def emitted(draws: Draws):  # type: ignore[no-untyped-def]
         candidates = tuple(proposal.draw(draws))
-        problem = NodeProblem(target_law=p, scale=scale, proposal=proposal, candidates=candidates, draws=draws)
+        problem = NodeProblem(
+            target_law=p, scale=scale, proposal=proposal, candidates=candidates, draws=draws
+        )
         emission = rule.flow(problem)
         assert isinstance(emission, Emission)
         assert set(emission.accept_probs) == set(candidates)
@@ -96,7 +119,9 @@ def check_emission(rule: FlowRule, p: Law, scale: float, proposal: Proposal) -> 
 @pytest.mark.parametrize("name", RULES)
 @settings(max_examples=4)
 @given(pair=weight_pairs(max_vocab=4), scale=st.sampled_from(SCALES))
-def test_flows_average_to_what_they_declare(name: str, pair: tuple[list[int], list[int]], scale: float) -> None:
+def test_flows_average_to_what_they_declare(
+    name: str, pair: tuple[list[int], list[int]], scale: float
+) -> None:
     p, q = map(dense_law, pair)
     rule = VERIFIERS.make(name)
     assert isinstance(rule, FlowRule)
@@ -106,7 +131,9 @@ def test_flows_average_to_what_they_declare(name: str, pair: tuple[list[int], li
 
 @settings(max_examples=4)
 @given(pair=weight_pairs(max_vocab=3), scale=st.sampled_from(SCALES))
-def test_the_optimal_flow_given_the_candidates(pair: tuple[list[int], list[int]], scale: float) -> None:
+def test_the_optimal_flow_given_the_candidates(
+    pair: tuple[list[int], list[int]], scale: float
+) -> None:
     p, q = map(dense_law, pair)
     rule = Optimal("candidates")
     for proposal in legal(rule, q):
@@ -123,18 +150,26 @@ def test_positions_average_to_the_candidates(drawn: tuple[int, int]) -> None:
         positions = [(first + 0.5) / size, (second + 0.5) / size]
         for token, chance in line.chances(drawn, TapeDraws(positions)).items():
             found[token] += chance / size**2
-    assert found == pytest.approx(line.accept_probs(drawn), abs=3e-2)  # chances jump where one position passes the other
+    # Chances jump where one position passes the other.
+    assert found == pytest.approx(line.accept_probs(drawn), abs=3e-2)
 
 
 @settings(max_examples=10)
-@given(pair=weight_pairs(max_vocab=5), width=st.integers(1, 4), scale=st.sampled_from(SCALES), seed=st.integers(0, 99))
+@given(
+    pair=weight_pairs(max_vocab=5),
+    width=st.integers(1, 4),
+    scale=st.sampled_from(SCALES),
+    seed=st.integers(0, 99),
+)
 def test_chances_given_positions_are_those_of_all_swaps(
     pair: tuple[list[int], list[int]], width: int, scale: float, seed: int
 ) -> None:
     """Against the rule itself: every combination of swaps is played, and the smallest score wins."""
     p, q = map(dense_law, pair)
     node = DraftLine.of_node(p, scale, q, width)
-    u = torch.rand(width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).numpy()
+    u = torch.rand(
+        width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).numpy()
     partner = node.line.partners(u)
     swap = node.line.swap_probs(u, partner)
     wins = np.zeros(width)
@@ -164,7 +199,15 @@ def test_which_form_a_flow_has() -> None:
 
     def form(rule: FlowRule, proposal: Proposal, candidates: tuple[int, ...]) -> type:
         return type(
-            rule.flow(NodeProblem(target_law=p, scale=0.5, proposal=proposal, candidates=candidates, draws=TapeDraws(())))
+            rule.flow(
+                NodeProblem(
+                    target_law=p,
+                    scale=0.5,
+                    proposal=proposal,
+                    candidates=candidates,
+                    draws=TapeDraws(()),
+                )
+            )
         )
 
     assert form(RrsWithoutReplacement(), WithoutReplacement(q, 2), (0, 2)) is Emission
@@ -176,7 +219,10 @@ def test_which_form_a_flow_has() -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_masses_of_another_scale_are_seen(name: str) -> None:
-    """The checks above do look at the scale: a flow of the whole target passed off as that of a scaled one is refused."""
+    """The checks above do look at the scale.
+
+    A flow of the whole target passed off as that of a scaled one is refused.
+    """
     rule = VERIFIERS.make(name)
     assert isinstance(rule, FlowRule)
     p, q = dense_law([5, 3, 2]), dense_law([2, 3, 5])

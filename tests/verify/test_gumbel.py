@@ -27,7 +27,9 @@ def law(*masses: float) -> DenseLaw:
 def text(seed: int, num_drafts: int = 2, batch: int = 1, **parts: object) -> list[tuple[int, ...]]:
     target, draft = (TabularModel(RandomTable(VOCAB, number), VOCAB) for number in (1, 2))
     with_draft = parts.get("drafter", "model") == "model"
-    made = make_components(target, draft if with_draft else None, verifier=f"gumbel({num_drafts})", **parts)  # type: ignore[arg-type]
+    made = make_components(
+        target, draft if with_draft else None, verifier=f"gumbel({num_drafts})", **parts
+    )  # type: ignore[arg-type]
     prompts = [[0, 1], [2], [3, 3, 1]][:batch]
     results = Decoder(made).generate(prompts, max_new_tokens=25, temperature=1.0, seed=seed)
     return [result.token_ids for result in results]
@@ -50,7 +52,10 @@ def test_the_text_does_not_depend_on_the_drafter() -> None:
 
 
 def test_tokens_follow_the_target_law() -> None:
-    """Chi-square on 1500 seeds of one text position, two drafts: fixed seeds, so the verdict is fixed too."""
+    """Chi-square on 1500 seeds of one text position, two drafts.
+
+    Fixed seeds, so the verdict is fixed too.
+    """
     p = law(0.5, 0.25, 0.0, 0.2, 0.05)
     tree = GrowingTree(0).finish()
     counts = np.zeros(VOCAB)
@@ -59,7 +64,8 @@ def test_tokens_follow_the_target_law() -> None:
     assert counts[2] == 0
     expected = 1500 * p.probs.numpy()
     seen = expected > 0
-    assert float(((counts - expected)[seen] ** 2 / expected[seen]).sum()) < 16.3  # 99.9 % of chi-square with 3 degrees
+    # 99.9 % of chi-square with 3 degrees
+    assert float(((counts - expected)[seen] ** 2 / expected[seen]).sum()) < 16.3
 
 
 @pytest.mark.parametrize("width", [1, 3])

@@ -9,7 +9,14 @@ import torch
 
 from monge.core.draws import Draws, SeededDraws, TapeDraws
 from monge.core.errors import NonFiniteLogitsError, OptionError, ProposalMismatchError
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal, WithoutReplacement, entry_for
+from monge.core.proposal import (
+    Arbitrary,
+    Deterministic,
+    Iid,
+    Proposal,
+    WithoutReplacement,
+    entry_for,
+)
 from monge.draft.tree.children import children_of
 from monge.testing.oracle import exact_law
 from monge.transport.candidates import CandidateLaw
@@ -29,7 +36,15 @@ from monge.verify.rrs import Rrs
 from monge.verify.traversal import Traversal
 from tests.verify.acceptance import EXACT
 from tests.verify.tables import remembered_tables  # noqa: F401
-from tests.verify.whole_trees import Children, Path, Tables, expected_accepted, grown, random_tables, text_error
+from tests.verify.whole_trees import (
+    Children,
+    Path,
+    Tables,
+    expected_accepted,
+    grown,
+    random_tables,
+    text_error,
+)
 
 INNER = {
     "target_walk": ("iid", "without_replacement", "top", "greedy_plus_one"),
@@ -45,25 +60,36 @@ COMBINATIONS = [(inner, way) for inner, ways in INNER.items() for way in ways]
 
 def fixed_width(tables: Tables, widths: tuple[int, ...], way: str) -> Children:
     def children(path: Path) -> Proposal | None:
-        return children_of(way, tables.draft(path), widths[len(path)]) if len(path) < len(widths) else None
+        return (
+            children_of(way, tables.draft(path), widths[len(path)])
+            if len(path) < len(widths)
+            else None
+        )
 
     return children
 
 
 @pytest.mark.parametrize(("inner", "way"), COMBINATIONS)
 @pytest.mark.parametrize(("vocab", "widths"), [(3, (2,)), (2, (2, 2))])
-def test_the_text_has_the_law_of_the_target(inner: str, way: str, vocab: int, widths: tuple[int, ...]) -> None:
+def test_the_text_has_the_law_of_the_target(
+    inner: str, way: str, vocab: int, widths: tuple[int, ...]
+) -> None:
     tables = random_tables(vocab=vocab, depth=len(widths), seed=4)
-    assert text_error(Layer(inner), tables, fixed_width(tables, widths, way), len(widths) + 1) < EXACT
+    assert (
+        text_error(Layer(inner), tables, fixed_width(tables, widths, way), len(widths) + 1) < EXACT
+    )
 
 
 @pytest.mark.parametrize(
-    ("inner", "way"), [("k_seq", "iid"), ("rrs_without_replacement", "without_replacement"), ("greedy", "top")]
+    ("inner", "way"),
+    [("k_seq", "iid"), ("rrs_without_replacement", "without_replacement"), ("greedy", "top")],
 )
 @pytest.mark.parametrize(("vocab", "widths"), [(3, (1, 2)), (2, (2, 1, 1))])
 def test_deeper_trees(inner: str, way: str, vocab: int, widths: tuple[int, ...]) -> None:
     tables = random_tables(vocab=vocab, depth=len(widths), seed=4)
-    assert text_error(Layer(inner), tables, fixed_width(tables, widths, way), len(widths) + 1) < EXACT
+    assert (
+        text_error(Layer(inner), tables, fixed_width(tables, widths, way), len(widths) + 1) < EXACT
+    )
 
 
 @pytest.mark.parametrize("same_until", [0, 1, 2])
@@ -71,8 +97,13 @@ def test_deeper_trees(inner: str, way: str, vocab: int, widths: tuple[int, ...])
 def test_equal_laws_and_zeros(inner: str, same_until: int) -> None:
     """Where p = q nothing is left to keep, and everything is accepted."""
     tables = random_tables(vocab=3, depth=2, seed=6)
-    targets = {path: [0, *law[1:]] if len(path) == 1 else law for path, law in tables.targets.items()}
-    drafts = {path: targets[path] if len(path) < same_until else law for path, law in tables.drafts.items()}
+    targets = {
+        path: [0, *law[1:]] if len(path) == 1 else law for path, law in tables.targets.items()
+    }
+    drafts = {
+        path: targets[path] if len(path) < same_until else law
+        for path, law in tables.drafts.items()
+    }
     same = Tables(targets, drafts)
     children = fixed_width(same, (2, 1), "iid")
     assert text_error(Layer(inner), same, children, 3) < EXACT
@@ -86,11 +117,21 @@ def test_different_ways_of_drawing_in_one_tree() -> None:
     ways = {(): ("without_replacement", 2), (0,): ("top", 2), (1,): ("without_replacement", 2)}
 
     def children(path: Path) -> Proposal | None:
-        return children_of(ways[path][0], tables.draft(path), ways[path][1]) if path in ways else None
+        return (
+            children_of(ways[path][0], tables.draft(path), ways[path][1]) if path in ways else None
+        )
 
     assert text_error(Layer(), tables, children, 3) < EXACT
     best = Layer(PerKind())
-    assert text_error(best, tables, lambda path: Iid(tables.draft(path), 2) if path == (2,) else children(path), 3) < EXACT
+    assert (
+        text_error(
+            best,
+            tables,
+            lambda path: Iid(tables.draft(path), 2) if path == (2,) else children(path),
+            3,
+        )
+        < EXACT
+    )
 
 
 class NamedDraws(Iid):
@@ -111,7 +152,9 @@ def test_a_kind_of_draw_is_verified_as_the_kind_that_it_is_a_subclass_of(kind: t
         def children(path: Path) -> Proposal | None:
             return made(tables.draft(path), widths[len(path)]) if len(path) < len(widths) else None
 
-        tape = torch.rand(40, generator=torch.Generator().manual_seed(3), dtype=torch.float64).tolist()
+        tape = torch.rand(
+            40, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+        ).tolist()
         tree = grown(children, TapeDraws(tape[:10]))
         return Layer().verify(tree, tables.laws(tree), TapeDraws(tape[10:]))
 
@@ -133,7 +176,11 @@ class PerKind(FlowRule):
         raise NotImplementedError
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
-        rule = Rrs() if isinstance(problem.proposal, Iid) else entry_for(type(problem.proposal), RULE_OF)
+        rule = (
+            Rrs()
+            if isinstance(problem.proposal, Iid)
+            else entry_for(type(problem.proposal), RULE_OF)
+        )
         return rule.flow(problem)
 
 
@@ -141,7 +188,9 @@ class PerKind(FlowRule):
 def test_one_candidate_a_node_is_the_block_rule(seed: int) -> None:
     """The same draws, asked for in the same order, give the same verdict."""
     tables = random_tables(vocab=3, depth=3, seed=seed)
-    tape = torch.rand(40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
+    tape = torch.rand(
+        40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).tolist()
     tree = grown(fixed_width(tables, (1, 1, 1), "iid"), TapeDraws(tape[:10]))
     laws = tables.laws(tree)
     expected = Block().verify(tree, laws, TapeDraws(tape[10:]))
@@ -149,7 +198,9 @@ def test_one_candidate_a_node_is_the_block_rule(seed: int) -> None:
         assert Layer(inner).verify(tree, laws, TapeDraws(tape[10:])) == expected, inner
 
 
-@pytest.mark.parametrize("inner", ["single_draft", "rrs", "rrs_without_replacement", "naive_tree", "k_seq"])
+@pytest.mark.parametrize(
+    "inner", ["single_draft", "rrs", "rrs_without_replacement", "naive_tree", "k_seq"]
+)
 def test_one_candidate_a_node_accepts_as_often_as_the_block_rule(inner: str) -> None:
     tables = random_tables(vocab=3, depth=2, seed=3)
     children = fixed_width(tables, (1, 1), "iid")
@@ -165,7 +216,9 @@ def test_one_candidate_a_node_accepts_as_often_as_the_block_rule(inner: str) -> 
     assert outcomes(Layer(inner)) == pytest.approx(outcomes(Block()), abs=EXACT)
 
 
-@pytest.mark.parametrize(("inner", "way"), [("rrs", "iid"), ("rrs_without_replacement", "without_replacement")])
+@pytest.mark.parametrize(
+    ("inner", "way"), [("rrs", "iid"), ("rrs_without_replacement", "without_replacement")]
+)
 def test_accepted_tokens_are_the_sum_of_the_weights(inner: str, way: str) -> None:
     tables = random_tables(vocab=3, depth=2, seed=1)
     children = fixed_width(tables, (2, 1), way)
@@ -178,8 +231,12 @@ def weighed(rule: Layer, tables: Tables, children: Children) -> float:
     """E[sum of w], from the pass downwards alone."""
     total = 0.0
     for (tokens, parents, proposals, candidate_ids), prob in _trees(children).items():
-        tree = replace(_EMPTY, token_ids=tokens, parents=parents, proposals=proposals, candidates=candidate_ids)
-        layers = LayerPass(ScoredTree(tree=tree, target_laws=tables.laws(tree), draws=TapeDraws(())))
+        tree = replace(
+            _EMPTY, token_ids=tokens, parents=parents, proposals=proposals, candidates=candidate_ids
+        )
+        layers = LayerPass(
+            ScoredTree(tree=tree, target_laws=tables.laws(tree), draws=TapeDraws(()))
+        )
         while layers.is_open:
             layers.descend(rule.flows(layers.problems()))
             total += prob * sum(layers._weights.values())
@@ -201,7 +258,10 @@ def _trees(children: Children):  # type: ignore[no-untyped-def]
 
 @pytest.mark.slow
 def test_between_the_walk_and_the_optimum() -> None:
-    """Never above the multi-step optimum; on this bank never below the same rule node by node, and more on average."""
+    """Never above the multi-step optimum.
+
+    On this bank never below the same rule node by node, and more on average.
+    """
     gains = []
     for seed in range(2):
         tables = random_tables(vocab=3, depth=2, seed=seed)
@@ -212,7 +272,10 @@ def test_between_the_walk_and_the_optimum() -> None:
             assert found >= walked - EXACT, inner
             gains.append(found - walked)
         random_tree = RandomTree.from_children(
-            lambda path, tables=tables: CandidateLaw.iid(tables.draft_masses(path), (2, 1)[len(path)]), 2
+            lambda path, tables=tables: CandidateLaw.iid(
+                tables.draft_masses(path), (2, 1)[len(path)]
+            ),
+            2,
         )
         best = solve_tree(random_tree, tables.target_masses).expected_accepted
         found = weighed(Layer("optimal('candidates')"), tables, children)
@@ -226,11 +289,16 @@ def test_draws_without_replacement_between_the_walk_and_the_optimum() -> None:
         tables = random_tables(vocab=3, depth=2, seed=seed)
         children = fixed_width(tables, (2, 1), "without_replacement")
         found = weighed(Layer(), tables, children)
-        walked = expected_accepted(Walk(FLOW_RULES.parse("rrs_without_replacement")), tables, children)
+        walked = expected_accepted(
+            Walk(FLOW_RULES.parse("rrs_without_replacement")), tables, children
+        )
         assert found >= walked - EXACT
         gains.append(found - walked)
         random_tree = RandomTree.from_children(
-            lambda path, tables=tables: CandidateLaw.without_replacement(tables.draft_masses(path), (2, 1)[len(path)]), 2
+            lambda path, tables=tables: CandidateLaw.without_replacement(
+                tables.draft_masses(path), (2, 1)[len(path)]
+            ),
+            2,
         )
         assert found <= solve_tree(random_tree, tables.target_masses).expected_accepted + 1e-8
     assert sum(gains) > 1e-3
@@ -294,14 +362,20 @@ def test_by_name() -> None:
 
 
 def test_every_rule_with_a_flow_can_be_named() -> None:
-    assert {name: part for name, part in VERIFIERS.items() if issubclass(part, FlowRule)} == dict(FLOW_RULES)
+    assert {name: part for name, part in VERIFIERS.items() if issubclass(part, FlowRule)} == dict(
+        FLOW_RULES
+    )
 
 
 def test_refusals_and_candidates_of_unknown_origin() -> None:
     tables = random_tables(vocab=3, depth=2, seed=1)
     draws = SeededDraws(3)
     pair = grown(fixed_width(tables, (2,), "iid"), draws)
-    with pytest.raises(ProposalMismatchError, match=r"node 0: Layer\(SingleDraft\) is exact for at most 1 candidate"):
+    with pytest.raises(
+        ProposalMismatchError,
+        match=r"node 0: Layer\(SingleDraft\) is exact for "
+        r"at most 1 candidate",
+    ):
         Layer("single_draft").verify(pair, tables.laws(pair), draws)
     with pytest.raises(ProposalMismatchError, match="nodes but 1 laws"):
         Layer().verify(pair, [tables.target(())], draws)
@@ -327,13 +401,21 @@ class Watched(Sequence[object]):
 
 def test_many_requests_decide_as_one_by_one() -> None:
     tables = random_tables(vocab=3, depth=2, seed=1)
-    tapes = torch.rand(12, 60, generator=torch.Generator().manual_seed(5), dtype=torch.float64).tolist()
+    tapes = torch.rand(
+        12, 60, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    ).tolist()
     ways = ("iid", "without_replacement", "top", "greedy_plus_one")
 
     def scored(row: int) -> ScoredTree:
-        tree = grown(fixed_width(tables, (2, 2)[: 1 + row % 2], ways[row % 4]), TapeDraws(tapes[row][:20]))
+        tree = grown(
+            fixed_width(tables, (2, 2)[: 1 + row % 2], ways[row % 4]), TapeDraws(tapes[row][:20])
+        )
         broken = frozenset({0} if row == 5 else ())
-        return ScoredTree(tree=tree, target_laws=Watched(tables.laws(tree), broken), draws=TapeDraws(tapes[row][20:]))
+        return ScoredTree(
+            tree=tree,
+            target_laws=Watched(tables.laws(tree), broken),
+            draws=TapeDraws(tapes[row][20:]),
+        )
 
     together = Layer().verify_many([scored(row) for row in range(12)])
     for row, outcome in enumerate(together):
@@ -352,7 +434,9 @@ def test_a_law_that_is_needed_in_the_end_may_be_missing() -> None:
     same = Tables(tables.targets, tables.targets)
     tree = grown(fixed_width(same, (1,), "iid"), TapeDraws([0.5]))
     laws = Watched(same.laws(tree), frozenset({1}))
-    (outcome,) = Layer("rrs").verify_many([ScoredTree(tree=tree, target_laws=laws, draws=TapeDraws([0.5] * 9))])
+    (outcome,) = Layer("rrs").verify_many(
+        [ScoredTree(tree=tree, target_laws=laws, draws=TapeDraws([0.5] * 9))]
+    )
     assert isinstance(outcome, NonFiniteLogitsError)
 
 
@@ -370,9 +454,12 @@ def test_only_the_laws_that_matter_are_looked_at() -> None:
     Layer().verify(tree, laws, TapeDraws([0.3] * 9))
     assert 0 in laws.seen
     assert 1 not in laws.seen  # the target gives its token no mass
-    assert len(laws.seen) <= 3  # two nodes with candidates and w > 0, and the one that is stopped at
+    # Two nodes with candidates and w > 0, and the one that is stopped at.
+    assert len(laws.seen) <= 3
 
 
 def test_kept_by_a_node_without_candidates() -> None:
     tables = random_tables(vocab=3, depth=1, seed=1)
-    assert NodeResidual(node=0, mass=1.0).law([tables.target(())]).prob(0) == tables.target(()).prob(0)
+    assert NodeResidual(node=0, mass=1.0).law([tables.target(())]).prob(0) == tables.target(
+        ()
+    ).prob(0)

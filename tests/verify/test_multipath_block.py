@@ -1,4 +1,7 @@
-"""Several paths, one of them selected: the law of the text, the law of the selected path, and what is accepted."""
+"""Several paths, one of them selected.
+
+The law of the text, the law of the selected path, and what is accepted.
+"""
 
 import numpy as np
 import pytest
@@ -29,8 +32,15 @@ def paths(tables: Tables, num_paths: int, depth: int, draws: Draws) -> TokenTree
     tree, level = GrowingTree(0), {0: ()}
     for _ in range(depth):
         counts = {node: tree.multiplicity(node) if node else num_paths for node in level}
-        grown = tree.grow_level({node: PathDraws(tables.draft(path), counts[node]) for node, path in level.items()}, draws)
-        level = {child: (*level[node], tree.token_ids[child]) for node, children in grown.items() for child in children}
+        grown = tree.grow_level(
+            {node: PathDraws(tables.draft(path), counts[node]) for node, path in level.items()},
+            draws,
+        )
+        level = {
+            child: (*level[node], tree.token_ids[child])
+            for node, children in grown.items()
+            for child in children
+        }
     return tree.finish()
 
 
@@ -40,7 +50,9 @@ def error(rule: Verifier, tables: Tables, num_paths: int, depth: int) -> float:
         verdict = rule.verify(tree, tables.laws(tree), draws)
         return (*(tree.token_ids[node] for node in verdict.path), verdict.next_token)
 
-    return law_error(continued(exact_law(run), tables, depth + 1), continued({(): 1.0}, tables, depth + 1))
+    return law_error(
+        continued(exact_law(run), tables, depth + 1), continued({(): 1.0}, tables, depth + 1)
+    )
 
 
 def accepted(rule: Verifier, tables: Tables, num_paths: int, depth: int) -> float:
@@ -57,7 +69,9 @@ def two_levels(draw) -> Tables:  # type: ignore[no-untyped-def]
     level: list[Path] = [(), (0,), (1,), (2,)]
     level += [(first, second) for first in range(3) for second in range(3)]
     targets = {path: draw(weight_lists(3)) for path in level}
-    drafts = {path: targets[path] if draw(st.booleans()) else draw(weight_lists(3)) for path in level}
+    drafts = {
+        path: targets[path] if draw(st.booleans()) else draw(weight_lists(3)) for path in level
+    }
     return Tables(targets, drafts)
 
 
@@ -68,9 +82,14 @@ def test_laws_with_zeros_ties_and_equal_nodes(tables: Tables) -> None:
         assert error(MultipathBlock(), tables, num_paths, depth) < EXACT, (num_paths, depth)
 
 
-@pytest.mark.parametrize("inner", ["rrs", "k_seq", pytest.param("optimal('candidates')", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "inner", ["rrs", "k_seq", pytest.param("optimal('candidates')", marks=pytest.mark.slow)]
+)
 def test_layers_of_paths(inner: str) -> None:
-    """Layer verification takes paths, too: a node's draws, as many as paths pass it, are independent given the way there."""
+    """Layer verification takes paths, too.
+
+    A node's draws, as many as paths pass it, are independent given the way there.
+    """
     tables = random_tables(vocab=2, depth=2, seed=1)
     for num_paths, depth in ((1, 2), (2, 2), (3, 1)):
         assert error(Layer(inner), tables, num_paths, depth) < EXACT, (num_paths, depth)
@@ -93,7 +112,10 @@ def test_trees_whose_nodes_draw_for_themselves(widths: tuple[int, ...]) -> None:
 
 
 def test_the_promise_of_paths_is_needed() -> None:
-    """Draws that are declared as paths, and are not: the law of the selected path is another one."""
+    """Draws that are declared as paths, and are not.
+
+    The law of the selected path is another one.
+    """
     errors = []
     for seed in range(4):
         tables = random_tables(vocab=2, depth=2, seed=seed)
@@ -115,7 +137,9 @@ def test_the_law_of_the_selected_path(seed: int) -> None:
         tree = paths(tables, 2, 2, draws)
         path, laws = _select(tree, tables.laws(tree))
         tokens = tuple(tree.token_ids[node] for node in path[1:])
-        declared[tokens] = float(np.prod([law.prob(token) for law, token in zip(laws, tokens, strict=True)]))
+        declared[tokens] = float(
+            np.prod([law.prob(token) for law, token in zip(laws, tokens, strict=True)])
+        )
         return tokens
 
     assert law_error(exact_law(run), declared) < EXACT
@@ -124,10 +148,14 @@ def test_the_law_of_the_selected_path(seed: int) -> None:
 def test_one_path_is_the_block_rule() -> None:
     for seed in range(10):
         tables = random_tables(vocab=3, depth=3, seed=seed)
-        tape = torch.rand(40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
+        tape = torch.rand(
+            40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        ).tolist()
         tree = paths(tables, 1, 3, TapeDraws(tape[:10]))
         laws = tables.laws(tree)
-        assert MultipathBlock().verify(tree, laws, TapeDraws(tape[10:])) == Block().verify(tree, laws, TapeDraws(tape[10:]))
+        assert MultipathBlock().verify(tree, laws, TapeDraws(tape[10:])) == Block().verify(
+            tree, laws, TapeDraws(tape[10:])
+        )
 
 
 def test_never_more_than_the_multi_step_optimum() -> None:
@@ -143,7 +171,10 @@ def test_never_more_than_the_multi_step_optimum() -> None:
 
 
 def test_one_token_deep() -> None:
-    """sum(min(p, r)), r the law of the largest of K draws; a second path may help, and costs something where p = q."""
+    """sum(min(p, r)), r the law of the largest of K draws.
+
+    A second path may help, and costs something where p = q.
+    """
     for weights, others in (([5, 3, 2], [2, 3, 5]), ([5, 3, 2], [5, 3, 2]), ([1, 1, 6], [3, 3, 2])):
         tables = Tables({(): weights, **{(token,): [1, 1, 1] for token in range(3)}}, {(): others})
         p, q = tables.target_masses(()), tables.draft_masses(())
@@ -158,7 +189,9 @@ def test_one_token_deep() -> None:
 
 def test_long_paths_keep_their_digits() -> None:
     """l and Q are relative to their sum, so a path of probability 1e-600 has a law like any other."""
-    p, q = (torch.tensor(weights, dtype=torch.float64) for weights in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
+    p, q = (
+        torch.tensor(weights, dtype=torch.float64) for weights in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5])
+    )
     tables = Tables({(): [5, 3, 2]}, {(): [2, 3, 5]})
     node = _Order.of(tables.target(()), tables.draft(()))
     assert node.token_ids[node.order].tolist() == [2, 1, 0]
@@ -166,8 +199,12 @@ def test_long_paths_keep_their_digits() -> None:
         for count in (1, 2, 8):
             law = node.largest(count, below, within)
             assert float(law.probs.sum()) == pytest.approx(1.0, abs=1e-12)
-    nearly_certain = node.largest(4, 1.0 - 1e-15, 1e-15)  # all other paths are below: nothing is selected any more
-    assert law_error(dict(enumerate(nearly_certain.probs.tolist())), dict(enumerate(q.tolist()))) < 1e-12
+    # All other paths are below: nothing is selected any more.
+    nearly_certain = node.largest(4, 1.0 - 1e-15, 1e-15)
+    assert (
+        law_error(dict(enumerate(nearly_certain.probs.tolist())), dict(enumerate(q.tolist())))
+        < 1e-12
+    )
     alone = node.largest(4, 0.0, 1.0)
     assert alone.probs.tolist() == pytest.approx([1 - 0.8**4, 0.8**4 - 0.5**4, 0.5**4], abs=1e-15)
     assert float(p.sum()) == 1.0
@@ -179,8 +216,12 @@ def test_verdicts_count_what_was_stood_on() -> None:
     def verdicts(draws: Draws):  # type: ignore[no-untyped-def]
         tree = paths(tables, 2, 2, draws)
         verdict = MultipathBlock().verify(tree, tables.laws(tree), draws)
-        distinct = tuple(len(set(tree.candidates[node])) for node in (0, *verdict.path) if tree.candidates[node])
-        return verdict.next_kind == ("bonus" if verdict.num_accepted == 2 else "correction"), verdict.examined == distinct
+        distinct = tuple(
+            len(set(tree.candidates[node])) for node in (0, *verdict.path) if tree.candidates[node]
+        )
+        return verdict.next_kind == (
+            "bonus" if verdict.num_accepted == 2 else "correction"
+        ), verdict.examined == distinct
 
     assert set(exact_law(verdicts)) == {(True, True)}
 
@@ -199,6 +240,12 @@ def test_other_candidates_are_walked(kind: str) -> None:
 
 def test_other_draws_are_refused() -> None:
     tables = random_tables(vocab=3, depth=1, seed=1)
-    tree = grown(lambda path: WithoutReplacement(tables.draft(path), 2) if not path else None, TapeDraws([0.1, 0.9]))
-    with pytest.raises(ProposalMismatchError, match="node 0: MultipathBlock is exact for Deterministic, Iid candidates only"):
+    tree = grown(
+        lambda path: WithoutReplacement(tables.draft(path), 2) if not path else None,
+        TapeDraws([0.1, 0.9]),
+    )
+    with pytest.raises(
+        ProposalMismatchError,
+        match="node 0: MultipathBlock is exact for Deterministic, Iid candidates only",
+    ):
         MultipathBlock().verify(tree, tables.laws(tree), TapeDraws([]))

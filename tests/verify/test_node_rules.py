@@ -26,7 +26,10 @@ EDGES = {
 def check_iid(pair: tuple[list[int], list[int]], width: int) -> None:
     (p, q), (p_masses, q_masses) = map(dense_law, pair), map(masses, pair)
     best = bounds.iid_optimum(p_masses, q_masses, width).acceptance
-    closed = {"naive_tree": closed_forms.naive_tree_acceptance, "k_seq": closed_forms.k_seq_acceptance}
+    closed = {
+        "naive_tree": closed_forms.naive_tree_acceptance,
+        "k_seq": closed_forms.k_seq_acceptance,
+    }
     for name, form in closed.items():
         found = acceptance(name, p, Iid(q, width))
         assert found == pytest.approx(form(p_masses, q_masses, width), abs=EXACT), name
@@ -45,10 +48,16 @@ def check_greedy(pair: tuple[list[int], list[int]], width: int) -> None:
     found = acceptance("greedy", p, proposal)
     assert found == pytest.approx(best, abs=1e-9)
     assert found == pytest.approx(
-        bounds.mixed_optimum(p_masses, proposal.fixed, masses_of(proposal, p_masses.size), 1).acceptance, abs=EXACT
+        bounds.mixed_optimum(
+            p_masses, proposal.fixed, masses_of(proposal, p_masses.size), 1
+        ).acceptance,
+        abs=EXACT,
     )
-    if len(set(pair[1])) == len(pair[1]):  # which of several equally probable tokens is on top is left to each room
-        assert found == pytest.approx(closed_forms.greedy_acceptance(p_masses, q_masses, width), abs=EXACT)
+    # Which of several equally probable tokens is on top is left to each room.
+    if len(set(pair[1])) == len(pair[1]):
+        assert found == pytest.approx(
+            closed_forms.greedy_acceptance(p_masses, q_masses, width), abs=EXACT
+        )
     assert acceptance("rrs", p, proposal) <= found + EXACT
 
 
@@ -78,7 +87,9 @@ def test_the_worked_example() -> None:
     p, q = dense_law([5, 3, 2]), dense_law([2, 3, 5])
     assert acceptance("k_seq", p, Iid(q, 2)) == pytest.approx(0.791355, abs=1e-6)
     assert divisors(p, q, 2)[0] == pytest.approx(1.456776, abs=1e-6)
-    assert acceptance("greedy", p, children_of("greedy_plus_one", q, 2)) == pytest.approx(0.9, abs=EXACT)
+    assert acceptance("greedy", p, children_of("greedy_plus_one", q, 2)) == pytest.approx(
+        0.9, abs=EXACT
+    )
 
 
 @settings(max_examples=25)
@@ -98,7 +109,9 @@ def test_deterministic_candidates_are_the_target_walk() -> None:
     for name in ("naive_tree", "k_seq", "greedy"):
         for width in (1, 2, 3):
             proposal = Deterministic(q.top(width))
-            assert acceptance(name, p, proposal) == pytest.approx(sum(p.prob(token) for token in q.top(width)), abs=EXACT)
+            assert acceptance(name, p, proposal) == pytest.approx(
+                sum(p.prob(token) for token in q.top(width)), abs=EXACT
+            )
 
 
 def test_a_support_smaller_than_the_width_is_offered_whole() -> None:

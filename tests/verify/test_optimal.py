@@ -1,4 +1,7 @@
-"""The optimal rule draws positions, which have no branches: its law is proved by exact integration over them."""
+"""The optimal rule draws positions, which have no branches.
+
+Its law is proved by exact integration over them.
+"""
 
 import numpy as np
 import pytest
@@ -46,7 +49,9 @@ class Searched(Rearrangement):
         return partners(self, u)
 
 
-def integrated(p: np.ndarray, q: np.ndarray, width: int, fixed: tuple[int, ...] = ()) -> tuple[Coupling, Rearrangement]:
+def integrated(
+    p: np.ndarray, q: np.ndarray, width: int, fixed: tuple[int, ...] = ()
+) -> tuple[Coupling, Rearrangement]:
     """The rule's accept probabilities given every tuple of draws, by integration over positions and swaps."""
     outside = p.copy()
     outside[list(fixed)] = 0.0
@@ -77,7 +82,9 @@ def test_every_token_is_accepted_with_its_mass(name: str, width: int) -> None:
 
 @settings(max_examples=12)
 @given(pair=weight_pairs(max_vocab=4), width=st.integers(2, 3))
-def test_laws_with_zeros_ties_and_disjoint_supports(pair: tuple[list[int], list[int]], width: int) -> None:
+def test_laws_with_zeros_ties_and_disjoint_supports(
+    pair: tuple[list[int], list[int]], width: int
+) -> None:
     p, q = map(masses, pair)
     check(p, q, width)
 
@@ -90,7 +97,12 @@ def test_deterministic_candidates_beside_the_draws(width: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "num_fixed"),
-    [*((name, 0) for name in PAIRS), ("disjoint", 1), ("draft is a point", 1), ("zeros on both sides", 2)],
+    [
+        *((name, 0) for name in PAIRS),
+        ("disjoint", 1),
+        ("draft is a point", 1),
+        ("zeros on both sides", 2),
+    ],
 )
 def test_the_rule_decides_as_the_theory_does(name: str, num_fixed: int) -> None:
     """On one tape: the theory's slow search for partners and its residual, against the rule."""
@@ -114,7 +126,9 @@ def decided(weights, fixed, drawn, tape):  # type: ignore[no-untyped-def]
     outside = p.copy()
     outside[list(fixed)] = 0.0
     line = Rearrangement.build(outside, q, len(drawn))
-    scores = [line.score(token, *tape[2 * index : 2 * index + 2]) for index, token in enumerate(drawn)]
+    scores = [
+        line.score(token, *tape[2 * index : 2 * index + 2]) for index, token in enumerate(drawn)
+    ]
     if min(scores) < line.threshold:
         return drawn[int(np.argmin(scores))]
     left = np.maximum(p - line.accepted_masses, 0.0)
@@ -126,7 +140,9 @@ def test_one_draw_is_the_single_draft_rule() -> None:
     p, q = map(masses, PAIRS["zeros on both sides"])
     coupling, _ = integrated(p, q, 1)
     for (candidate_ids, _), row in zip(coupling.problem.candidates, coupling.kernel, strict=True):
-        assert row[candidate_ids[0]] == pytest.approx(min(1.0, p[candidate_ids[0]] / q[candidate_ids[0]]), abs=EXACT)
+        assert row[candidate_ids[0]] == pytest.approx(
+            min(1.0, p[candidate_ids[0]] / q[candidate_ids[0]]), abs=EXACT
+        )
 
 
 def test_deterministic_candidates_alone_are_the_target_walk() -> None:
@@ -145,7 +161,9 @@ def test_it_is_declared_not_enumerable_and_is_not() -> None:
 
 
 def test_a_draft_mass_without_a_finite_ratio_is_refused() -> None:
-    q = SparseLaw(torch.tensor([0, 1]), torch.tensor([1.0, SMALLEST_MASS / 10], dtype=torch.float64))
+    q = SparseLaw(
+        torch.tensor([0, 1]), torch.tensor([1.0, SMALLEST_MASS / 10], dtype=torch.float64)
+    )
     p = dense_law([1, 1])
     for seed in range(8):
         draws = SeededDraws(seed)
@@ -156,7 +174,10 @@ def test_a_draft_mass_without_a_finite_ratio_is_refused() -> None:
 
 @pytest.mark.parametrize("width", [2, 8])
 def test_a_full_vocabulary(width: int) -> None:
-    """Scores keep their law at 128k tokens: what the partner brings is what the position lacks, in each window that is hit."""
+    """Scores keep their law at 128k tokens.
+
+    What the partner brings is what the position lacks, in each window that is hit.
+    """
     generator = torch.Generator().manual_seed(width)
     logits = 3.0 * torch.randn(131_072, generator=generator, dtype=torch.float64)
     noise = 0.7 * torch.randn(131_072, generator=generator, dtype=torch.float64)

@@ -30,9 +30,14 @@ def check(pair: tuple[Weights, Weights]) -> None:
     found = acceptance("spechub", p, proposal)
     problem = TransportProblem.from_proposal(masses(pair[0]), proposal)
     assert found == pytest.approx(solve(problem).acceptance, abs=1e-9)
-    assert found == pytest.approx(acceptance("greedy", p, children_of("greedy_plus_one", q, 2)), abs=EXACT)
-    if np.count_nonzero(pair[1]) > 1 and pair[1].count(max(pair[1])) == 1:  # ties at the top are each room's own to break
-        assert found == pytest.approx(closed_forms.spechub_acceptance(masses(pair[0]), masses(pair[1])), abs=EXACT)
+    assert found == pytest.approx(
+        acceptance("greedy", p, children_of("greedy_plus_one", q, 2)), abs=EXACT
+    )
+    # Ties at the top are each room's own to break.
+    if np.count_nonzero(pair[1]) > 1 and pair[1].count(max(pair[1])) == 1:
+        assert found == pytest.approx(
+            closed_forms.spechub_acceptance(masses(pair[0]), masses(pair[1])), abs=EXACT
+        )
     for scale in (1.0, 0.6):
         check_flow(SpecHub(), p, scale, proposal)
 
@@ -65,7 +70,9 @@ def test_a_sparse_law_is_the_same_law() -> None:
 
     def emitted(target: Law, draft: Law) -> dict[int, float]:
         proposal = HubPairs(draft)
-        return exact_law(lambda draws: SpecHub().emit(target, proposal, proposal.draw(draws), draws))
+        return exact_law(
+            lambda draws: SpecHub().emit(target, proposal, proposal.draw(draws), draws)
+        )
 
     for target in (p, p.sparse()):
         assert law_error(emitted(target, q.sparse()), emitted(p, q)) < EXACT
@@ -75,5 +82,7 @@ def test_deterministic_candidates_are_the_target_walk() -> None:
     p, q = dense_law([5, 3, 2]), dense_law([2, 3, 5])
     for width in (1, 2, 3):
         proposal = Deterministic(q.top(width))
-        assert acceptance("spechub", p, proposal) == pytest.approx(sum(p.prob(token) for token in q.top(width)), abs=EXACT)
+        assert acceptance("spechub", p, proposal) == pytest.approx(
+            sum(p.prob(token) for token in q.top(width)), abs=EXACT
+        )
         check_flow(SpecHub(), p, 0.7, proposal)

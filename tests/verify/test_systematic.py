@@ -36,7 +36,9 @@ def truth(weights: list[int]) -> dict[int, float]:
 
 
 @settings(max_examples=25)
-@given(pair=weight_pairs(max_vocab=6), width=st.integers(1, 4), design=st.sampled_from(sorted(DESIGNS)))
+@given(
+    pair=weight_pairs(max_vocab=6), width=st.integers(1, 4), design=st.sampled_from(sorted(DESIGNS))
+)
 def test_lossless_and_optimal(pair: tuple[list[int], list[int]], width: int, design: str) -> None:
     p, q = map(dense_law, pair)
     proposal = Systematic(q, width, DESIGNS[design])
@@ -56,12 +58,15 @@ def test_the_worked_example() -> None:
     """Between the optima of fixed top tokens and of draws without replacement, which no fast rule attains."""
     p, q = map(dense_law, WORKED)
     found = acceptance("systematic", p, Systematic(q, 2, DESIGNS["in proportion"]))
-    assert found == pytest.approx(0.9, abs=EXACT)  # token 2 always, and one of the others in proportion to q
+    # Token 2 always, and one of the others in proportion to q.
+    assert found == pytest.approx(0.9, abs=EXACT)
     assert found < without_replacement_optimum(*map(masses, WORKED), 2).acceptance
 
 
 @settings(max_examples=15)
-@given(pair=weight_pairs(max_vocab=5), width=st.integers(1, 3), scale=st.sampled_from([1.0, 0.6, 0.05]))
+@given(
+    pair=weight_pairs(max_vocab=5), width=st.integers(1, 3), scale=st.sampled_from([1.0, 0.6, 0.05])
+)
 def test_flow(pair: tuple[list[int], list[int]], width: int, scale: float) -> None:
     p, q = map(dense_law, pair)
     check_flow(EarliestDeadline(), p, scale, Systematic(q, width))
@@ -70,7 +75,9 @@ def test_flow(pair: tuple[list[int], list[int]], width: int, scale: float) -> No
 
 @settings(max_examples=15)
 @given(pair=weight_pairs(max_vocab=5), width=st.integers(1, 3), scale=st.sampled_from([0.6, 0.05]))
-def test_the_flow_of_a_scaled_target_is_optimal(pair: tuple[list[int], list[int]], width: int, scale: float) -> None:
+def test_the_flow_of_a_scaled_target_is_optimal(
+    pair: tuple[list[int], list[int]], width: int, scale: float
+) -> None:
     """The scaled target is the law (s p, 1 - s) with one more token, which is never drafted."""
     p, q = map(dense_law, pair)
     proposal = Systematic(q, width)
@@ -83,7 +90,9 @@ def test_the_flow_of_a_scaled_target_is_optimal(pair: tuple[list[int], list[int]
 
 def node(p, scale, proposal):  # type: ignore[no-untyped-def]
     candidates = proposal.cells.candidates[0]
-    return NodeProblem(target_law=p, scale=scale, proposal=proposal, candidates=candidates, draws=TapeDraws(()))
+    return NodeProblem(
+        target_law=p, scale=scale, proposal=proposal, candidates=candidates, draws=TapeDraws(())
+    )
 
 
 def test_deterministic_candidates_are_the_target_walk() -> None:

@@ -20,14 +20,26 @@ from monge.verify.block import Block
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.traversal import Traversal
 from tests.verify.acceptance import EXACT
-from tests.verify.whole_trees import Children, Path, Tables, expected_accepted, grown, random_tables, text_error
+from tests.verify.whole_trees import (
+    Children,
+    Path,
+    Tables,
+    expected_accepted,
+    grown,
+    random_tables,
+    text_error,
+)
 
 WAYS = ("without_replacement", "iid", "top", "greedy_plus_one")
 
 
 def fixed_width(tables: Tables, widths: tuple[int, ...], way: str) -> Children:
     def children(path: Path) -> Proposal | None:
-        return children_of(way, tables.draft(path), widths[len(path)]) if len(path) < len(widths) else None
+        return (
+            children_of(way, tables.draft(path), widths[len(path)])
+            if len(path) < len(widths)
+            else None
+        )
 
     return children
 
@@ -38,7 +50,9 @@ def tables_of_two_levels(draw) -> Tables:  # type: ignore[no-untyped-def]
     paths: list[Path] = [(), (0,), (1,), (2,)]
     paths += [(first, second) for first in range(3) for second in range(3)]
     targets = {path: draw(weight_lists(3)) for path in paths}
-    drafts = {path: targets[path] if draw(st.booleans()) else draw(weight_lists(3)) for path in paths}
+    drafts = {
+        path: targets[path] if draw(st.booleans()) else draw(weight_lists(3)) for path in paths
+    }
     return Tables(targets, drafts)
 
 
@@ -55,7 +69,9 @@ def test_laws_with_zeros_ties_and_equal_nodes(way: str, tables: Tables) -> None:
 @pytest.mark.parametrize("widths", [(2, 2), (2, 1, 1)])
 def test_deeper_trees(way: str, widths: tuple[int, ...]) -> None:
     tables = random_tables(vocab=2, depth=len(widths), seed=4)
-    assert text_error(Traversal(), tables, fixed_width(tables, widths, way), len(widths) + 1) < EXACT
+    assert (
+        text_error(Traversal(), tables, fixed_width(tables, widths, way), len(widths) + 1) < EXACT
+    )
 
 
 def test_never_more_than_the_multi_step_optimum() -> None:
@@ -63,7 +79,10 @@ def test_never_more_than_the_multi_step_optimum() -> None:
         tables = random_tables(vocab=3, depth=2, seed=seed)
         children = fixed_width(tables, (2, 2), "without_replacement")
         random_tree = RandomTree.from_children(
-            lambda path, tables=tables: CandidateLaw.without_replacement(tables.draft_masses(path), 2), 2
+            lambda path, tables=tables: CandidateLaw.without_replacement(
+                tables.draft_masses(path), 2
+            ),
+            2,
         )
         best = solve_tree(random_tree, tables.target_masses).expected_accepted
         found = expected_accepted(Traversal(), tables, children)
@@ -77,7 +96,10 @@ def test_it_accepts_more_than_the_node_by_node_rule_here() -> None:
     for seed in range(4):
         tables = random_tables(vocab=3, depth=2, seed=seed)
         children = fixed_width(tables, (2, 1), "without_replacement")
-        found, walked = (expected_accepted(rule, tables, children) for rule in (Traversal(), Walk(RrsWithoutReplacement())))
+        found, walked = (
+            expected_accepted(rule, tables, children)
+            for rule in (Traversal(), Walk(RrsWithoutReplacement()))
+        )
         gains.append(found - walked)
     assert sum(gains) > 1e-3
 
@@ -86,31 +108,44 @@ def test_it_accepts_more_than_the_node_by_node_rule_here() -> None:
 def test_one_child_a_node_is_the_block_rule(seed: int) -> None:
     """The same draws, asked for in the same order, give the same verdict."""
     tables = random_tables(vocab=3, depth=3, seed=seed)
-    tape = torch.rand(40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
+    tape = torch.rand(
+        40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).tolist()
     tree = grown(fixed_width(tables, (1, 1, 1), "iid"), TapeDraws(tape[:10]))
     laws = tables.laws(tree)
-    assert Traversal().verify(tree, laws, TapeDraws(tape[10:])) == Block().verify(tree, laws, TapeDraws(tape[10:]))
+    assert Traversal().verify(tree, laws, TapeDraws(tape[10:])) == Block().verify(
+        tree, laws, TapeDraws(tape[10:])
+    )
 
 
 def test_sorting_the_children_is_seen() -> None:
-    """Drawing order is part of the law: the most probable child first, whatever was drawn first, biases the text."""
+    """Drawing order is part of the law.
+
+    The most probable child first, whatever was drawn first, biases the text.
+    """
 
     class Sorted(Verifier):
         accepts = Traversal.accepts
 
         def verify(self, tree, target_laws, draws):  # type: ignore[no-untyped-def]
             candidate_ids = tuple(
-                tuple(sorted(children, key=lambda child: tree.token_ids[child])) for children in tree.candidates
+                tuple(sorted(children, key=lambda child: tree.token_ids[child]))
+                for children in tree.candidates
             )
             resorted = TokenTree(
-                token_ids=tree.token_ids, parents=tree.parents, proposals=tree.proposals, candidates=candidate_ids
+                token_ids=tree.token_ids,
+                parents=tree.parents,
+                proposals=tree.proposals,
+                candidates=candidate_ids,
             )
             return Traversal().verify(resorted, target_laws, draws)
 
     errors = []
     for seed in range(4):
         tables = random_tables(vocab=3, depth=1, seed=seed)
-        errors.append(text_error(Sorted(), tables, fixed_width(tables, (2,), "without_replacement"), 2))
+        errors.append(
+            text_error(Sorted(), tables, fixed_width(tables, (2,), "without_replacement"), 2)
+        )
     assert max(errors) > 1e-2
 
 
@@ -122,7 +157,11 @@ def test_verdicts_count_what_was_stood_on() -> None:
         verdict = Traversal().verify(tree, tables.laws(tree), draws)
         return len(verdict.path), verdict.next_kind, verdict.examined
 
-    assert set(exact_law(verdicts)) == {(0, "correction", (2,)), (1, "correction", (2, 1)), (2, "bonus", (2, 1))}
+    assert set(exact_law(verdicts)) == {
+        (0, "correction", (2,)),
+        (1, "correction", (2, 1)),
+        (2, "bonus", (2, 1)),
+    }
 
 
 def test_candidates_of_unknown_origin_are_walked() -> None:

@@ -1,4 +1,6 @@
-"""What may decide which nodes have children, and how they are drawn: by enumeration, one family of rules at a time.
+"""What may decide which nodes have children, and how they are drawn.
+
+By enumeration, one family of rules at a time.
 
 Trees are made by hand here: `GrowingTree` refuses most of them.
 """
@@ -27,7 +29,8 @@ class HandMade:
     Args:
         tables: Draft laws.
         draws: Source of randomness.
-        kind: What the children are declared as; the number of `PathDraws` is that of the paths that pass the node.
+        kind: What the children are declared as; the number of `PathDraws` is that of the paths that
+            pass the node.
     """
 
     def __init__(self, tables: Tables, draws: Draws, kind: type[Iid]) -> None:
@@ -110,7 +113,10 @@ EARLIER_LEVELS = ("layer('rrs')", "layer('k_seq')", "layer(\"optimal('candidates
 def error(verifier: str, policy: Policy, kind: type[Iid] = Iid) -> float:
     """Law error of the text, the largest of several tables."""
     rule, depth = as_verifier(VERIFIERS.parse(verifier)), 3 if policy is deeper_levels else 2
-    return max(_error(rule, random_tables(vocab=2, depth=depth, seed=seed), policy, depth + 1, kind) for seed in SEEDS)
+    return max(
+        _error(rule, random_tables(vocab=2, depth=depth, seed=seed), policy, depth + 1, kind)
+        for seed in SEEDS
+    )
 
 
 def _error(rule: Verifier, tables: Tables, policy: Policy, length: int, kind: type[Iid]) -> float:
@@ -121,7 +127,9 @@ def _error(rule: Verifier, tables: Tables, policy: Policy, length: int, kind: ty
         verdict = rule.verify(tree, tables.laws(tree), draws)
         return (*(tree.token_ids[node] for node in verdict.path), verdict.next_token)
 
-    return law_error(continued(exact_law(run), tables, length), continued({(): 1.0}, tables, length))
+    return law_error(
+        continued(exact_law(run), tables, length), continued({(): 1.0}, tables, length)
+    )
 
 
 @pytest.mark.parametrize("policy", [own_path, siblings])
@@ -132,7 +140,9 @@ def test_earlier_levels_may_decide_for_every_rule(verifier: str, policy: Policy)
 
 @pytest.mark.parametrize("policy", [repeats_of_its_level, widths_by_its_level, deeper_levels])
 @pytest.mark.parametrize("verifier", ANYTHING_BEFORE)
-def test_anything_drawn_before_may_decide_for_rules_that_go_down_one_path_at_a_time(verifier: str, policy: Policy) -> None:
+def test_anything_drawn_before_may_decide_for_rules_that_go_down_one_path_at_a_time(
+    verifier: str, policy: Policy
+) -> None:
     assert error(verifier, policy) < EXACT
 
 
@@ -158,7 +168,11 @@ UNLIKE = {
 @pytest.mark.parametrize(
     ("verifier", "unlike"),
     [("block", unlike) for unlike in ("one top token", "unknown")]
-    + [(verifier, unlike) for verifier in ("traversal", "multipath_block", "layer('rrs')") for unlike in UNLIKE],
+    + [
+        (verifier, unlike)
+        for verifier in ("traversal", "multipath_block", "layer('rrs')")
+        for unlike in UNLIKE
+    ],
 )
 def test_a_drawn_token_may_decide_how_its_children_are_drawn(verifier: str, unlike: str) -> None:
     """A rule that looks at whole trees decides the same part of them, whatever comes below."""

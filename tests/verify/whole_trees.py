@@ -49,7 +49,9 @@ def random_tables(*, vocab: int, depth: int, seed: int) -> Tables:
     for _ in range(depth + 1):
         paths += level
         level = [(*path, token) for path in level for token in range(vocab)]
-    targets, drafts = ({path: (1 + rng.integers(0, 9, vocab) ** 2).tolist() for path in paths} for _ in range(2))
+    targets, drafts = (
+        {path: (1 + rng.integers(0, 9, vocab) ** 2).tolist() for path in paths} for _ in range(2)
+    )
     return Tables(targets, drafts)
 
 
@@ -59,9 +61,15 @@ def grown(children: Children, draws: Draws) -> TokenTree:
     paths: dict[int, Path] = {0: ()}
     frontier = [0]
     while frontier:
-        proposals = {node: proposal for node in frontier if (proposal := children(paths[node])) is not None}
+        proposals = {
+            node: proposal for node in frontier if (proposal := children(paths[node])) is not None
+        }
         level = tree.grow_level(proposals, draws)
-        paths |= {child: (*paths[node], tree.token_ids[child]) for node, grown in level.items() for child in grown}
+        paths |= {
+            child: (*paths[node], tree.token_ids[child])
+            for node, grown in level.items()
+            for child in grown
+        }
         frontier = [child for grown in level.values() for child in grown]
     return tree.finish()
 
@@ -74,7 +82,9 @@ def text_error(rule: Verifier, tables: Tables, children: Children, length: int) 
         verdict = rule.verify(tree, tables.laws(tree), draws)
         return (*(tree.token_ids[node] for node in verdict.path), verdict.next_token)
 
-    return law_error(continued(exact_law(run), tables, length), continued({(): 1.0}, tables, length))
+    return law_error(
+        continued(exact_law(run), tables, length), continued({(): 1.0}, tables, length)
+    )
 
 
 def expected_accepted(rule: Verifier, tables: Tables, children: Children) -> float:
@@ -103,6 +113,8 @@ def continued(law: Mapping[Path, float], tables: HasTarget, length: int) -> dict
             full[text[:length]] += weight
             continue
         open_texts += [
-            ((*text, token), weight * mass) for token, mass in enumerate(tables.target_masses(text).tolist()) if mass > 0.0
+            ((*text, token), weight * mass)
+            for token, mass in enumerate(tables.target_masses(text).tolist())
+            if mass > 0.0
         ]
     return dict(full)

@@ -1,1 +1,4 @@
-"""Programs that run one engine each, in an environment of its own; of this library they import `monge` only."""
+"""Programs that run one engine each, in an environment of its own.
+
+Of this library they import `monge` only.
+"""

@@ -1,4 +1,7 @@
-"""llama.cpp through the wheel `xllamacpp`, for `worker.py`: float32 weights and cache, its server's own speculation."""
+"""llama.cpp through the wheel `xllamacpp`, for `worker.py`.
+
+Float32 weights and cache, its server's own speculation.
+"""
 
 import json
 from importlib import import_module
@@ -14,7 +17,16 @@ _JSON: Final = {"Content-Type": "application/json"}
 class Engine:
     """A server in this process, over files that are converted once."""
 
-    def __init__(self, *, target: str, draft: str, work: str, threads: int, method: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        *,
+        target: str,
+        draft: str,
+        work: str,
+        threads: int,
+        method: str,
+        settings: dict[str, Any],
+    ) -> None:
         host: Any = import_module("xllamacpp")
         self.version = host.__version__
         params = host.CommonParams()
@@ -30,14 +42,23 @@ class Engine:
             speculative.draft.mparams.path = converted(draft, work)
             speculative.draft.n_max = settings["n_max"]
             speculative.draft.n_gpu_layers = 0
-            speculative.draft.cpuparams.n_threads = speculative.draft.cpuparams_batch.n_threads = threads
-            speculative.draft.cache_type_k = speculative.draft.cache_type_v = host.ggml_type.GGML_TYPE_F32
+            speculative.draft.cpuparams.n_threads = speculative.draft.cpuparams_batch.n_threads = (
+                threads
+            )
+            speculative.draft.cache_type_k = speculative.draft.cache_type_v = (
+                host.ggml_type.GGML_TYPE_F32
+            )
         elif method == "lookup":
             speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
-            speculative.ngram_simple.size_n, speculative.ngram_simple.size_m = settings["size_n"], settings["size_m"]
+            speculative.ngram_simple.size_n, speculative.ngram_simple.size_m = (
+                settings["size_n"],
+                settings["size_m"],
+            )
         self._server = host.Server(params)
 
-    def generate(self, *, prompt_ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> list[int]:
+    def generate(
+        self, *, prompt_ids: list[int], max_new_tokens: int, temperature: float, seed: int
+    ) -> list[int]:
         """New tokens."""
         asked = {
             "prompt": prompt_ids,
@@ -51,16 +72,23 @@ class Engine:
             "top_k": 0 if temperature > 0 else 1,
         }
         # Only the server's own route gives tokens; the wheel's functions give text.
-        request = Request(f"{self._server.listening_address}/completion", data=json.dumps(asked).encode(), headers=_JSON)
+        request = Request(
+            f"{self._server.listening_address}/completion",
+            data=json.dumps(asked).encode(),
+            headers=_JSON,
+        )
         with urlopen(request) as answer:
             return list(json.load(answer)["tokens"])
 
 
 def converted(folder: str, work: str) -> str:
-    """A GGUF file of a Llama checkpoint with a byte-level tokenizer; ids are what is asked and answered.
+    """A GGUF file of a Llama checkpoint with a byte-level tokenizer.
 
-    The program forbids every token that ends a text instead of reading on, and knows such tokens by their names too. So all
-    tokens of the checkpoint get plain names, and one more token is there to be the forbidden one: laws stay as they are.
+    Ids are what is asked and answered.
+
+    The program forbids every token that ends a text instead of reading on, and knows such tokens by
+    their names too. So all tokens of the checkpoint get plain names, and one more token is there to
+    be the forbidden one: laws stay as they are.
     """
     out = Path(work) / f"{Path(folder).name}.gguf"
     if out.exists():
@@ -72,7 +100,12 @@ def converted(folder: str, work: str) -> str:
     partial = out.with_suffix(".part")
     writer = gguf.GGUFWriter(str(partial), "llama")
     _describe(writer, gguf, config)
-    _tokens(writer, gguf, json.loads((Path(folder) / "tokenizer.json").read_text()), config["vocab_size"])
+    _tokens(
+        writer,
+        gguf,
+        json.loads((Path(folder) / "tokenizer.json").read_text()),
+        config["vocab_size"],
+    )
     for name, tensor in _tensors(folder, config):
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
@@ -101,14 +134,22 @@ def _describe(writer: Any, gguf: Any, config: dict[str, Any]) -> None:  # noqa: 
 
 def _tokens(writer: Any, gguf: Any, tokenizer: dict[str, Any], size: int) -> None:  # noqa: ANN401 (the package's)
     special = {entry["id"] for entry in tokenizer["added_tokens"]}
-    names = {number: text for text, number in tokenizer["model"]["vocab"].items() if number not in special}
+    names = {
+        number: text
+        for text, number in tokenizer["model"]["vocab"].items()
+        if number not in special
+    }
     kinds = gguf.TokenType
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*(names.get(number, f"[token {number}]") for number in range(size)), "[end]"])
+    writer.add_token_list(
+        [*(names.get(number, f"[token {number}]") for number in range(size)), "[end]"]
+    )
     writer.add_token_types([*(kinds.NORMAL for _ in range(size)), kinds.CONTROL])
     merges = tokenizer["model"]["merges"]
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    )
     writer.add_eos_token_id(size)
     writer.add_bos_token_id(size)
     writer.add_add_bos_token(False)
@@ -132,17 +173,27 @@ def _tensors(folder: str, config: dict[str, Any]) -> Any:  # noqa: ANN401 (a gen
         for full, tensor in _read(file):
             name = full.removesuffix(".weight")
             if name in whole:
-                yield f"{whole[name]}.weight", np.pad(tensor, ((0, 1), (0, 0))) if tensor.ndim == 2 else tensor
+                yield (
+                    f"{whole[name]}.weight",
+                    np.pad(tensor, ((0, 1), (0, 0))) if tensor.ndim == 2 else tensor,
+                )
                 continue
             _, _, layer, rest = name.split(".", 3)
             ours = names[rest]
             # The format rotates neighbouring channels, the checkpoint halves of a head.
-            ordered = tensor.reshape(heads[ours], 2, -1, tensor.shape[1]).swapaxes(1, 2) if ours in heads else tensor
+            ordered = (
+                tensor.reshape(heads[ours], 2, -1, tensor.shape[1]).swapaxes(1, 2)
+                if ours in heads
+                else tensor
+            )
             yield f"blk.{layer}.{ours}.weight", np.ascontiguousarray(ordered).reshape(tensor.shape)
 
 
 def _read(file: Path) -> Any:  # noqa: ANN401 (a generator of names and arrays)
-    """Tensors of a safetensors file, as float32: eight bytes of length, a table in JSON, the numbers."""
+    """Tensors of a safetensors file, as float32.
+
+    Eight bytes of length, a table in JSON, the numbers.
+    """
     raw = np.memmap(file, dtype=np.uint8, mode="r")
     length = int(raw[:8].view(np.uint64)[0])
     table = json.loads(raw[8 : 8 + length].tobytes())
@@ -154,5 +205,7 @@ def _read(file: Path) -> Any:  # noqa: ANN401 (a generator of names and arrays)
         if entry["dtype"] == "BF16":
             values = (numbers.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         else:
-            values = numbers.view({"F32": np.float32, "F16": np.float16}[entry["dtype"]]).astype(np.float32)
+            values = numbers.view({"F32": np.float32, "F16": np.float16}[entry["dtype"]]).astype(
+                np.float32
+            )
         yield name, values.reshape(entry["shape"])

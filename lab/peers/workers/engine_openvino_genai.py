@@ -13,7 +13,16 @@ import numpy as np
 class Engine:
     """A pipeline over folders that optimum-intel exported, once."""
 
-    def __init__(self, *, target: str, draft: str, work: str, threads: int, method: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        *,
+        target: str,
+        draft: str,
+        work: str,
+        threads: int,
+        method: str,
+        settings: dict[str, Any],
+    ) -> None:
         self._host: Any = import_module("openvino_genai")
         self._tensors: Any = import_module("openvino")
         self.version = version("openvino-genai")
@@ -34,17 +43,30 @@ class Engine:
             extra["scheduler_config"] = self._host.SchedulerConfig()
         self._pipeline = self._host.LLMPipeline(_exported(target, work), "CPU", **extra, **options)
 
-    def generate(self, *, prompt_ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> list[int]:
+    def generate(
+        self, *, prompt_ids: list[int], max_new_tokens: int, temperature: float, seed: int
+    ) -> list[int]:
         """New tokens."""
         config = self._host.GenerationConfig()
-        config.max_new_tokens, config.ignore_eos, config.apply_chat_template = max_new_tokens, True, False
+        config.max_new_tokens, config.ignore_eos, config.apply_chat_template = (
+            max_new_tokens,
+            True,
+            False,
+        )
         config.do_sample = temperature > 0
         if temperature > 0:
-            config.temperature, config.top_k, config.top_p, config.rng_seed = temperature, 2**31, 1.0, seed
+            config.temperature, config.top_k, config.top_p, config.rng_seed = (
+                temperature,
+                2**31,
+                1.0,
+                seed,
+            )
         for name, value in self._settings.items():
             setattr(config, name, value)
         ids = np.array([prompt_ids], dtype=np.int64)
-        inputs = self._host.TokenizedInputs(self._tensors.Tensor(ids), self._tensors.Tensor(np.ones_like(ids)))
+        inputs = self._host.TokenizedInputs(
+            self._tensors.Tensor(ids), self._tensors.Tensor(np.ones_like(ids))
+        )
         return list(self._pipeline.generate(inputs, config).tokens[0])
 
 
@@ -52,7 +74,15 @@ def _exported(folder: str, work: str) -> str:
     out = Path(work) / f"openvino-{Path(folder).name}"
     if not (out / "openvino_model.xml").exists():
         task = ["--task", "text-generation-with-past", "--weight-format", "fp32"]
-        command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", folder, *task, str(out)]
+        command = [
+            str(Path(sys.executable).with_name("optimum-cli")),
+            "export",
+            "openvino",
+            "--model",
+            folder,
+            *task,
+            str(out),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"optimum-cli failed: {done.stderr.strip().splitlines()[-1:]}")

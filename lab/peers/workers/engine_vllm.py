@@ -8,7 +8,16 @@ from typing import Any
 class Engine:
     """An engine in this process. Only greedy requests are asked of it: see the list of peers."""
 
-    def __init__(self, *, target: str, draft: str, work: str, threads: int, method: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        *,
+        target: str,
+        draft: str,
+        work: str,
+        threads: int,
+        method: str,
+        settings: dict[str, Any],
+    ) -> None:
         os.environ |= {
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -38,10 +47,18 @@ class Engine:
             speculative_config=speculative,
         )
 
-    def generate(self, *, prompt_ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> list[int]:
+    def generate(
+        self, *, prompt_ids: list[int], max_new_tokens: int, temperature: float, seed: int
+    ) -> list[int]:
         """New tokens."""
         rules = self._host.SamplingParams(
-            temperature=temperature, seed=seed, max_tokens=max_new_tokens, ignore_eos=True, detokenize=False
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_new_tokens,
+            ignore_eos=True,
+            detokenize=False,
         )
-        (request,) = self._engine.generate([{"prompt_token_ids": prompt_ids}], rules, use_tqdm=False)
+        (request,) = self._engine.generate(
+            [{"prompt_token_ids": prompt_ids}], rules, use_tqdm=False
+        )
         return list(request.outputs[0].token_ids)

@@ -1,11 +1,15 @@
-"""An engine behind JSON lines: `python worker.py ENGINE`, where `engine_ENGINE.py` beside this file holds its `Engine`.
+"""An engine behind JSON lines.
 
-Every line of standard input is an object with `op`; the answer is one line of standard output, with `error` if it failed.
+`python worker.py ENGINE`, where `engine_ENGINE.py` beside this file holds its `Engine`.
 
-* `{"op": "open", "target": folder, "draft": folder, "work": folder, "threads": n, "method": name, "settings": {..}}` answers
-  `{"version": text}`. An open engine is replaced.
+Every line of standard input is an object with `op`; the answer is one line of standard output, with
+`error` if it failed.
+
+* `{"op": "open", "target": folder, "draft": folder, "work": folder, "threads": n, "method": name,
+  "settings": {..}}` answers `{"version": text}`. An open engine is replaced.
 * `{"op": "generate", "prompt_ids": [..], "max_new_tokens": n, "temperature": t, "seed": s}` answers
-  `{"token_ids": [..], "seconds": s}`: new tokens, no end-of-text stop, the wall time of the call alone.
+  `{"token_ids": [..], "seconds": s}`: new tokens, no end-of-text stop, the wall time of the call
+  alone.
 * `{"op": "close"}` ends the program, as the end of the input does.
 """
 
@@ -36,7 +40,10 @@ def main(name: str) -> None:
             else:
                 start = time.perf_counter()
                 token_ids = engine.generate(**asked)
-                answer = {"seconds": time.perf_counter() - start, "token_ids": [int(token) for token in token_ids]}
+                answer = {
+                    "seconds": time.perf_counter() - start,
+                    "token_ids": [int(token) for token in token_ids],
+                }
         except Exception as error:  # noqa: BLE001 (whatever an engine raises is an answer)
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")

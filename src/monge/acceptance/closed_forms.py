@@ -1,6 +1,7 @@
 """Acceptance of the registered rules in closed form, for vocabularies of any size.
 
-p = target law, q = draft law. Acceptance is P(the emitted token is among the candidates), whichever branch emits it.
+p = target law, q = draft law. Acceptance is P(the emitted token is among the candidates), whichever
+branch emits it.
 """
 
 from collections.abc import Callable, Mapping
@@ -65,7 +66,9 @@ def inclusion(proposal: Proposal, num_tokens: int) -> Vector | None:
             return _distinct_inclusion(dense(proposal.law, num_tokens), proposal.width)
         case Systematic():
             included = np.zeros(num_tokens)
-            for candidates, length in zip(proposal.cells.candidates, proposal.cells.lengths, strict=True):
+            for candidates, length in zip(
+                proposal.cells.candidates, proposal.cells.lengths, strict=True
+            ):
                 included[list(candidates)] += length
             return included
         case _:
@@ -73,7 +76,10 @@ def inclusion(proposal: Proposal, num_tokens: int) -> Vector | None:
 
 
 def recursion_calls(proposal: Proposal) -> float:
-    """Calls that the recursion over rejected tokens makes at most: its cost, where the candidates have one."""
+    """Calls that the recursion over rejected tokens makes at most.
+
+    Its cost, where the candidates have one.
+    """
     if not isinstance(proposal, WithoutReplacement):
         return 0.0
     return float(proposal.law.sparse().probs.numel()) ** (proposal.width - 1)
@@ -91,11 +97,19 @@ def _single(p: Vector, proposal: Proposal) -> float | None:
 
 
 def _naive_tree(p: Vector, proposal: Proposal) -> float | None:
-    return naive_tree_acceptance(p, dense(proposal.law, p.size), proposal.width) if isinstance(proposal, Iid) else None
+    return (
+        naive_tree_acceptance(p, dense(proposal.law, p.size), proposal.width)
+        if isinstance(proposal, Iid)
+        else None
+    )
 
 
 def _k_seq(p: Vector, proposal: Proposal) -> float | None:
-    return k_seq_acceptance(p, dense(proposal.law, p.size), proposal.width) if isinstance(proposal, Iid) else None
+    return (
+        k_seq_acceptance(p, dense(proposal.law, p.size), proposal.width)
+        if isinstance(proposal, Iid)
+        else None
+    )
 
 
 def _rrs(p: Vector, proposal: Proposal) -> float | None:
@@ -108,7 +122,10 @@ def _rrs(p: Vector, proposal: Proposal) -> float | None:
 
 
 def _distinct_rrs(p: Vector, proposal: Proposal) -> float | None:
-    """Recursive rejection without replacement; a leaf-to-root traversal of one level is the same rule."""
+    """Recursive rejection without replacement.
+
+    A leaf-to-root traversal of one level is the same rule.
+    """
     if isinstance(proposal, WithoutReplacement):
         if recursion_calls(proposal) > MAX_RECURSION:
             return None
@@ -149,7 +166,9 @@ def _layer(p: Vector, proposal: Proposal) -> float | None:
     """At a single node the lifted rule is the inner one: the best known for the way of drawing."""
     if isinstance(proposal, WithoutReplacement):
         return _distinct_rrs(p, proposal)
-    return optimum(p, proposal) if isinstance(proposal, Iid | Mixed | HubPairs | Systematic) else None
+    return (
+        optimum(p, proposal) if isinstance(proposal, Iid | Mixed | HubPairs | Systematic) else None
+    )
 
 
 CLOSED_FORMS: Final[Mapping[str, ClosedForm]] = MappingProxyType(
@@ -199,7 +218,8 @@ def _race_inclusion(q: Vector, width: int) -> Vector:
     step = log_step(width)
     times = np.exp(np.arange(np.log(FIRST_TIME), np.log(LAST_WAIT / q.min()) + step, step))
     rings = -np.expm1(-q[:, None] * times)  # [tokens, times]
-    first = np.zeros((width, times.size))  # how many of the tokens seen so far rang, K or more left out
+    # How many of the tokens seen so far rang, K or more left out.
+    first = np.zeros((width, times.size))
     first[0] = 1.0
     behind = [first]
     for ring in rings[:0:-1]:
@@ -213,7 +233,9 @@ def _race_inclusion(q: Vector, width: int) -> Vector:
     return included
 
 
-def _one_more(counts: Float64[np.ndarray, "width times"], ring: Float64[np.ndarray, " times"]) -> np.ndarray:
+def _one_more(
+    counts: Float64[np.ndarray, "width times"], ring: Float64[np.ndarray, " times"]
+) -> np.ndarray:
     moved = counts * ring
     more = counts - moved
     more[1:] += moved[:-1]

@@ -19,7 +19,12 @@ from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutRepl
 from monge.core.systematic import Systematic
 from monge.draft.tree.children import CHILDREN, children_of, way_of_drawing
 from monge.testing.oracle import OracleError, exact_law
-from monge.transport.bounds import greedy_proposal, iid_optimum, mixed_optimum, without_replacement_optimum
+from monge.transport.bounds import (
+    greedy_proposal,
+    iid_optimum,
+    mixed_optimum,
+    without_replacement_optimum,
+)
 from monge.transport.laws import dense
 from monge.transport.linear_program import solve
 from monge.transport.problem import TransportProblem
@@ -38,8 +43,9 @@ class Drafting:
     """A named way of drafting.
 
     Args:
-        name: `single` (one draw, for rules that take one candidate), `iid`, `without_replacement`, `greedy` (K - 1 top tokens
-            and one draw), `mixed(d)` (d top tokens and K - d draws), `top`, or another way that trees offer by name.
+        name: `single` (one draw, for rules that take one candidate), `iid`, `without_replacement`,
+            `greedy` (K - 1 top tokens and one draw), `mixed(d)` (d top tokens and K - d draws),
+            `top`, or another way that trees offer by name.
         proposal: What it draws.
     """
 
@@ -80,16 +86,23 @@ def mixed_proposal(q: Vector, num_fixed: int, width: int) -> Proposal:
 
 
 def optimum(p: Vector, proposal: Proposal) -> float | None:
-    """The largest acceptance of a lossless rule; `None` where no closed form is known and the law is too large to solve."""
+    """The largest acceptance of a lossless rule.
+
+    `None` where no closed form is known and the law is too large to solve.
+    """
     match proposal:
         case Deterministic():
             return float(p[list(proposal.token_ids)].sum())
         case Iid() | SharedClocks():  # races on clocks of their own are independent draws
             return iid_optimum(p, dense(proposal.law, p.size), proposal.width).acceptance
         case WithoutReplacement():
-            return without_replacement_optimum(p, dense(proposal.law, p.size), proposal.width).acceptance
+            return without_replacement_optimum(
+                p, dense(proposal.law, p.size), proposal.width
+            ).acceptance
         case Mixed():
-            return mixed_optimum(p, proposal.fixed, dense(proposal.law, p.size), proposal.width).acceptance
+            return mixed_optimum(
+                p, proposal.fixed, dense(proposal.law, p.size), proposal.width
+            ).acceptance
         case _:
             return _other_optimum(p, proposal)
 
@@ -108,10 +121,15 @@ def num_candidates(proposal: Proposal) -> int:
 def _other_optimum(p: Vector, proposal: Proposal) -> float | None:
     if isinstance(proposal, Systematic):
         tokens = {token for candidate_ids in proposal.cells.candidates for token in candidate_ids}
-        return earliest_deadline_first(proposal.cells, {token: float(p[token]) for token in tokens}).accepted
-    if isinstance(proposal, HubPairs):  # the hub and one draw from the rest, in an order that an optimal rule need not look at
+        return earliest_deadline_first(
+            proposal.cells, {token: float(p[token]) for token in tokens}
+        ).accepted
+    # The hub and one draw from the rest, in an order that an optimal rule need not look at.
+    if isinstance(proposal, HubPairs):
         rest = proposal.law.without(proposal.hub)
-        return optimum(p, Deterministic((proposal.hub,)) if rest is None else Mixed((proposal.hub,), rest, 1))
+        return optimum(
+            p, Deterministic((proposal.hub,)) if rest is None else Mixed((proposal.hub,), rest, 1)
+        )
     return _solved(p, proposal)
 
 
@@ -120,12 +138,18 @@ def _solved(p: Vector, proposal: Proposal) -> float | None:
         problem = TransportProblem.from_proposal(p, proposal)
     except LawError:  # a joint law that transport does not know is listed draw by draw
         try:
-            problem = TransportProblem.from_joint_law(p, exact_law(proposal.draw, max_runs=MAX_ENTRIES_SOLVED // p.size))
+            problem = TransportProblem.from_joint_law(
+                p, exact_law(proposal.draw, max_runs=MAX_ENTRIES_SOLVED // p.size)
+            )
         except OracleError:
             return None
     except OptionError:  # too long to list
         return None
-    return solve(problem).acceptance if len(problem.candidates.tuples) * p.size <= MAX_ENTRIES_SOLVED else None
+    return (
+        solve(problem).acceptance
+        if len(problem.candidates.tuples) * p.size <= MAX_ENTRIES_SOLVED
+        else None
+    )
 
 
 def _children(way: str, law: DenseLaw, width: int) -> Proposal | None:
@@ -134,6 +158,7 @@ def _children(way: str, law: DenseLaw, width: int) -> Proposal | None:
         return None
     try:
         proposal = children_of(way, law, width)
-    except (OptionError, LawError):  # a way that is not for this number of candidates, or needs an argument
+    # A way that is not for this number of candidates, or needs an argument.
+    except (OptionError, LawError):
         return None
     return proposal if num_candidates(proposal) >= min(width, law.sparse().probs.numel()) else None

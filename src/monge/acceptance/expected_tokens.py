@@ -1,4 +1,7 @@
-"""Accepted tokens that a rule expects on one drawn tree, without throwing its coins: the same mean, far less noise."""
+"""Accepted tokens that a rule expects on one drawn tree, without throwing its coins.
+
+The same mean, far less noise.
+"""
 
 from collections.abc import Sequence
 
@@ -12,11 +15,13 @@ from monge.verify.layer_pass import LayerPass
 from monge.verify.problem import NodeProblem, ScoredTree
 
 
-def expected_tokens(rule: Rule, tree: TokenTree, target_laws: LawSequence, draws: Draws, *, decisions: int) -> float:
+def expected_tokens(
+    rule: Rule, tree: TokenTree, target_laws: LawSequence, draws: Draws, *, decisions: int
+) -> float:
     """An estimate of E[accepted tokens] whose mean over trees is exact.
 
-    Node rules that give their flows are followed through the tree; for Layer Verification the weights of its first pass are
-    added up. Others decide `decisions` times.
+    Node rules that give their flows are followed through the tree; for Layer Verification the
+    weights of its first pass are added up. Others decide `decisions` times.
 
     Args:
         rule: Exact for the tree's candidates, none of which is of `Arbitrary` origin.
@@ -33,7 +38,10 @@ def expected_tokens(rule: Rule, tree: TokenTree, target_laws: LawSequence, draws
             layers.descend(rule.flows(layers.problems()))
         return layers.expected_accepted
     verifier = as_verifier(rule)
-    return sum(verifier.verify(tree, target_laws, draws).num_accepted for _ in range(decisions)) / decisions
+    return (
+        sum(verifier.verify(tree, target_laws, draws).num_accepted for _ in range(decisions))
+        / decisions
+    )
 
 
 def _walked(rule: FlowRule, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> float:
@@ -58,7 +66,11 @@ def _walked(rule: FlowRule, tree: TokenTree, target_laws: LawSequence, draws: Dr
                 emitted = [flow.accept_probs[token] for token in tokens]
             else:
                 emitted = _emitted(flow, target_laws[node], tokens)
-            below |= {child: layer[node] * chance for child, chance in zip(children, emitted, strict=True) if chance > 0.0}
+            below |= {
+                child: layer[node] * chance
+                for child, chance in zip(children, emitted, strict=True)
+                if chance > 0.0
+            }
         total += sum(below.values())
         layer = below
     return total

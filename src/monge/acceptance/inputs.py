@@ -32,7 +32,11 @@ def read_law(field: str, text: str) -> Vector:
         OptionError: If the numbers cannot be read.
         LawError: If they are no law.
     """
-    values = _read_file(field, Path(text[1:])) if text.startswith("@") else _numbers(field, text.split(","))
+    values = (
+        _read_file(field, Path(text[1:]))
+        if text.startswith("@")
+        else _numbers(field, text.split(","))
+    )
     return law_of(field, values)
 
 
@@ -45,14 +49,24 @@ def law_of(field: str, values: Any) -> Vector:  # noqa: ANN401 (whatever a file 
     try:
         law = np.array(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise LawError(f"{field}: expected a list of probabilities; got {_short(values)}") from error
+        raise LawError(
+            f"{field}: expected a list of probabilities; got {_short(values)}"
+        ) from error
     if law.ndim != 1 or law.size == 0:
-        raise LawError(f"{field}: expected one non-empty list of probabilities; got an array of shape {law.shape}")
+        raise LawError(
+            f"{field}: expected one non-empty list of probabilities; got an array of "
+            f"shape {law.shape}"
+        )
     for index in np.flatnonzero(~np.isfinite(law) | (law < 0.0))[:1].tolist():
-        raise LawError(f"{field}: entry {index} is {law[index]:g}; probabilities are finite and not negative: correct it")
+        raise LawError(
+            f"{field}: entry {index} is {law[index]:g}; probabilities are finite and "
+            "not negative: correct it"
+        )
     total = math.fsum(law.tolist())
     if abs(total - 1.0) > MASS_TOLERANCE:
-        raise LawError(f"{field}: {law.size} probabilities sum to {total:.12g}, expected 1; {_NORMALISE}")
+        raise LawError(
+            f"{field}: {law.size} probabilities sum to {total:.12g}, expected 1; {_NORMALISE}"
+        )
     return law
 
 
@@ -60,7 +74,8 @@ def check_lengths(num_target: int, num_draft: int) -> None:
     """Refuse laws over different vocabularies."""
     if num_target != num_draft:
         raise LawError(
-            f"--target-probs has {num_target} entries, --draft-probs {num_draft}; both list the same tokens in the same order"
+            f"--target-probs has {num_target} entries, --draft-probs {num_draft}; both list the "
+            "same tokens in the same order"
         )
 
 
@@ -101,7 +116,9 @@ def _read_file(field: str, path: Path) -> Any:  # noqa: ANN401
         try:
             return np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise OptionError(f"{field}: cannot read {str(path)!r} as a .npy array: {error}") from error
+            raise OptionError(
+                f"{field}: cannot read {str(path)!r} as a .npy array: {error}"
+            ) from error
     if path.suffix == ".json":
         return read_document(path)
     return _numbers(field, read_text(path).replace(",", " ").split())
@@ -114,7 +131,8 @@ def _numbers(field: str, words: Sequence[str]) -> list[float]:
             numbers.append(float(word))
         except ValueError as error:
             raise OptionError(
-                f"{field}: entry {index} is {word.strip()!r}, which is no number; write e.g. 0.5,0.3,0.2, or @file"
+                f"{field}: entry {index} is {word.strip()!r}, which is no number; write e.g. "
+                "0.5,0.3,0.2, or @file"
             ) from error
     return numbers
 

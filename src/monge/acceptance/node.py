@@ -1,7 +1,8 @@
 """Exact acceptance of every registered verifier at one node.
 
-p = target law, q = draft law. Small laws are enumerated: every draw of the candidates, every branch of the rule. Larger ones go
-through the closed forms; where neither is possible there is no number, and the reason stands in its place.
+p = target law, q = draft law. Small laws are enumerated: every draw of the candidates, every branch
+of the rule. Larger ones go through the closed forms; where neither is possible there is no number,
+and the reason stands in its place.
 """
 
 import math
@@ -61,11 +62,12 @@ def node_report(p: Vector, q: Vector, width: int) -> dict[str, Any]:
         width: Number of candidates K.
 
     Returns:
-        `rules`: one number a verifier, under the drafting that `drafting` names; `optimum` by drafting (`mixed` lists
-        d = 0..K deterministic candidates); `laws`, `gap` and `how`: acceptance, distance to the optimum and method by verifier
-        and drafting. `acceptance_one`, for i.i.d. candidates: `holds` says whether some rule accepts one of K with probability
-        one, `smallest_num_drafts` the smallest K for which one does (`null` if none is enough), and `tightest_set` the token
-        ids of the set that asks for it.
+        `rules`: one number a verifier, under the drafting that `drafting` names; `optimum` by
+        drafting (`mixed` lists d = 0..K deterministic candidates); `laws`, `gap` and `how`:
+        acceptance, distance to the optimum and method by verifier and drafting. `acceptance_one`,
+        for i.i.d. candidates: `holds` says whether some rule accepts one of K with probability one,
+        `smallest_num_drafts` the smallest K for which one does (`null` if none is enough), and
+        `tightest_set` the token ids of the set that asks for it.
 
     Raises:
         LawError: If p or q is no law, or they do not cover one vocabulary.
@@ -87,7 +89,9 @@ def node_report(p: Vector, q: Vector, width: int) -> dict[str, Any]:
             report["rules"][name] = None if usual is None else found[usual].value
             report["laws"][name] = {way: one.value for way, one in found.items()}
             report["how"][name] = {way: one.how for way, one in found.items()}
-            report["gap"][name] = {way: _difference(best[way], one.value) for way, one in found.items()}
+            report["gap"][name] = {
+                way: _difference(best[way], one.value) for way, one in found.items()
+            }
     always = acceptance_one(p, q)
     report["acceptance_one"] = {
         "holds": always.holds(width),
@@ -98,19 +102,27 @@ def node_report(p: Vector, q: Vector, width: int) -> dict[str, Any]:
 
 
 def legal_draftings(rule: Rule, ways: tuple[Drafting, ...]) -> list[Drafting]:
-    """The ways of drafting for which a rule is exact; `single` only where it takes no more than one candidate."""
+    """The ways of drafting for which a rule is exact.
+
+    `single` only where it takes no more than one candidate.
+    """
     legal = []
     for way in ways:
         count = 1 if way.name == "single" else num_candidates(way.proposal)
-        if unsupported_reason(rule, {type(way.proposal)}, count) is None and (way.name != "single" or rule.max_width == 1):
+        if unsupported_reason(rule, {type(way.proposal)}, count) is None and (
+            way.name != "single" or rule.max_width == 1
+        ):
             legal.append(way)
     return legal
 
 
 def usual_drafting(rule: Rule, legal: list[Drafting]) -> str | None:
-    """The drafting that stands for a rule: distinct draws for one made for them, else the first that is legal.
+    """The drafting that stands for a rule.
 
-    `None` where nothing but top tokens is legal: all rules are the target walk there, and the number would not be theirs.
+    Distinct draws for one made for them, else the first that is legal.
+
+    `None` where nothing but top tokens is legal: all rules are the target walk there, and the
+    number would not be theirs.
     """
     is_for_distinct = WithoutReplacement in rule.accepts and Arbitrary not in rule.accepts
     names = [way.name for way in legal if way.name != "top"]
@@ -128,7 +140,10 @@ def acceptance(name: str, target: Law, proposal: Proposal) -> Acceptance:
         proposal: Candidates for which it is exact.
     """
     rule = VERIFIERS.make(name)
-    if rule.is_enumerable and num_tuples(proposal) * target.sparse().probs.numel() <= MAX_ENUMERATED:
+    if (
+        rule.is_enumerable
+        and num_tuples(proposal) * target.sparse().probs.numel() <= MAX_ENUMERATED
+    ):
         try:
             masses = accepted_masses(rule, target, proposal)
         except OracleError as error:
@@ -138,14 +153,19 @@ def acceptance(name: str, target: Law, proposal: Proposal) -> Acceptance:
     value = None if p is None else closed_form(name, p.cpu().numpy(), proposal)
     if value is not None:
         return Acceptance(value=value, how="closed form")
-    reason = "too many tuples to enumerate" if rule.is_enumerable else "draws positions, which cannot be enumerated"
+    reason = (
+        "too many tuples to enumerate"
+        if rule.is_enumerable
+        else "draws positions, which cannot be enumerated"
+    )
     return Acceptance(value=None, how=f"no closed form, and {reason}")
 
 
 def accepted_masses(rule: Rule, target: Law, proposal: Proposal) -> dict[int, float]:
     """P(the rule accepts this candidate) for every token, by enumeration of draws and decisions."""
     if isinstance(proposal, SharedClocks):
-        proposal = Iid(proposal.law, proposal.width)  # what the races are to a rule that has no part in them
+        # What the races are to a rule that has no part in them.
+        proposal = Iid(proposal.law, proposal.width)
 
     def accepted(draws: Draws) -> int:
         candidates = proposal.draw(draws)

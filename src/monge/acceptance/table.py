@@ -1,15 +1,12 @@
 """The file format of a small tree of tabular laws.
 
-    vocabulary: [a, b, c]          # names of the tokens, or their number
-    depth: 2                       # levels of candidates
-    candidates: [2, 2]             # candidates of a node, by level; or one number for all
-    drafting: iid                  # a way of drawing children (`monge list`), or `paths`: independent paths from the root
-    target:                        # law of the next token after a prefix: names with blanks between them, "" for the root,
-      "": [0.5, 0.3, 0.2]          # "*" for every prefix that is not listed
-      "a": [0.6, 0.2, 0.2]
-      "*": [0.4, 0.3, 0.3]
-    draft:
-      "*": [0.2, 0.3, 0.5]
+    vocabulary: [a, b, c]          # names of the tokens, or their number depth: 2
+    # levels of candidates candidates: [2, 2]             # candidates of a node, by level; or one
+    number for all drafting: iid                  # a way of drawing children (`monge list`), or
+    `paths`: independent paths from the root target:                        # law of the next token
+    after a prefix: names with blanks between them, "" for the root, "": [0.5, 0.3, 0.2]          #
+    "*" for every prefix that is not listed "a": [0.6, 0.2, 0.2] "*": [0.4, 0.3, 0.3] draft: "*":
+    [0.2, 0.3, 0.5]
 
 JSON has the same keys.
 """
@@ -35,7 +32,10 @@ from monge.transport.random_tree import Path
 Vector = Float64[np.ndarray, " vocab"]
 
 PATHS: Final = "paths"
-"""The drafting of SpecTr: K independent paths from the root, so a node has as many draws as paths go through it."""
+"""The drafting of SpecTr:
+
+K independent paths from the root, so a node has as many draws as paths go through it.
+"""
 
 KEYS: Final = ("vocabulary", "depth", "candidates", "drafting", "target", "draft")
 ANY_PREFIX: Final = "*"
@@ -106,7 +106,10 @@ class TreeTable:
         prefix = " ".join(self.tokens[token] for token in path)
         law = laws.get(prefix, laws.get(ANY_PREFIX))
         if law is None:
-            raise LawError(f"{which}: no law after {prefix!r}; list it, or give one under '*' for all that are not listed")
+            raise LawError(
+                f"{which}: no law after {prefix!r}; list it, or give one under '*' for "
+                "all that are not listed"
+            )
         return law
 
 
@@ -123,16 +126,23 @@ def read_table(path: FilePath) -> TreeTable:
 def table_of(document: Any) -> TreeTable:  # noqa: ANN401 (whatever a file holds)
     """The table in a document; see the module's text for its keys."""
     if not isinstance(document, dict):
-        raise OptionError(f"tree: expected an object with the keys {', '.join(KEYS)}; got {type(document).__name__}")
+        raise OptionError(
+            f"tree: expected an object with the keys {', '.join(KEYS)}; got "
+            f"{type(document).__name__}"
+        )
     for key in document:
         if key not in KEYS:
             raise unknown_name("key of a tree file:", key, KEYS)
     missing = [key for key in KEYS if key not in document]
     if missing:
-        raise OptionError(f"tree: {', '.join(missing)} missing; a tree file has the keys {', '.join(KEYS)}")
+        raise OptionError(
+            f"tree: {', '.join(missing)} missing; a tree file has the keys {', '.join(KEYS)}"
+        )
     tokens = _tokens(document["vocabulary"])
     drafting = _drafting(document["drafting"])
-    widths = _widths(document["candidates"], _whole("depth", document["depth"], MAX_DEPTH), drafting)
+    widths = _widths(
+        document["candidates"], _whole("depth", document["depth"], MAX_DEPTH), drafting
+    )
     table = TreeTable(
         tokens=tokens,
         widths=widths,
@@ -151,13 +161,18 @@ def _tokens(vocabulary: object) -> tuple[str, ...]:
     if isinstance(vocabulary, int) and not isinstance(vocabulary, bool):
         return tuple(str(token) for token in range(_whole("vocabulary", vocabulary, 1000)))
     if not isinstance(vocabulary, list) or not vocabulary:
-        raise OptionError(f"tree: vocabulary must be a list of token names or their number; got {vocabulary!r}")
+        raise OptionError(
+            f"tree: vocabulary must be a list of token names or their number; got {vocabulary!r}"
+        )
     names = tuple(str(name) for name in vocabulary)
     if len(set(names)) != len(names):
         raise OptionError(f"tree: vocabulary names a token twice: {list(names)}")
     wrong = [name for name in names if not name or " " in name or name == ANY_PREFIX]
     if wrong:
-        raise OptionError(f"tree: token name {wrong[0]!r} is empty, has blanks or is '*', and could not be part of a prefix")
+        raise OptionError(
+            f"tree: token name {wrong[0]!r} is empty, has blanks or is '*', and "
+            "could not be part of a prefix"
+        )
     return names
 
 
@@ -176,17 +191,27 @@ def _drafting(drafting: object) -> str:
 def _widths(candidates: object, depth: int, drafting: str) -> tuple[int, ...]:
     listed = candidates if isinstance(candidates, list) else [candidates] * depth
     if len(listed) != depth:
-        raise OptionError(f"tree: candidates has {len(listed)} entries for a depth of {depth}; give one a level, or one number")
+        raise OptionError(
+            f"tree: candidates has {len(listed)} entries for a depth of {depth}; "
+            "give one a level, or one number"
+        )
     widths = tuple(_whole("candidates", width, None) for width in listed)
     for width in widths:
         check_candidates("tree: candidates", width)
     if drafting == PATHS and len(set(widths)) > 1:
-        raise OptionError(f"tree: with drafting 'paths' candidates is one number, the paths; got {list(widths)}")
+        raise OptionError(
+            f"tree: with drafting 'paths' candidates is one number, the paths; got {list(widths)}"
+        )
     return widths
 
 
 def _whole(key: str, value: object, largest: int | None) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1 or (largest is not None and value > largest):
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or value < 1
+        or (largest is not None and value > largest)
+    ):
         limits = "at least 1" if largest is None else f"in 1..{largest}"
         raise OptionError(f"tree: {key} must be a whole number {limits}; got {value!r}")
     return value
@@ -194,15 +219,24 @@ def _whole(key: str, value: object, largest: int | None) -> int:
 
 def _laws(which: str, entries: object, tokens: tuple[str, ...]) -> dict[str, Vector]:
     if not isinstance(entries, dict) or not entries:
-        raise OptionError(f"tree: {which} must map prefixes to laws, for example {{'': [...], '*': [...]}}; got {entries!r}")
+        raise OptionError(
+            f"tree: {which} must map prefixes to laws, for example {{'': [...], "
+            f"'*': [...]}}; got {entries!r}"
+        )
     laws: dict[str, Vector] = {}
     for key, values in entries.items():
         prefix = " ".join(str(key).split())
         strange = [name for name in prefix.split() if name not in tokens and prefix != ANY_PREFIX]
         if strange:
-            raise OptionError(f"tree: {which} has the prefix {key!r}, but {strange[0]!r} is no token of the vocabulary")
+            raise OptionError(
+                f"tree: {which} has the prefix {key!r}, but {strange[0]!r} is no "
+                "token of the vocabulary"
+            )
         law = law_of(f"tree: {which} after {prefix!r}", values)
         if law.size != len(tokens):
-            raise LawError(f"tree: {which} after {prefix!r} has {law.size} entries for {len(tokens)} tokens; list every token")
+            raise LawError(
+                f"tree: {which} after {prefix!r} has {law.size} entries for "
+                f"{len(tokens)} tokens; list every token"
+            )
         laws[prefix] = law
     return laws

@@ -37,12 +37,16 @@ MAX_TREES_SOLVED: Final = 4000
 BY_NODES: Final = "enumeration node by node"
 BY_TREES: Final = "enumeration tree by tree"
 WITHOUT_POSITIONS: Final = (
-    "enumeration tree by tree of layer(\"optimal('candidates')\"), which decides from the candidates alone; layer itself draws "
+    "enumeration tree by tree of layer(\"optimal('candidates')\"), which decides from the "
+    "candidates alone; layer itself draws "
     "positions, which cannot be enumerated"
 )
 
 REJECTED: Final = (-1, 0)
-"""Outcome of a node where no candidate is accepted; others are a token and how often it was drawn."""
+"""Outcome of a node where no candidate is accepted.
+
+Others are a token and how often it was drawn.
+"""
 
 
 def tree_report(table: TreeTable) -> dict[str, Any]:
@@ -52,8 +56,9 @@ def tree_report(table: TreeTable) -> dict[str, Any]:
         table: Laws and shape.
 
     Returns:
-        `rules` by verifier (`null` where it cannot be enumerated), `how` they were computed, `optimum` (exact, by linear
-        programming over all trees), `layer_bound`, `gap` to the optimum, and the tree's description.
+        `rules` by verifier (`null` where it cannot be enumerated), `how` they were computed,
+        `optimum` (exact, by linear programming over all trees), `layer_bound`, `gap` to the
+        optimum, and the tree's description.
 
     Raises:
         OptionError: If the trees are too many to list.
@@ -81,8 +86,8 @@ def tree_report(table: TreeTable) -> dict[str, Any]:
 def expected_accepted(rule: Rule, table: TreeTable) -> tuple[float | None, str]:
     """E[tau] and how it was found: node by node for a node rule, tree by tree for a rule that looks at the whole tree.
 
-    `layer` decides from positions where it couples several independent draws. It is enumerated with the coupling that decides
-    from the candidates alone instead, and the second value says so.
+    `layer` decides from positions where it couples several independent draws. It is enumerated with
+    the coupling that decides from the candidates alone instead, and the second value says so.
     """
     rule = _enumerable(rule)
     try:
@@ -110,27 +115,35 @@ def random_tree(table: TreeTable) -> RandomTree:
         trees = RandomTree.from_children(lambda path: _children(table, path), table.depth)
     if len(trees.trees) > MAX_TREES_SOLVED:
         raise OptionError(
-            f"tree: {len(trees.trees)} different trees, at most {MAX_TREES_SOLVED}; take a smaller vocabulary, depth or width"
+            f"tree: {len(trees.trees)} different trees, at most {MAX_TREES_SOLVED}; take a "
+            "smaller vocabulary, depth or width"
         )
     return trees
 
 
 def _children(table: TreeTable, path: Path) -> CandidateLaw:
     """Joint law of the children of a node, draw by draw."""
-    return CandidateLaw.explicit(len(table.tokens), exact_law(propose(table, path).draw, max_runs=MAX_RUNS))
+    return CandidateLaw.explicit(
+        len(table.tokens), exact_law(propose(table, path).draw, max_runs=MAX_RUNS)
+    )
 
 
 def bound(trees: RandomTree, table: TreeTable) -> float:
     """Upper bound of E[tau]: one single-step optimum per layer, over strings instead of tokens.
 
-    P(tau >= d) is the probability that the first d tokens of the output are a node of the tree, which no coupling of its
-    layer's nodes with the target's strings exceeds. For independent paths: `transport.bounds.layer_bound`.
+    P(tau >= d) is the probability that the first d tokens of the output are a node of the tree,
+    which no coupling of its layer's nodes with the target's strings exceeds. For independent paths:
+    `transport.bounds.layer_bound`.
     """
     if table.drafting == PATHS:
-        return layer_bound(table.target_probs, table.draft_probs, depth=table.depth, width=table.widths[0])
+        return layer_bound(
+            table.target_probs, table.draft_probs, depth=table.depth, width=table.widths[0]
+        )
     total = 0.0
     for depth, law in enumerate(string_laws(table.target_probs, table.depth)[1:], start=1):
-        layers = [tuple(sorted(node for node in nodes if len(node) == depth)) for nodes in trees.trees]
+        layers = [
+            tuple(sorted(node for node in nodes if len(node) == depth)) for nodes in trees.trees
+        ]
         strings = sorted(law.keys() | {node for layer in layers for node in layer})
         number = {string: index for index, string in enumerate(strings)}
         masses: dict[tuple[int, ...], float] = {}
@@ -163,7 +176,9 @@ def grow(table: TreeTable, draws: Draws) -> TokenTree:
     tree, paths = GrowingTree(0), dict[int, Path]({0: ()})
     frontier: Sequence[int] = (0,)
     while frontier:
-        frontier = table.builder.expand(tree, frontier, [table.draft_law(paths[n]) for n in frontier], DraftPlan(), draws)
+        frontier = table.builder.expand(
+            tree, frontier, [table.draft_law(paths[n]) for n in frontier], DraftPlan(), draws
+        )
         paths |= {node: (*paths[tree.parents[node]], tree.token_ids[node]) for node in frontier}
     return table.builder.finish(tree, DraftPlan())
 
@@ -190,7 +205,10 @@ def _below(path: Path, copies: int, rule: NodeRule, table: TreeTable) -> float:
 
     outcomes = exact_law(emitted, max_runs=MAX_RUNS)
     outcomes.pop(REJECTED, None)
-    return math.fsum(prob * (1.0 + _below((*path, token), again, rule, table)) for (token, again), prob in outcomes.items())
+    return math.fsum(
+        prob * (1.0 + _below((*path, token), again, rule, table))
+        for (token, again), prob in outcomes.items()
+    )
 
 
 def _by_trees(rule: Verifier, table: TreeTable) -> float:

@@ -1,8 +1,11 @@
-"""What is compared: `transformers` in its three ways of decoding, and this library with its components.
+"""What is compared.
 
-Every arm has the same two networks in memory, takes token ids and gives token ids, and decodes the same law: the networks'
-generation settings are replaced by empty ones (no end-of-text token, so that all completions have one length; no default top-k,
-so that temperature 1 means the network's own law).
+`transformers` in its three ways of decoding, and this library with its components.
+
+Every arm has the same two networks in memory, takes token ids and gives token ids, and decodes the
+same law: the networks' generation settings are replaced by empty ones (no end-of-text token, so
+that all completions have one length; no default top-k, so that temperature 1 means the network's
+own law).
 """
 
 import time
@@ -86,8 +89,10 @@ class HostArm(Arm):
         name: Name in tables.
         family: `plain`, `assisted` or `prompt_lookup`.
         settings: Options of `generate`.
-        assistant: For every temperature the options of the assistant; `None` for an arm without one.
-        max_batch_size: 1 for all families but `plain`: the host refuses more wherever candidates are checked.
+        assistant: For every temperature the options of the assistant; `None` for an arm without
+            one.
+        max_batch_size: 1 for all families but `plain`: the host refuses more wherever candidates
+            are checked.
     """
 
     name: str
@@ -102,37 +107,51 @@ class HostArm(Arm):
             if pair.draft is None:
                 raise OptionError("assisted generation needs a draft model")
             # Set anew for every call: the host carries what it learns from one call to the next.
-            pair.draft.generation_config = empty_settings(pair.tokenizer, **self.assistant.get(call.temperature, {}))
+            pair.draft.generation_config = empty_settings(
+                pair.tokenizer, **self.assistant.get(call.temperature, {})
+            )
             options["assistant_model"] = pair.draft
         if call.temperature > 0:
-            options |= {"do_sample": True, "temperature": call.temperature, "top_k": 0, "top_p": 1.0}
+            options |= {
+                "do_sample": True,
+                "temperature": call.temperature,
+                "top_k": 0,
+                "top_p": 1.0,
+            }
             set_seed(call.seed)  # the host draws from the global generators
         else:
             options["do_sample"] = False
         input_ids, mask = _left_padded(call.prompt_ids, pair)
         generate: Any = pair.target.generate
-        output = generate(input_ids, attention_mask=mask, max_new_tokens=call.max_new_tokens, **options)
+        output = generate(
+            input_ids, attention_mask=mask, max_new_tokens=call.max_new_tokens, **options
+        )
         return Output(token_ids=tuple(map(tuple, output[:, input_ids.shape[1] :].tolist())))
 
 
 @dataclass(slots=True)
 class Kept:
-    """What an arm keeps from call to call: latency, measured once, and the shared state of its controller.
+    """What an arm keeps from call to call.
+
+    Latency, measured once, and the shared state of its controller.
 
     Every temperature and batch size has its own shared state, as if a server did nothing else.
 
     Attributes:
         latency: Measured before anything is timed, for controllers that read it.
         shared_states: By temperature and batch size.
-        components: With a target of their own, of a drafter that reads the target's hidden states or runs its layers: made
-            once, as a head is read once, and away from the other arms, which have no use for hidden states.
+        components: With a target of their own, of a drafter that reads the target's hidden states
+            or runs its layers: made once, as a head is read once, and away from the other arms,
+            which have no use for hidden states.
         draft: The draft model of an arm that runs it in its own way.
     """
 
     latency: Latency | None = None
     components: Components | None = None
     draft: SequenceModel | None = None
-    shared_states: dict[tuple[float, int], SharedState] = field(default_factory=dict[tuple[float, int], SharedState])
+    shared_states: dict[tuple[float, int], SharedState] = field(
+        default_factory=dict[tuple[float, int], SharedState]
+    )
 
     def forget(self) -> None:
         """Forget what belongs to a pair: its networks, what its rounds cost, and what was learnt with them."""
@@ -143,18 +162,22 @@ class Kept:
         """What calls like this one share."""
         key = (call.temperature, len(call.prompt_ids))
         if key not in self.shared_states:
-            self.shared_states[key] = SharedState(None if self.latency is None else Latency.from_dict(self.latency.as_dict()))
+            self.shared_states[key] = SharedState(
+                None if self.latency is None else Latency.from_dict(self.latency.as_dict())
+            )
         return self.shared_states[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MongeArm(Arm):
-    """This library, with one pair of networks. Drafters start anew in every call; what controllers share lasts.
+    """This library, with one pair of networks.
+
+    Drafters start anew in every call; what controllers share lasts.
 
     Args:
         name: Name in tables.
-        settings: Components by name, and `draft_backend`, as `monge.load` takes them; what is missing is the library's default,
-            and the pair's backend.
+        settings: Components by name, and `draft_backend`, as `monge.load` takes them; what is
+            missing is the library's default, and the pair's backend.
         family: Always `monge`.
         max_batch_size: Unbounded.
         kept: What outlives a call.
@@ -187,9 +210,16 @@ class MongeArm(Arm):
         shared.latency = components.shared.latency
         components = replace(components, shared=shared)
         decoder = Decoder(components, max_batch_size=num_rows)
-        options = {"max_new_tokens": call.max_new_tokens, "temperature": call.temperature, "seed": call.seed}
-        # Named, lest a seed decide who plans: it is that of the benchmark, and users of the defaults need not have one.
-        results = decoder.generate(call.prompt_ids, **options, controller=next(iter(components.controllers), None))
+        options = {
+            "max_new_tokens": call.max_new_tokens,
+            "temperature": call.temperature,
+            "seed": call.seed,
+        }
+        # Named, lest a seed decide who plans: it is that of the benchmark, and users of the
+        # defaults need not have one.
+        results = decoder.generate(
+            call.prompt_ids, **options, controller=next(iter(components.controllers), None)
+        )
         failed = [result.error for result in results if result.error is not None]
         if failed:
             raise OptionError(f"a request failed: {failed[0]}")
@@ -198,14 +228,32 @@ class MongeArm(Arm):
             records=tuple(record for result in results for record in result.records),
         )
 
-    def _components(self, pair: Pair, *, costs: Latency | None = None, max_batch_size: int) -> Components:
+    def _components(
+        self, pair: Pair, *, costs: Latency | None = None, max_batch_size: int
+    ) -> Components:
         named = self.settings.get("drafter")
         drafter = None if named is None and pair.head is None else pair.drafter(named)
-        taken = {"model", "models"} if drafter is None else {key for one in drafters_in(drafter) for key in options_of(one)}
-        draft = self._draft(pair, several="models" in taken) if pair.draft is not None and taken & {"model", "models"} else None
-        settings = {"controller": None, **self.settings, "drafter": drafter, "max_batch_size": max_batch_size}
+        taken = (
+            {"model", "models"}
+            if drafter is None
+            else {key for one in drafters_in(drafter) for key in options_of(one)}
+        )
+        draft = (
+            self._draft(pair, several="models" in taken)
+            if pair.draft is not None and taken & {"model", "models"}
+            else None
+        )
+        settings = {
+            "controller": None,
+            **self.settings,
+            "drafter": drafter,
+            "max_batch_size": max_batch_size,
+        }
         if settings.pop("draft_backend", None) is not None and draft is None:
-            raise OptionError(f"arm {self.name!r}: draft_backend says how a draft model runs, and {drafter!r} has none")
+            raise OptionError(
+                f"arm {self.name!r}: draft_backend says how a draft model runs, and "
+                f"{drafter!r} has none"
+            )
         if drafter is None or not takes_target(drafter):
             return make_components(pair.target_model, draft, costs=costs, **settings)
         if self.kept.components is None:
@@ -214,11 +262,16 @@ class MongeArm(Arm):
         made = self.kept.components
         return made if costs is None else replace(made, shared=SharedState(costs))
 
-    def _draft(self, pair: Pair, *, several: bool) -> SequenceModel | tuple[SequenceModel, ...] | None:
+    def _draft(
+        self, pair: Pair, *, several: bool
+    ) -> SequenceModel | tuple[SequenceModel, ...] | None:
         backend = self.settings.get("draft_backend")
         if several and pair.draft_model is not None and pair.further:
             if backend is not None:
-                raise OptionError(f"arm {self.name!r}: draft_backend is for arms with one draft model; give --draft-backend")
+                raise OptionError(
+                    f"arm {self.name!r}: draft_backend is for arms with one draft "
+                    "model; give --draft-backend"
+                )
             return (pair.draft_model, *pair.further)
         if backend is None:
             return pair.draft_model

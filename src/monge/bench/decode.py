@@ -1,14 +1,15 @@
 """`monge bench decode`: how many tokens per second the same two networks give, decoded in different ways.
 
-Decoding one sequence is bound by reading the weights: a forward over eight tokens costs little more than a forward over
-one, so tokens that a cheap drafter guesses are checked almost for free. What that gains is the block efficiency (tokens per
-target forward), less the time of drafting, the wider forward, and the loop itself (engine efficiency). A large batch fills
-the arithmetic units, wider forwards stop being free, and the gain shrinks. Reading the prompt is bound by arithmetic and
-the same for all arms; it is included for all.
+Decoding one sequence is bound by reading the weights: a forward over eight tokens costs little more
+than a forward over one, so tokens that a cheap drafter guesses are checked almost for free. What
+that gains is the block efficiency (tokens per target forward), less the time of drafting, the wider
+forward, and the loop itself (engine efficiency). A large batch fills the arithmetic units, wider
+forwards stop being free, and the gain shrinks. Reading the prompt is bound by arithmetic and the
+same for all arms; it is included for all.
 
-Loading is excluded, the networks are the same objects for all arms, and arms take turns, so that a slow minute of the
-machine slows all of them. Text that ends in a loop is easy to draft: the share of looping completions stands beside every
-speed.
+Loading is excluded, the networks are the same objects for all arms, and arms take turns, so that a
+slow minute of the machine slows all of them. Text that ends in a loop is easy to draft: the share
+of looping completions stands beside every speed.
 """
 
 import json
@@ -41,7 +42,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Who wants to know how far it is: `total` once the number of calls is known, `step` before each."""
+    """Who wants to know how far it is.
+
+    `total` once the number of calls is known, `step` before each.
+    """
 
     total: Callable[[int], None]
     step: Callable[[str], None]
@@ -63,8 +67,8 @@ def compare(
         prompts: What is decoded.
         settings: How it is measured.
         ours: The arms of this library.
-        assistant_tokens: Drafted tokens that the search for the host's best settings tries, shortest search first; with none
-            the host's arms are left out.
+        assistant_tokens: Drafted tokens that the search for the host's best settings tries,
+            shortest search first; with none the host's arms are left out.
         watch: Told about progress.
     """
     before = provenance(pair.target.device)
@@ -89,7 +93,10 @@ def compare(
         "target_model": repr(pair.target_model),
         "draft_model": None if pair.draft_model is None else repr(pair.draft_model),
         "dtype": str(pair.target.dtype).removeprefix("torch."),
-        "prompts": [{"task": p.task, "num_tokens": len(ids)} for p, ids in zip(prompts, token_ids, strict=True)],
+        "prompts": [
+            {"task": p.task, "num_tokens": len(ids)}
+            for p, ids in zip(prompts, token_ids, strict=True)
+        ],
         "assisted_tuning": tried,
         "provenance": before | {"load_average_after": after["load_average"]},
         "arms": [arm_record(measurement, measurements) for measurement in measurements],
@@ -102,7 +109,8 @@ def _check_lengths(pair: Pair, prompts: TokenIds, settings: Settings) -> None:
     longest, room = max(map(len, prompts)), pair.target_model.max_length
     if room is not None and longest + settings.max_new_tokens > room:
         raise ContextLengthError(
-            f"bench: the longest prompt of {longest} tokens + max_new_tokens={settings.max_new_tokens} exceeds the target's "
+            f"bench: the longest prompt of {longest} tokens + "
+            f"max_new_tokens={settings.max_new_tokens} exceeds the target's "
             f"context of {room} tokens; ask for fewer tokens, or leave that prompt out"
         )
 
@@ -128,7 +136,11 @@ def _tuned(
 ) -> tuple[dict[float, dict[str, Any]], list[dict[str, Any]]]:
     if pair.draft is None or 1 not in settings.batch_sizes:
         return {}, []
-    options = {"temperatures": settings.temperatures, "max_new_tokens": settings.max_new_tokens, "seed": settings.seed}
+    options = {
+        "temperatures": settings.temperatures,
+        "max_new_tokens": settings.max_new_tokens,
+        "seed": settings.seed,
+    }
     try:
         return tune_assistant(pair, prompts, counts=counts, **options)
     except FAILURES as error:
@@ -136,5 +148,7 @@ def _tuned(
 
 
 def _one_per_task(prompts: Sequence[Prompt], token_ids: TokenIds) -> TokenIds:
-    first = {prompt.task: ids for prompt, ids in zip(reversed(prompts), reversed(token_ids), strict=True)}
+    first = {
+        prompt.task: ids for prompt, ids in zip(reversed(prompts), reversed(token_ids), strict=True)
+    }
     return tuple(first.values())

@@ -1,8 +1,9 @@
 """`monge bench micro`: what a forward over tree nodes costs in every backend, by nodes and by requests; and reading prompts.
 
-This is the question behind every window: a tree pays only while its further nodes cost little. All backends are open at once
-and take turns at each cell, so that what slows the machine for a while slows all of them; what is read is forgotten again, so
-that every measured forward reads behind the same text.
+This is the question behind every window: a tree pays only while its further nodes cost little. All
+backends are open at once and take turns at each cell, so that what slows the machine for a while
+slows all of them; what is read is forgotten again, so that every measured forward reads behind the
+same text.
 """
 
 import time
@@ -52,16 +53,24 @@ class StepSettings:
                 raise OptionError(f"bench micro: {name} must be positive numbers; got none")
         for name in ("nodes", "batch_sizes", "prompts"):
             if min(getattr(self, name), default=1) < 1:
-                raise OptionError(f"bench micro: {name} must be positive numbers; got {getattr(self, name)}")
+                raise OptionError(
+                    f"bench micro: {name} must be positive numbers; got {getattr(self, name)}"
+                )
         for name in ("context", "repeats"):
             if getattr(self, name) < 1:
-                raise OptionError(f"bench micro: {name} must be at least 1; got {getattr(self, name)}")
+                raise OptionError(
+                    f"bench micro: {name} must be at least 1; got {getattr(self, name)}"
+                )
         for name in self.backends:
             BACKENDS.parse(name)  # an unknown name or setting is an error that lists the known ones
 
 
-def measure(settings: StepSettings, network: PreTrainedModel, notify: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Time every backend in every cell: provenance, settings, one record a cell and backend, and who cannot run and why.
+def measure(
+    settings: StepSettings, network: PreTrainedModel, notify: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Time every backend in every cell.
+
+    Provenance, settings, one record a cell and backend, and who cannot run and why.
 
     Raises:
         BackendError: If none of the backends runs the network.
@@ -74,7 +83,9 @@ def measure(settings: StepSettings, network: PreTrainedModel, notify: Callable[[
         records += _records(_cell(models, settings, batch, nodes), batch=batch, nodes=nodes)
     for batch, prompt in product(settings.batch_sizes, settings.prompts):
         notify(f"batch {batch}, prompts of {prompt} tokens")
-        records += _records(_prompt_cell(models, settings, batch, prompt), batch=batch, prompt=prompt)
+        records += _records(
+            _prompt_cell(models, settings, batch, prompt), batch=batch, prompt=prompt
+        )
     return {
         "provenance": provenance(network.device),
         "settings": asdict(settings),
@@ -87,7 +98,12 @@ def measure(settings: StepSettings, network: PreTrainedModel, notify: Callable[[
 def _records(seconds: Mapping[str, list[float]], **cell: int) -> list[dict[str, Any]]:
     first = next(iter(seconds.values()))
     return [
-        {"backend": name, **cell, "step_s": asdict(Summary.of(own)), "ratio": asdict(Summary.of(paired_ratios(own, first)))}
+        {
+            "backend": name,
+            **cell,
+            "step_s": asdict(Summary.of(own)),
+            "ratio": asdict(Summary.of(paired_ratios(own, first))),
+        }
         for name, own in seconds.items()
     ]
 
@@ -101,7 +117,8 @@ def _opened(
         notify(f"starting {name}")
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error", UserWarning)  # what runs eagerly after all would be measured under its name
+                # What runs eagerly after all would be measured under its name.
+                warnings.simplefilter("error", UserWarning)
                 models[name] = as_sequence_model(network, backend=name)
         except (BackendError, UserWarning) as error:
             missing[name] = str(error)
@@ -110,18 +127,26 @@ def _opened(
     longest, needed = next(iter(models.values())).max_length, settings.context + max(settings.nodes)
     if longest is not None and needed > longest:
         raise OptionError(
-            f"bench micro: a text of {settings.context} tokens and {max(settings.nodes)} nodes are {needed}, and the network "
+            f"bench micro: a text of {settings.context} tokens and {max(settings.nodes)} nodes "
+            f"are {needed}, and the network "
             f"reads {longest}; take a shorter --context"
         )
     if longest is not None and max(settings.prompts, default=0) > longest:
-        raise OptionError(f"bench micro: a prompt of {max(settings.prompts)} tokens is longer than the {longest} it can have")
+        raise OptionError(
+            f"bench micro: a prompt of {max(settings.prompts)} tokens is longer "
+            f"than the {longest} it can have"
+        )
     return models, missing
 
 
-def _cell(models: Mapping[str, SequenceModel], settings: StepSettings, batch: int, nodes: int) -> dict[str, list[float]]:
+def _cell(
+    models: Mapping[str, SequenceModel], settings: StepSettings, batch: int, nodes: int
+) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in models}
     tokens = _texts(models, batch, settings.context + nodes)
-    blocks = {row: NodeBlock.chain(tuple(own[settings.context :])) for row, own in enumerate(tokens)}
+    blocks = {
+        row: NodeBlock.chain(tuple(own[settings.context :])) for row, own in enumerate(tokens)
+    }
     for model in models.values():
         model.open({row: own[: settings.context] for row, own in enumerate(tokens)})
     try:
@@ -160,4 +185,7 @@ def _prompt_cell(
 
 def _texts(models: Mapping[str, SequenceModel], batch: int, length: int) -> list[list[int]]:
     size = next(iter(models.values())).vocab_size
-    return [[_STRIDE * (column + 1) * (row + 1) % size for column in range(length)] for row in range(batch)]
+    return [
+        [_STRIDE * (column + 1) * (row + 1) % size for column in range(length)]
+        for row in range(batch)
+    ]

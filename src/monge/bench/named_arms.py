@@ -29,16 +29,20 @@ def named_arm(text: str) -> MongeArm:
     """An arm from its name and the parts that differ from the defaults.
 
     Args:
-        text: `name: part=value, ..`; parts are written as on the command line (`drafter`, `tree`, `verifier`, `controller`,
-            `draft_backend`, `draft_temperature`, `draft_top_k`). `name:` is an arm with the default parts.
+        text: `name: part=value, ..`; parts are written as on the command line (`drafter`, `tree`,
+            `verifier`, `controller`, `draft_backend`, `draft_temperature`, `draft_top_k`). `name:`
+            is an arm with the default parts.
 
     Raises:
-        OptionError: If it cannot be read, or names a part, setting or value that does not exist, or a part twice.
+        OptionError: If it cannot be read, or names a part, setting or value that does not exist, or
+            a part twice.
     """
     name, colon, given = text.partition(":")
     if not colon or not name.strip():
         raise OptionError(f"arm {text!r} has no name; {_FORM}, or 'name:' for the default parts")
-    settings = {key: _value(text, key, node, source) for key, node, source in _keywords(text, given.strip())}
+    settings = {
+        key: _value(text, key, node, source) for key, node, source in _keywords(text, given.strip())
+    }
     return MongeArm(name=name.strip(), settings=settings)
 
 
@@ -62,18 +66,26 @@ def _keywords(text: str, given: str) -> list[tuple[str, ast.expr, str]]:
         call = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError) as error:
         raise OptionError(f"cannot read arm {text!r}; {_FORM}") from error
-    if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+    if (
+        not isinstance(call, ast.Call)
+        or call.args
+        or any(keyword.arg is None for keyword in call.keywords)
+    ):
         raise OptionError(f"cannot read arm {text!r}; {_FORM}")
     keys = [keyword.arg for keyword in call.keywords]
     if repeated := [key for key in keys if keys.count(key) > 1]:
         raise OptionError(f"arm {text!r}: {repeated[0]} is given twice; leave one out")
-    return [(str(word.arg), word.value, ast.get_source_segment(source, word.value) or "") for word in call.keywords]
+    return [
+        (str(word.arg), word.value, ast.get_source_segment(source, word.value) or "")
+        for word in call.keywords
+    ]
 
 
 def _value(text: str, key: str, node: ast.expr, source: str) -> Any:  # noqa: ANN401 (a part's text, or a number)
     if key in _ROOMS:
         room = _ROOMS[key]
-        # Drafters need a network, which a bench has: only their names and settings are looked at here.
+        # Drafters need a network, which a bench has: only their names and settings are looked at
+        # here.
         if key == "drafter":
             for one in drafters_in(source):
                 room.read(one)
@@ -82,6 +94,10 @@ def _value(text: str, key: str, node: ast.expr, source: str) -> Any:  # noqa: AN
         return source
     if key not in _NUMBERS:
         raise unknown_name(f"part of arm {text!r}:", key, (*_ROOMS, *_NUMBERS))
-    if not isinstance(node, ast.Constant) or not isinstance(node.value, int | float) or isinstance(node.value, bool):
+    if (
+        not isinstance(node, ast.Constant)
+        or not isinstance(node.value, int | float)
+        or isinstance(node.value, bool)
+    ):
         raise OptionError(f"arm {text!r}: {key} must be a number; got {source!r}")
     return node.value

@@ -45,7 +45,10 @@ class Pair:
     further: tuple[SequenceModel, ...] = ()
 
     def drafter(self, text: str | None = None) -> str:
-        """What was written of a drafter, the given head filled in; without a text, what drafts where nobody chooses."""
+        """What was written of a drafter, the given head filled in.
+
+        Without a text, what drafts where nobody chooses.
+        """
         if text is None:
             return self.head or ("ngram" if self.draft is None else "model")
         return with_head(text, self.head)
@@ -64,12 +67,14 @@ def load_pair(
 
     Args:
         target: Folder or name.
-        drafts: Likewise, or the folder of a head for the target; `None` beside a named target means that there is none. Of
-            several draft models all draft where an arm's drafter takes several, and the first one otherwise.
-        backend: How this library's arms run them; the host's arms always run the networks as they are.
+        drafts: Likewise, or the folder of a head for the target; `None` beside a named target means
+            that there is none. Of several draft models all draft where an arm's drafter takes
+            several, and the first one otherwise.
+        backend: How this library's arms run them; the host's arms always run the networks as they
+            are.
         draft_backend: How they run the draft model, if otherwise.
-        useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary: it costs what it costs, and
-            guesses nothing.
+        useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary:
+            it costs what it costs, and guesses nothing.
         **loading: As for `monge.engine.loading.load_network`.
     """
     named: Any = one_or_several(drafts)
@@ -80,19 +85,30 @@ def load_pair(
     names = None if draft is None else ", ".join((draft, *others))
     head, further = None if draft is None else head_drafter(draft, target), list[SequenceModel]()
     check_draft_backend(draft_backend, draft if head is None else None)
-    target_model, draft_network, draft_model, draft_tokenizer = as_sequence_model(network, backend=backend), None, None, None
+    target_model, draft_network, draft_model, draft_tokenizer = (
+        as_sequence_model(network, backend=backend),
+        None,
+        None,
+        None,
+    )
     if draft is not None and head is None:
         draft_network = load_network(draft, **loading)
         if useless_draft:
             _spoil(draft_network)
         draft_tokenizer = load_tokenizer(draft)
         tokenizers = {"tokenizer": draft_tokenizer, "target_tokenizer": tokenizer}
-        draft_model = as_draft_model(draft_network, target_model, **tokenizers, backend=draft_backend or backend)
+        draft_model = as_draft_model(
+            draft_network, target_model, **tokenizers, backend=draft_backend or backend
+        )
         draft_network.generation_config = empty_settings(tokenizer)
         for other in others:
             tokenizers = {"tokenizer": load_tokenizer(other), "target_tokenizer": tokenizer}
             network_of_other = load_network(other, **loading)
-            further.append(as_draft_model(network_of_other, target_model, **tokenizers, backend=draft_backend or backend))
+            further.append(
+                as_draft_model(
+                    network_of_other, target_model, **tokenizers, backend=draft_backend or backend
+                )
+            )
     elif useless_draft:
         raise OptionError("a useless draft needs a draft model to spoil; give --draft")
     network.generation_config = empty_settings(tokenizer)
@@ -130,6 +146,9 @@ def empty_settings(tokenizer: PreTrainedTokenizerBase, **options: Any) -> Genera
 
 @torch.no_grad()
 def _spoil(network: PreTrainedModel) -> None:
-    """Give every token another token's row of the output matrix; where input and output share it, both move."""
+    """Give every token another token's row of the output matrix.
+
+    Where input and output share it, both move.
+    """
     output: Any = network.get_output_embeddings()
     output.weight.copy_(output.weight.roll(len(output.weight) // 2, dims=0))

@@ -9,7 +9,12 @@ from matplotlib.figure import Figure
 from monge.bench.report import STAGES
 
 Record = Mapping[str, Any]
-COLOURS: Final = {"plain": "#777777", "assisted": "#c8762b", "prompt_lookup": "#b5a642", "monge": "#0f7b6c"}
+COLOURS: Final = {
+    "plain": "#777777",
+    "assisted": "#c8762b",
+    "prompt_lookup": "#b5a642",
+    "monge": "#0f7b6c",
+}
 STAGE_COLOURS: Final = ("#c8762b", "#0f7b6c", "#7a5195", "#4878a8", "#bbbbbb")
 LINES: Final = ("-", "--", ":", "-.")
 
@@ -17,7 +22,11 @@ LINES: Final = ("-", "--", ":", "-.")
 def write_plots(records: Sequence[Record], folder: Path) -> list[Path]:
     """Draw what there is to draw; returns the files."""
     measured = [record for record in records if record["failure"] is None]
-    rounds = [record for record in measured if "seconds_per_round" in record and record["batch_size"] == _first_size(measured)]
+    rounds = [
+        record
+        for record in measured
+        if "seconds_per_round" in record and record["batch_size"] == _first_size(measured)
+    ]
     drawn = [_speed(measured, folder / "tokens_per_s.png")] if measured else []
     if rounds:
         drawn.append(_round_time(rounds, folder / "round_time.png"))
@@ -27,7 +36,10 @@ def write_plots(records: Sequence[Record], folder: Path) -> list[Path]:
 
 
 def _speed(records: Sequence[Record], path: Path) -> Path:
-    """Bars of the median, whiskers from the slowest to the fastest repeat; a row per batch size, a column per temperature."""
+    """Bars of the median, whiskers from the slowest to the fastest repeat.
+
+    A row per batch size, a column per temperature.
+    """
     sizes, temperatures = _values(records, "batch_size"), _values(records, "temperature")
     names = _values(records, "arm")
     height = 1.2 + (0.27 * len(names) + 0.7) * len(sizes)
@@ -36,11 +48,21 @@ def _speed(records: Sequence[Record], path: Path) -> Path:
     for row, size in enumerate(sizes):
         for column, temperature in enumerate(temperatures):
             axes = grid[row][column]
-            cell = [record for record in records if (record["batch_size"], record["temperature"]) == (size, temperature)]
+            cell = [
+                record
+                for record in records
+                if (record["batch_size"], record["temperature"]) == (size, temperature)
+            ]
             medians = [record["tokens_per_s"]["median"] for record in cell]
             spread = [
-                [median - record["tokens_per_s"]["low"] for median, record in zip(medians, cell, strict=True)],
-                [record["tokens_per_s"]["high"] - median for median, record in zip(medians, cell, strict=True)],
+                [
+                    median - record["tokens_per_s"]["low"]
+                    for median, record in zip(medians, cell, strict=True)
+                ],
+                [
+                    record["tokens_per_s"]["high"] - median
+                    for median, record in zip(medians, cell, strict=True)
+                ],
             ]
             colours = [COLOURS[record["family"]] for record in cell]
             labels = [record["arm"] for record in cell]
@@ -78,18 +100,32 @@ def _acceptance(records: Sequence[Record], path: Path) -> Path:
     figure = Figure(figsize=(6.2 * len(temperatures), 5.6), layout="constrained")
     panels = figure.subplots(1, len(temperatures), squeeze=False, sharey=True)
     for axes, temperature in zip(panels[0], temperatures, strict=True):
-        cell = [record for record in records if record["temperature"] == temperature and record["acceptance_by_depth"]]
+        cell = [
+            record
+            for record in records
+            if record["temperature"] == temperature and record["acceptance_by_depth"]
+        ]
         for record in cell:
             rates, number = record["acceptance_by_depth"], names.index(record["arm"])
             look = {"color": f"C{number % 10}", "linestyle": LINES[number // 10 % len(LINES)]}
-            axes.plot(range(1, len(rates) + 1), rates, **look, marker="o", ms=3, lw=1.2, label=record["arm"])
+            axes.plot(
+                range(1, len(rates) + 1),
+                rates,
+                **look,
+                marker="o",
+                ms=3,
+                lw=1.2,
+                label=record["arm"],
+            )
         axes.set_title(_mode(temperature), loc="left", fontsize=10)
         axes.set_xlabel("depth in the draft")
         axes.set_ylim(0, 1.03)
         axes.xaxis.get_major_locator().set_params(integer=True)
     panels[0][0].set_ylabel("accepted at this depth, given that it was reached")
     lines = {line.get_label(): line for axes in panels[0] for line in axes.get_lines()}
-    figure.legend(lines.values(), lines.keys(), fontsize=7, frameon=False, ncols=3, loc="outside lower center")
+    figure.legend(
+        lines.values(), lines.keys(), fontsize=7, frameon=False, ncols=3, loc="outside lower center"
+    )
     return _save(figure, path)
 
 

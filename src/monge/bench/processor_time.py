@@ -6,7 +6,9 @@ from pathlib import Path
 
 
 def tree_seconds(pid: int, processes: Path = Path("/proc")) -> float | None:
-    """Processor seconds of a process and all that it started and that still run; `None` where the system does not say.
+    """Processor seconds of a process and all that it started and that still run.
+
+    `None` where the system does not say.
 
     Args:
         pid: The process.
@@ -18,7 +20,8 @@ def tree_seconds(pid: int, processes: Path = Path("/proc")) -> float | None:
             text = file.read_text(encoding="utf-8", errors="replace")
         except OSError:  # it has ended
             continue
-        # The name, in brackets, may hold anything; after it come state, parent, ..., and from the twelfth on the times.
+        # The name, in brackets, may hold anything; after it come state, parent, ..., and from the
+        # twelfth on the times.
         words = text.rpartition(")")[2].split()
         own = int(file.parent.name)
         children[int(words[1])].append(own)

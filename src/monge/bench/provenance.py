@@ -37,7 +37,10 @@ def busy_note() -> str | None:
 
 
 def commit_of(folder: Path) -> dict[str, Any]:
-    """Commit of the checkout that holds `folder`, and whether tracked files differ from it; `None` outside a checkout."""
+    """Commit of the checkout that holds `folder`, and whether tracked files differ from it.
+
+    `None` outside a checkout.
+    """
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         status = _git(folder, "status", "--porcelain", "--untracked-files=no")

@@ -12,9 +12,20 @@ from rich.table import Table
 
 from monge.bench.arms import HostArm, MongeArm
 from monge.bench.runner import NOT_APPLICABLE, Measurement
-from monge.bench.statistics import Summary, geometric_mean, is_degenerate, paired_ratios, ratio_of_all
+from monge.bench.statistics import (
+    Summary,
+    geometric_mean,
+    is_degenerate,
+    paired_ratios,
+    ratio_of_all,
+)
 from monge.bench.usual_arms import DEFAULT, NONE, PLAIN
-from monge.core.metrics import acceptance_by_depth, block_efficiency, draft_utilisation, engine_efficiency
+from monge.core.metrics import (
+    acceptance_by_depth,
+    block_efficiency,
+    draft_utilisation,
+    engine_efficiency,
+)
 from monge.core.verdict import StepRecord
 
 STAGES = ("draft_s", "score_s", "verify_s", "commit_s", "other_s")
@@ -26,15 +37,23 @@ NONE_CAPTION = "x none: all repeats together, with their 95% interval"
 HEADLINE = ("speedup_over_plain", "speedup_over_assisted", "engine_efficiency", "block_efficiency")
 
 
-def find(measurements: Sequence[Measurement], name: str, temperature: float, batch_size: int) -> Measurement | None:
+def find(
+    measurements: Sequence[Measurement], name: str, temperature: float, batch_size: int
+) -> Measurement | None:
     """The measurement of an arm, or `None` where it failed or was not measured."""
     for measurement in measurements:
-        if (measurement.arm.name, measurement.temperature, measurement.batch_size) == (name, temperature, batch_size):
+        if (measurement.arm.name, measurement.temperature, measurement.batch_size) == (
+            name,
+            temperature,
+            batch_size,
+        ):
             return measurement if measurement.failure is None else None
     return None
 
 
-def best_assisted(measurements: Sequence[Measurement], temperature: float, batch_size: int) -> Measurement | None:
+def best_assisted(
+    measurements: Sequence[Measurement], temperature: float, batch_size: int
+) -> Measurement | None:
     """The assisted arm of the host with the largest median."""
     arms = [
         measurement
@@ -47,14 +66,20 @@ def best_assisted(measurements: Sequence[Measurement], temperature: float, batch
 
 
 def speedup(ours: Measurement | None, theirs: Measurement | None) -> Summary | None:
-    """Paired ratios of tokens per second, repeat by repeat; `None` where one side has no numbers."""
+    """Paired ratios of tokens per second, repeat by repeat.
+
+    `None` where one side has no numbers.
+    """
     if ours is None or theirs is None:
         return None
     return Summary.of(paired_ratios(ours.tokens_per_s, theirs.tokens_per_s))
 
 
 def arm_record(measurement: Measurement, measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """Everything about one arm at one temperature and batch size, as plain values; a failed one has no numbers."""
+    """Everything about one arm at one temperature and batch size, as plain values.
+
+    A failed one has no numbers.
+    """
     arm = measurement.arm
     record: dict[str, Any] = {
         "arm": arm.name,
@@ -90,7 +115,8 @@ def rates(records: Sequence[StepRecord]) -> dict[str, Any]:
     """Rates of `core/metrics.py`, and seconds per round by stage (a round shared by a batch counts once)."""
     num_rounds = sum(1 / record.batch_size for record in records)
     stages = {
-        stage: sum(getattr(record.times, stage) / record.batch_size for record in records) / num_rounds
+        stage: sum(getattr(record.times, stage) / record.batch_size for record in records)
+        / num_rounds
         for stage in (*STAGES[:-1], "total_s", "forward_s")
     }
     stages["other_s"] = stages["total_s"] - sum(stages[stage] for stage in STAGES[:-1])
@@ -107,7 +133,8 @@ def rates(records: Sequence[StepRecord]) -> dict[str, Any]:
 def summary(measurements: Sequence[Measurement], *, batch_size: int) -> dict[str, Any]:
     """The headline: default settings against plain and against the best assisted arm, greedy and sampled, and pooled.
 
-    Pooled speed-ups are geometric means over the temperatures; pooled efficiencies pool the rounds of all of them.
+    Pooled speed-ups are geometric means over the temperatures; pooled efficiencies pool the rounds
+    of all of them.
     """
     parts: dict[str, dict[str, Any]] = {}
     pooled: list[StepRecord] = []
@@ -142,12 +169,17 @@ def summary(measurements: Sequence[Measurement], *, batch_size: int) -> dict[str
 def slowest_adaptive(measurements: Sequence[Measurement]) -> dict[str, Any] | None:
     """The arm, temperature and batch size at which a controller that reads latency does worst against plain decoding.
 
-    Plain decoding is the better of the host's and of this library's without speculation, each a median of paired ratios.
+    Plain decoding is the better of the host's and of this library's without speculation, each a
+    median of paired ratios.
     """
     found: list[dict[str, Any]] = []
     for measurement in measurements:
         arm, where = measurement.arm, (measurement.temperature, measurement.batch_size)
-        if measurement.failure is not None or not isinstance(arm, MongeArm) or "latency" not in arm.reads:
+        if (
+            measurement.failure is not None
+            or not isinstance(arm, MongeArm)
+            or "latency" not in arm.reads
+        ):
             continue
         ratios = [speedup(measurement, find(measurements, name, *where)) for name in (PLAIN, NONE)]
         medians = [ratio.median for ratio in ratios if ratio is not None]
@@ -160,12 +192,18 @@ def slowest_adaptive(measurements: Sequence[Measurement]) -> dict[str, Any] | No
 def table(records: Sequence[Mapping[str, Any]], title: str) -> Table:
     """A table of arms at one temperature and batch size, which fits 80 columns.
 
-    Speeds are compared with the host's plain decoding, and where that was not measured with this library's.
+    Speeds are compared with the host's plain decoding, and where that was not measured with this
+    library's.
     """
     has_plain = any(record.get("ratio_to_plain") for record in records)
     caption = CAPTION if has_plain else f"{CAPTION};\n{NONE_CAPTION}"
     shown = Table(
-        title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        title=title,
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     shown.add_column("arm", overflow="fold", min_width=21)
     for column in ("tokens/s", "x plain" if has_plain else "x none", "block", "engine", "loops"):
@@ -214,7 +252,10 @@ def _settings(measurement: Measurement) -> dict[str, Any]:
 
 
 def _same_share(measurement: Measurement, plain: Measurement | None) -> float | None:
-    """Share of greedy completions that equal plain decoding's token by token; sampled ones differ by chance."""
+    """Share of greedy completions that equal plain decoding's token by token.
+
+    Sampled ones differ by chance.
+    """
     if plain is None or measurement.temperature > 0:
         return None
     pairs = list(zip(measurement.completions, plain.completions, strict=True))

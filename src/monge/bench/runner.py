@@ -15,15 +15,32 @@ from monge.core.verdict import StepRecord
 from monge.engine.clock import measured_by
 from monge.engine.garbage import settle_objects
 
-FAILURES: Final = (MongeError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
-"""What a host or an arm may raise because it cannot decode; anything else is a fault of the benchmark and ends it."""
+FAILURES: Final = (
+    MongeError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+)
+"""What a host or an arm may raise because it cannot decode.
+
+Anything else is a fault of the benchmark and ends it.
+"""
 
 WARM_UP_TOKENS: Final = 16
 NOT_APPLICABLE: Final = "not applicable"
 
-CLOCKS: Final[Mapping[str, Callable[[], float]]] = {"wall": time.perf_counter, "cpu": time.process_time}
-"""What seconds are: those of the wall, or processor time of all threads of this process. The second leaves out the turns of
-other processes, so it also compares arms on a busy machine; it does not see a device, or how well threads share the work."""
+CLOCKS: Final[Mapping[str, Callable[[], float]]] = {
+    "wall": time.perf_counter,
+    "cpu": time.process_time,
+}
+"""What seconds are: those of the wall, or processor time of all threads of this process.
+
+The second leaves out the turns of other processes, so it also compares arms on a busy machine; it
+does not see a device, or how well threads share the work.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +53,8 @@ class Settings:
         temperatures: 0 is greedy.
         batch_sizes: Rows decoded together.
         seed: Every repeat and batch derives its own from it, the same for all arms.
-        time_limit_s: No repeat is started that would end later than so many seconds after the first; the first always ends.
+        time_limit_s: No repeat is started that would end later than so many seconds after the
+            first; the first always ends.
         clock: What seconds are, one of `CLOCKS`; controllers measure by it too.
     """
 
@@ -54,11 +72,15 @@ class Settings:
         for temperature in self.temperatures:
             SamplingRules(temperature=temperature)
         if self.time_limit_s is not None and not self.time_limit_s >= 0:
-            raise OptionError(f"bench: the time limit must not be negative; got {self.time_limit_s}")
+            raise OptionError(
+                f"bench: the time limit must not be negative; got {self.time_limit_s}"
+            )
         check_seed(self.seed)
         sizes = (self.max_new_tokens, self.repeats, *self.batch_sizes)
         if min(sizes) < 1 or not self.batch_sizes or not self.temperatures:
-            raise OptionError(f"bench: numbers of tokens, repeats and batch sizes must be at least 1; got {sizes}")
+            raise OptionError(
+                f"bench: numbers of tokens, repeats and batch sizes must be at least 1; got {sizes}"
+            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +95,8 @@ class Measurement:
         num_tokens: New tokens of every repeat.
         records: Round records of the measured repeats.
         completions: New tokens of every row of every repeat, in the same order for all arms.
-        prepare_s: Seconds of what the arm measured once, before all temperatures and batch sizes; in no other number.
+        prepare_s: Seconds of what the arm measured once, before all temperatures and batch sizes;
+            in no other number.
         failure: Why there are no numbers.
     """
 
@@ -90,7 +113,9 @@ class Measurement:
     @property
     def tokens_per_s(self) -> tuple[float, ...]:
         """Tokens per second of every repeat: all tokens / all seconds of its calls."""
-        return tuple(tokens / seconds for tokens, seconds in zip(self.num_tokens, self.seconds, strict=True))
+        return tuple(
+            tokens / seconds for tokens, seconds in zip(self.num_tokens, self.seconds, strict=True)
+        )
 
     def fail(self, reason: str) -> None:
         """Record why there are no numbers, and forget those there were."""
@@ -102,23 +127,33 @@ class Measurement:
 def batches(prompts: TokenIds, size: int) -> list[TokenIds]:
     """Full batches that hold every prompt; the last one is filled up from the first prompts."""
     count = -(-len(prompts) // size)
-    return [tuple(prompts[(batch * size + row) % len(prompts)] for row in range(size)) for batch in range(count)]
+    return [
+        tuple(prompts[(batch * size + row) % len(prompts)] for row in range(size))
+        for batch in range(count)
+    ]
 
 
 def num_calls(arms: Sequence[Arm], prompts: TokenIds, settings: Settings) -> int:
     """Calls that `measure` will make if no arm fails."""
-    per_arm = sum(settings.repeats * len(batches(prompts, size)) + 1 for size in settings.batch_sizes)
+    per_arm = sum(
+        settings.repeats * len(batches(prompts, size)) + 1 for size in settings.batch_sizes
+    )
     return len(arms) * len(settings.temperatures) * per_arm
 
 
 def measure(
-    pair: Pair, arms: Sequence[Arm], prompts: TokenIds, settings: Settings, *, on_call: Callable[[str], None]
+    pair: Pair,
+    arms: Sequence[Arm],
+    prompts: TokenIds,
+    settings: Settings,
+    *,
+    on_call: Callable[[str], None],
 ) -> list[Measurement]:
     """Measure every arm at every temperature and batch size.
 
-    Each arm prepares itself once and is warmed up once in each cell, uncounted. Then, for every repeat, temperature, batch size
-    and batch of prompts, all arms decode that batch one after another; the order rotates, so no arm always follows the same
-    one.
+    Each arm prepares itself once and is warmed up once in each cell, uncounted. Then, for every
+    repeat, temperature, batch size and batch of prompts, all arms decode that batch one after
+    another; the order rotates, so no arm always follows the same one.
 
     Args:
         pair: The networks.
@@ -135,24 +170,45 @@ def measure(
 
 
 def _measure(
-    pair: Pair, arms: Sequence[Arm], prompts: TokenIds, settings: Settings, on_call: Callable[[str], None]
+    pair: Pair,
+    arms: Sequence[Arm],
+    prompts: TokenIds,
+    settings: Settings,
+    on_call: Callable[[str], None],
 ) -> list[Measurement]:
     cells: dict[tuple[float, int], list[Measurement]] = {}
     for temperature in settings.temperatures:
         for size in settings.batch_sizes:
-            cells[temperature, size] = [Measurement(arm=arm, temperature=temperature, batch_size=size) for arm in arms]
+            cells[temperature, size] = [
+                Measurement(arm=arm, temperature=temperature, batch_size=size) for arm in arms
+            ]
     for arm in arms:
-        _prepare([measurement for cell in cells.values() for measurement in cell if measurement.arm is arm], pair, settings)
+        _prepare(
+            [
+                measurement
+                for cell in cells.values()
+                for measurement in cell
+                if measurement.arm is arm
+            ],
+            pair,
+            settings,
+        )
     for cell in cells.values():
         for measurement in cell:
             _warm_up(measurement, pair, prompts, settings, on_call)
     start = time.perf_counter()
     for repeat in range(settings.repeats):
-        # Repeats take equally long, so the next one would end after (repeat + 1) / repeat of what has passed.
+        # Repeats take equally long, so the next one would end after (repeat + 1) / repeat of what
+        # has passed.
         passed = time.perf_counter() - start
-        if repeat > 0 and settings.time_limit_s is not None and passed * (repeat + 1) / repeat > settings.time_limit_s:
+        if (
+            repeat > 0
+            and settings.time_limit_s is not None
+            and passed * (repeat + 1) / repeat > settings.time_limit_s
+        ):
             break
-        settle_objects()  # a full collection would take longer than many a pass, in whichever arm it falls
+        # A full collection would take longer than many a pass, in whichever arm it falls.
+        settle_objects()
         for (temperature, size), cell in cells.items():
             for measurement in cell:
                 if measurement.failure is None:
@@ -160,7 +216,12 @@ def _measure(
                     measurement.num_tokens.append(0)
             for number, batch in enumerate(batches(prompts, size)):
                 seed = settings.seed + 100_003 * repeat + number
-                call = Call(prompt_ids=batch, max_new_tokens=settings.max_new_tokens, temperature=temperature, seed=seed)
+                call = Call(
+                    prompt_ids=batch,
+                    max_new_tokens=settings.max_new_tokens,
+                    temperature=temperature,
+                    seed=seed,
+                )
                 for measurement in rotated(cell, repeat + number):
                     _measure_call(measurement, pair, call, CLOCKS[settings.clock], on_call)
     return [measurement for cell in cells.values() for measurement in cell]
@@ -184,13 +245,19 @@ def _prepare(measurements: Sequence[Measurement], pair: Pair, settings: Settings
 
 
 def _warm_up(
-    measurement: Measurement, pair: Pair, prompts: TokenIds, settings: Settings, on_call: Callable[[str], None]
+    measurement: Measurement,
+    pair: Pair,
+    prompts: TokenIds,
+    settings: Settings,
+    on_call: Callable[[str], None],
 ) -> None:
     if measurement.failure is not None:
         return
     limit = measurement.arm.max_batch_size
     if limit is not None and measurement.batch_size > limit:
-        measurement.fail(f"{NOT_APPLICABLE}: this arm decodes at most {limit} sequence(s) at a time")
+        measurement.fail(
+            f"{NOT_APPLICABLE}: this arm decodes at most {limit} sequence(s) at a time"
+        )
         return
     batch = batches(prompts, measurement.batch_size)[0]
     call = Call(
@@ -204,7 +271,11 @@ def _warm_up(
 
 
 def _measure_call(
-    measurement: Measurement, pair: Pair, call: Call, clock: Callable[[], float], on_call: Callable[[str], None]
+    measurement: Measurement,
+    pair: Pair,
+    call: Call,
+    clock: Callable[[], float],
+    on_call: Callable[[str], None],
 ) -> None:
     if measurement.failure is not None:
         return
@@ -219,7 +290,9 @@ def _measure_call(
     measurement.completions += output.token_ids
 
 
-def _timed(measurement: Measurement, pair: Pair, call: Call, clock: Callable[[], float]) -> tuple[Output, float] | None:
+def _timed(
+    measurement: Measurement, pair: Pair, call: Call, clock: Callable[[], float]
+) -> tuple[Output, float] | None:
     """One call and its seconds, or `None` after recording the failure."""
     start = clock()
     try:
@@ -231,6 +304,9 @@ def _timed(measurement: Measurement, pair: Pair, call: Call, clock: Callable[[],
     seconds = clock() - start
     short = [len(row) for row in output.token_ids if len(row) != call.max_new_tokens]
     if short:
-        measurement.fail(f"gave {short[0]} tokens where {call.max_new_tokens} were asked for, so it cannot be compared")
+        measurement.fail(
+            f"gave {short[0]} tokens where {call.max_new_tokens} were asked for, so "
+            "it cannot be compared"
+        )
         return None
     return output, seconds

@@ -1,10 +1,11 @@
 """Load on `monge serve`: throughput and latency against concurrency, speculation on, off and adaptive, beside other engines.
 
-Every arm is a server process of its own, but arms that are started alike share one: what they differ in is then their requests,
-and not where a process has its memory, which makes several per cent. All servers are up during the whole run and take turns, so
-that a machine that slows down slows all of them, and each repeat begins with another one, so that none gains by its place. A
-closed loop of `concurrency` clients sends requests with fixed prompts and seeds and equal lengths: each client sends its next
-request when its last one is answered.
+Every arm is a server process of its own, but arms that are started alike share one: what they
+differ in is then their requests, and not where a process has its memory, which makes several per
+cent. All servers are up during the whole run and take turns, so that a machine that slows down
+slows all of them, and each repeat begins with another one, so that none gains by its place. A
+closed loop of `concurrency` clients sends requests with fixed prompts and seeds and equal lengths:
+each client sends its next request when its last one is answered.
 """
 
 import asyncio
@@ -57,7 +58,10 @@ class LoadSettings:
     server: tuple[str, ...] = ("--max-batch-size", "16")
 
     def __post_init__(self) -> None:
-        if not self.concurrency or min(*self.concurrency, self.per_client, self.max_tokens, self.repeats, 1) < 1:
+        if (
+            not self.concurrency
+            or min(*self.concurrency, self.per_client, self.max_tokens, self.repeats, 1) < 1
+        ):
             raise OptionError("concurrency, requests, tokens and repeats must be at least 1")
 
 
@@ -76,10 +80,12 @@ def measure(
     """Load every arm at every concurrency.
 
     Args:
-        arms: Arguments of every arm's server, by name; the first is the baseline. Arms with the same arguments have one server.
+        arms: Arguments of every arm's server, by name; the first is the baseline. Arms with the
+            same arguments have one server.
         prompts: Prompts, taken in turns.
         settings: What is sent.
-        fields: Fields of an arm's requests in place of ours, by its name; `None` leaves a field out.
+        fields: Fields of an arm's requests in place of ours, by its name; `None` leaves a field
+            out.
         besides: Servers of other engines, by name.
         watch: Told what is measured next.
 
@@ -106,14 +112,23 @@ def measure(
             for clients in settings.concurrency:
                 for name in _turned(tuple(servers), repeat):
                     watch(f"{name}, {clients} clients, {repeat + 1} of {settings.repeats}")
-                    runs.setdefault((clients, name), []).append(_load(servers[name], prompts, settings, clients))
+                    runs.setdefault((clients, name), []).append(
+                        _load(servers[name], prompts, settings, clients)
+                    )
     return {
         "settings": asdict(settings),
         "arms": {name: list(arguments) for name, arguments in arms.items()},
         "fields": {name: dict(some) for name, some in own_fields.items()},
-        "besides": {name: asdict(other) | {"version": servers[name].version} for name, other in others.items()},
-        "provenance": before | {"load_average_after": provenance(torch.device("cpu"))["load_average"]},
-        "cells": [_cell(clients, name, some, runs[clients, next(iter(arms))]) for (clients, name), some in runs.items()],
+        "besides": {
+            name: asdict(other) | {"version": servers[name].version}
+            for name, other in others.items()
+        },
+        "provenance": before
+        | {"load_average_after": provenance(torch.device("cpu"))["load_average"]},
+        "cells": [
+            _cell(clients, name, some, runs[clients, next(iter(arms))])
+            for (clients, name), some in runs.items()
+        ],
     }
 
 
@@ -122,12 +137,19 @@ def _turned(names: tuple[str, ...], by: int) -> tuple[str, ...]:
     return names[first:] + names[:first]
 
 
-def _load(server: Server, prompts: Sequence[str], settings: LoadSettings, clients: int) -> dict[str, Any]:
+def _load(
+    server: Server, prompts: Sequence[str], settings: LoadSettings, clients: int
+) -> dict[str, Any]:
     before = _processor_s(server)
     run = figures(*asyncio.run(_replies(server, prompts, settings, clients)))
     after = _processor_s(server)
     used = None if before is None or after is None or after <= before else after - before
-    run |= {"processor_s": used, "tokens_per_processor_s": None if used is None else run["tokens_per_s"] * run["wall_s"] / used}
+    run |= {
+        "processor_s": used,
+        "tokens_per_processor_s": None
+        if used is None
+        else run["tokens_per_s"] * run["wall_s"] / used,
+    }
     if not run["num_requests"]:
         raise MongeError(f"no request of {clients} clients succeeded: {'; '.join(run['failures'])}")
     return run
@@ -137,7 +159,9 @@ def _processor_s(server: Server) -> float | None:
     return None if server.pid is None else tree_seconds(server.pid)
 
 
-async def _replies(server: Server, prompts: Sequence[str], settings: LoadSettings, clients: int) -> tuple[list[Reply], float]:
+async def _replies(
+    server: Server, prompts: Sequence[str], settings: LoadSettings, clients: int
+) -> tuple[list[Reply], float]:
     left = deque(range(clients * settings.per_client))
     replies = list[Reply]()
 
@@ -151,7 +175,11 @@ async def _replies(server: Server, prompts: Sequence[str], settings: LoadSetting
                 "seed": number,
                 "ignore_eos": True,
             }
-            replies.append(_of_length(await complete(server.host, server.port, server.body(body)), settings.max_tokens))
+            replies.append(
+                _of_length(
+                    await complete(server.host, server.port, server.body(body)), settings.max_tokens
+                )
+            )
 
     start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
@@ -173,7 +201,11 @@ def figures(replies: Sequence[Reply], wall_s: float) -> dict[str, Any]:
         wall_s: Seconds from the first request to the last answer.
     """
     good = [reply for reply in replies if reply.failure is None]
-    gaps = [later - earlier for reply in good for earlier, later in zip(reply.chunk_s, reply.chunk_s[1:], strict=False)]
+    gaps = [
+        later - earlier
+        for reply in good
+        for earlier, later in zip(reply.chunk_s, reply.chunk_s[1:], strict=False)
+    ]
     drafting = [reply.metrics["speculative_decoding"] for reply in good if reply.metrics]
     steps = [one for one in drafting if one is not None and one["num_spec_steps"]]
     num_tokens = sum(reply.num_tokens for reply in good)
@@ -187,9 +219,14 @@ def figures(replies: Sequence[Reply], wall_s: float) -> dict[str, Any]:
         "requests_per_s": len(good) / wall_s,
         "first_token_s": percentiles([reply.chunk_s[0] for reply in good if reply.chunk_s]),
         "between_chunks_s": percentiles(gaps),
-        "per_token_s": percentiles([reply.per_token_s for reply in good if reply.per_token_s is not None]),
+        "per_token_s": percentiles(
+            [reply.per_token_s for reply in good if reply.per_token_s is not None]
+        ),
         "request_s": percentiles([reply.total_s for reply in good]),
-        "mean_acceptance_length": 1 + sum(one["num_accepted_draft_tokens"] for one in steps) / rounds if rounds else None,
+        "mean_acceptance_length": 1
+        + sum(one["num_accepted_draft_tokens"] for one in steps) / rounds
+        if rounds
+        else None,
     }
 
 
@@ -200,18 +237,25 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
     return {f"p{level}": float(np.percentile(values, level)) for level in _PERCENTILES}
 
 
-def _cell(clients: int, arm: str, runs: Sequence[dict[str, Any]], baseline: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _cell(
+    clients: int, arm: str, runs: Sequence[dict[str, Any]], baseline: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     """One arm at one concurrency; ratios compare runs of one repeat, which lie next to each other in time."""
     wall, processor = "tokens_per_s", "tokens_per_processor_s"
     return {
         "concurrency": clients,
         "arm": arm,
         wall: _summary([run[wall] for run in runs]),
-        "ratio": _summary([run[wall] / other[wall] for run, other in zip(runs, baseline, strict=True)]),
+        "ratio": _summary(
+            [run[wall] / other[wall] for run, other in zip(runs, baseline, strict=True)]
+        ),
         "ratio_of_all": _of_all([run[wall] for run in runs], [run[wall] for run in baseline]),
         processor: _summary([run[processor] for run in runs]),
         "processor_ratio": _summary(
-            [_share(run[processor], other[processor]) for run, other in zip(runs, baseline, strict=True)]
+            [
+                _share(run[processor], other[processor])
+                for run, other in zip(runs, baseline, strict=True)
+            ]
         ),
         "runs": list(runs),
     }

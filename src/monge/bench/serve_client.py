@@ -1,4 +1,7 @@
-"""One streamed completion over a socket, with the time of every chunk; nothing between the clock and the bytes."""
+"""One streamed completion over a socket, with the time of every chunk.
+
+Nothing between the clock and the bytes.
+"""
 
 import asyncio
 import json
@@ -28,7 +31,10 @@ class Reply:
 
     @property
     def per_token_s(self) -> float | None:
-        """Seconds per token between the first chunk and the last; `None` where that is the same one."""
+        """Seconds per token between the first chunk and the last.
+
+        `None` where that is the same one.
+        """
         if len(self.chunk_s) < 2 or self.num_tokens < 2:
             return None
         return (self.chunk_s[-1] - self.chunk_s[0]) / (self.num_tokens - 1)
@@ -42,7 +48,9 @@ async def complete(host: str, port: int, body: dict[str, Any]) -> Reply:
         port: Its port.
         body: Fields of the request; streaming and usage are added.
     """
-    payload = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+    payload = json.dumps(
+        body | {"stream": True, "stream_options": {"include_usage": True}}
+    ).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(payload)}\r\nconnection: close\r\n\r\n"
@@ -59,7 +67,10 @@ async def complete(host: str, port: int, body: dict[str, Any]) -> Reply:
         while (await reader.readline()).strip():
             pass
         if status[1:2] != [b"200"]:
-            return Reply(failure=f"status {b' '.join(status).decode(errors='replace').strip()}: {(await reader.read(500))!r}")
+            return Reply(
+                failure=f"status {b' '.join(status).decode(errors='replace').strip()}: "
+                f"{(await reader.read(500))!r}"
+            )
         return await _read(reader, start)
     except (OSError, EOFError, ValueError) as error:
         return Reply(failure=f"{type(error).__name__}: {error}")

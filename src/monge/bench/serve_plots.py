@@ -24,26 +24,46 @@ def write_plot(cells: Sequence[Cell], path: Path) -> Path:
     speed, *panels = figure.subplots(1, 1 + len(_LATENCIES))
     arms = list(dict.fromkeys(cell["arm"] for cell in cells))
     for number, arm in enumerate(arms):
-        own, colour = [cell for cell in cells if cell["arm"] == arm], _COLOURS[number % len(_COLOURS)]
+        own, colour = (
+            [cell for cell in cells if cell["arm"] == arm],
+            _COLOURS[number % len(_COLOURS)],
+        )
         clients = [cell["concurrency"] for cell in own]
         medians = [cell["tokens_per_s"]["median"] for cell in own]
         low, high = ([cell["tokens_per_s"][end] for cell in own] for end in ("low", "high"))
         speed.plot(clients, medians, "o-", color=colour, ms=3, lw=1.2, label=arm)
         speed.fill_between(clients, low, high, color=colour, alpha=0.15, lw=0)
         for axes, (name, _) in zip(panels, _LATENCIES, strict=True):
-            known = [(cell["concurrency"], cell["runs"][-1][name]) for cell in own if cell["runs"][-1][name] is not None]
+            known = [
+                (cell["concurrency"], cell["runs"][-1][name])
+                for cell in own
+                if cell["runs"][-1][name] is not None
+            ]
             for level, style in _PERCENTILES:
-                axes.plot([at for at, _ in known], [1e3 * values[level] for _, values in known], style, color=colour, lw=1.1)
-    for axes, title in zip((speed, *panels), ("tokens per second", *(title for _, title in _LATENCIES)), strict=True):
+                axes.plot(
+                    [at for at, _ in known],
+                    [1e3 * values[level] for _, values in known],
+                    style,
+                    color=colour,
+                    lw=1.1,
+                )
+    for axes, title in zip(
+        (speed, *panels), ("tokens per second", *(title for _, title in _LATENCIES)), strict=True
+    ):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_xticks(sorted({cell["concurrency"] for cell in cells}), labels=sorted({cell["concurrency"] for cell in cells}))
+        axes.set_xticks(
+            sorted({cell["concurrency"] for cell in cells}),
+            labels=sorted({cell["concurrency"] for cell in cells}),
+        )
         axes.set_xlabel("clients")
         axes.set_title(title, loc="left", fontsize=10)
         axes.yaxis.set_major_formatter(LogFormatter())
         axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
         axes.tick_params(which="both", labelsize=8)
     speed.legend(fontsize=8, frameon=False)
-    panels[0].text(0.02, 0.97, "— p50   - - p95   ··· p99", transform=panels[0].transAxes, va="top", fontsize=8)
+    panels[0].text(
+        0.02, 0.97, "— p50   - - p95   ··· p99", transform=panels[0].transAxes, va="top", fontsize=8
+    )
     figure.savefig(path, dpi=130)
     return path

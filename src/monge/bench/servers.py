@@ -58,8 +58,9 @@ class Beside:
     """A server of another engine, which answers `/health` and streams `/v1/completions`.
 
     Args:
-        where: Its address, or the command that starts it on this machine, without a shell; in a command `{port}` stands for a
-            free port and `{target}` for the folder or name of the target.
+        where: Its address, or the command that starts it on this machine, without a shell; in a
+            command `{port}` stands for a free port and `{target}` for the folder or name of the
+            target.
         fields: Fields of its requests in place of ours; `None` leaves a field out.
 
     Raises:
@@ -74,7 +75,10 @@ class Beside:
         if address is not None and (address[0] is None or urlsplit(self.where).scheme != "http"):
             raise OptionError(f"a running server is named as http://host:port; got {self.where!r}")
         if address is None and "{port}" not in self.where:
-            raise OptionError(f"a command that starts a server has {{port}} where the port goes; got {self.where!r}")
+            raise OptionError(
+                f"a command that starts a server has {{port}} where the port goes; "
+                f"got {self.where!r}"
+            )
 
     @property
     def address(self) -> tuple[str | None, int] | None:
@@ -113,7 +117,8 @@ def running_beside(beside: Beside, arguments: Sequence[str]) -> Iterator[Server]
 
     Args:
         beside: Which.
-        arguments: Arguments of every `monge serve`; the first names the target, unless it is an option.
+        arguments: Arguments of every `monge serve`; the first names the target, unless it is an
+            option.
 
     Raises:
         MongeError: If it does not start, or does not answer; with the last line that it said.
@@ -123,15 +128,27 @@ def running_beside(beside: Beside, arguments: Sequence[str]) -> Iterator[Server]
         yield _ready(str(host), port, beside)
         return
     named = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    target = str(built_in("target") if named is None else Path(named).resolve() if Path(named).exists() else named)
+    target = str(
+        built_in("target")
+        if named is None
+        else Path(named).resolve()
+        if Path(named).exists()
+        else named
+    )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [word.replace("{port}", str(port)).replace("{target}", target) for word in shlex.split(beside.where)]
-    # Its own packages, not ours; its own group, since such servers have helpers that must end with them.
+    command = [
+        word.replace("{port}", str(port)).replace("{target}", target)
+        for word in shlex.split(beside.where)
+    ]
+    # Its own packages, not ours; its own group, since such servers have helpers that must end with
+    # them.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with TemporaryFile() as said:
         try:
-            process = subprocess.Popen(command, stdout=said, stderr=said, env=inherited, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=said, stderr=said, env=inherited, start_new_session=True
+            )
         except OSError as error:
             raise MongeError(f"{command[0]!r} cannot be started: {error}") from error
         try:
@@ -139,7 +156,9 @@ def running_beside(beside: Beside, arguments: Sequence[str]) -> Iterator[Server]
         except _NotReadyError as error:
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines()
-            raise MongeError(f"{command[0]!r} {error}: {lines[-1][:300] if lines else 'it said nothing'}") from error
+            raise MongeError(
+                f"{command[0]!r} {error}: {lines[-1][:300] if lines else 'it said nothing'}"
+            ) from error
         finally:
             _stop(process, group=True)
 
@@ -148,7 +167,9 @@ class _NotReadyError(MongeError):
     """It has ended, or it does not answer."""
 
 
-def _ready(host: str, port: int, beside: Beside, process: subprocess.Popen[bytes] | None = None) -> Server:
+def _ready(
+    host: str, port: int, beside: Beside, process: subprocess.Popen[bytes] | None = None
+) -> Server:
     end = time.monotonic() + _START_S
     while _get(host, port, "/health") is None:
         if process is None:
@@ -159,7 +180,13 @@ def _ready(host: str, port: int, beside: Beside, process: subprocess.Popen[bytes
             raise _NotReadyError(f"did not answer within {_START_S:g} s")
         time.sleep(0.5)
     pid = None if process is None else process.pid
-    return Server(host=host, port=port, pid=pid, fields=beside.fields, version=_version(_get(host, port, "/version")))
+    return Server(
+        host=host,
+        port=port,
+        pid=pid,
+        fields=beside.fields,
+        version=_version(_get(host, port, "/version")),
+    )
 
 
 def _version(told: bytes | None) -> str | None:

@@ -39,7 +39,11 @@ class Summary:
         """Summary of at least one value."""
         if not values:
             raise MongeError("statistics: nothing was measured, so there is nothing to summarise")
-        quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [0.0, 0.0, 0.0]
+        quartiles = (
+            statistics.quantiles(values, n=4, method="inclusive")
+            if len(values) > 1
+            else [0.0, 0.0, 0.0]
+        )
         return cls(
             median=statistics.median(values),
             low=min(values),
@@ -60,7 +64,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resamples:
-    """Bootstrap resamples of whole clusters: numbers measured within one text depend on each other, texts do not.
+    """Bootstrap resamples of whole clusters.
+
+    Numbers measured within one text depend on each other, texts do not.
 
     All estimates made with one object use the same resamples, so their differences are paired.
 
@@ -73,10 +79,14 @@ class Resamples:
     @classmethod
     def draw(cls, num_clusters: int, draws: Draws, *, count: int = 1000) -> "Resamples":
         """Draw `count` resamples."""
-        drawn = [[int(draws.uniform() * num_clusters) for _ in range(num_clusters)] for _ in range(count)]
+        drawn = [
+            [int(draws.uniform() * num_clusters) for _ in range(num_clusters)] for _ in range(count)
+        ]
         return cls(choices=np.array(drawn, dtype=np.int64))
 
-    def estimate(self, values: Float64[np.ndarray, " values"], clusters: Int64[np.ndarray, " values"]) -> Estimate:
+    def estimate(
+        self, values: Float64[np.ndarray, " values"], clusters: Int64[np.ndarray, " values"]
+    ) -> Estimate:
         """Mean of all values, each belonging to a cluster, with its percentile interval (Efron 1979).
 
         A resample that holds none of the clusters with values is left out.
@@ -92,7 +102,10 @@ class Resamples:
         """Sum of values over the sum of others that were measured in the same clusters, with its percentile interval."""
         if values.size == 0:
             raise MongeError("statistics: nothing was measured, so there is nothing to estimate")
-        sizes = [np.bincount(clusters, weights=part, minlength=self.choices.shape[1]) for part in (values, others)]
+        sizes = [
+            np.bincount(clusters, weights=part, minlength=self.choices.shape[1])
+            for part in (values, others)
+        ]
         top, bottom = (size[self.choices].sum(axis=1) for size in sizes)
         low, high = np.percentile(top[bottom > 0] / bottom[bottom > 0], [2.5, 97.5])
         return Estimate(mean=float(values.sum() / others.sum()), low=float(low), high=float(high))
@@ -101,7 +114,9 @@ class Resamples:
 def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, ...]:
     """Ratio within each repeat: what slows the machine for a while slows both sides of a pair."""
     if len(numerators) != len(denominators):
-        raise MongeError(f"statistics: {len(numerators)} and {len(denominators)} repeats cannot be paired")
+        raise MongeError(
+            f"statistics: {len(numerators)} and {len(denominators)} repeats cannot be paired"
+        )
     return tuple(top / bottom for top, bottom in zip(numerators, denominators, strict=True))
 
 
@@ -116,7 +131,9 @@ def ratio_of_all(speeds: Sequence[float], others: Sequence[float]) -> Estimate |
     if len(speeds) < 2:
         return None
     resamples = Resamples.draw(len(speeds), SeededDraws(0))
-    seconds, other_seconds = (np.reciprocal(np.array(some, dtype=np.float64)) for some in (speeds, others))
+    seconds, other_seconds = (
+        np.reciprocal(np.array(some, dtype=np.float64)) for some in (speeds, others)
+    )
     return resamples.ratio(other_seconds, seconds, np.arange(len(speeds)))
 
 
@@ -128,7 +145,9 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def is_degenerate(token_ids: Sequence[int]) -> bool:
-    """Whether a completion ends in a loop: its last `TAIL_TOKENS` tokens repeat with a period of at most `MAX_PERIOD`.
+    """Whether a completion ends in a loop.
+
+    Its last `TAIL_TOKENS` tokens repeat with a period of at most `MAX_PERIOD`.
 
     Looping text is easy to draft, so it flatters every drafter.
     """

@@ -23,15 +23,38 @@ def write_trace_plot(requests: Sequence[Mapping[str, Any]], path: Path) -> Path:
     for number, request in enumerate(requests):
         rounds, (top, bottom) = request["rounds"], (grid[0][number], grid[1][number])
         places = [entry["at"] for entry in rounds]
-        top.step(places, [entry["depth"] for entry in rounds], where="post", color=_DRAFTED, lw=1.0, label="drafted depth")
+        top.step(
+            places,
+            [entry["depth"] for entry in rounds],
+            where="post",
+            color=_DRAFTED,
+            lw=1.0,
+            label="drafted depth",
+        )
         if any(entry["nodes"] != entry["depth"] for entry in rounds):
             nodes = [entry["nodes"] for entry in rounds]
-            top.step(places, nodes, where="post", color=_DRAFTED, lw=0.8, ls=":", label="drafted nodes")
-        top.plot(places, [entry["accepted"] for entry in rounds], ".", color=_ACCEPTED, ms=4, label="accepted")
+            top.step(
+                places, nodes, where="post", color=_DRAFTED, lw=0.8, ls=":", label="drafted nodes"
+            )
+        top.plot(
+            places,
+            [entry["accepted"] for entry in rounds],
+            ".",
+            color=_ACCEPTED,
+            ms=4,
+            label="accepted",
+        )
         priced = [(entry["at"], entry["price"]) for entry in rounds if entry["price"] is not None]
         bottom.plot([at for at, _ in priced], [price for _, price in priced], color=_PRICE, lw=1.0)
         if not priced:
-            bottom.text(0.5, 0.5, "this controller states no price", ha="center", transform=bottom.transAxes, fontsize=8)
+            bottom.text(
+                0.5,
+                0.5,
+                "this controller states no price",
+                ha="center",
+                transform=bottom.transAxes,
+                fontsize=8,
+            )
         bottom.set_xlabel("tokens generated")
         top.set_title(f"prompt {number + 1}", loc="left", fontsize=10)
     grid[0][0].set_ylabel("tokens a round")

@@ -22,26 +22,40 @@ def acceptance(
     *,
     target_probs: Annotated[
         str | None,
-        options.option("--target-probs", help="Target law: 0.5,0.3,0.2, or @file (.npy, .json, text).", panel=NODE),
+        options.option(
+            "--target-probs",
+            help="Target law: 0.5,0.3,0.2, or @file (.npy, .json, text).",
+            panel=NODE,
+        ),
     ] = None,
     draft_probs: Annotated[
-        str | None, options.option("--draft-probs", help="Draft law over the same tokens, in the same form.", panel=NODE)
+        str | None,
+        options.option(
+            "--draft-probs", help="Draft law over the same tokens, in the same form.", panel=NODE
+        ),
     ] = None,
-    candidates: Annotated[int | None, options.option("--candidates", help="Candidates of the node, K.", panel=NODE)] = None,
+    candidates: Annotated[
+        int | None, options.option("--candidates", help="Candidates of the node, K.", panel=NODE)
+    ] = None,
     tree: Annotated[
-        Path | None, options.option("--tree", help="JSON or YAML file with laws by prefix and a shape.", panel=TREE)
+        Path | None,
+        options.option(
+            "--tree", help="JSON or YAML file with laws by prefix and a shape.", panel=TREE
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Compute how often every acceptance rule keeps a drafted token, exactly.
 
-    **One node.** From a target law, a draft law and a number of candidates: P(the emitted token is one of the candidates) for
-    every rule and every way of drafting for which it is exact, the optimum for each way, and the gap. Small laws are listed,
-    large ones go through closed forms. Nothing is normalised: a law that does not sum to one is refused. The acceptance-one
-    condition says from how many i.i.d. candidates on some rule accepts one with probability one.
+    **One node.** From a target law, a draft law and a number of candidates: P(the emitted token is
+    one of the candidates) for every rule and every way of drafting for which it is exact, the
+    optimum for each way, and the gap. Small laws are listed, large ones go through closed forms.
+    Nothing is normalised: a law that does not sum to one is refused. The acceptance-one condition
+    says from how many i.i.d. candidates on some rule accepts one with probability one.
 
-    **A whole tree.** From a file with a small vocabulary, laws by prefix and a shape: the expected number of accepted tokens of
-    every rule, the multi-step optimum, and the layer bound. `docs/verifiers/which_verifier_when.md` shows such a file.
+    **A whole tree.** From a file with a small vocabulary, laws by prefix and a shape: the expected
+    number of accepted tokens of every rule, the multi-step optimum, and the layer bound.
+    `docs/verifiers/which_verifier_when.md` shows such a file.
 
     **Examples**
 
@@ -51,7 +65,10 @@ def acceptance(
     """
     if tree is not None:
         if target_probs is not None or draft_probs is not None or candidates is not None:
-            raise OptionError("--tree brings its own laws and candidates; leave the other options out, or leave it out")
+            raise OptionError(
+                "--tree brings its own laws and candidates; leave the other options "
+                "out, or leave it out"
+            )
         report = tree_report(read_table(tree))
         show = _show_tree
     else:
@@ -63,13 +80,18 @@ def acceptance(
         show(report)
 
 
-def _node_report(target_probs: str | None, draft_probs: str | None, candidates: int | None) -> dict[str, Any]:
+def _node_report(
+    target_probs: str | None, draft_probs: str | None, candidates: int | None
+) -> dict[str, Any]:
     if target_probs is None or draft_probs is None or candidates is None:
         raise OptionError("give --target-probs, --draft-probs and --candidates, or a --tree file")
     target, draft = read_law("--target-probs", target_probs), read_law("--draft-probs", draft_probs)
     check_lengths(target.size, draft.size)
     check_candidates("--candidates", candidates)
-    return node_report(target, draft, candidates) | {"candidates": candidates, "vocabulary": target.size}
+    return node_report(target, draft, candidates) | {
+        "candidates": candidates,
+        "vocabulary": target.size,
+    }
 
 
 def _show_node(report: dict[str, Any]) -> None:
@@ -87,9 +109,17 @@ def _show_node(report: dict[str, Any]) -> None:
         table.add_section()
     console = output()
     console.print(table)
-    console.print("optimum with d top tokens and K - d draws, d = 0..K: " + " ".join(map(_number, report["optimum"]["mixed"])))
+    console.print(
+        "optimum with d top tokens and K - d draws, d = 0..K: "
+        + " ".join(map(_number, report["optimum"]["mixed"]))
+    )
     console.print(_acceptance_one(report), markup=False, soft_wrap=True)
-    reasons = {how for name, hows in report["how"].items() for way, how in hows.items() if report["laws"][name][way] is None}
+    reasons = {
+        how
+        for name, hows in report["how"].items()
+        for way, how in hows.items()
+        if report["laws"][name][way] is None
+    }
     for reason in sorted(reasons):
         console.print(f"-: {reason}", style="dim", markup=False, soft_wrap=True)
 
@@ -97,9 +127,16 @@ def _show_node(report: dict[str, Any]) -> None:
 def _acceptance_one(report: dict[str, Any]) -> str:
     """One line about the acceptance-one condition."""
     found = report["acceptance_one"]
-    least, tokens = found["smallest_num_drafts"], ", ".join(map(str, found["tightest_set"][:MAX_TOKENS_SHOWN]))
+    least, tokens = (
+        found["smallest_num_drafts"],
+        ", ".join(map(str, found["tightest_set"][:MAX_TOKENS_SHOWN])),
+    )
     tokens += ", ..." if len(found["tightest_set"]) > MAX_TOKENS_SHOWN else ""
-    needed = "no number of drafts is enough" if least is None else f"from {least} draft{'' if least == 1 else 's'} on"
+    needed = (
+        "no number of drafts is enough"
+        if least is None
+        else f"from {least} draft{'' if least == 1 else 's'} on"
+    )
     tightest = f"; tightest set of tokens: {tokens}" if tokens else ""
     return f"acceptance one, i.i.d. drafts: {'holds' if found['holds'] else 'does not hold'} ({needed}{tightest})"
 

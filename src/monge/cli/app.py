@@ -8,37 +8,83 @@ import typer
 from monge.cli.lazy import Command, group
 
 BENCH: Final = {
-    "decode": Command(place="bench_decode:decode", help="Compare ways of decoding the same prompts with the same networks."),
-    "serve": Command(place="bench_serve:bench_serve", help="Load `monge serve` with 1 to 64 clients: throughput and latency."),
-    "micro": Command(place="bench_micro:micro", help="Time one forward in every backend, and the reading of prompts."),
+    "decode": Command(
+        place="bench_decode:decode",
+        help="Compare ways of decoding the same prompts with the same networks.",
+    ),
+    "serve": Command(
+        place="bench_serve:bench_serve",
+        help="Load `monge serve` with 1 to 64 clients: throughput and latency.",
+    ),
+    "micro": Command(
+        place="bench_micro:micro",
+        help="Time one forward in every backend, and the reading of prompts.",
+    ),
 }
 REPLAY: Final = {
-    "record": Command(place="replay:record", help="Let the target write once, and keep its distributions and its times."),
-    "run": Command(place="replay:run", help="Say what other parts would have done on a recorded run, without the target."),
+    "record": Command(
+        place="replay:record",
+        help="Let the target write once, and keep its distributions and its times.",
+    ),
+    "run": Command(
+        place="replay:run",
+        help="Say what other parts would have done on a recorded run, without the target.",
+    ),
 }
 TRAIN: Final = {
-    "shape": Command(place="train:shape", help="Fit a SHAPE head to a target: it drafts from the target's own hidden states."),
-    "medusa": Command(place="train:medusa", help="Train Medusa heads on text that the target writes, in the published format."),
-    "eagle3": Command(place="train:eagle3", help="Train an EAGLE-3 head on answers that the target writes."),
-    "eagle": Command(place="train:eagle", help="Train an EAGLE head on text that the target writes, in the published format."),
+    "shape": Command(
+        place="train:shape",
+        help="Fit a SHAPE head to a target: it drafts from the target's own hidden states.",
+    ),
+    "medusa": Command(
+        place="train:medusa",
+        help="Train Medusa heads on text that the target writes, in the published format.",
+    ),
+    "eagle3": Command(
+        place="train:eagle3", help="Train an EAGLE-3 head on answers that the target writes."
+    ),
+    "eagle": Command(
+        place="train:eagle",
+        help="Train an EAGLE head on text that the target writes, in the published format.",
+    ),
 }
-LABORATORY: Final = ("acceptance", "capacity", "control", "drafters", "grow", "heads", "memory", "peers", "verify")
+LABORATORY: Final = (
+    "acceptance",
+    "capacity",
+    "control",
+    "drafters",
+    "grow",
+    "heads",
+    "memory",
+    "peers",
+    "verify",
+)
 """Commands that left `monge bench` for the laboratory of a checkout."""
 COMMANDS: Final = {
     "generate": Command(place="generate:generate", help="Continue a prompt, or many at once."),
     "chat": Command(place="chat:chat", help="Talk with a model, turn by turn."),
     "serve": Command(place="serve:serve", help="Serve a model over HTTP, as the OpenAI API does."),
     "batch": Command(place="batch:batch", help="Complete every row of a file."),
-    "list": Command(place="listing:list_parts", help="Show the verifiers, drafters, trees and controllers that can be named."),
+    "list": Command(
+        place="listing:list_parts",
+        help="Show the verifiers, drafters, trees and controllers that can be named.",
+    ),
     "demo": Command(
-        place="demo:demo", help="Chat with SmolLM2, or complete with the built-in pair, and time it beside transformers."
+        place="demo:demo",
+        help="Chat with SmolLM2, or complete with the built-in pair, and time "
+        "it beside transformers.",
     ),
     "acceptance": Command(
-        place="acceptance:acceptance", help="Compute how often every acceptance rule keeps a drafted token, exactly."
+        place="acceptance:acceptance",
+        help="Compute how often every acceptance rule keeps a drafted token, exactly.",
     ),
-    "tune": Command(place="tune:tune", help="Find the fastest configuration for your prompts on this machine."),
+    "tune": Command(
+        place="tune:tune", help="Find the fastest configuration for your prompts on this machine."
+    ),
     "replay": group(
-        "Record a run of the target, and replay other parts on it.", REPLAY, renamed={"*.mlog": "monge replay run"}
+        "Record a run of the target, and replay other parts on it.",
+        REPLAY,
+        renamed={"*.mlog": "monge replay run"},
     ),
     "train": group("Train heads that draft.", TRAIN),
     "bench": group(
@@ -55,7 +101,9 @@ COMMANDS: Final = {
 
 def _print_version(wanted: bool) -> bool:
     if wanted:
-        typer.echo(", ".join(f"{name} {_version(name)}" for name in ("monge", "torch", "transformers")))
+        typer.echo(
+            ", ".join(f"{name} {_version(name)}" for name in ("monge", "torch", "transformers"))
+        )
         raise typer.Exit
     return wanted
 
@@ -69,14 +117,17 @@ def _version(name: str) -> str:
 
 def _root(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Lossless speculative decoding, seen as optimal transport.
 
-    A small drafter proposes several tokens, the target model checks them in one forward, and an acceptance rule keeps what
-    leaves the target's distribution exactly as it was. Without `--target`, the pair of models that ships with the package is
-    used.
+    A small drafter proposes several tokens, the target model checks them in one forward, and an
+    acceptance rule keeps what leaves the target's distribution exactly as it was. Without
+    `--target`, the pair of models that ships with the package is used.
     """
 
 

@@ -32,29 +32,64 @@ def _ray(*names: str, help: str, default: object = None) -> Any:  # noqa: ANN401
 
 
 Source = Annotated[
-    Path, typer.Argument(metavar="IN", help="Rows: *.jsonl with an object a line, or *.parquet.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="IN", help="Rows: *.jsonl with an object a line, or *.parquet.", show_default=False
+    ),
 ]
-Output = Annotated[Path, typer.Argument(metavar="OUT", help="*.jsonl or *.parquet.", show_default=False)]
+Output = Annotated[
+    Path, typer.Argument(metavar="OUT", help="*.jsonl or *.parquet.", show_default=False)
+]
 PromptField = Annotated[
-    str | None, options.option("--prompt-field", help="Where prompts stand in a row.", panel=options.RUNNING, default="prompt")
+    str | None,
+    options.option(
+        "--prompt-field",
+        help="Where prompts stand in a row.",
+        panel=options.RUNNING,
+        default="prompt",
+    ),
 ]
 ShardRows = Annotated[
     int | None,
     options.option(
-        "--shard-rows", help="Rows that are decoded and kept together.", panel=options.RUNNING, default=_field("shard_rows")
+        "--shard-rows",
+        help="Rows that are decoded and kept together.",
+        panel=options.RUNNING,
+        default=_field("shard_rows"),
     ),
 ]
-Overwrite = Annotated[bool, options.option("--overwrite", help="Replace OUT.", panel=options.OUTPUT)]
-Restart = Annotated[
-    bool, options.option("--restart", help="Throw an unfinished run away instead of going on with it.", panel=options.OUTPUT)
+Overwrite = Annotated[
+    bool, options.option("--overwrite", help="Replace OUT.", panel=options.OUTPUT)
 ]
-UseRay = Annotated[bool, typer.Option("--ray/--no-ray", help="Decode with Ray Data, on many machines.", rich_help_panel=RAY)]
+Restart = Annotated[
+    bool,
+    options.option(
+        "--restart",
+        help="Throw an unfinished run away instead of going on with it.",
+        panel=options.OUTPUT,
+    ),
+]
+UseRay = Annotated[
+    bool,
+    typer.Option(
+        "--ray/--no-ray", help="Decode with Ray Data, on many machines.", rich_help_panel=RAY
+    ),
+]
 NumWorkers = Annotated[int | None, _ray("--workers", help="Processes that decode.", default=1)]
 Address = Annotated[
-    str | None, _ray("--address", help="Address of a running cluster, or `auto`.", default="a cluster of this machine alone")
+    str | None,
+    _ray(
+        "--address",
+        help="Address of a running cluster, or `auto`.",
+        default="a cluster of this machine alone",
+    ),
 ]
-CpusPerWorker = Annotated[float | None, _ray("--cpus-per-worker", help="Cores of a worker.", default=1)]
-GpusPerWorker = Annotated[float | None, _ray("--gpus-per-worker", help="GPUs of a worker.", default=0)]
+CpusPerWorker = Annotated[
+    float | None, _ray("--cpus-per-worker", help="Cores of a worker.", default=1)
+]
+GpusPerWorker = Annotated[
+    float | None, _ray("--gpus-per-worker", help="GPUs of a worker.", default=0)
+]
 
 
 @reported
@@ -98,9 +133,10 @@ def batch(
 ) -> None:
     """Complete every row of a file.
 
-    A row is an object with `prompt` (text or token ids), perhaps an `id`, and perhaps a `seed`, `temperature` or another option
-    of its own. Row i of OUT is that of IN; one that cannot be decoded has its `error`, and the status is 1 if there is any. A
-    run that was killed goes on where it was when it is started again. docs/scaling.md says more.
+    A row is an object with `prompt` (text or token ids), perhaps an `id`, and perhaps a `seed`,
+    `temperature` or another option of its own. Row i of OUT is that of IN; one that cannot be
+    decoded has its `error`, and the status is 1 if there is any. A run that was killed goes on
+    where it was when it is started again. docs/scaling.md says more.
 
     **Examples**
 
@@ -110,17 +146,34 @@ def batch(
         monge batch prompts.jsonl texts.jsonl --ray --address auto --workers 8 --gpus-per-worker 1
     """
     quiet_host()
-    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs)
+    parts = options.given(
+        drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs
+    )
     parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
-    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size)
+    loading = options.given(
+        dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size
+    )
     loading |= options.given(draft_backend=draft_backend, cross_tokenizer=cross_tokenizer or None)
-    wanted = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    wanted = options.given(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+    )
     wanted |= options.given(stop=stop, ignore_eos=ignore_eos or None)
-    ray = options.given(num_workers=workers, address=address, num_cpus=cpus_per_worker, num_gpus=gpus_per_worker)
-    spec = DecoderSpec(target=target, draft=tuple(draft) if draft else None, options=parts | loading)
+    ray = options.given(
+        num_workers=workers, address=address, num_cpus=cpus_per_worker, num_gpus=gpus_per_worker
+    )
+    spec = DecoderSpec(
+        target=target, draft=tuple(draft) if draft else None, options=parts | loading
+    )
     rows = RowFile(source, **options.given(prompt_field=prompt_field))
     settings = options.given(seed=seed, shard_rows=shard_rows, overwrite=overwrite, restart=restart)
-    _run(BatchJob(source=rows, output=output, spec=spec, options=wanted, **settings), _workers(ray, use_ray=use_ray))
+    _run(
+        BatchJob(source=rows, output=output, spec=spec, options=wanted, **settings),
+        _workers(ray, use_ray=use_ray),
+    )
 
 
 def _run(job: BatchJob, workers: Workers) -> None:
@@ -133,7 +186,9 @@ def _run(job: BatchJob, workers: Workers) -> None:
 def _workers(settings: dict[str, Any], *, use_ray: bool) -> Workers:
     if not use_ray:
         if settings:
-            raise OptionError("--workers, --address, --cpus-per-worker and --gpus-per-worker need --ray")
+            raise OptionError(
+                "--workers, --address, --cpus-per-worker and --gpus-per-worker need --ray"
+            )
         return ThisProcess()
     return RayWorkers(**settings)
 
@@ -159,7 +214,9 @@ class _Told:
 def _progress() -> Iterator[_Told]:
     console = notes()
     columns = (BarColumn(), MofNCompleteColumn(), "rows", TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         yield _Told(bar)
 
 
@@ -167,6 +224,8 @@ def _say(report: BatchReport, output: Path, seconds: float) -> None:
     text = f"{report.num_rows} rows in {str(output)!r} after {seconds:.1f} s"
     notes().print(text, style="cyan", markup=False, soft_wrap=True)
     if report.num_errors:
-        text = f"{report.num_errors} of {report.num_rows} rows could not be decoded; see their `error`"
+        text = (
+            f"{report.num_errors} of {report.num_rows} rows could not be decoded; see their `error`"
+        )
         notes().print(text, style="yellow", markup=False, soft_wrap=True)
         raise typer.Exit(1)

@@ -21,13 +21,24 @@ _DEFAULT: Final = StepSettings()
 @reported
 def micro(
     *,
-    backend: Annotated[list[str] | None, measuring("--backend", "May be repeated.", ", ".join(_DEFAULT.backends))] = None,
-    nodes: Annotated[list[int] | None, numbers("--nodes", "Nodes of a forward", _DEFAULT.nodes)] = None,
-    batch: Annotated[list[int] | None, numbers("--batch", "Requests of a forward", _DEFAULT.batch_sizes)] = None,
-    context: Annotated[int | None, measuring("--context", "Tokens of each text.", _DEFAULT.context)] = None,
-    repeats: Annotated[int | None, measuring("--repeats", "Forwards of each cell.", _DEFAULT.repeats)] = None,
+    backend: Annotated[
+        list[str] | None, measuring("--backend", "May be repeated.", ", ".join(_DEFAULT.backends))
+    ] = None,
+    nodes: Annotated[
+        list[int] | None, numbers("--nodes", "Nodes of a forward", _DEFAULT.nodes)
+    ] = None,
+    batch: Annotated[
+        list[int] | None, numbers("--batch", "Requests of a forward", _DEFAULT.batch_sizes)
+    ] = None,
+    context: Annotated[
+        int | None, measuring("--context", "Tokens of each text.", _DEFAULT.context)
+    ] = None,
+    repeats: Annotated[
+        int | None, measuring("--repeats", "Forwards of each cell.", _DEFAULT.repeats)
+    ] = None,
     prompt: Annotated[
-        list[int] | None, measuring("--prompt", "Also read prompts of so many tokens; may be repeated.", "none")
+        list[int] | None,
+        measuring("--prompt", "Also read prompts of so many tokens; may be repeated.", "none"),
     ] = None,
     target: options.Target = None,
     dtype: options.Dtype = None,
@@ -37,8 +48,8 @@ def micro(
 ) -> None:
     """Time one forward in every backend, and the reading of prompts.
 
-    Forwards are timed by drafted nodes and by requests: a tree pays only while its further nodes cost little. With `--json` the
-    last line of standard output is one JSON object.
+    Forwards are timed by drafted nodes and by requests: a tree pays only while its further nodes
+    cost little. With `--json` the last line of standard output is one JSON object.
 
     **Examples**
 
@@ -54,7 +65,9 @@ def micro(
         **options.given(context=context, repeats=repeats),
     )
     source = str(built_in("target")) if target is None else target
-    document = measure(settings, load_network(source, **options.given(dtype=dtype, device=device)), notes().print)
+    document = measure(
+        settings, load_network(source, **options.given(dtype=dtype, device=device)), notes().print
+    )
     report(document)
     if as_json:
         print(json.dumps(document))
@@ -63,9 +76,15 @@ def micro(
 def report(document: dict[str, Any]) -> None:
     """Tables for every number of requests, and below them what could not run."""
     console = output(110)
-    cells, names = document["cells"], list(dict.fromkeys(one["backend"] for one in document["cells"]))
+    cells, names = (
+        document["cells"],
+        list(dict.fromkeys(one["backend"] for one in document["cells"])),
+    )
     for batch in document["settings"]["batch_sizes"]:
-        for what, sizes in (("nodes", document["settings"]["nodes"]), ("prompt", document["settings"]["prompts"])):
+        for what, sizes in (
+            ("nodes", document["settings"]["nodes"]),
+            ("prompt", document["settings"]["prompts"]),
+        ):
             if not sizes:
                 continue
             shown = Table(title=f"batch {batch} (ms)", title_justify="left", box=SIMPLE_HEAD)
@@ -74,7 +93,9 @@ def report(document: dict[str, Any]) -> None:
             for size in sizes:
                 row = [one for one in cells if (one["batch"], one.get(what)) == (batch, size)]
                 times = [_ranged(one["step_s"], 1e3) for one in row]
-                shown.add_row(str(size), *times, *(f"{one['ratio']['median']:.2f}" for one in row[1:]))
+                shown.add_row(
+                    str(size), *times, *(f"{one['ratio']['median']:.2f}" for one in row[1:])
+                )
             console.print(shown)
     for name, reason in document["missing"].items():
         console.print(f"{name}: {reason}", style="dim", markup=False, soft_wrap=True)
@@ -83,5 +104,8 @@ def report(document: dict[str, Any]) -> None:
 
 
 def _ranged(summary: dict[str, float], unit: float) -> str:
-    """The median and half of the distance between the quartiles: single forwards are interrupted."""
+    """The median and half of the distance between the quartiles.
+
+    Single forwards are interrupted.
+    """
     return f"{summary['median'] * unit:.2f} ±{summary['iqr'] * unit / 2:.2f}"

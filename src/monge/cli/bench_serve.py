@@ -27,26 +27,50 @@ _DEFAULTS: Final = LoadSettings()
 
 
 Quick = Annotated[bool, measuring("--quick", "Two concurrencies, short completions, once.")]
-Concurrency = Annotated[list[int] | None, measuring("--concurrency", "Clients; may be repeated.", default="1, 2, 4, ... 64")]
-PerClient = Annotated[int | None, measuring("--requests", "Requests of every client.", default=_DEFAULTS.per_client)]
-MaxTokens = Annotated[int | None, measuring("--max-tokens", "Length of every completion.", default=_DEFAULTS.max_tokens)]
-Temperature = Annotated[float | None, measuring("--temperature", "Of every request.", default=_DEFAULTS.temperature)]
-Repeats = Annotated[int | None, measuring("--repeats", "How often everything is measured.", default=_DEFAULTS.repeats)]
+Concurrency = Annotated[
+    list[int] | None,
+    measuring("--concurrency", "Clients; may be repeated.", default="1, 2, 4, ... 64"),
+]
+PerClient = Annotated[
+    int | None, measuring("--requests", "Requests of every client.", default=_DEFAULTS.per_client)
+]
+MaxTokens = Annotated[
+    int | None,
+    measuring("--max-tokens", "Length of every completion.", default=_DEFAULTS.max_tokens),
+]
+Temperature = Annotated[
+    float | None, measuring("--temperature", "Of every request.", default=_DEFAULTS.temperature)
+]
+Repeats = Annotated[
+    int | None,
+    measuring("--repeats", "How often everything is measured.", default=_DEFAULTS.repeats),
+]
 Prompts = Annotated[
-    Path | None, measuring("--prompts", "Text lines, or *.jsonl.", default="the shipped prompts, tasks in turns")
+    Path | None,
+    measuring(
+        "--prompts", "Text lines, or *.jsonl.", default="the shipped prompts, tasks in turns"
+    ),
 ]
 Server = Annotated[
-    str | None, measuring("--server", "Arguments of every server, in one string.", default=" ".join(_DEFAULTS.server))
+    str | None,
+    measuring(
+        "--server", "Arguments of every server, in one string.", default=" ".join(_DEFAULTS.server)
+    ),
 ]
 Arm = Annotated[
     list[str] | None,
-    measuring("--arm", "Compare these instead, `name: arguments`; may be repeated.", default="speculation off, on, adaptive"),
+    measuring(
+        "--arm",
+        "Compare these instead, `name: arguments`; may be repeated.",
+        default="speculation off, on, adaptive",
+    ),
 ]
 Besides = Annotated[
     list[str] | None,
     measuring(
         "--beside",
-        "Another engine's server: `name: http://host:port`, or `name: command` with {port} and {target} in it; may be "
+        "Another engine's server: `name: http://host:port`, or `name: command` with {port} and "
+        "{target} in it; may be "
         "repeated.",
         default="none",
     ),
@@ -55,12 +79,20 @@ Fields = Annotated[
     list[str] | None,
     measuring(
         "--fields",
-        "Fields of the requests to an arm or another engine, in place of ours, `name: JSON object`; null leaves one out.",
+        "Fields of the requests to an arm or another engine, in place of ours, `name: JSON "
+        "object`; null leaves one out.",
         default="ours",
     ),
 ]
-Out = Annotated[Path, options.option("--out", help="Folder for JSON and the plot.", panel=options.OUTPUT, default=OUT)]
-Plots = Annotated[bool, options.option("--plots/--no-plots", help="Draw a PNG plot.", panel=options.OUTPUT)]
+Out = Annotated[
+    Path,
+    options.option(
+        "--out", help="Folder for JSON and the plot.", panel=options.OUTPUT, default=OUT
+    ),
+]
+Plots = Annotated[
+    bool, options.option("--plots/--no-plots", help="Draw a PNG plot.", panel=options.OUTPUT)
+]
 
 
 @reported
@@ -83,8 +115,9 @@ def bench_serve(
 ) -> None:
     """Load `monge serve` with 1 to 64 clients: throughput and latency.
 
-    The arms have speculation off, on and adaptive. Every arm is a server process on this machine, and the clients take their
-    processor time from it too. The first arm is the baseline of the others. The whole takes long; `--quick` is a first look.
+    The arms have speculation off, on and adaptive. Every arm is a server process on this machine,
+    and the clients take their processor time from it too. The first arm is the baseline of the
+    others. The whole takes long; `--quick` is a first look.
 
     **Examples**
 
@@ -95,10 +128,19 @@ def bench_serve(
         monge bench serve --arm "off:" --arm "on:" --fields 'off: {"speculation": false}'
         monge bench serve --beside "vllm: .venv-vllm/bin/vllm serve {target} --port {port}"
     """
-    given = options.given(per_client=per_client, max_tokens=max_tokens, temperature=temperature, repeats=repeats)
+    given = options.given(
+        per_client=per_client, max_tokens=max_tokens, temperature=temperature, repeats=repeats
+    )
     lists = {"concurrency": tuple(concurrency or ()), "server": tuple(shlex.split(server or ""))}
-    settings = replace(QUICK if quick else LoadSettings(), **given, **{name: some for name, some in lists.items() if some})
-    texts = [prompt.text for prompt in (interleaved(shipped()) if prompts is None else read_prompts(prompts))]
+    settings = replace(
+        QUICK if quick else LoadSettings(),
+        **given,
+        **{name: some for name, some in lists.items() if some},
+    )
+    texts = [
+        prompt.text
+        for prompt in (interleaved(shipped()) if prompts is None else read_prompts(prompts))
+    ]
     arms = _arms(arm or ())
     besides, arm_fields = _besides(beside or (), fields or (), arms)
     draw = plotting("monge.bench.serve_plots").write_plot if plots else None
@@ -106,7 +148,9 @@ def bench_serve(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     check_out_folder(out)
     with notes().status("") as status:
-        document = measure(arms, texts, settings, fields=arm_fields, besides=besides, watch=status.update)
+        document = measure(
+            arms, texts, settings, fields=arm_fields, besides=besides, watch=status.update
+        )
     files = [write_document(document, out, "serve.json")]
     files += [] if draw is None else [draw(document["cells"], out / "serve.png")]
     _report(document, files)
@@ -117,7 +161,10 @@ def bench_serve(
 def _arms(given: Sequence[str]) -> dict[str, Sequence[str]]:
     if not given:
         return dict(ARMS)
-    return {name: tuple(shlex.split(text)) for name, text in _named("--arm", "arguments of monge serve", given).items()}
+    return {
+        name: tuple(shlex.split(text))
+        for name, text in _named("--arm", "arguments of monge serve", given).items()
+    }
 
 
 def _besides(
@@ -127,10 +174,18 @@ def _besides(
     servers = _named("--beside", "address or command", given)
     if twice := set(servers) & set(arms):
         raise OptionError(f"--beside {min(twice)!r}: an arm has this name; name every server once")
-    words = {name: _fields(name, text) for name, text in _named("--fields", "JSON object", fields).items()}
+    words = {
+        name: _fields(name, text)
+        for name, text in _named("--fields", "JSON object", fields).items()
+    }
     if unknown := set(words) - set(servers) - set(arms):
-        raise OptionError(f"--fields {min(unknown)!r}: no server has this name; there are {', '.join((*arms, *servers))}")
-    besides = {name: Beside(where=where, fields=words.get(name, {})) for name, where in servers.items()}
+        raise OptionError(
+            f"--fields {min(unknown)!r}: no server has this name; there are "
+            f"{', '.join((*arms, *servers))}"
+        )
+    besides = {
+        name: Beside(where=where, fields=words.get(name, {})) for name, where in servers.items()
+    }
     return besides, {name: words[name] for name in arms if name in words}
 
 
@@ -159,10 +214,20 @@ def _report(document: dict[str, Any], files: Sequence[Path]) -> None:
     against = f"against {next(iter(document['arms']))}"
     speeds = ("tokens/s", against, f"all passes {against}", "tokens/processor s", against)
     title = (
-        "throughput: median (lowest to highest), that of all passes together with its 95% interval; "
+        "throughput: median (lowest to highest), that of all passes together with its 95% "
+        "interval; "
         "latency: p50 / p95 / p99 of the last repeat"
     )
-    table = Table("clients", "arm", *speeds, "first token, ms", "per further token, ms", "accepted + 1", "failed", title=title)
+    table = Table(
+        "clients",
+        "arm",
+        *speeds,
+        "first token, ms",
+        "per further token, ms",
+        "accepted + 1",
+        "failed",
+        title=title,
+    )
     for cell in document["cells"]:
         last, accepted = cell["runs"][-1], cell["runs"][-1]["mean_acceptance_length"]
         table.add_row(
@@ -179,7 +244,14 @@ def _report(document: dict[str, Any], files: Sequence[Path]) -> None:
             str(sum(run["num_failed"] for run in cell["runs"])),
         )
     console.print(table)
-    for failure in sorted({failure for cell in document["cells"] for run in cell["runs"] for failure in run["failures"]}):
+    for failure in sorted(
+        {
+            failure
+            for cell in document["cells"]
+            for run in cell["runs"]
+            for failure in run["failures"]
+        }
+    ):
         console.print(f"failed: {failure}", style="red", markup=False, soft_wrap=True)
     for file in files:
         console.print(f"written to {file}", style="dim", markup=False)
@@ -196,7 +268,11 @@ def _range(values: Mapping[str, float] | None, digits: int, *, middle: str = "me
 
 
 def _latency(values: dict[str, float] | None) -> str:
-    return "-" if values is None else " / ".join(_three_digits(values[name] * _MS) for name in ("p50", "p95", "p99"))
+    return (
+        "-"
+        if values is None
+        else " / ".join(_three_digits(values[name] * _MS) for name in ("p50", "p95", "p99"))
+    )
 
 
 def _three_digits(value: float) -> str:

@@ -14,7 +14,8 @@ from monge.engine.result import GenerationStats
 from monge.engine.sources import obstacle
 
 _HELP: Final = (
-    "/reset forgets the conversation, /stats shows figures, /help shows this, /exit or Ctrl-D ends; Ctrl-C cuts an answer off"
+    "/reset forgets the conversation, /stats shows figures, /help shows this, /exit or Ctrl-D "
+    "ends; Ctrl-C cuts an answer off"
 )
 _DEFAULT: Final = "smollm2"
 
@@ -46,9 +47,10 @@ def chat(
 ) -> None:
     """Talk with a model, turn by turn.
 
-    Answers appear as they are decoded. Earlier turns stay in the target's cache, so only the new message is read. Without
-    `--target`, the model is SmolLM2-135M-Instruct where its package is installed, and the built-in target otherwise. When the
-    context is full, the oldest turns are left out, and a line says so.
+    Answers appear as they are decoded. Earlier turns stay in the target's cache, so only the new
+    message is read. Without `--target`, the model is SmolLM2-135M-Instruct where its package is
+    installed, and the built-in target otherwise. When the context is full, the oldest turns are
+    left out, and a line says so.
 
     **Examples**
 
@@ -59,16 +61,29 @@ def chat(
     quiet_host()
     if target is None and draft is None:
         target = _default_target()
-    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs)
-    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, draft_backend=draft_backend)
+    parts = options.given(
+        drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs
+    )
+    loading = options.given(
+        dtype=dtype,
+        device=device,
+        attention=attention,
+        backend=backend,
+        draft_backend=draft_backend,
+    )
     loading |= options.given(chat_template=chat_template, max_batch_size=1)
-    sampling = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p)
+    sampling = options.given(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p
+    )
     with loaded(target, draft, tensor_parallel=False, **parts, **loading) as decoder:
         conversation = Conversation(decoder, system=system, seed=seed, top_k=top_k, **sampling)
-        decoder.encode_chat([{"role": "user", "content": "Hello"}])  # a model without a template is refused before it is asked
+        # A model without a template is refused before it is asked.
+        decoder.encode_chat([{"role": "user", "content": "Hello"}])
         if verbose:
             made = decoder.components
-            notes().print(f"drafter {made.drafter!r}, verifier {made.rule!r}", style="dim", markup=False)
+            notes().print(
+                f"drafter {made.drafter!r}, verifier {made.rule!r}", style="dim", markup=False
+            )
         if sys.stdin.isatty():
             notes().print(_HELP, style="dim", markup=False)
         for text in _messages():
@@ -83,7 +98,11 @@ def _default_target() -> str | None:
     """SmolLM2 if it is there; else the built-in target, with a line that says how to get it."""
     if (reason := obstacle(_DEFAULT)) is None:
         return _DEFAULT
-    notes().print(f"talking with the built-in target, which knows little: {reason}", style="yellow", markup=False)
+    notes().print(
+        f"talking with the built-in target, which knows little: {reason}",
+        style="yellow",
+        markup=False,
+    )
     return None
 
 
@@ -123,7 +142,8 @@ def _answer(conversation: Conversation, text: str) -> None:
     sys.stdout.flush()
     if conversation.num_dropped:
         notes().print(
-            f"the context is full: the model saw this message without the {conversation.num_dropped} oldest ones",
+            "the context is full: the model saw this message without the "
+            f"{conversation.num_dropped} oldest ones",
             style="yellow",
         )
 
@@ -146,7 +166,10 @@ def _command(text: str, conversation: Conversation, decoder: Decoder) -> bool:
 
 
 def stats_line(conversation: Conversation, decoder: Decoder) -> str:
-    """Figures of the conversation so far: tokens, speed, tokens a forward, and speed against plain decoding."""
+    """Figures of the conversation so far.
+
+    Tokens, speed, tokens a forward, and speed against plain decoding.
+    """
     if not conversation.sessions:
         return "nothing was answered yet"
     records = [record for session in conversation.sessions for record in session.records]
@@ -160,6 +183,9 @@ def stats_line(conversation: Conversation, decoder: Decoder) -> str:
     ]
     latency = decoder.components.shared.latency
     if latency is not None and stats.decode_s > 0:
-        figures.append(f"{num_tokens / stats.decode_s * latency.round_s(0):.2f}x plain decoding, as its round was measured")
+        figures.append(
+            f"{num_tokens / stats.decode_s * latency.round_s(0):.2f}x plain decoding, "
+            "as its round was measured"
+        )
     figures.append(f"{prefill_s:.2f} s of reading prompts")
     return " | ".join(figures)

@@ -53,7 +53,9 @@ class Completion:
             f"block efficiency {stats.block_efficiency:.2f}",
         ]
         if stats.acceptance_by_depth:
-            parts.append("accepted by depth " + " ".join(f"{rate:.2f}" for rate in stats.acceptance_by_depth))
+            parts.append(
+                "accepted by depth " + " ".join(f"{rate:.2f}" for rate in stats.acceptance_by_depth)
+            )
         if self.seed is not None:
             parts.append(f"seed {self.seed}" + (f", row {self.row}" if self.row else ""))
         return " | ".join([*parts, f"ended by {self.finish_reason}"])
@@ -75,7 +77,9 @@ class Completion:
             "rounds by drafted depth " + _counts(sorted(depths.items())),
             "by accepted tokens " + _counts(enumerate(self.stats.acceptance_histogram)),
         ]
-        drafters = Counter(record.drafter for record in self.records if record.depth and record.drafter is not None)
+        drafters = Counter(
+            record.drafter for record in self.records if record.depth and record.drafter is not None
+        )
         if drafters:
             parts.append("by drafter " + _counts(sorted(drafters.items())))
         prices = [record.plan.price for record in self.records if record.plan.price is not None]
@@ -83,7 +87,8 @@ class Completion:
             parts.append(f"last price of a second {prices[-1]:.1f} tokens")
         if (survival := self.stats.survival) is not None:
             parts.append(
-                f"survival forecasts off by {survival.calibration_error:.3f} over {survival.num_forecasts} tokens, "
+                f"survival forecasts off by {survival.calibration_error:.3f} over "
+                f"{survival.num_forecasts} tokens, "
                 f"Brier score {survival.brier:.3f}"
             )
         return "; ".join(parts)
@@ -93,8 +98,13 @@ def _counts(counts: Iterable[tuple[int | str, int]]) -> str:
     return " ".join(f"{value}:{count}" for value, count in counts) or "none"
 
 
-def decode_until_interrupted(decoder: Decoder, sessions: Sequence[Session], on_round: Callable[[Session], None]) -> bool:
-    """Decode all sessions; false if Ctrl-C ended it early. What was committed by then stays in the sessions."""
+def decode_until_interrupted(
+    decoder: Decoder, sessions: Sequence[Session], on_round: Callable[[Session], None]
+) -> bool:
+    """Decode all sessions; false if Ctrl-C ended it early.
+
+    What was committed by then stays in the sessions.
+    """
     try:
         for session in decode(sessions, decoder.components, max_batch_size=decoder.max_batch_size):
             on_round(session)
@@ -114,7 +124,9 @@ def completion_of(session: Session, prompt: str) -> Completion:
         finish_reason=session.finish_reason or INTERRUPTED,
         seed=session.request.told_seed,
         row=session.request.row,
-        stats=GenerationStats.of(session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s),
+        stats=GenerationStats.of(
+            session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s
+        ),
         error=None if session.error is None else str(session.error),
         records=tuple(session.records),
     )

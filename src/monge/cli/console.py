@@ -14,13 +14,25 @@ from monge.core.errors import MongeError
 
 
 def output(width: int | None = None) -> Console:
-    """Standard output, for what was asked for; `width` is that of tables where it is no terminal."""
+    """Standard output, for what was asked for.
+
+    `width` is that of tables where it is no terminal.
+    """
     return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else width)
 
 
-def plain_table(title: str, first: str, columns: Sequence[str] = (), justify: Literal["left", "right"] = "right") -> Table:
+def plain_table(
+    title: str, first: str, columns: Sequence[str] = (), justify: Literal["left", "right"] = "right"
+) -> Table:
     """A table without edges: the first column names rows, the others are numbers unless justified otherwise."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", show_edge=False, pad_edge=False)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        show_edge=False,
+        pad_edge=False,
+    )
     table.add_column(first, style="bold cyan", overflow="fold")
     for column in columns:
         table.add_column(column, justify=justify, no_wrap=justify == "right")
@@ -40,7 +52,10 @@ def say_error(message: object) -> None:
 
 
 def reported(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose expected failures end in one line and a status: 2 for an error of the user's, 130 for Ctrl-C."""
+    """A command whose expected failures end in one line and a status.
+
+    2 for an error of the user's, 130 for Ctrl-C.
+    """
 
     @functools.wraps(command)
     def run(*args: Any, **options: Any) -> None:
@@ -57,7 +72,10 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def quiet_host() -> None:
-    """Keep the host's bars and advice off the terminal: they speak of calls users never made. Let our own notes through."""
+    """Keep the host's bars and advice off the terminal: they speak of calls users never made.
+
+    Let our own notes through.
+    """
     from transformers.utils import logging as host_logging
 
     host_logging.disable_progress_bar()

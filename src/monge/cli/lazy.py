@@ -1,6 +1,7 @@
 """Groups of commands whose modules are imported when a command runs or shows its help, and not before.
 
-Torch and its host take seconds to import, which `monge --help`, `--version` and a mistyped name do not need.
+Torch and its host take seconds to import, which `monge --help`, `--version` and a mistyped name do
+not need.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,7 +52,8 @@ def group(
         help: What it is for.
         commands: By name, in the order in which they are listed.
         name: Of the program, for the outermost group.
-        renamed: What replaces commands that are gone, by their old names, which may be patterns: an error says it.
+        renamed: What replaces commands that are gone, by their old names, which may be patterns: an
+            error says it.
         add_completion: Whether shells can install completion.
         callback: Options of the group itself.
     """
@@ -68,7 +70,11 @@ def group(
                     raise typer.Exit(2)
             name, command, rest = super().resolve_command(ctx, args)
             lazy = None if command is None else commands[str(name)]
-            return name, command if not isinstance(lazy, Command) else _loaded(str(name), lazy), rest
+            return (
+                name,
+                command if not isinstance(lazy, Command) else _loaded(str(name), lazy),
+                rest,
+            )
 
     app = typer.Typer(
         name=name,
@@ -88,7 +94,10 @@ def _no_options() -> None:
 
 
 def _listed(name: str, command: "Command | typer.Typer") -> Any:  # noqa: ANN401 (typer's own commands)
-    """What stands in lists of commands: a group, or the name and the help of a command that is not imported yet."""
+    """What stands in lists of commands.
+
+    A group, or the name and the help of a command that is not imported yet.
+    """
     if isinstance(command, Command):
         return TyperCommand(name, help=command.help, rich_markup_mode="markdown")
     made: Any = get_command(command)
@@ -97,6 +106,8 @@ def _listed(name: str, command: "Command | typer.Typer") -> Any:  # noqa: ANN401
 
 
 def _loaded(name: str, command: Command) -> Any:  # noqa: ANN401 (typer's own commands)
-    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}, **SETTINGS)
+    app = typer.Typer(
+        add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}, **SETTINGS
+    )
     app.command(name)(command.function())
     return get_command(app)

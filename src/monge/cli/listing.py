@@ -32,14 +32,25 @@ ROOMS: Final[tuple[tuple[str, Registry[Any]], ...]] = (
     ("trees", TREES),
     ("controllers", CONTROLLERS),
 )
-PROPOSALS: Final = (Deterministic, Iid, Independent, WithoutReplacement, Mixed, HubPairs, Systematic, SharedClocks, Arbitrary)
+PROPOSALS: Final = (
+    Deterministic,
+    Iid,
+    Independent,
+    WithoutReplacement,
+    Mixed,
+    HubPairs,
+    Systematic,
+    SharedClocks,
+    Arbitrary,
+)
 
 
 @reported
 def list_parts(as_json: options.Json = False) -> None:
     """Show the verifiers, drafters, trees and controllers that can be named.
 
-    Settings are shown too. They are written in parentheses after a name: `--tree "fixed_width((4, 2), children='iid')"`.
+    Settings are shown too. They are written in parentheses after a name: `--tree "fixed_width((4,
+    2), children='iid')"`.
     """
     rooms = {room: [describe(registry, name) for name in registry] for room, registry in ROOMS}
     if as_json:
@@ -58,7 +69,11 @@ def describe(registry: Registry[Any], name: str) -> dict[str, Any]:
     return {
         "name": name,
         "summary": registry.summary(name),
-        "settings": {key: _plain(value) for key, value in options_of.items() if value is not dataclasses.MISSING},
+        "settings": {
+            key: _plain(value)
+            for key, value in options_of.items()
+            if value is not dataclasses.MISSING
+        },
         "required": [key for key, value in options_of.items() if value is dataclasses.MISSING],
     }
 
@@ -73,25 +88,35 @@ def _plain(value: object) -> object:
 
 
 def legality() -> dict[str, dict[str, str]]:
-    """For every verifier and way of drawing: `yes`, `one candidate`, or `no`; `Arbitrary` nodes are always target-walked."""
+    """For every verifier and way of drawing.
+
+    `yes`, `one candidate`, or `no`; `Arbitrary` nodes are always target-walked.
+    """
     return {name: {kind.__name__: _legal(name, kind) for kind in PROPOSALS} for name in VERIFIERS}
 
 
 def default_verifiers() -> dict[str, dict[str, str]]:
-    """The verifier of every tree where the user names none, for each way of drawing children; `""` where a tree has its own."""
+    """The verifier of every tree where the user names none, for each way of drawing children.
+
+    `""` where a tree has its own.
+    """
     rules: dict[str, dict[str, str]] = {}
     for name in TREES:
         trees = {"": TREES.make(name)}
         if "children" in TREES.settings(name):
             trees = {kind: tree for kind in CHILDREN if (tree := _drawn_by(name, kind)) is not None}
         rules[name] = {
-            kind: VERIFIERS.name_of(default_rule(tree.limits.proposes, tree.limits.max_width)) for kind, tree in trees.items()
+            kind: VERIFIERS.name_of(default_rule(tree.limits.proposes, tree.limits.max_width))
+            for kind, tree in trees.items()
         }
     return rules
 
 
 def _drawn_by(tree: str, kind: str) -> TreeBuilder | None:
-    """A tree with its usual sizes whose children are drawn in a given way; `None` where it is too narrow for that."""
+    """A tree with its usual sizes whose children are drawn in a given way.
+
+    `None` where it is too narrow for that.
+    """
     try:
         return TREES.make(tree, children=kind)
     except OptionError:
@@ -116,7 +141,9 @@ def _room_table(room: str, parts: list[dict[str, Any]]) -> Table:
     table.add_column("settings and defaults", ratio=2)
     for part in parts:
         settings = [f"{key}={value!r}" for key, value in part["settings"].items()]
-        table.add_row(part["name"], part["summary"], ", ".join([*part["required"], *settings]) or "-")
+        table.add_row(
+            part["name"], part["summary"], ", ".join([*part["required"], *settings]) or "-"
+        )
     return table
 
 
@@ -132,13 +159,20 @@ def _print_legality(console: Console) -> None:
         legal = [
             rule
             for rule in VERIFIERS
-            if unsupported_reason(VERIFIERS.make(rule), tree.limits.proposes, tree.limits.max_width) is None
+            if unsupported_reason(VERIFIERS.make(rule), tree.limits.proposes, tree.limits.max_width)
+            is None
         ]
         console.print(
-            f"tree {name} draws {tree_proposals(tree)} candidates, at most {tree.limits.max_width} a node: {', '.join(legal)}"
+            f"tree {name} draws {tree_proposals(tree)} candidates, at most "
+            f"{tree.limits.max_width} a node: {', '.join(legal)}"
         )
     console.print()
     for name, rules in default_verifiers().items():
-        kinds_of = {rule: [kind for kind, own in rules.items() if kind and own == rule] for rule in rules.values()}
-        shown = [f"{rule} ({', '.join(kinds)})" if kinds else rule for rule, kinds in kinds_of.items()]
+        kinds_of = {
+            rule: [kind for kind, own in rules.items() if kind and own == rule]
+            for rule in rules.values()
+        }
+        shown = [
+            f"{rule} ({', '.join(kinds)})" if kinds else rule for rule, kinds in kinds_of.items()
+        ]
         console.print(f"tree {name} is verified by {', '.join(shown)} where no verifier is named")

@@ -9,7 +9,9 @@ from rich.text import Text
 
 
 class LiveText:
-    """Prints finished lines for good and redraws only the line that still grows: long texts scroll as usual.
+    """Prints finished lines for good and redraws only the line that still grows.
+
+    Long texts scroll as usual.
 
     Args:
         console: A terminal.
@@ -33,7 +35,12 @@ class LiveText:
         self._live.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._live.__exit__(kind, error, traceback)
         self._console.print(Text(self._tail))
 

@@ -13,8 +13,12 @@ from monge.engine.decoder import Decoder
 
 
 @contextmanager
-def loaded(target: str | None, draft: Sequence[str] | None, *, tensor_parallel: bool, **options: Any) -> Iterator[Decoder]:
-    """A decoder for a command. Under tensor parallelism rank 0 alone goes on; the others end when it is done.
+def loaded(
+    target: str | None, draft: Sequence[str] | None, *, tensor_parallel: bool, **options: Any
+) -> Iterator[Decoder]:
+    """A decoder for a command.
+
+    Under tensor parallelism rank 0 alone goes on; the others end when it is done.
 
     Args:
         target: As for `monge.load`.
@@ -39,7 +43,9 @@ def is_led() -> bool:
 
 
 def follow(target: str | None, draft: Sequence[str] | None, **options: Any) -> None:
-    """Take part in what rank 0 serves. Who follows goes when rank 0 lets it: a signal to all comes before the last answers.
+    """Take part in what rank 0 serves.
+
+    Who follows goes when rank 0 lets it: a signal to all comes before the last answers.
 
     Args:
         target: As for `loaded`.

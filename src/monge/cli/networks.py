@@ -1,4 +1,7 @@
-"""Networks for commands that need more of them than a decoder shows: who they are, and the draft model by itself."""
+"""Networks for commands that need more of them than a decoder shows.
+
+Who they are, and the draft model by itself.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,16 +50,25 @@ class Networks:
     def chosen(self, configuration: Configuration) -> Configuration:
         """A configuration with the given head where it drafts by default, or is named without a folder."""
         text = configuration.drafter
-        return replace(configuration, drafter=self.head if text is None else with_head(text, self.head))
+        return replace(
+            configuration, drafter=self.head if text is None else with_head(text, self.head)
+        )
 
     def decoder(self, configuration: Configuration) -> Decoder:
         """A decoder with some parts."""
         chosen = self.chosen(configuration)
-        parts = chosen.components(self.own_target() if chosen.takes_target else self.target, self.draft)
-        return Decoder(parts, tokenizer=self.tokenizer, eos_ids=eos_ids_of(self.network), max_batch_size=1)
+        parts = chosen.components(
+            self.own_target() if chosen.takes_target else self.target, self.draft
+        )
+        return Decoder(
+            parts, tokenizer=self.tokenizer, eos_ids=eos_ids_of(self.network), max_batch_size=1
+        )
 
     def own_target(self) -> SequenceModel:
-        """The target once more, same weights: a drafter may have it keep hidden states, which others need not pay for."""
+        """The target once more, same weights.
+
+        A drafter may have it keep hidden states, which others need not pay for.
+        """
         return as_sequence_model(self.network, backend=self.backend)
 
     def about(self) -> dict[str, Any]:
@@ -66,17 +78,27 @@ class Networks:
     def further(self, drafters: Sequence[str]) -> list[str]:
         """The drafter of the given head, and those that were asked for, with that head filled in."""
         given = [] if self.head is None else [self.head]
-        return [*given, *(one for one in (with_head(text, self.head) for text in drafters) if one not in given)]
+        return [
+            *given,
+            *(one for one in (with_head(text, self.head) for text in drafters) if one not in given),
+        ]
 
     def costs(self, drafters: Sequence[str]) -> dict[str, Any]:
-        """Measured times of rounds, of the usual drafters and further ones; of those that are made of others, by part."""
-        singles = {one: Configuration(drafter=one) for text in drafters for one in drafters_in(text)}
+        """Measured times of rounds, of the usual drafters and further ones.
+
+        Of those that are made of others, by part.
+        """
+        singles = {
+            one: Configuration(drafter=one) for text in drafters for one in drafters_in(text)
+        }
         more = [one for text, one in singles.items() if text not in TIMED]
         targets = [self.own_target() if one.takes_target else self.target for one in more]
         return measured_costs(self.target, self.draft, list(zip(more, targets, strict=True)))
 
 
-def load_networks(target: str | None, draft: str | None, *, backend: str = "eager", **loading: Any) -> Networks:
+def load_networks(
+    target: str | None, draft: str | None, *, backend: str = "eager", **loading: Any
+) -> Networks:
     """Load target and draft model, or target and head; without names the built-in pair.
 
     Args:
@@ -122,10 +144,14 @@ def load_draft(log: LawLog, draft: str | None, **loading: Any) -> SequenceModel 
     source = str(built_in("draft")) if draft is None else draft
     if head_drafter(source, None) is not None:
         raise OptionError(
-            f"--draft: {source!r} is a head, which reads hidden states of the target, and a log holds none; use `monge "
+            f"--draft: {source!r} is a head, which reads hidden states of the target, and a log "
+            "holds none; use `monge "
             "tune` or `monge bench decode`, where the target runs"
         )
     network, tokenizer = load_network(source, **loading), load_tokenizer(source)
     size = int(network.config.get_text_config().vocab_size)
-    log.check_model(ModelIdentity(name=source, vocab_size=size, tokenizer=tokenizer_digest(tokenizer)), "the draft model")
+    log.check_model(
+        ModelIdentity(name=source, vocab_size=size, tokenizer=tokenizer_digest(tokenizer)),
+        "the draft model",
+    )
     return as_draft_model(network, ReplayTarget(log.model.vocab_size))

@@ -1,4 +1,7 @@
-"""Options that commands share. No default is written here: what is not given is not passed, and the library's own holds."""
+"""Options that commands share.
+
+No default is written here: what is not given is not passed, and the library's own holds.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -53,7 +56,13 @@ def each(values: Sequence[int | float]) -> str:
 
 
 Target = Annotated[
-    str | None, option("--target", help="Target model: a folder or a name.", panel=MODELS, default="the built-in target")
+    str | None,
+    option(
+        "--target",
+        help="Target model: a folder or a name.",
+        panel=MODELS,
+        default="the built-in target",
+    ),
 ]
 Draft = Annotated[
     str | None,
@@ -68,7 +77,8 @@ Drafts = Annotated[
     list[str] | None,
     option(
         "--draft",
-        help="Draft model with the target's tokenizer, or the folder of a head for the target. Several draft models, given one "
+        help="Draft model with the target's tokenizer, or the folder of a head for the target. "
+        "Several draft models, given one "
         "by one, draft together.",
         panel=MODELS,
         default="the built-in draft, or none beside a --target",
@@ -85,23 +95,50 @@ CrossTokenizer = Annotated[
 ChatTemplate = Annotated[
     str | None,
     option(
-        "--chat-template", help="`instruction`, or a file with a Jinja template.", panel=MODELS, default="the tokenizer's own"
+        "--chat-template",
+        help="`instruction`, or a file with a Jinja template.",
+        panel=MODELS,
+        default="the tokenizer's own",
     ),
 ]
 Chat = Annotated[
-    bool, option("--chat", help="Take every prompt as a user's message, by the model's chat template.", panel=MODELS)
+    bool,
+    option(
+        "--chat",
+        help="Take every prompt as a user's message, by the model's chat template.",
+        panel=MODELS,
+    ),
 ]
 System = Annotated[
-    str | None, option("--system", help="The system message.", panel=MODELS, default="the chat template's own, if any")
+    str | None,
+    option(
+        "--system",
+        help="The system message.",
+        panel=MODELS,
+        default="the chat template's own, if any",
+    ),
 ]
 Dtype = Annotated[
     str | None,
-    option("--dtype", help="Type of the weights: float32, bfloat16, ...", panel=MODELS, default=default_of(load, "dtype")),
+    option(
+        "--dtype",
+        help="Type of the weights: float32, bfloat16, ...",
+        panel=MODELS,
+        default=default_of(load, "dtype"),
+    ),
 ]
-Device = Annotated[str | None, option("--device", help="Where the models run: cpu, cuda, ...", panel=MODELS, default="cpu")]
+Device = Annotated[
+    str | None,
+    option("--device", help="Where the models run: cpu, cuda, ...", panel=MODELS, default="cpu"),
+]
 Attention = Annotated[
     str | None,
-    option("--attention", help="eager, sdpa or flex_attention.", panel=MODELS, default="the model's own"),
+    option(
+        "--attention",
+        help="eager, sdpa or flex_attention.",
+        panel=MODELS,
+        default="the model's own",
+    ),
 ]
 Backend = Annotated[
     str | None,
@@ -123,7 +160,11 @@ DraftBackend = Annotated[
 ]
 TensorParallel = Annotated[
     bool,
-    option("--tensor-parallel", help="Spread the target over the processes of this `torchrun`.", panel=MODELS),
+    option(
+        "--tensor-parallel",
+        help="Spread the target over the processes of this `torchrun`.",
+        panel=MODELS,
+    ),
 ]
 
 Drafter = Annotated[
@@ -132,7 +173,8 @@ Drafter = Annotated[
         "--drafter",
         help="What proposes tokens, e.g. `ngram(max_ngram=4)`.",
         panel=SPECULATION,
-        default="ngram or model as the controller chooses, model where it does not, ngram without a draft model",
+        default="ngram or model as the controller chooses, model where it does not, ngram without "
+        "a draft model",
     ),
 ]
 Tree = Annotated[
@@ -146,7 +188,12 @@ Tree = Annotated[
 ]
 Verifier = Annotated[
     str | None,
-    option("--verifier", help="Acceptance rule; see `monge list`.", panel=SPECULATION, default="the one for the candidates"),
+    option(
+        "--verifier",
+        help="Acceptance rule; see `monge list`.",
+        panel=SPECULATION,
+        default="the one for the candidates",
+    ),
 ]
 CONTROLLERS: Final = f"{ADAPTIVE}, and {STEADY} for sampled requests with a seed"
 _CONTROLLER: Final = option(
@@ -169,11 +216,21 @@ Costs = Annotated[
 ]
 DraftTemperature = Annotated[
     float | None,
-    option("--draft-temperature", help="Draft at this temperature.", panel=SPECULATION, default="the request's own"),
+    option(
+        "--draft-temperature",
+        help="Draft at this temperature.",
+        panel=SPECULATION,
+        default="the request's own",
+    ),
 ]
 DraftTopK = Annotated[
     int | None,
-    option("--draft-top-k", help="Draft from the k most probable tokens of the draft model.", panel=SPECULATION, default="all"),
+    option(
+        "--draft-top-k",
+        help="Draft from the k most probable tokens of the draft model.",
+        panel=SPECULATION,
+        default="all",
+    ),
 ]
 
 
@@ -187,15 +244,30 @@ MaxNewTokens = Annotated[int | None, _request("max_new_tokens", "Most tokens to 
 Temperature = Annotated[float | None, _request("temperature", "0 decodes greedily.")]
 TopK = Annotated[int | None, _request("top_k", "Keep the k most probable tokens.", "all")]
 TopP = Annotated[float | None, _request("top_p", "Keep the most probable tokens up to this mass.")]
-MinP = Annotated[float | None, _request("min_p", "Keep tokens of at least this share of the largest mass.")]
-Seed = Annotated[int | None, _request("seed", "Makes the text reproducible.", "drawn, and reported")]
-Stop = Annotated[list[str] | None, _request("stop", "End before this string; may be repeated.", "none")]
-IgnoreEos = Annotated[bool, option("--ignore-eos", help="Go on after an end-of-text token.", panel=SAMPLING)]
+MinP = Annotated[
+    float | None, _request("min_p", "Keep tokens of at least this share of the largest mass.")
+]
+Seed = Annotated[
+    int | None, _request("seed", "Makes the text reproducible.", "drawn, and reported")
+]
+Stop = Annotated[
+    list[str] | None, _request("stop", "End before this string; may be repeated.", "none")
+]
+IgnoreEos = Annotated[
+    bool, option("--ignore-eos", help="Go on after an end-of-text token.", panel=SAMPLING)
+]
 BatchSize = Annotated[
     int | None,
-    option("--batch-size", help="Prompts decoded together.", panel=RUNNING, default=default_of(load, "max_batch_size")),
+    option(
+        "--batch-size",
+        help="Prompts decoded together.",
+        panel=RUNNING,
+        default=default_of(load, "max_batch_size"),
+    ),
 ]
-Threads = Annotated[int | None, option("--threads", help="Threads of torch.", panel=RUNNING, default="torch's own")]
+Threads = Annotated[
+    int | None, option("--threads", help="Threads of torch.", panel=RUNNING, default="torch's own")
+]
 
 
 def set_threads(threads: int | None) -> None:
@@ -216,15 +288,21 @@ def check_positive(**numbers: int | None) -> None:
             raise OptionError(f"--{name.replace('_', '-')} must be at least 1; got {number}")
 
 
-File = Annotated[Path | None, option("--file", help="Prompts: plain text lines, or *.jsonl with `prompt`.", panel=RUNNING)]
+File = Annotated[
+    Path | None,
+    option("--file", help="Prompts: plain text lines, or *.jsonl with `prompt`.", panel=RUNNING),
+]
 Trace = Annotated[
     list[Path] | None,
     option(
         "--trace",
-        help="Write windows, prices and accepted tokens round by round: *.json, or *.png for a plot; may be repeated.",
+        help="Write windows, prices and accepted tokens round by round: *.json, or *.png for a "
+        "plot; may be repeated.",
         panel=OUTPUT,
         default="nothing",
     ),
 ]
 Json = Annotated[bool, option("--json", help="Machine-readable output on stdout.", panel=OUTPUT)]
-Verbose = Annotated[bool, option("--verbose", "-v", help="Say what runs and where the time goes.", panel=OUTPUT)]
+Verbose = Annotated[
+    bool, option("--verbose", "-v", help="Say what runs and where the time goes.", panel=OUTPUT)
+]

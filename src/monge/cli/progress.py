@@ -20,7 +20,13 @@ from monge.cli.console import notes
 @contextmanager
 def call_bar() -> Iterator[Watch]:
     """A progress bar of calls."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
     with _progress(*columns, transient=True) as progress:
         task = progress.add_task("", total=None)
         started = False
@@ -30,13 +36,18 @@ def call_bar() -> Iterator[Watch]:
             started = True
             progress.reset(task, total=count)
 
-        yield Watch(total=total, step=lambda name: progress.update(task, description=name, advance=int(started)))
+        yield Watch(
+            total=total,
+            step=lambda name: progress.update(task, description=name, advance=int(started)),
+        )
 
 
 @contextmanager
 def spinner() -> Iterator[Callable[[str], None]]:
     """A line that says what is being done."""
-    with _progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), transient=True) as progress:
+    with _progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), transient=True
+    ) as progress:
         task = progress.add_task("")
         yield lambda name: progress.update(task, description=name)
 
@@ -44,7 +55,13 @@ def spinner() -> Iterator[Callable[[str], None]]:
 @contextmanager
 def bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
     """Bars that stay, of a name and a total each; what makes one returns what advances it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with _progress(*columns) as progress:
 
         def bar(name: str, total: int) -> Callable[[int], None]:

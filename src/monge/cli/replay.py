@@ -30,9 +30,16 @@ PER_TASK: Final = 2
 RECORD: Final = "Record"
 Top = Annotated[
     int | None,
-    options.option("--top", help="Keep so many tokens of every law, and the mass of the others.", panel=RECORD, default="all"),
+    options.option(
+        "--top",
+        help="Keep so many tokens of every law, and the mass of the others.",
+        panel=RECORD,
+        default="all",
+    ),
 ]
-LogOut = Annotated[Path, options.option("--out", help="The log.", panel=options.OUTPUT, default=LOG)]
+LogOut = Annotated[
+    Path, options.option("--out", help="The log.", panel=options.OUTPUT, default=LOG)
+]
 
 
 @reported
@@ -50,30 +57,43 @@ def record(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     min_p: options.MinP = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the first text.", rich_help_panel=options.SAMPLING)] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Of the first text.", rich_help_panel=options.SAMPLING)
+    ] = 0,
     ignore_eos: options.IgnoreEos = False,
     per_task: Annotated[
         int | None,
-        options.option("--prompts-per-task", help="Prompts of each task; of a file all.", panel=RECORD, default=PER_TASK),
+        options.option(
+            "--prompts-per-task",
+            help="Prompts of each task; of a file all.",
+            panel=RECORD,
+            default=PER_TASK,
+        ),
     ] = None,
     top: Top = None,
     drafter: Annotated[
         list[str] | None,
         options.option(
-            "--drafter", help="Time this drafter too; may be repeated.", panel=RECORD, default="none, ngram, --draft"
+            "--drafter",
+            help="Time this drafter too; may be repeated.",
+            panel=RECORD,
+            default="none, ngram, --draft",
         ),
     ] = None,
-    no_costs: Annotated[bool, options.option("--no-costs", help="Do not time rounds.", panel=RECORD)] = False,
+    no_costs: Annotated[
+        bool, options.option("--no-costs", help="Do not time rounds.", panel=RECORD)
+    ] = False,
     out: LogOut = LOG,
     as_json: options.Json = False,
 ) -> None:
     """Let the target write once, and keep its distributions and its times.
 
-    `monge replay run` then tries drafters, trees, verifiers and controllers on them. The texts are those of the target:
-    speculation is lossless, so a draft model or a head only makes the log sooner. The log also keeps who the target is and,
-    unless told otherwise, how long its rounds and the drafters take on this machine. A complete distribution takes 8 bytes per
-    token of the vocabulary; `--top` makes small logs for large vocabularies, from which rules that test several draws a node
-    cannot be replayed.
+    `monge replay run` then tries drafters, trees, verifiers and controllers on them. The texts are
+    those of the target: speculation is lossless, so a draft model or a head only makes the log
+    sooner. The log also keeps who the target is and, unless told otherwise, how long its rounds and
+    the drafters take on this machine. A complete distribution takes 8 bytes per token of the
+    vocabulary; `--top` makes small logs for large vocabularies, from which rules that test several
+    draws a node cannot be replayed.
 
     **Examples**
 
@@ -85,7 +105,9 @@ def record(
     check_out_file(out)
     shown = asked_prompts(prompts, per_task=per_task, default=PER_TASK)
     if drafter and no_costs:
-        raise OptionError("--drafter says whose rounds are timed, and --no-costs that none are; leave one out")
+        raise OptionError(
+            "--drafter says whose rounds are timed, and --no-costs that none are; leave one out"
+        )
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
     networks = load_networks(target, draft, **loading)
     rules = SamplingRules(temperature=0.0 if temperature is None else temperature, top_k=top_k)
@@ -93,7 +115,16 @@ def record(
     recording = options.given(max_new_tokens=max_new_tokens)
     with call_bar() as watch:
         watch.total(len(shown) + (0 if no_costs else 1))
-        found = recorded(networks, shown, rules, watch=watch, seed=seed, ignore_eos=ignore_eos, top=top, **recording)
+        found = recorded(
+            networks,
+            shown,
+            rules,
+            watch=watch,
+            seed=seed,
+            ignore_eos=ignore_eos,
+            top=top,
+            **recording,
+        )
         if not no_costs:
             watch.step("measuring costs")
             found = replace(found, costs=networks.costs(networks.further(drafter or ())))
@@ -103,14 +134,23 @@ def record(
         print(json.dumps(described(found) | {"file": str(path), "bytes": path.stat().st_size}))
 
 
-def recorded(networks: Networks, prompts: Sequence[Prompt], rules: SamplingRules, *, watch: Any, **recording: Any) -> LawLog:  # noqa: ANN401
+def recorded(
+    networks: Networks,
+    prompts: Sequence[Prompt],
+    rules: SamplingRules,
+    *,
+    watch: Any,  # noqa: ANN401
+    **recording: Any,
+) -> LawLog:
     """Texts and laws of prompts, by task."""
     by_task: dict[str, list[str]] = {}
     for prompt in prompts:
         by_task.setdefault(prompt.task, []).append(prompt.text)
     decoder = networks.decoder(Configuration())
     step = lambda: watch.step("target writes")  # noqa: E731
-    return record_log(decoder, by_task, model=networks.identity, rules=rules, on_text=step, **recording)
+    return record_log(
+        decoder, by_task, model=networks.identity, rules=rules, on_text=step, **recording
+    )
 
 
 def described(found: LawLog) -> dict[str, Any]:
@@ -128,11 +168,16 @@ def described(found: LawLog) -> dict[str, Any]:
 
 def say_log(found: LawLog, path: Path) -> None:
     """What was logged, and what to do with it."""
-    laws = "complete laws" if found.top is None else f"the {found.top} most probable tokens of each law, the rest as one"
+    laws = (
+        "complete laws"
+        if found.top is None
+        else f"the {found.top} most probable tokens of each law, the rest as one"
+    )
     costs = f"costs of {', '.join(sorted(found.costs))}" if found.costs else "no costs"
     size = path.stat().st_size / 1e6
     output().print(
-        f"{path}: {len(found.texts)} texts of {found.model.name}, {found.num_tokens} tokens, {laws}, {costs}, {size:.1f} MB",
+        f"{path}: {len(found.texts)} texts of {found.model.name}, {found.num_tokens} tokens, "
+        f"{laws}, {costs}, {size:.1f} MB",
         markup=False,
         soft_wrap=True,
     )
@@ -144,11 +189,23 @@ REPLAY: Final = "Replay"
 
 
 def _many(name: str, help: str, default: str) -> Any:  # noqa: ANN401 (typer's own type is private)
-    return options.option(name, help=f"{help}; may be repeated.", panel=options.SPECULATION, default=default)
+    return options.option(
+        name, help=f"{help}; may be repeated.", panel=options.SPECULATION, default=default
+    )
 
 
-Repeats = Annotated[int, typer.Option("--repeats", help="Passes over the log; drafting is random.", rich_help_panel=REPLAY)]
-Depth = Annotated[int, typer.Option("--depth", help="Deepest fixed window, and of the oracle.", rich_help_panel=REPLAY)]
+Repeats = Annotated[
+    int,
+    typer.Option(
+        "--repeats", help="Passes over the log; drafting is random.", rich_help_panel=REPLAY
+    ),
+]
+Depth = Annotated[
+    int,
+    typer.Option(
+        "--depth", help="Deepest fixed window, and of the oracle.", rich_help_panel=REPLAY
+    ),
+]
 
 
 @reported
@@ -158,27 +215,46 @@ def run(
     draft: options.Draft = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
-    drafter: Annotated[list[str] | None, _many("--drafter", "What proposes tokens", "the library's")] = None,
-    tree: Annotated[list[str] | None, _many("--tree", "Shape of the proposals", "the library's")] = None,
-    verifier: Annotated[list[str] | None, _many("--verifier", "Acceptance rule", "the library's")] = None,
-    controller: Annotated[list[str] | None, _many("--controller", "How much to draft", "fixed")] = None,
+    drafter: Annotated[
+        list[str] | None, _many("--drafter", "What proposes tokens", "the library's")
+    ] = None,
+    tree: Annotated[
+        list[str] | None, _many("--tree", "Shape of the proposals", "the library's")
+    ] = None,
+    verifier: Annotated[
+        list[str] | None, _many("--verifier", "Acceptance rule", "the library's")
+    ] = None,
+    controller: Annotated[
+        list[str] | None, _many("--controller", "How much to draft", "fixed")
+    ] = None,
     draft_temperature: options.DraftTemperature = None,
     draft_top_k: options.DraftTopK = None,
     check_target: Annotated[
-        str | None, options.option("--check-target", help="Refuse the log if this is not its target.", panel=options.MODELS)
+        str | None,
+        options.option(
+            "--check-target", help="Refuse the log if this is not its target.", panel=options.MODELS
+        ),
     ] = None,
     repeats: Repeats = REPEATS,
     depth: Depth = DEPTH,
     seed: Annotated[int, typer.Option("--seed", help="Of all passes.", rich_help_panel=REPLAY)] = 0,
-    out: Annotated[Path, options.option("--out", help="Folder for JSON and plots.", panel=options.OUTPUT, default=OUT)] = OUT,
-    plots: Annotated[bool, options.option("--plots/--no-plots", help="Draw PNG plots.", panel=options.OUTPUT)] = True,
+    out: Annotated[
+        Path,
+        options.option(
+            "--out", help="Folder for JSON and plots.", panel=options.OUTPUT, default=OUT
+        ),
+    ] = OUT,
+    plots: Annotated[
+        bool, options.option("--plots/--no-plots", help="Draw PNG plots.", panel=options.OUTPUT)
+    ] = True,
     as_json: options.Json = False,
 ) -> None:
     """Say what other parts would have done on a recorded run, without the target.
 
-    Only the drafter runs. All combinations of the parts that are named are replayed; each combination that does not fit
-    together, or that the log cannot answer exactly, is listed with the reason. *Regret* is the share of speed lost to the best
-    fixed window in hindsight, and to an oracle that picks the best window at every position knowing all chances of acceptance.
+    Only the drafter runs. All combinations of the parts that are named are replayed; each
+    combination that does not fit together, or that the log cannot answer exactly, is listed with
+    the reason. *Regret* is the share of speed lost to the best fixed window in hindsight, and to an
+    oracle that picks the best window at every position knowing all chances of acceptance.
 
     **Examples**
 
@@ -194,7 +270,9 @@ def run(
     found = read_log(log)
     if check_target is not None:
         network = load_network(check_target)
-        found.check_model(identity_of(network, load_tokenizer(check_target), check_target), "the target")
+        found.check_model(
+            identity_of(network, load_tokenizer(check_target), check_target), "the target"
+        )
     parts = {"drafter": drafter, "tree": tree, "verifier": verifier, "controller": controller}
     chosen = list(grid(**parts, draft_temperature=[draft_temperature], draft_top_k=[draft_top_k]))
     model = load_draft(found, draft, **options.given(dtype=dtype, device=device))
@@ -202,7 +280,9 @@ def run(
     with call_bar() as watch:
         watch.total(len(chosen) * len(found.texts) * (1 + repeats))
         document = compare(chosen, found, model, settings, on_text=lambda: watch.step("replaying"))
-    files = [write_document(document, out, "replay.json")] + ([] if draw is None else draw(document["replayed"], out))
+    files = [write_document(document, out, "replay.json")] + (
+        [] if draw is None else draw(document["replayed"], out)
+    )
     show(document)
     output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)
     if as_json:
@@ -221,15 +301,20 @@ def show(document: dict[str, Any]) -> None:
             console.print(tag_table(document["replayed"]))
     if any(found["stands_in"] for found in document["replayed"]):
         console.print(
-            "compact log: rejected candidates stand in for those that complete laws would give; acceptance is exact",
+            "compact log: rejected candidates stand in for those that complete laws would give; "
+            "acceptance is exact",
             style="dim",
             soft_wrap=True,
         )
     for found in document["replayed"]:
         if found["untimed"] is not None:
-            console.print(f"{found['label']}: {found['untimed']}", style="dim", markup=False, soft_wrap=True)
+            console.print(
+                f"{found['label']}: {found['untimed']}", style="dim", markup=False, soft_wrap=True
+            )
     for refused in document["refused"]:
-        console.print(f"{refused['label']}: {refused['reason']}", style="yellow", markup=False, soft_wrap=True)
+        console.print(
+            f"{refused['label']}: {refused['reason']}", style="yellow", markup=False, soft_wrap=True
+        )
 
 
 def table(replayed: Sequence[dict[str, Any]]) -> Table:

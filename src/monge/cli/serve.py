@@ -61,8 +61,9 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, as the OpenAI API does.
 
-    Completions and chat, whole or as streams, `/v1/models`, `/health`, and `/metrics` for Prometheus. On SIGTERM no more
-    requests are taken, and those that run are finished. docs/serving.md has recipes for clients.
+    Completions and chat, whole or as streams, `/v1/models`, `/health`, and `/metrics` for
+    Prometheus. On SIGTERM no more requests are taken, and those that run are finished.
+    docs/serving.md has recipes for clients.
 
     **Examples**
 
@@ -88,25 +89,48 @@ def _serve_here(given: Mapping[str, Any]) -> None:
 
     if given["drain"] < 0:
         raise OptionError(f"--drain must be at least 0 seconds; got {given['drain']}")
-    limits = _limits(given.get("request_timeout"), **chosen("max_choices", "max_request_bytes", "logprobs_of"))
-    name = given["served_model_name"] if "served_model_name" in given else server.served_name(target)
+    limits = _limits(
+        given.get("request_timeout"), **chosen("max_choices", "max_request_bytes", "logprobs_of")
+    )
+    name = (
+        given["served_model_name"] if "served_model_name" in given else server.served_name(target)
+    )
     keys = tuple(given.get("api_key", ()))
     hosts = server.hosts_to_accept(host, keys, given.get("allowed_host", ()))
     settings = server.ServerSettings(model_name=name, api_keys=keys, allowed_hosts=hosts, **limits)
     options.set_threads(given.get("threads"))
-    loading = chosen("dtype", "device", "attention", "backend", "draft_backend", "max_batch_size", "tensor_parallel")
-    parts = chosen("drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k")
+    loading = chosen(
+        "dtype",
+        "device",
+        "attention",
+        "backend",
+        "draft_backend",
+        "max_batch_size",
+        "tensor_parallel",
+    )
+    parts = chosen(
+        "drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k"
+    )
     if given["tensor_parallel"] and is_led():
         follow(target, given.get("draft"), **parts, **loading)
         return
-    with server.listen(host, given["port"]) as listener, loaded(target, given.get("draft"), **parts, **loading) as decoder:
-        chat = server.chat_format(decoder.tokenizer, given.get("chat_template"), is_built_in=target is None)
+    with (
+        server.listen(host, given["port"]) as listener,
+        loaded(target, given.get("draft"), **parts, **loading) as decoder,
+    ):
+        chat = server.chat_format(
+            decoder.tokenizer, given.get("chat_template"), is_built_in=target is None
+        )
         budget = {"kv_budget_tokens": given["kv_budget"]} if "kv_budget" in given else {}
-        app = server.create_app(decoder, settings, chat, **chosen("max_waiting", "prefill_chunk"), **budget)
+        app = server.create_app(
+            decoder, settings, chat, **chosen("max_waiting", "prefill_chunk"), **budget
+        )
         is_open = not (keys or server.is_loopback(host))
         where = f"serving {name} at {server.url_of(listener)}/v1"
         _say(decoder, where, verbose=given["verbose"], is_open=is_open)
-        server.serve_until_signal(app, listener, drain_s=given["drain"], access_log=given["access_log"])
+        server.serve_until_signal(
+            app, listener, drain_s=given["drain"], access_log=given["access_log"]
+        )
 
 
 def _server_room() -> ModuleType:
@@ -114,7 +138,10 @@ def _server_room() -> ModuleType:
     try:
         from monge.serve import launch
     except ImportError as error:
-        raise OptionError(f"monge serve needs packages that are not installed ({error}): pip install 'monge[serve]'") from error
+        raise OptionError(
+            f"monge serve needs packages that are not installed ({error}): pip "
+            "install 'monge[serve]'"
+        ) from error
     return launch
 
 
@@ -132,6 +159,12 @@ def _say(decoder: Decoder, where: str, *, verbose: bool, is_open: bool) -> None:
     notes().print(where, markup=False, soft_wrap=True)
     if (dtype := decoder.components.coarse_dtype) is not None:
         text = f"{dtype} depends on the other rows of a batch: a seed does not give its text again, and answers have seed null"
-        notes().print(f"{text}; --dtype float32 makes texts repeatable", style="yellow", markup=False)
+        notes().print(
+            f"{text}; --dtype float32 makes texts repeatable", style="yellow", markup=False
+        )
     if is_open:
-        notes().print("anyone who reaches this address may use it; --api-key asks for a key", style="yellow", markup=False)
+        notes().print(
+            "anyone who reaches this address may use it; --api-key asks for a key",
+            style="yellow",
+            markup=False,
+        )

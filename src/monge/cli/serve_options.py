@@ -28,12 +28,17 @@ def _ray(*names: str, help: str, default: object = None) -> Any:  # noqa: ANN401
     return option(*names, help=help, panel=RAY, default=default)
 
 
-Target = Annotated[str | None, typer.Argument(help="Folder or name of the target; without it, the built-in pair.")]
+Target = Annotated[
+    str | None, typer.Argument(help="Folder or name of the target; without it, the built-in pair.")
+]
 Drafts = Annotated[
     list[str] | None,
     typer.Argument(help="Draft model with the target's tokenizer; several draft together."),
 ]
-Host = Annotated[str, _server("--host", help="Address to listen on; 0.0.0.0 is open to the network.", default=HOST)]
+Host = Annotated[
+    str,
+    _server("--host", help="Address to listen on; 0.0.0.0 is open to the network.", default=HOST),
+]
 Port = Annotated[int, _server("--port", help="Port; 0 takes a free one.", default=PORT)]
 ApiKey = Annotated[
     list[str] | None,
@@ -49,58 +54,114 @@ AllowedHosts = Annotated[
     list[str] | None,
     _server(
         "--allowed-host",
-        help="Another name or address, without a port, that requests may be sent to; may be repeated.",
+        help="Another name or address, without a port, that requests may be sent to; may be "
+        "repeated.",
         default="on loopback without a key: its own names; else any",
     ),
 ]
 ServedModelName = Annotated[
-    str | None, _server("--served-model-name", help="Name that clients ask for.", default="the target's own")
+    str | None,
+    _server("--served-model-name", help="Name that clients ask for.", default="the target's own"),
 ]
 ChatTemplate = Annotated[
     str | None,
-    _server("--chat-template", help="`instruction`, or a file with a Jinja template.", default="the tokenizer's own, if any"),
+    _server(
+        "--chat-template",
+        help="`instruction`, or a file with a Jinja template.",
+        default="the tokenizer's own, if any",
+    ),
 ]
 LogprobsOf = Annotated[
     LogprobSource | None,
-    _server("--logprobs-of", help="raw: the target's own law; processed: the law that tokens are drawn from.", default="raw"),
+    _server(
+        "--logprobs-of",
+        help="raw: the target's own law; processed: the law that tokens are drawn from.",
+        default="raw",
+    ),
 ]
 Controllers = Annotated[
     list[str] | None,
     option(
         "--controller",
-        help="How much to draft, e.g. `fixed(max_depth=2)`; may be repeated: a request may name one, the others get the first.",
+        help="How much to draft, e.g. `fixed(max_depth=2)`; may be repeated: a request may name "
+        "one, the others get the first.",
         panel=SPECULATION,
         default=CONTROLLERS,
     ),
 ]
-Drain = Annotated[int, _server("--drain", help="Seconds that running requests get after SIGTERM.", default=DRAIN_S)]
+Drain = Annotated[
+    int,
+    _server("--drain", help="Seconds that running requests get after SIGTERM.", default=DRAIN_S),
+]
 AccessLog = Annotated[bool, _server("--access-log", help="Log every request.")]
 MaxBatchSize = Annotated[
-    int | None, _limit("--max-batch-size", help="Requests decoded together.", default=default_of(load, "max_batch_size"))
+    int | None,
+    _limit(
+        "--max-batch-size",
+        help="Requests decoded together.",
+        default=default_of(load, "max_batch_size"),
+    ),
 ]
-MaxWaiting = Annotated[int | None, _limit("--max-waiting", help="Requests that may wait; one more gets a 429.", default=256)]
+MaxWaiting = Annotated[
+    int | None,
+    _limit("--max-waiting", help="Requests that may wait; one more gets a 429.", default=256),
+]
 KvBudget = Annotated[
-    int | None, _limit("--kv-budget", help="Tokens of room in the caches.", default="batch size times context")
+    int | None,
+    _limit("--kv-budget", help="Tokens of room in the caches.", default="batch size times context"),
 ]
 PrefillChunk = Annotated[
-    int | None, _limit("--prefill-chunk", help="Prompt tokens that are read between two rounds.", default=512)
+    int | None,
+    _limit("--prefill-chunk", help="Prompt tokens that are read between two rounds.", default=512),
 ]
-MaxChoices = Annotated[int | None, _limit("--max-choices", help="Completions of one request: prompts times n.", default=32)]
-MaxRequestBytes = Annotated[int | None, _limit("--max-request-bytes", help="Largest body.", default=4 * 1024 * 1024)]
+MaxChoices = Annotated[
+    int | None,
+    _limit("--max-choices", help="Completions of one request: prompts times n.", default=32),
+]
+MaxRequestBytes = Annotated[
+    int | None, _limit("--max-request-bytes", help="Largest body.", default=4 * 1024 * 1024)
+]
 RequestTimeout = Annotated[
-    float | None, _limit("--request-timeout", help="Seconds after which a request is ended; 0 for never.", default=600)
+    float | None,
+    _limit(
+        "--request-timeout",
+        help="Seconds after which a request is ended; 0 for never.",
+        default=600,
+    ),
 ]
-UseRay = Annotated[bool, typer.Option("--ray", help="Serve from replicas, on many machines.", rich_help_panel=RAY)]
+UseRay = Annotated[
+    bool, typer.Option("--ray", help="Serve from replicas, on many machines.", rich_help_panel=RAY)
+]
 Replicas = Annotated[int | None, _ray("--replicas", help="Replicas.", default=1)]
 Autoscale = Annotated[
-    str | None, _ray("--autoscale", help="Fewest and most replicas, as `1:4`, in place of --replicas.", default="off")
+    str | None,
+    _ray(
+        "--autoscale",
+        help="Fewest and most replicas, as `1:4`, in place of --replicas.",
+        default="off",
+    ),
 ]
-UpscaleDelay = Annotated[float | None, _ray("--upscale-delay", help="Seconds of load before a replica is added.", default=30)]
+UpscaleDelay = Annotated[
+    float | None,
+    _ray("--upscale-delay", help="Seconds of load before a replica is added.", default=30),
+]
 DownscaleDelay = Annotated[
-    float | None, _ray("--downscale-delay", help="Seconds without it before a replica is taken away.", default=600)
+    float | None,
+    _ray(
+        "--downscale-delay", help="Seconds without it before a replica is taken away.", default=600
+    ),
 ]
 Address = Annotated[
-    str | None, _ray("--address", help="Address of a running cluster, or `auto`.", default="a cluster of this machine alone")
+    str | None,
+    _ray(
+        "--address",
+        help="Address of a running cluster, or `auto`.",
+        default="a cluster of this machine alone",
+    ),
 ]
-CpusPerReplica = Annotated[float | None, _ray("--cpus-per-replica", help="Cores of a replica.", default=1)]
-GpusPerReplica = Annotated[float | None, _ray("--gpus-per-replica", help="GPUs of a replica.", default=0)]
+CpusPerReplica = Annotated[
+    float | None, _ray("--cpus-per-replica", help="Cores of a replica.", default=1)
+]
+GpusPerReplica = Annotated[
+    float | None, _ray("--gpus-per-replica", help="GPUs of a replica.", default=0)
+]

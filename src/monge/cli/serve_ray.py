@@ -9,7 +9,15 @@ from monge.cli.console import notes
 from monge.core.errors import OptionError
 
 _RAY_ONLY: Final = (
-    *("replicas", "autoscale", "upscale_delay", "downscale_delay", "address", "cpus_per_replica", "gpus_per_replica"),
+    *(
+        "replicas",
+        "autoscale",
+        "upscale_delay",
+        "downscale_delay",
+        "address",
+        "cpus_per_replica",
+        "gpus_per_replica",
+    ),
 )
 _HERE_ONLY: Final = ("access_log", "verbose")
 _NAMES: Final = {
@@ -40,11 +48,14 @@ def serves_with_ray(given: Mapping[str, Any]) -> bool:
         return False
     if given["tensor_parallel"]:
         raise OptionError(
-            "--tensor-parallel is not for --ray: start the replicas of a sharded target with torchrun, one by one"
+            "--tensor-parallel is not for --ray: start the replicas of a sharded target with "
+            "torchrun, one by one"
         )
     wrong = [name for name in _HERE_ONLY if given[name]]
     if wrong:
-        raise OptionError(f"--{wrong[0].replace('_', '-')} is not for --ray: Ray keeps the replicas' logs")
+        raise OptionError(
+            f"--{wrong[0].replace('_', '-')} is not for --ray: Ray keeps the replicas' logs"
+        )
     if "autoscale" in given and "replicas" in given:
         raise OptionError("give --replicas or --autoscale, not both")
     delays = [name for name in ("upscale_delay", "downscale_delay") if name in given]
@@ -64,7 +75,9 @@ def range_of(text: str) -> tuple[int, int]:
     """
     fewest, colon, most = text.partition(":")
     if not (colon and fewest.isdecimal() and most.isdecimal()):
-        raise OptionError(f"--autoscale takes the fewest and the most replicas, as in 1:4; got {text!r}")
+        raise OptionError(
+            f"--autoscale takes the fewest and the most replicas, as in 1:4; got {text!r}"
+        )
     return int(fewest), int(most)
 
 
@@ -82,11 +95,15 @@ def _serve(given: Mapping[str, Any]) -> None:
     if "autoscale" in known:
         known["autoscale"] = range_of(known["autoscale"])
     try:
-        args = AppArgs(**{name: value for name, value in known.items() if name in AppArgs.model_fields})
+        args = AppArgs(
+            **{name: value for name, value in known.items() if name in AppArgs.model_fields}
+        )
     except ValidationError as error:
         wrong = error.errors()[0]
         field = str(wrong["loc"][0])
-        option = next((ours for ours, theirs in _NAMES.items() if theirs == field), field).replace("_", "-")
+        option = next((ours for ours, theirs in _NAMES.items() if theirs == field), field).replace(
+            "_", "-"
+        )
         raise OptionError(f"--{option}: {wrong['msg']}; got {wrong['input']!r}") from error
     ray = require_ray("serve")
     application, serve = app_from(args), ray.serve
@@ -94,9 +111,14 @@ def _serve(given: Mapping[str, Any]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     try:
-        serve.start(http_options={"host": given["host"], "port": given["port"]}, controller_options=CONTROLLER_OPTIONS)
+        serve.start(
+            http_options={"host": given["host"], "port": given["port"]},
+            controller_options=CONTROLLER_OPTIONS,
+        )
         serve.run(application, name=_APPLICATION, route_prefix="/")
-        notes().print(f"serving at http://{given['host']}:{given['port']}/v1", markup=False, soft_wrap=True)
+        notes().print(
+            f"serving at http://{given['host']}:{given['port']}/v1", markup=False, soft_wrap=True
+        )
         told.wait()
     finally:
         serve.delete(_APPLICATION)

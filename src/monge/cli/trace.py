@@ -17,12 +17,16 @@ def check_trace(path: Path) -> Writer:
     """What writes a file of this name; asked for before anything is decoded.
 
     Raises:
-        OptionError: If the name says neither JSON nor a plot, its folder is not there, or plots cannot be drawn.
+        OptionError: If the name says neither JSON nor a plot, its folder is not there, or plots
+            cannot be drawn.
     """
     if path.suffix not in _KINDS:
         raise OptionError(f"--trace {str(path)!r}: the name must end in {' or '.join(_KINDS)}")
     if not path.absolute().parent.is_dir():
-        raise OptionError(f"--trace {str(path)!r}: there is no folder {str(path.absolute().parent)!r}; make it first")
+        raise OptionError(
+            f"--trace {str(path)!r}: there is no folder "
+            f"{str(path.absolute().parent)!r}; make it first"
+        )
     if path.suffix == ".json":
         return _write_json
     draw = plotting("monge.bench.trace_plot", "name a .json file").write_trace_plot
@@ -42,4 +46,7 @@ def write_trace(path: Path, writer: Writer, completions: Sequence[Completion]) -
 
 
 def _write_json(path: Path, requests: Sequence[dict[str, Any]]) -> None:
-    path.write_text(json.dumps({"completions": list(requests)}, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({"completions": list(requests)}, ensure_ascii=False, indent=1) + "\n",
+        encoding="utf-8",
+    )

@@ -46,15 +46,28 @@ def _training(name: str, help: str, default: object = None) -> Any:  # noqa: ANN
     return options.option(name, help=help, panel=TRAINING, default=default)
 
 
-Out = Annotated[Path, options.option("--out", help="Folder of the head; a rerun goes on there.", panel=options.OUTPUT)]
+Out = Annotated[
+    Path,
+    options.option(
+        "--out", help="Folder of the head; a rerun goes on there.", panel=options.OUTPUT
+    ),
+]
 Data = Annotated[
     list[Path] | None,
-    _text("--data", "Text lines, or *.jsonl with `prompt`, `question` or `turns`; may be repeated.", "the shipped prompts"),
+    _text(
+        "--data",
+        "Text lines, or *.jsonl with `prompt`, `question` or `turns`; may be repeated.",
+        "the shipped prompts",
+    ),
 ]
 Tokens = Annotated[int | None, _text("--tokens", "Tokens to fit.", TextSettings().num_tokens)]
 Steps = Annotated[int | None, _training("--steps", "Most training steps.", Recipe().steps)]
-Batch = Annotated[int | None, _training("--batch", "Positions of a training step.", Recipe().batch_size)]
-LearningRate = Annotated[float | None, _training("--learning-rate", "At its peak.", Recipe().learning_rate)]
+Batch = Annotated[
+    int | None, _training("--batch", "Positions of a training step.", Recipe().batch_size)
+]
+LearningRate = Annotated[
+    float | None, _training("--learning-rate", "At its peak.", Recipe().learning_rate)
+]
 Seed = Annotated[int | None, _training("--seed", "Of text and training.", Recipe().seed)]
 
 
@@ -67,26 +80,44 @@ def shape(
     device: options.Device = None,
     threads: options.Threads = None,
     data: Data = None,
-    as_it_is: Annotated[bool, _text("--as-it-is", "Fit the data itself instead of what the target makes of it.")] = False,
+    as_it_is: Annotated[
+        bool, _text("--as-it-is", "Fit the data itself instead of what the target makes of it.")
+    ] = False,
     tokens: Tokens = None,
-    preset: Annotated[str | None, _training("--preset", "ridge (no training), paper, branch.", HeadSettings().preset)] = None,
-    alignment: Annotated[
-        str | None, _training("--alignment", "none, gaussian, diagonal, sinkhorn_anchors.", HeadSettings().alignment)
+    preset: Annotated[
+        str | None,
+        _training("--preset", "ridge (no training), paper, branch.", HeadSettings().preset),
     ] = None,
-    num_steps: Annotated[int | None, _training("--num-steps", "Steps that are predicted.", HeadSettings().num_steps)] = None,
-    width: Annotated[int | None, _training("--width", "Rank of a step's residual.", "the hidden size, at most 1024")] = None,
+    alignment: Annotated[
+        str | None,
+        _training(
+            "--alignment", "none, gaussian, diagonal, sinkhorn_anchors.", HeadSettings().alignment
+        ),
+    ] = None,
+    num_steps: Annotated[
+        int | None, _training("--num-steps", "Steps that are predicted.", HeadSettings().num_steps)
+    ] = None,
+    width: Annotated[
+        int | None,
+        _training("--width", "Rank of a step's residual.", "the hidden size, at most 1024"),
+    ] = None,
     steps: Steps = None,
     batch: Batch = None,
     learning_rate: LearningRate = None,
-    sinkhorn: Annotated[float | None, _training("--sinkhorn", "Weight of the divergence.", Weights().sinkhorn)] = None,
-    mixed: Annotated[str | None, _training("--mixed", "Autocast: none, bfloat16, float16.", "bfloat16 on cuda")] = None,
+    sinkhorn: Annotated[
+        float | None, _training("--sinkhorn", "Weight of the divergence.", Weights().sinkhorn)
+    ] = None,
+    mixed: Annotated[
+        str | None, _training("--mixed", "Autocast: none, bfloat16, float16.", "bfloat16 on cuda")
+    ] = None,
     seed: Seed = None,
 ) -> None:
     """Fit a SHAPE head to a target: it drafts from the target's own hidden states.
 
-    The target continues the prompts of the data (or reads the data as it is), its hidden states are kept in memory, and the
-    head is fitted to them: in closed form by `--preset ridge`, by gradient otherwise, until held-out text stops improving.
-    Ctrl-C saves; the same command goes on from there.
+    The target continues the prompts of the data (or reads the data as it is), its hidden states are
+    kept in memory, and the head is fitted to them: in closed form by `--preset ridge`, by gradient
+    otherwise, until held-out text stops improving. Ctrl-C saves; the same command goes on from
+    there.
 
     **Examples**
 
@@ -101,7 +132,9 @@ def shape(
     kind = options.given(preset=preset, alignment=alignment, num_steps=num_steps, width=width)
     settings = replace(HeadSettings(), recipe=recipe, **kind)
 
-    def fit(network: PreTrainedModel, rows: torch.Tensor, **told: Any) -> tuple[int, Quality | None]:
+    def fit(
+        network: PreTrainedModel, rows: torch.Tensor, **told: Any
+    ) -> tuple[int, Quality | None]:
         kind = MIXED[mixed or ("bfloat16" if network.device.type == "cuda" else "none")]
         outcome = make_head(network, rows, settings, out, mixed=kind, **told)
         return outcome.head.num_parameters, outcome.quality
@@ -123,7 +156,9 @@ def _published(kind: str, what: str) -> Callable[..., None]:
         threads: options.Threads = None,
         data: Data = None,
         tokens: Tokens = None,
-        num_steps: Annotated[int, _training("--num-steps", "Medusa's heads; chains of EAGLE's training.", 3)] = 3,
+        num_steps: Annotated[
+            int, _training("--num-steps", "Medusa's heads; chains of EAGLE's training.", 3)
+        ] = 3,
         steps: Steps = None,
         batch: Batch = None,
         learning_rate: LearningRate = None,
@@ -131,13 +166,19 @@ def _published(kind: str, what: str) -> Callable[..., None]:
     ) -> None:
         recipe = _recipe(steps, batch, learning_rate, seed)
 
-        def fit(network: PreTrainedModel, rows: torch.Tensor, **told: Any) -> tuple[int, ChainQuality | None]:
-            outcome = train_published(kind, network, rows, out, recipe=recipe, num_steps=num_steps, **told)
+        def fit(
+            network: PreTrainedModel, rows: torch.Tensor, **told: Any
+        ) -> tuple[int, ChainQuality | None]:
+            outcome = train_published(
+                kind, network, rows, out, recipe=recipe, num_steps=num_steps, **told
+            )
             return outcome.num_parameters, outcome.quality
 
         text = replace(TextSettings(), **options.given(num_tokens=tokens, seed=seed))
         given: dict[str, Any] = options.given(dtype=dtype, device=device)
-        _train(fit, out, target=target, data=data, text=text, recipe=recipe, threads=threads, **given)
+        _train(
+            fit, out, target=target, data=data, text=text, recipe=recipe, threads=threads, **given
+        )
 
     command.__doc__ = f"""Train {what} on text that the target writes, in the published format.
 
@@ -166,12 +207,20 @@ def eagle3(
     data: Data = None,
     system: options.System = None,
     answer_tokens: Annotated[
-        int | None, _text("--answer-tokens", "Most tokens of an answer.", AnswerSettings().num_tokens)
+        int | None,
+        _text("--answer-tokens", "Most tokens of an answer.", AnswerSettings().num_tokens),
     ] = None,
     draft_vocabulary: Annotated[
-        int, _training("--draft-vocabulary", "Tokens that the head drafts, the most frequent ones.", DRAFT_VOCABULARY)
+        int,
+        _training(
+            "--draft-vocabulary",
+            "Tokens that the head drafts, the most frequent ones.",
+            DRAFT_VOCABULARY,
+        ),
     ] = DRAFT_VOCABULARY,
-    num_steps: Annotated[int, _training("--num-steps", "Steps of the chains that it is trained on.", 4)] = 4,
+    num_steps: Annotated[
+        int, _training("--num-steps", "Steps of the chains that it is trained on.", 4)
+    ] = 4,
     steps: Steps = None,
     batch: Batch = None,
     learning_rate: LearningRate = None,
@@ -179,8 +228,9 @@ def eagle3(
 ) -> None:
     """Train an EAGLE-3 head on answers that the target writes, in the published format.
 
-    The target answers the prompts of the data through its chat template, if it has one. The head reads states of three of its
-    layers, and drafts from a reduced vocabulary. Ctrl-C saves; the same command goes on from there.
+    The target answers the prompts of the data through its chat template, if it has one. The head
+    reads states of three of its layers, and drafts from a reduced vocabulary. Ctrl-C saves; the
+    same command goes on from there.
 
     **Examples**
 
@@ -189,19 +239,34 @@ def eagle3(
     """
     quiet_host()
     options.set_threads(threads)
-    options.check_positive(answer_tokens=answer_tokens, draft_vocabulary=draft_vocabulary, num_steps=num_steps)
+    options.check_positive(
+        answer_tokens=answer_tokens, draft_vocabulary=draft_vocabulary, num_steps=num_steps
+    )
     check_out_folder(out)
     source = built_in("target") if target is None else target
-    network, tokenizer = load_network(source, **options.given(device=device)), load_tokenizer(source)
+    network, tokenizer = (
+        load_network(source, **options.given(device=device)),
+        load_tokenizer(source),
+    )
     chat = chat_format(tokenizer, is_built_in=target is None)
     before = [] if system is None else [{"role": "system", "content": system}]
-    texts = [prompt.text for path in data for prompt in read_prompts(path)] if data else [one.text for one in shipped()]
+    texts = (
+        [prompt.text for path in data for prompt in read_prompts(path)]
+        if data
+        else [one.text for one in shipped()]
+    )
     prompts = [chat.encode([*before, {"role": "user", "content": text}]) for text in texts]
     recipe = _recipe(steps, batch, learning_rate, seed)
     answers = replace(AnswerSettings(), **options.given(num_tokens=answer_tokens, seed=seed))
-    about = {"target": "built-in" if target is None else Path(target).name, **versions("monge", "torch", "transformers")}
+    about = {
+        "target": "built-in" if target is None else Path(target).name,
+        **versions("monge", "torch", "transformers"),
+    }
     with bars() as bar, _interrupts() as interrupted:
-        on_read, on_step = bar("reading answers", len(prompts)), _shown(bar("training steps", recipe.steps))
+        on_read, on_step = (
+            bar("reading answers", len(prompts)),
+            _shown(bar("training steps", recipe.steps)),
+        )
         outcome = train_eagle3(
             network,
             prompts,
@@ -217,8 +282,13 @@ def eagle3(
     _say(out, outcome.num_parameters, outcome.quality)
 
 
-def _recipe(steps: int | None, batch: int | None, learning_rate: float | None, seed: int | None) -> Recipe:
-    return replace(Recipe(), **options.given(steps=steps, batch_size=batch, learning_rate=learning_rate, seed=seed))
+def _recipe(
+    steps: int | None, batch: int | None, learning_rate: float | None, seed: int | None
+) -> Recipe:
+    return replace(
+        Recipe(),
+        **options.given(steps=steps, batch_size=batch, learning_rate=learning_rate, seed=seed),
+    )
 
 
 def _train(
@@ -240,13 +310,19 @@ def _train(
     source = built_in("target") if target is None else target
     network = load_network(source, **loading)
     prompts = _encoded(load_tokenizer(source), data)
-    about = {"target": "built-in" if target is None else Path(target).name, **versions("monge", "torch", "transformers")}
+    about = {
+        "target": "built-in" if target is None else Path(target).name,
+        **versions("monge", "torch", "transformers"),
+    }
     with bars() as bar:
         rows = cut_rows(prompts, text.row_length)[: text.num_rows] if as_it_is else None
         if rows is None:
             rows = write_own_text(network, prompts, text, out, bar("writing rows", text.num_rows))
         with _interrupts() as interrupted:
-            on_read, on_step = bar("reading rows", len(rows)), _shown(bar("training steps", recipe.steps))
+            on_read, on_step = (
+                bar("reading rows", len(rows)),
+                _shown(bar("training steps", recipe.steps)),
+            )
             watch = Watch(on_read=on_read, on_step=on_step, should_stop=interrupted)
             num_parameters, quality = fit(network, rows, watch=watch, about=about)
     _say(out, num_parameters, quality)
@@ -263,8 +339,8 @@ def _say(out: Path, num_parameters: int, quality: Quality | ChainQuality | None)
         raise typer.Exit(130)
     typer.echo(
         f"{out}: {num_parameters / 1e6:.2f}M parameters; on held-out text of the target a chain of "
-        f"{len(quality.acceptance)} has block efficiency {quality.block_efficiency:.3f}, acceptance by step "
-        + ", ".join(f"{value:.3f}" for value in quality.acceptance)
+        f"{len(quality.acceptance)} has block efficiency {quality.block_efficiency:.3f}, "
+        "acceptance by step " + ", ".join(f"{value:.3f}" for value in quality.acceptance)
     )
 
 

@@ -39,7 +39,12 @@ def tune(
     *,
     prompts: Annotated[
         Path | None,
-        options.option("--prompts", help="Your prompts: text lines, or *.jsonl.", panel=TUNE, default="the shipped ones"),
+        options.option(
+            "--prompts",
+            help="Your prompts: text lines, or *.jsonl.",
+            panel=TUNE,
+            default="the shipped ones",
+        ),
     ] = None,
     target: options.Target = None,
     draft: options.Draft = None,
@@ -49,25 +54,45 @@ def tune(
     backend: options.Backend = None,
     temperature: options.Temperature = None,
     max_new_tokens: options.MaxNewTokens = None,
-    max_prompts: Annotated[int, typer.Option("--max-prompts", help="Prompts that are logged.", rich_help_panel=TUNE)] = 6,
+    max_prompts: Annotated[
+        int, typer.Option("--max-prompts", help="Prompts that are logged.", rich_help_panel=TUNE)
+    ] = 6,
     drafter: Annotated[
         list[str] | None,
-        options.option("--drafter", help="Try this drafter too; may be repeated.", panel=TUNE, default="none, ngram, --draft"),
+        options.option(
+            "--drafter",
+            help="Try this drafter too; may be repeated.",
+            panel=TUNE,
+            default="none, ngram, --draft",
+        ),
     ] = None,
     confirm: Annotated[
-        bool, options.option("--confirm", help="Run the three best, and plain decoding, against the clock.", panel=TUNE)
+        bool,
+        options.option(
+            "--confirm",
+            help="Run the three best, and plain decoding, against the clock.",
+            panel=TUNE,
+        ),
     ] = False,
-    repeats: Annotated[int, typer.Option("--repeats", help="Passes over the log.", rich_help_panel=TUNE)] = REPEATS,
-    seed: Annotated[int, typer.Option("--seed", help="Of texts and passes.", rich_help_panel=TUNE)] = 0,
-    out: Annotated[Path, options.option("--out", help="Folder for log and JSON.", panel=options.OUTPUT, default=OUT)] = OUT,
+    repeats: Annotated[
+        int, typer.Option("--repeats", help="Passes over the log.", rich_help_panel=TUNE)
+    ] = REPEATS,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Of texts and passes.", rich_help_panel=TUNE)
+    ] = 0,
+    out: Annotated[
+        Path,
+        options.option("--out", help="Folder for log and JSON.", panel=options.OUTPUT, default=OUT),
+    ] = OUT,
     as_json: options.Json = False,
 ) -> None:
     """Find the fastest configuration for your prompts on this machine.
 
-    The target writes a continuation of every prompt once, which is logged; rounds of several sizes are timed; then drafters,
-    trees, verifiers, windows and controllers are replayed on the log, and the one with the largest predicted speed is printed
-    with the command and the call that use it. `--confirm` measures the best ones and plain decoding, and then the one that was
-    fastest by the clock is printed: a prediction is one.
+    The target writes a continuation of every prompt once, which is logged; rounds of several sizes
+    are timed; then drafters, trees, verifiers, windows and controllers are replayed on the log, and
+    the one with the largest predicted speed is printed with the command and the call that use it.
+    `--confirm` measures the best ones and plain decoding, and then the one that was fastest by the
+    clock is printed: a prediction is one.
 
     **Examples**
 
@@ -84,15 +109,36 @@ def tune(
     networks = load_networks(target, draft, **loading)
     rules = SamplingRules(temperature=0.0 if temperature is None else temperature)
     with call_bar() as watch:
-        found = recorded(networks, shown, rules, watch=watch, seed=seed, **options.given(max_new_tokens=max_new_tokens))
+        found = recorded(
+            networks,
+            shown,
+            rules,
+            watch=watch,
+            seed=seed,
+            **options.given(max_new_tokens=max_new_tokens),
+        )
         watch.step("measuring costs")
         further = networks.further(drafter or ())
         found = replace(found, costs=networks.costs(further), about=networks.about())
-        settings, own = Settings(repeats=repeats, seed=seed), networks.own_target() if further else None
-        tuned = search(found, networks.draft, settings, target=own, drafters=further, on_text=partial(watch.step, "replaying"))
+        settings, own = (
+            Settings(repeats=repeats, seed=seed),
+            networks.own_target() if further else None,
+        )
+        tuned = search(
+            found,
+            networks.draft,
+            settings,
+            target=own,
+            drafters=further,
+            on_text=partial(watch.step, "replaying"),
+        )
         measured = _confirmed(networks, shown, tuned, found, seed) if confirm else []
     best = _fastest(tuned, measured)
-    document = tuned.document | {"predicted_best": tuned.best.settings, "best": best.settings, "measured": measured}
+    document = tuned.document | {
+        "predicted_best": tuned.best.settings,
+        "best": best.settings,
+        "measured": measured,
+    }
     files = [write_log(found, out / "run.mlog"), write_document(document, out, "tune.json")]
     _say(tuned, measured)
     _say_use(best, options.given(target=target, draft=draft) | loading, rules)
@@ -105,8 +151,13 @@ def _confirmed(
     networks: Networks, prompts: Sequence[Prompt], tuned: TuningResult, log: LawLog, seed: int
 ) -> list[dict[str, Any]]:
     """Tokens per second by the clock: the best configurations and plain decoding, in turns, so that a slow minute slows all."""
-    best = [Configuration(**one["configuration"]) for one in tuned.document["replayed"][:CONFIRMING]]
-    chosen = [*best, *([] if Configuration(drafter="none") in best else [Configuration(drafter="none")])]
+    best = [
+        Configuration(**one["configuration"]) for one in tuned.document["replayed"][:CONFIRMING]
+    ]
+    chosen = [
+        *best,
+        *([] if Configuration(drafter="none") in best else [Configuration(drafter="none")]),
+    ]
     decoders = [networks.decoder(configuration) for configuration in chosen]
     speeds: list[list[float]] = [[] for _ in chosen]
     for turn in range(3):
@@ -123,14 +174,21 @@ def _confirmed(
             if turn > 0:  # the first turn warms up
                 found.append(tokens / seconds)
     return [
-        {"label": configuration.label, "configuration": configuration.settings, "tokens_per_s": median(found)}
+        {
+            "label": configuration.label,
+            "configuration": configuration.settings,
+            "tokens_per_s": median(found),
+        }
         for configuration, found in zip(chosen, speeds, strict=True)
     ]
 
 
 def _fastest(tuned: TuningResult, measured: Sequence[dict[str, Any]]) -> Configuration:
     """The configuration that was fastest by the clock, if any was measured, or else by prediction."""
-    by_clock = [Configuration(**one["configuration"]) for one in sorted(measured, key=lambda one: -one["tokens_per_s"])]
+    by_clock = [
+        Configuration(**one["configuration"])
+        for one in sorted(measured, key=lambda one: -one["tokens_per_s"])
+    ]
     return by_clock[0] if by_clock else tuned.best
 
 
@@ -139,18 +197,31 @@ def _say(tuned: TuningResult, measured: Sequence[dict[str, Any]]) -> None:
     show({**tuned.document, "replayed": tuned.document["replayed"][:8]})
     console, gain, speed = output(), tuned.predicted["speedup"], tuned.predicted["tokens_per_s"]
     console.print(
-        f"\nbest by prediction: {tuned.best.label}\npredicted: {speed['mean']:.1f} tokens/s, {gain['mean']:.2f} times plain "
+        f"\nbest by prediction: {tuned.best.label}\npredicted: {speed['mean']:.1f} tokens/s, "
+        f"{gain['mean']:.2f} times plain "
         f"decoding (95% over texts {gain['low']:.2f}..{gain['high']:.2f})",
         style="bold",
         markup=False,
         soft_wrap=True,
     )
-    plain = next((one["tokens_per_s"] for one in measured if one["configuration"] == {"drafter": "none"}), None)
+    plain = next(
+        (one["tokens_per_s"] for one in measured if one["configuration"] == {"drafter": "none"}),
+        None,
+    )
     for one in measured:
         times = "" if plain is None else f", {one['tokens_per_s'] / plain:.2f} times plain decoding"
-        console.print(f"measured: {one['label']}: {one['tokens_per_s']:.1f} tokens/s{times}", markup=False, soft_wrap=True)
+        console.print(
+            f"measured: {one['label']}: {one['tokens_per_s']:.1f} tokens/s{times}",
+            markup=False,
+            soft_wrap=True,
+        )
     if measured:
-        console.print(f"best by the clock: {_fastest(tuned, measured).label}", style="bold", markup=False, soft_wrap=True)
+        console.print(
+            f"best by the clock: {_fastest(tuned, measured).label}",
+            style="bold",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _say_use(best: Configuration, loading: dict[str, str], rules: SamplingRules) -> None:
@@ -160,7 +231,11 @@ def _say_use(best: Configuration, loading: dict[str, str], rules: SamplingRules)
         loading = {name: value for name, value in loading.items() if name != "draft"}
     chosen = "".join(f" --{name} {shlex.quote(value)}" for name, value in loading.items())
     heat = "" if rules.temperature == 0 else f" --temperature {rules.temperature:g}"
-    console.print(f"use it:   monge generate PROMPT{chosen}{heat} {best.command}", markup=False, soft_wrap=True)
+    console.print(
+        f"use it:   monge generate PROMPT{chosen}{heat} {best.command}",
+        markup=False,
+        soft_wrap=True,
+    )
     names = "".join(f"{name}={value!r}, " for name, value in loading.items())
     console.print(f"python:   monge.load({names}{best.call})", markup=False, soft_wrap=True)
     if (note := busy_note()) is not None:

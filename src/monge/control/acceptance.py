@@ -62,9 +62,14 @@ class DepthCounts:
 
     def aged(self, keep: float) -> "DepthCounts":
         """The same shares as weaker evidence."""
-        return DepthCounts(tuple(keep * count for count in self.reached), tuple(keep * count for count in self.accepted))
+        return DepthCounts(
+            tuple(keep * count for count in self.reached),
+            tuple(keep * count for count in self.accepted),
+        )
 
-    def acceptance(self, depths: int, prior: Sequence[float] | None = None, weight: float = PRIOR_WEIGHT) -> tuple[float, ...]:
+    def acceptance(
+        self, depths: int, prior: Sequence[float] | None = None, weight: float = PRIOR_WEIGHT
+    ) -> tuple[float, ...]:
         """Acceptance at the first depths.
 
         Args:
@@ -79,7 +84,9 @@ class DepthCounts:
             usual = 0.0 if prior is None else _odds(prior[depth])
             moved = usual * ratio
             expected = estimate if prior is None else moved / (1.0 + moved)
-            reached, accepted = (self.reached[depth], self.accepted[depth]) if depth < known else (0.0, 0.0)
+            reached, accepted = (
+                (self.reached[depth], self.accepted[depth]) if depth < known else (0.0, 0.0)
+            )
             estimate = (accepted + weight * expected) / (reached + weight)
             estimates.append(estimate)
             if prior is not None:
@@ -89,7 +96,10 @@ class DepthCounts:
 
 
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:
-    """Expected tokens of a round for the windows 0, 1, ..: one more than the sum of the survivals."""
+    """Expected tokens of a round for the windows 0, 1, ...
+
+    One more than the sum of the survivals.
+    """
     tokens, reach = [1.0], 1.0
     for share in acceptance:
         reach *= share

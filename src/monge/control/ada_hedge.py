@@ -9,16 +9,17 @@ from dataclasses import dataclass
 class AdaHedge:
     """Exponential weights whose learning rate `ln N / D` follows from their own mixability gap D so far.
 
-    For losses of range S and with `keep` 1 the expected loss exceeds that of the best alternative by at most
-    `S (sqrt(T ln N) + 4/3 ln N + 2)` after T rounds, whatever the losses; where one alternative is better on average the excess
-    stays bounded. Neither S nor T need be known.
+    For losses of range S and with `keep` 1 the expected loss exceeds that of the best alternative
+    by at most `S (sqrt(T ln N) + 4/3 ln N + 2)` after T rounds, whatever the losses; where one
+    alternative is better on average the excess stays bounded. Neither S nor T need be known.
 
     Args:
         losses: Sums of losses; old rounds count less.
         gap: Sum of the mixability gaps; old rounds count less.
 
     Reference:
-        de Rooij, van Erven, Grünwald and Koolen, "Follow the leader if you can, hedge if you must", JMLR 15, 2014, Theorem 8.
+        de Rooij, van Erven, Grünwald and Koolen, "Follow the leader if you can, hedge if you must",
+        JMLR 15, 2014, Theorem 8.
     """
 
     losses: tuple[float, ...]
@@ -43,7 +44,8 @@ class AdaHedge:
             mixed = min(loss for weight, loss in zip(weights, losses, strict=True) if weight > 0.0)
         else:
             mass = math.fsum(
-                weight * math.exp(-self._rate * (loss - least)) for weight, loss in zip(weights, losses, strict=True)
+                weight * math.exp(-self._rate * (loss - least))
+                for weight, loss in zip(weights, losses, strict=True)
             )
             # Weights of alternatives far behind the best one underflow to zero.
             mixed = least - math.log(mass) / self._rate if mass > 0.0 else expected

@@ -27,9 +27,10 @@ PLAIN: Final = DraftPlan(max_depth=0)
 class SharedState:
     """State of a decoder that outlives its requests.
 
-    The engine corrects `latency` after every round. `notes` belong to the controllers, one entry each. A controller that reads
-    neither plans for a request as if it were alone, so that equal seeds give equal texts whatever the neighbours. One that
-    reads them keeps the *distribution* of every request's text, but not the text of a seed.
+    The engine corrects `latency` after every round. `notes` belong to the controllers, one entry
+    each. A controller that reads neither plans for a request as if it were alone, so that equal
+    seeds give equal texts whatever the neighbours. One that reads them keeps the *distribution* of
+    every request's text, but not the text of a seed.
 
     Args:
         latency: Measured times; `None` where no controller reads them.
@@ -42,17 +43,24 @@ class SharedState:
     members: tuple[Member, ...] = ()
 
     def beside(self, name: str) -> "SharedState":
-        """Shared state of a further controller of the same decoder: the same latency and drafters, its own notes.
+        """Shared state of a further controller of the same decoder.
+
+        The same latency and drafters, its own notes.
 
         Args:
             name: Name of the controller; equal names share notes.
         """
-        return SharedState(self.latency, self.notes.setdefault(f"controller {name}", {}), self.members)
+        return SharedState(
+            self.latency, self.notes.setdefault(f"controller {name}", {}), self.members
+        )
 
     @property
     def model_free(self) -> frozenset[str | None]:
         """Names of the pool's drafters that run no network and come before one that does."""
-        names = [member.name for member in takewhile(lambda member: not member.runs_network, self.members)]
+        names = [
+            member.name
+            for member in takewhile(lambda member: not member.runs_network, self.members)
+        ]
         return frozenset(names if len(names) < len(self.members) else ())
 
 
@@ -96,12 +104,15 @@ class Controller(ABC, Generic[State]):
     def drafts_at_once(self, shared: SharedState) -> bool:
         """Whether a new request is expected to draft in its first rounds.
 
-        If not, the draft network reads the prompt only when its first draft is due. This concerns time, not output.
+        If not, the draft network reads the prompt only when its first draft is due. This concerns
+        time, not output.
         """
         return True
 
     @abstractmethod
-    def plan(self, states: Sequence[State], info: RoundInfo, draws: Sequence[Draws]) -> Sequence[DraftPlan]:
+    def plan(
+        self, states: Sequence[State], info: RoundInfo, draws: Sequence[Draws]
+    ) -> Sequence[DraftPlan]:
         """Return the plans of the requests that share the coming round.
 
         A plan may depend on finished rounds of other requests, but never on draws of this round.
@@ -120,12 +131,16 @@ class Controller(ABC, Generic[State]):
 class SoloController(Controller[State]):
     """A controller that plans for each request as if it were alone."""
 
-    def plan(self, states: Sequence[State], info: RoundInfo, draws: Sequence[Draws]) -> list[DraftPlan]:
+    def plan(
+        self, states: Sequence[State], info: RoundInfo, draws: Sequence[Draws]
+    ) -> list[DraftPlan]:
         rows = zip(states, info.context_lengths, draws, strict=True)
         return [self.plan_one(state, info, length, own) for state, length, own in rows]
 
     @abstractmethod
-    def plan_one(self, state: State, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
+    def plan_one(
+        self, state: State, info: RoundInfo, context_length: int, draws: Draws
+    ) -> DraftPlan:
         """Return the plan of one request whose text has `context_length` tokens."""
 
 
@@ -166,7 +181,8 @@ def check_windows(name: str, *, lowest: int, highest: int, first: int | None = N
     if not 0 <= lowest <= start <= highest or highest < 1:
         between = "" if first is None else f" <= the first window ({first})"
         raise OptionError(
-            f"{name}: need 0 <= the smallest window ({lowest}){between} <= the largest ({highest}), which is >= 1"
+            f"{name}: need 0 <= the smallest window ({lowest}){between} <= the largest "
+            f"({highest}), which is >= 1"
         )
 
 

@@ -1,6 +1,7 @@
 """Chooses the drafted tokens of a batch: it admits slots by survival while throughput grows.
 
-A slot is (request, depth). Survival falls along a request, so every slot is ranked after its ancestors.
+A slot is (request, depth). Survival falls along a request, so every slot is ranked after its
+ancestors.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,9 @@ Speed = Callable[[int], float]
 
 def ranked(survivals: Survivals) -> list[tuple[int, int]]:
     """Return all slots, most probable first; ties by depth, then by request."""
-    slots = [(row, depth) for row, values in enumerate(survivals) for depth in range(1, len(values) + 1)]
+    slots = [
+        (row, depth) for row, values in enumerate(survivals) for depth in range(1, len(values) + 1)
+    ]
     return sorted(slots, key=lambda slot: (-survivals[slot[0]][slot[1] - 1], slot[1], slot[0]))
 
 

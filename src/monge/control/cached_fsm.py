@@ -41,7 +41,8 @@ class CachedFsm(SoloController[CachedState]):
         rate: Weight of the last round in an average.
 
     Reference:
-        Liu, Park and Shen, ACL 2025, paper 482, names a cache-enhanced state machine without specifying it; this is our design.
+        Liu, Park and Shen, ACL 2025, paper 482, names a cache-enhanced state machine without
+        specifying it; this is our design.
     """
 
     machine: tuple[int, int, int, int, int] = (4, 1, 1, 1, 8)
@@ -54,19 +55,32 @@ class CachedFsm(SoloController[CachedState]):
 
     def __post_init__(self) -> None:
         self._fsm()
-        if not 1 <= self.min_ending <= self.max_ending or self.capacity < 1 or not 0.0 < self.rate <= 1.0:
+        if (
+            not 1 <= self.min_ending <= self.max_ending
+            or self.capacity < 1
+            or not 0.0 < self.rate <= 1.0
+        ):
             raise OptionError(
-                "cached_fsm: need 1 <= min_ending <= max_ending, capacity >= 1 and 0 < rate <= 1; got "
+                "cached_fsm: need 1 <= min_ending <= max_ending, capacity >= 1 and 0 < rate <= 1; "
+                "got "
                 f"{self.min_ending}, {self.max_ending}, {self.capacity}, {self.rate}"
             )
 
     def init(self, shared: SharedState) -> CachedState:
         return CachedState(self._fsm().init(shared))
 
-    def plan_one(self, state: CachedState, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
+    def plan_one(
+        self, state: CachedState, info: RoundInfo, context_length: int, draws: Draws
+    ) -> DraftPlan:
         fsm = self._fsm()
-        known = next((state.accepted[key] for key in self._keys(state.ending) if key in state.accepted), None)
-        window = state.window if known is None else max(fsm.min_window, min(round(known) + 1, fsm.max_window))
+        known = next(
+            (state.accepted[key] for key in self._keys(state.ending) if key in state.accepted), None
+        )
+        window = (
+            state.window
+            if known is None
+            else max(fsm.min_window, min(round(known) + 1, fsm.max_window))
+        )
         return DraftPlan(max_depth=window)
 
     def update(self, state: CachedState, record: StepRecord) -> CachedState:
@@ -82,7 +96,10 @@ class CachedFsm(SoloController[CachedState]):
 
     def _keys(self, ending: Ending) -> list[Ending]:
         """Return the endings of the text, the longest first."""
-        return [ending[-size:] for size in range(min(self.max_ending, len(ending)), self.min_ending - 1, -1)]
+        return [
+            ending[-size:]
+            for size in range(min(self.max_ending, len(ending)), self.min_ending - 1, -1)
+        ]
 
     def _fsm(self) -> Fsm:
         return Fsm(*self.machine)

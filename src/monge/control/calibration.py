@@ -14,7 +14,8 @@ Round = tuple[tuple[float, ...], int]
 _KEEP: Final = 0.998  # weight that a round's evidence keeps with every later round
 _NUM_ROUNDS: Final = 96  # rounds that the temperatures are fitted to
 _REFIT: Final = 128  # rounds between two fits
-_CLEAR: Final = 2.0  # gain of log-likelihood that a needless temperature reaches in one of twenty cases
+# Gain of log-likelihood that a needless temperature reaches in one of twenty cases.
+_CLEAR: Final = 2.0
 _TEMPERATURES: Final = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
 
 
@@ -31,7 +32,8 @@ class Calibration:
         slope: See `StopRule`.
         curvature: Second derivatives of the log-likelihood: bias-bias, bias-slope, slope-slope.
         temperatures: See `StopRule`.
-        pairs: Running sums of consecutive acceptances x, y in a round: weight, x, y, x squared, x y.
+        pairs: Running sums of consecutive acceptances x, y in a round: weight, x, y, x squared, x
+            y.
         recent: The last rounds.
         num_rounds: Rounds with confidences so far.
     """
@@ -58,7 +60,9 @@ class Calibration:
         slope = min(1.0, max(0.0, (weight * xy - x * y) / spread))
         return (y - slope * x) / weight, slope
 
-    def update(self, confidences: Sequence[float], num_accepted: int, num_decided: int) -> "Calibration":
+    def update(
+        self, confidences: Sequence[float], num_accepted: int, num_decided: int
+    ) -> "Calibration":
         """Return the calibration after a round.
 
         Args:
@@ -83,7 +87,15 @@ class Calibration:
         count = self.num_rounds + 1
         refit = count % _REFIT == 0
         temperatures = sequential_temperatures(recent) if refit else self.temperatures
-        return Calibration(bias, slope, (a, b, c), temperatures, self._paired(scores[: num_accepted + 1]), recent, count)
+        return Calibration(
+            bias,
+            slope,
+            (a, b, c),
+            temperatures,
+            self._paired(scores[: num_accepted + 1]),
+            recent,
+            count,
+        )
 
     def _paired(self, scores: Sequence[float]) -> tuple[float, float, float, float, float]:
         weight, sx, sy, sxx, sxy = (_KEEP * value for value in self.pairs)
@@ -93,7 +105,9 @@ class Calibration:
         return weight, sx, sy, sxx, sxy
 
 
-def sequential_temperatures(rounds: Sequence[Round], grid: Sequence[float] = _TEMPERATURES) -> tuple[float, ...]:
+def sequential_temperatures(
+    rounds: Sequence[Round], grid: Sequence[float] = _TEMPERATURES
+) -> tuple[float, ...]:
     """Return temperatures by depth that calibrate the *survival*.
 
     With the depths above it fixed, each depth takes the temperature with the smallest expected
@@ -115,12 +129,19 @@ def sequential_temperatures(rounds: Sequence[Round], grid: Sequence[float] = _TE
         rows = [index for index, (scores, _) in enumerate(rounds) if len(scores) > depth]
         labels = [rounds[index][1] > depth for index in rows]
 
-        def survival(temperature: float, rows: Sequence[int] = rows, depth: int = depth) -> list[float]:
+        def survival(
+            temperature: float, rows: Sequence[int] = rows, depth: int = depth
+        ) -> list[float]:
             return [reach[index] * sigmoid(rounds[index][0][depth] / temperature) for index in rows]
 
         survivals = {temperature: survival(temperature) for temperature in (1.0, *grid)}
-        best = min(grid, key=lambda one: (calibration_error(survivals[one], labels), abs(math.log(one))))
-        if log_likelihood(survivals[best], labels) < log_likelihood(survivals[1.0], labels) + _CLEAR:
+        best = min(
+            grid, key=lambda one: (calibration_error(survivals[one], labels), abs(math.log(one)))
+        )
+        if (
+            log_likelihood(survivals[best], labels)
+            < log_likelihood(survivals[1.0], labels) + _CLEAR
+        ):
             best = 1.0
         chosen.append(best)
         for index, value in zip(rows, survivals[best], strict=True):

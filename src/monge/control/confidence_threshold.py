@@ -25,9 +25,9 @@ class ThresholdState:
 class ConfidenceThreshold(SoloController[ThresholdState]):
     """Stop after a token whose draft probability is below a threshold that is fitted to acceptance.
 
-    The improbable token itself stays in the tree: to drop a drawn token would bias the output.
-    The threshold minimises (share of rejected tokens above it) + 3 (share of accepted tokens below it), once more than five
-    tokens, accepted and rejected ones, are known.
+    The improbable token itself stays in the tree: to drop a drawn token would bias the output. The
+    threshold minimises (share of rejected tokens above it) + 3 (share of accepted tokens below it),
+    once more than five tokens, accepted and rejected ones, are known.
 
     Args:
         threshold: Threshold of the first rounds; 0 never stops, and is not refitted.
@@ -35,8 +35,8 @@ class ConfidenceThreshold(SoloController[ThresholdState]):
         max_samples: Latest tokens that the fit uses.
 
     Reference:
-        `transformers`, `assistant_confidence_threshold` (there without a bound on the samples); DISCO, Mamou et al.,
-        arXiv 2405.04304.
+        `transformers`, `assistant_confidence_threshold` (there without a bound on the samples);
+        DISCO, Mamou et al., arXiv 2405.04304.
     """
 
     threshold: float | int = 0.4
@@ -52,7 +52,9 @@ class ConfidenceThreshold(SoloController[ThresholdState]):
     def init(self, shared: SharedState) -> ThresholdState:
         return ThresholdState(self.threshold)
 
-    def plan_one(self, state: ThresholdState, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
+    def plan_one(
+        self, state: ThresholdState, info: RoundInfo, context_length: int, draws: Draws
+    ) -> DraftPlan:
         return DraftPlan(max_depth=self.max_window, stop=StopRule(min_token_prob=state.threshold))
 
     def update(self, state: ThresholdState, record: StepRecord) -> ThresholdState:
@@ -60,7 +62,11 @@ class ConfidenceThreshold(SoloController[ThresholdState]):
         decided = record.token_probs[: record.num_accepted + 1]
         new = tuple((prob, depth < record.num_accepted) for depth, prob in enumerate(decided))
         samples = (*state.samples, *new)[-self.max_samples :]
-        if self.threshold == 0.0 or len(samples) <= 5 or len({matched for _, matched in samples}) < 2:
+        if (
+            self.threshold == 0.0
+            or len(samples) <= 5
+            or len({matched for _, matched in samples}) < 2
+        ):
             return ThresholdState(state.threshold, samples)
         return ThresholdState(best_threshold(samples), samples)
 

@@ -28,17 +28,26 @@ class Fixed(SoloController[None]):
         self._plan()
 
     def init(self, shared: SharedState) -> None:
-        if self.model_free_depth is not None and all(member.runs_network for member in shared.members):
+        if self.model_free_depth is not None and all(
+            member.runs_network for member in shared.members
+        ):
             raise OptionError(
-                f"fixed: model_free_depth={self.model_free_depth} limits model-free drafters of a pool, and there are none; "
+                f"fixed: model_free_depth={self.model_free_depth} limits model-free drafters of a "
+                "pool, and there are none; "
                 "leave it out, or use drafter=\"pool('ngram', 'model')\""
             )
 
-    def plan_one(self, state: None, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
+    def plan_one(
+        self, state: None, info: RoundInfo, context_length: int, draws: Draws
+    ) -> DraftPlan:
         return self._plan()
 
     def update(self, state: None, record: StepRecord) -> None:
         return None
 
     def _plan(self) -> DraftPlan:
-        return DraftPlan(max_depth=self.max_depth, max_nodes=self.max_nodes, model_free_depth=self.model_free_depth)
+        return DraftPlan(
+            max_depth=self.max_depth,
+            max_nodes=self.max_nodes,
+            model_free_depth=self.model_free_depth,
+        )

@@ -33,9 +33,14 @@ class Fsm(SoloController[int]):
     reads = frozenset({"accepted"})
 
     def __post_init__(self) -> None:
-        check_windows("fsm", lowest=max(self.min_window, 0), highest=self.max_window, first=self.first)
+        check_windows(
+            "fsm", lowest=max(self.min_window, 0), highest=self.max_window, first=self.first
+        )
         if self.up < 1 or self.down < 1 or self.min_window < 1:
-            raise OptionError(f"fsm: up, down and min_window must be at least 1; got {self.up}, {self.down}, {self.min_window}")
+            raise OptionError(
+                f"fsm: up, down and min_window must be at least 1; got {self.up}, "
+                f"{self.down}, {self.min_window}"
+            )
 
     def init(self, shared: SharedState) -> int:
         return self.first

@@ -16,12 +16,15 @@ from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
 
 _FIRST_WEIGHT: Final = 4.0  # rounds that the first guess of acceptance counts for
-_REQUEST_KEEP: Final = 0.9  # weight that a round keeps with every later one, in a request's acceptance
+# Weight that a round keeps with every later one, in a request's acceptance.
+_REQUEST_KEEP: Final = 0.9
 _SHARED_KEEP: Final = 0.99  # the same in the acceptance of all requests
 _SPEED_KEEP: Final = 0.98  # the same in the running speed
-_UNSTOPPED: Final = 64  # one round in so many drafts to its full depth, so that deep levels stay known
+# One round in so many drafts to its full depth, so that deep levels stay known.
+_UNSTOPPED: Final = 64
 _PROBE_SHARE: Final = 0.005  # share of the time that probes may take while drafting does not pay
-_GROWTH: Final = 10  # the longest cooldown over the first, where a probe is slow: the network reads much missed text
+# The longest cooldown over the first, where a probe is slow: the network reads much missed text.
+_GROWTH: Final = 10
 _SETTLED: Final = 8  # rounds after which drafting that pays again forgets earlier cooldowns
 _RETRY: Final = 16  # one round in so many asks model-free drafters that do not pay
 
@@ -56,7 +59,10 @@ class SharedEstimates:
 
     @property
     def speed(self) -> float:
-        """Tokens per second of one request while a network drafts; 0 before the first such round."""
+        """Tokens per second of one request while a network drafts.
+
+        0 before the first such round.
+        """
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
@@ -101,11 +107,17 @@ class RoundForecast:
     @property
     def draft_speed(self) -> float:
         """Largest expected tokens per second of a round that drafts."""
-        return max(gained / spent for gained, spent in zip(self.batch_tokens[1:], self.seconds[1:], strict=True))
+        return max(
+            gained / spent
+            for gained, spent in zip(self.batch_tokens[1:], self.seconds[1:], strict=True)
+        )
 
     def best_depth(self, price: float) -> int:
         """The depth, at least 1, of largest tokens - price * seconds."""
-        return max(range(1, len(self.seconds)), key=lambda depth: self.batch_tokens[depth] - price * self.seconds[depth])
+        return max(
+            range(1, len(self.seconds)),
+            key=lambda depth: self.batch_tokens[depth] - price * self.seconds[depth],
+        )
 
     def loss_s(self, depth: int) -> float:
         """Return the seconds that a round of this depth loses against plain decoding."""
@@ -116,14 +128,16 @@ class RoundForecast:
 class Goodput(Controller[GoodputState]):
     """Draft while expected tokens per second grow; decode plainly if drafting does not pay.
 
-    Tokens per second are largest where tokens - price * seconds is, with the attainable speed as the price. So a level is
-    drafted if its chance of being accepted is at least the price of its seconds. The chance comes from the acceptance by depth
-    of this request, shrunk to that of all requests, and from the draft network's confidence if it
-    has one. Requests that share a round share one depth, because all wait for the deepest draft.
-    Model-free drafters of a pool draft first if their candidates are worth more.
+    Tokens per second are largest where tokens - price * seconds is, with the attainable speed as
+    the price. So a level is drafted if its chance of being accepted is at least the price of its
+    seconds. The chance comes from the acceptance by depth of this request, shrunk to that of all
+    requests, and from the draft network's confidence if it has one. Requests that share a round
+    share one depth, because all wait for the deepest draft. Model-free drafters of a pool draft
+    first if their candidates are worth more.
 
-    If the expected speed does not exceed that of plain decoding by `margin`, the network pauses for a cooldown. A probe of a
-    few rounds ends it; each probe that fails doubles the next cooldown, until probes take half a percent of the time.
+    If the expected speed does not exceed that of plain decoding by `margin`, the network pauses for
+    a cooldown. A probe of a few rounds ends it; each probe that fails doubles the next cooldown,
+    until probes take half a percent of the time.
 
     Args:
         max_window: Largest depth; the tree builder's own depth is a limit too.
@@ -147,9 +161,14 @@ class Goodput(Controller[GoodputState]):
 
     def __post_init__(self) -> None:
         check_windows("goodput", lowest=1, highest=self.max_window)
-        if not 1 <= self.first_cooldown <= self.last_cooldown or self.probe < 1 or not self.margin >= 0.0:
+        if (
+            not 1 <= self.first_cooldown <= self.last_cooldown
+            or self.probe < 1
+            or not self.margin >= 0.0
+        ):
             raise OptionError(
-                "goodput: need 1 <= first_cooldown <= last_cooldown, probe >= 1 and margin >= 0; got "
+                "goodput: need 1 <= first_cooldown <= last_cooldown, probe >= 1 and margin >= 0; "
+                "got "
                 f"{self.first_cooldown}, {self.last_cooldown}, {self.probe}, {self.margin}"
             )
 
@@ -160,7 +179,9 @@ class Goodput(Controller[GoodputState]):
     def drafts_at_once(self, shared: SharedState) -> bool:
         return _learned(shared).cooldown == 0
 
-    def plan(self, states: Sequence[GoodputState], info: RoundInfo, draws: Sequence[Draws]) -> list[DraftPlan]:
+    def plan(
+        self, states: Sequence[GoodputState], info: RoundInfo, draws: Sequence[Draws]
+    ) -> list[DraftPlan]:
         shared = states[0].shared
         learned, latency = _learned(shared), latency_of(shared, "goodput")
         at = info.batch_size, max(info.context_lengths)
@@ -174,27 +195,43 @@ class Goodput(Controller[GoodputState]):
         forecast = self._forecast(states, at, learned, latency)
         price = max(info.batch_size * learned.speed, forecast.plain_speed)
         depth, own_price = forecast.best_depth(price), price / info.batch_size
-        if not self._drafts(learned, forecast, latency.catch_up_s + self.probe * forecast.loss_s(depth)):
+        if not self._drafts(
+            learned, forecast, latency.catch_up_s + self.probe * forecast.loss_s(depth)
+        ):
             return self._plain(states, learned, latency, at)
         plans: list[DraftPlan] = []
-        for state, acceptance, tokens in zip(states, forecast.acceptance, forecast.tokens, strict=True):
+        for state, acceptance, tokens in zip(
+            states, forecast.acceptance, forecast.tokens, strict=True
+        ):
             worth = tokens[depth] - own_price * forecast.seconds[depth]
             window, stop = self._limits(learned, forecast, depth, acceptance, own_price)
-            model_free_depth = self._model_free_depth(state, learned, latency, at, worth=worth, price=own_price)
-            plans.append(DraftPlan(max_depth=window, stop=stop, model_free_depth=model_free_depth, price=price))
+            model_free_depth = self._model_free_depth(
+                state, learned, latency, at, worth=worth, price=own_price
+            )
+            plans.append(
+                DraftPlan(
+                    max_depth=window, stop=stop, model_free_depth=model_free_depth, price=price
+                )
+            )
         return plans
 
     def update(self, state: GoodputState, record: StepRecord) -> GoodputState:
         learned = _learned(state.shared)
         if record.depth == 0:
             # Old acceptance of a request is worth less than recent acceptance of others.
-            return replace(state, network=state.network.aged(_SHARED_KEEP)) if state.network.reached else state
+            return (
+                replace(state, network=state.network.aged(_SHARED_KEEP))
+                if state.network.reached
+                else state
+            )
         seen = [(len(record.examined), record.num_accepted)]
         if record.drafter in state.shared.model_free:
             learned.model_free = learned.model_free.seen(seen, _SHARED_KEEP)
             return replace(state, model_free=state.model_free.seen(seen, _REQUEST_KEEP))
         learned.network = learned.network.seen(seen, _SHARED_KEEP)
-        learned.calibration = learned.calibration.update(record.confidences, record.num_accepted, len(record.examined))
+        learned.calibration = learned.calibration.update(
+            record.confidences, record.num_accepted, len(record.examined)
+        )
         # Predicted seconds, so that one slow moment of the machine does not change the price.
         latency = latency_of(state.shared, "goodput")
         seconds = latency.verify_s(record.num_nodes, record.batch_size, record.context_length)
@@ -204,17 +241,31 @@ class Goodput(Controller[GoodputState]):
         return replace(state, network=state.network.seen(seen, _REQUEST_KEEP))
 
     def _plain(
-        self, states: Sequence[GoodputState], learned: SharedEstimates, latency: Latency, at: tuple[int, int]
+        self,
+        states: Sequence[GoodputState],
+        learned: SharedEstimates,
+        latency: Latency,
+        at: tuple[int, int],
     ) -> list[DraftPlan]:
         """Return plans without the network; model-free drafters may draft."""
         batch_size, plain_s = at[0], latency.verify_s(0, *at)
         own_price = max(learned.speed, 1.0 / plain_s)
         worth = 1.0 - own_price * plain_s
-        depths = [self._model_free_depth(state, learned, latency, at, worth=worth, price=own_price) for state in states]
-        return [DraftPlan(max_depth=0, model_free_depth=depth, price=batch_size * own_price) for depth in depths]
+        depths = [
+            self._model_free_depth(state, learned, latency, at, worth=worth, price=own_price)
+            for state in states
+        ]
+        return [
+            DraftPlan(max_depth=0, model_free_depth=depth, price=batch_size * own_price)
+            for depth in depths
+        ]
 
     def _forecast(
-        self, states: Sequence[GoodputState], at: tuple[int, int], learned: SharedEstimates, latency: Latency
+        self,
+        states: Sequence[GoodputState],
+        at: tuple[int, int],
+        learned: SharedEstimates,
+        latency: Latency,
     ) -> RoundForecast:
         deepest, batch_size = latency.within(self.max_window), at[0]
         usual = learned.network.acceptance(deepest, weight=_FIRST_WEIGHT)
@@ -226,16 +277,24 @@ class Goodput(Controller[GoodputState]):
             tokens=tokens,
             batch_tokens=[num_idle + sum(own) for own in zip(*tokens, strict=True)],
             verify_s=verify_s,
-            seconds=[spent + latency.draft_s(depth, batch_size) for depth, spent in enumerate(verify_s)],
+            seconds=[
+                spent + latency.draft_s(depth, batch_size) for depth, spent in enumerate(verify_s)
+            ],
         )
 
-    def _drafts(self, learned: SharedEstimates, forecast: RoundForecast, probe_loss_s: float) -> bool:
+    def _drafts(
+        self, learned: SharedEstimates, forecast: RoundForecast, probe_loss_s: float
+    ) -> bool:
         """Return whether the network drafts in the coming round; update probes and cooldowns."""
         if learned.probing > 0:
             learned.probing -= 1
         elif forecast.draft_speed < (1.0 + self.margin) * forecast.plain_speed:
-            longest = min(self.last_cooldown, math.ceil(probe_loss_s / (_PROBE_SHARE * forecast.seconds[0])))
-            learned.backoff = max(self.first_cooldown, longest // _GROWTH, min(2 * learned.backoff, longest))
+            longest = min(
+                self.last_cooldown, math.ceil(probe_loss_s / (_PROBE_SHARE * forecast.seconds[0]))
+            )
+            learned.backoff = max(
+                self.first_cooldown, longest // _GROWTH, min(2 * learned.backoff, longest)
+            )
             learned.cooldown = learned.backoff
             return False
         elif learned.num_drafted >= _SETTLED:
@@ -244,12 +303,18 @@ class Goodput(Controller[GoodputState]):
         return True
 
     def _limits(
-        self, learned: SharedEstimates, forecast: RoundForecast, depth: int, acceptance: tuple[float, ...], price: float
+        self,
+        learned: SharedEstimates,
+        forecast: RoundForecast,
+        depth: int,
+        acceptance: tuple[float, ...],
+        price: float,
     ) -> tuple[int, StopRule]:
         """Return the largest depth of a draft, and its stop rule."""
         deepest, calibration = len(acceptance), learned.calibration
         if calibration.num_rounds == 0 or learned.num_drafted % _UNSTOPPED == 0:
-            # A price of 0 stops nothing and asks for the network's confidence. A network without one drafts to `depth`.
+            # A price of 0 stops nothing and asks for the network's confidence. A network without
+            # one drafts to `depth`.
             return (depth if calibration.num_rounds == 0 else deepest), StopRule(draw_prices=(0.0,))
         return deepest, StopRule(
             bias=calibration.bias,
@@ -273,12 +338,18 @@ class Goodput(Controller[GoodputState]):
     ) -> int | None:
         """Return the depth of model-free drafts; `None` without such drafters."""
         shared = state.shared
-        limit = max((one.max_depth for one in shared.members if one.name in shared.model_free), default=0)
+        limit = max(
+            (one.max_depth for one in shared.members if one.name in shared.model_free), default=0
+        )
         deepest = min(self.max_window, limit)
         if not deepest:
             return None
-        tokens = expected_tokens(state.model_free.acceptance(deepest, learned.model_free.acceptance(deepest)))
-        worths = [tokens[depth] - price * latency.verify_s(depth, *at) for depth in range(deepest + 1)]
+        tokens = expected_tokens(
+            state.model_free.acceptance(deepest, learned.model_free.acceptance(deepest))
+        )
+        worths = [
+            tokens[depth] - price * latency.verify_s(depth, *at) for depth in range(deepest + 1)
+        ]
         best = max(range(1, deepest + 1), key=worths.__getitem__)
         return best if worths[best] > worth or learned.num_planned % _RETRY == 0 else 0
 
@@ -289,4 +360,7 @@ def _learned(shared: SharedState) -> SharedEstimates:
 
 def _marginal(price: float, seconds: Sequence[float]) -> tuple[float, ...]:
     """Return the value in tokens of the further seconds of each level."""
-    return tuple(max(0.0, price * (after - before)) for before, after in zip(seconds, seconds[1:], strict=False))
+    return tuple(
+        max(0.0, price * (after - before))
+        for before, after in zip(seconds, seconds[1:], strict=False)
+    )

@@ -30,7 +30,11 @@ class Average:
     def update(self, tokens: float, seconds: float, keep: float) -> "Average":
         """The mean with one more round."""
         weight = keep * self.weight + 1.0
-        return Average(self.tokens + (tokens - self.tokens) / weight, self.seconds + (seconds - self.seconds) / weight, weight)
+        return Average(
+            self.tokens + (tokens - self.tokens) / weight,
+            self.seconds + (seconds - self.seconds) / weight,
+            weight,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +87,13 @@ class HedgeState:
 class Hedge(Controller[HedgeState]):
     """Choose the drafter of each round by the gain that every drafter would have had.
 
-    The gain of a round is its tokens less the price of its predicted seconds, with the running speed as the price (and at least
-    that of plain decoding): the drafter of largest gain is the one of most tokens per second, whatever its acceptance.
-    Model-free drafters have *full information*: the text decides how many tokens they would have
-    had accepted in each round. Drafters with a network have *bandit feedback*: a round that they
-    drafted counts as `m + (gain - m) / P`, with their average gain m and the probability P of
-    choosing them, and another round counts as m. This is unbiased. `explore` keeps P above zero.
-    Each drafter has its own window controller.
+    The gain of a round is its tokens less the price of its predicted seconds, with the running
+    speed as the price (and at least that of plain decoding): the drafter of largest gain is the one
+    of most tokens per second, whatever its acceptance. Model-free drafters have *full information*:
+    the text decides how many tokens they would have had accepted in each round. Drafters with a
+    network have *bandit feedback*: a round that they drafted counts as `m + (gain - m) / P`, with
+    their average gain m and the probability P of choosing them, and another round counts as m. This
+    is unbiased. `explore` keeps P above zero. Each drafter has its own window controller.
 
     Args:
         inner: The controller that plans how much the chosen drafter drafts.
@@ -98,7 +102,8 @@ class Hedge(Controller[HedgeState]):
             AdaHedge holds.
 
     Reference:
-        HedgeSpec, arXiv 2510.20064; the weights: de Rooij et al., JMLR 15, 2014. Goodput and bandit feedback are our design.
+        HedgeSpec, arXiv 2510.20064; the weights: de Rooij et al., JMLR 15, 2014. Goodput and bandit
+        feedback are our design.
     """
 
     inner: str = "on_the_fly"
@@ -117,12 +122,19 @@ class Hedge(Controller[HedgeState]):
     def init(self, shared: SharedState) -> HedgeState:
         arms, windows = Arms.of(shared, "hedge"), self.windows()
         count = len(arms.members)
-        return HedgeState(arms, AdaHedge((0.0,) * count), tuple(windows.init(own) for own in arms.shared), (Average(),) * count)
+        return HedgeState(
+            arms,
+            AdaHedge((0.0,) * count),
+            tuple(windows.init(own) for own in arms.shared),
+            (Average(),) * count,
+        )
 
     def drafts_at_once(self, shared: SharedState) -> bool:
         return False  # a network that is never chosen need not read prompts
 
-    def plan(self, states: Sequence[HedgeState], info: RoundInfo, draws: Sequence[Draws]) -> list[DraftPlan]:
+    def plan(
+        self, states: Sequence[HedgeState], info: RoundInfo, draws: Sequence[Draws]
+    ) -> list[DraftPlan]:
         chosen = [self.choose(state, own) for state, own in zip(states, draws, strict=True)]
         return self.plans_of(states, chosen, info, draws)
 
@@ -153,14 +165,20 @@ class Hedge(Controller[HedgeState]):
         return possible[-1][0]
 
     def plans_of(
-        self, states: Sequence[HedgeState], chosen: Sequence[int], info: RoundInfo, draws: Sequence[Draws]
+        self,
+        states: Sequence[HedgeState],
+        chosen: Sequence[int],
+        info: RoundInfo,
+        draws: Sequence[Draws],
     ) -> list[DraftPlan]:
         """Return the plans of a batch; the requests of one drafter are planned together."""
         plans: dict[int, DraftPlan] = {}
         for arm in sorted(set(chosen)):
             rows = [row for row, own in enumerate(chosen) if own == arm]
             own = replace(info, context_lengths=tuple(info.context_lengths[row] for row in rows))
-            planned = self.windows().plan([states[row].inner[arm] for row in rows], own, [draws[row] for row in rows])
+            planned = self.windows().plan(
+                [states[row].inner[arm] for row in rows], own, [draws[row] for row in rows]
+            )
             for row, plan in zip(rows, planned, strict=True):
                 plans[row] = replace(plan, drafter=states[row].arms.names[arm])
         return [plans[row] for row in range(len(states))]
@@ -171,13 +189,17 @@ class Hedge(Controller[HedgeState]):
             return state  # the drafter has failed, and the request is decoded plainly
         chosen = state.arms.names.index(record.drafter)
         at = {"batch_size": record.batch_size, "context_length": record.context_length}
-        seconds = state.arms.seconds(chosen, record.num_nodes, max(record.depth, record.levels_read), **at)
+        seconds = state.arms.seconds(
+            chosen, record.num_nodes, max(record.depth, record.levels_read), **at
+        )
         tokens = record.num_accepted + 1.0
         inner = list(state.inner)
         inner[chosen] = self.windows().update(inner[chosen], record)
         plain = state.arms.seconds(chosen, 0, 0, **at)
         price = max(state.tokens / state.seconds if state.seconds else 0.0, 1.0 / plain)
-        waiting = PendingRound(record.context_length, record.batch_size, chosen, probs[chosen], price, tokens, seconds)
+        waiting = PendingRound(
+            record.context_length, record.batch_size, chosen, probs[chosen], price, tokens, seconds
+        )
         state = replace(
             state,
             inner=tuple(inner),
@@ -197,7 +219,9 @@ class Hedge(Controller[HedgeState]):
             if not waits or one.position in by_position:
                 gains = self._gains(state, one, by_position.get(one.position, {}))
                 averages = list(state.averages)
-                averages[one.chosen] = averages[one.chosen].update(one.tokens, one.seconds, float(self.keep))
+                averages[one.chosen] = averages[one.chosen].update(
+                    one.tokens, one.seconds, float(self.keep)
+                )
                 state = replace(
                     state,
                     weights=state.weights.update([-gain for gain in gains], self.keep),
@@ -206,14 +230,19 @@ class Hedge(Controller[HedgeState]):
                 )
         return state
 
-    def _gains(self, state: HedgeState, one: PendingRound, seen: dict[str, CounterfactualDraft]) -> list[float]:
+    def _gains(
+        self, state: HedgeState, one: PendingRound, seen: dict[str, CounterfactualDraft]
+    ) -> list[float]:
         """Return the gain of every drafter in a round, or an unbiased estimate of it."""
-        # The price and the averages precede the round, so that the estimate is unbiased given the past.
+        # The price and the averages precede the round, so that the estimate is unbiased given the
+        # past.
         gains: list[float] = []
         for arm, member in enumerate(state.arms.members):
             if member.name in seen:
                 entry = seen[member.name]
-                seconds = state.arms.seconds(arm, entry.num_nodes, 0, batch_size=one.batch_size, context_length=one.position)
+                seconds = state.arms.seconds(
+                    arm, entry.num_nodes, 0, batch_size=one.batch_size, context_length=one.position
+                )
                 gains.append(entry.expected_tokens - one.price * seconds)
                 continue
             average = state.averages[arm]

@@ -1,4 +1,7 @@
-"""Which drafter of a pool begins, by a linear model of the prompt; later rounds are chosen by what was gained."""
+"""Which drafter of a pool begins, by a linear model of the prompt.
+
+Later rounds are chosen by what was gained.
+"""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +29,10 @@ _STRETCH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """What was seen of a drafter since its last example: accepted tokens, rounds with a rejection, rounds."""
+    """What was seen of a drafter since its last example.
+
+    Accepted tokens, rounds with a rejection, rounds.
+    """
 
     accepted: float = 0.0
     rejected: float = 0.0
@@ -58,14 +64,15 @@ class LinearState:
 class LinearSelection(PromptReader[LinearState]):
     """Begin with the drafter that is predicted fastest for this prompt, then choose as `hedge` does.
 
-    Of every drafter, a ridge regression predicts the logit of its acceptance from a constant and features of the prompt.
-    `bonus` standard widths are added, so that what is unknown is tried. The drafter whose best window has the largest
-    predicted tokens per second begins. Every few rounds of a request give the regression one example, handed on to later
-    requests; nothing is profiled beforehand.
+    Of every drafter, a ridge regression predicts the logit of its acceptance from a constant and
+    features of the prompt. `bonus` standard widths are added, so that what is unknown is tried. The
+    drafter whose best window has the largest predicted tokens per second begins. Every few rounds
+    of a request give the regression one example, handed on to later requests; nothing is profiled
+    beforehand.
 
     Args:
-        features: Names of features, see `monge.control.prompt_features`. `surprisal` and `entropy` cost a forward of 32 nodes a
-            request.
+        features: Names of features, see `monge.control.prompt_features`. `surprisal` and `entropy`
+            cost a forward of 32 nodes a request.
         inner: See `hedge`.
         opening: Rounds that the chosen drafter drafts before the selection by gains takes over.
         bonus: Widths added to a predicted logit.
@@ -74,8 +81,9 @@ class LinearSelection(PromptReader[LinearState]):
         keep: See `hedge`.
 
     Reference:
-        Liu, Park and Shen, ACL 2025, paper 482, for acceptance that is linear in prompt features; the bonus: LinUCB, Li et al.,
-        arXiv 1003.0146. Link, features, recursion and hand-over are our design.
+        Liu, Park and Shen, ACL 2025, paper 482, for acceptance that is linear in prompt features;
+        the bonus: LinUCB, Li et al., arXiv 1003.0146. Link, features, recursion and hand-over are
+        our design.
     """
 
     features: tuple[str, ...] = ("length", "repeated_pairs", "repeated_quadruples")
@@ -92,13 +100,17 @@ class LinearSelection(PromptReader[LinearState]):
     def __post_init__(self) -> None:
         if self.opening < 1 or not self.bonus >= 0.0 or not self.ridge > 0.0:
             raise OptionError(
-                f"linear_selection: need opening >= 1, bonus >= 0 and ridge > 0; got {self.opening}, {self.bonus}, {self.ridge}"
+                "linear_selection: need opening >= 1, bonus >= 0 and ridge > 0; got "
+                f"{self.opening}, {self.bonus}, {self.ridge}"
             )
         for name in self.features:
             if name not in FEATURES:
                 raise unknown_name("linear_selection feature", name, FEATURES)
         if len(set(self.features)) < len(self.features):
-            raise OptionError(f"linear_selection: a feature is listed twice: {', '.join(self.features)}; list each once")
+            raise OptionError(
+                "linear_selection: a feature is listed twice: "
+                f"{', '.join(self.features)}; list each once"
+            )
         self.hedge()
 
     @property
@@ -118,7 +130,9 @@ class LinearSelection(PromptReader[LinearState]):
     def drafts_at_once(self, shared: SharedState) -> bool:
         return False  # a network that is never chosen need not read prompts
 
-    def plan(self, states: Sequence[LinearState], info: RoundInfo, draws: Sequence[Draws]) -> list[DraftPlan]:
+    def plan(
+        self, states: Sequence[LinearState], info: RoundInfo, draws: Sequence[Draws]
+    ) -> list[DraftPlan]:
         hedge = self.hedge()
         chosen = [
             state.choice if state.opening_left > 0 else hedge.choose(state.hedge, own)
@@ -129,11 +143,16 @@ class LinearSelection(PromptReader[LinearState]):
     def update(self, state: LinearState, record: StepRecord) -> LinearState:
         hedge, is_opening = self.hedge(), state.opening_left > 0
         certain = [float(arm == state.choice) for arm in range(len(state.counts))]
-        following = hedge.learn(state.hedge, record, certain if is_opening else hedge.probs(state.hedge))
-        counts = tuple(
-            self._taught(state, arm, _counted(count, state.hedge.arms, arm, record)) for arm, count in enumerate(state.counts)
+        following = hedge.learn(
+            state.hedge, record, certain if is_opening else hedge.probs(state.hedge)
         )
-        return replace(state, hedge=following, opening_left=max(0, state.opening_left - 1), counts=counts)
+        counts = tuple(
+            self._taught(state, arm, _counted(count, state.hedge.arms, arm, record))
+            for arm, count in enumerate(state.counts)
+        )
+        return replace(
+            state, hedge=following, opening_left=max(0, state.opening_left - 1), counts=counts
+        )
 
     def hedge(self) -> Hedge:
         """The selection of later rounds."""
@@ -146,7 +165,10 @@ class LinearSelection(PromptReader[LinearState]):
         for arm, member in enumerate(arms.members):
             score = known[arm].predict(features) + self.bonus * known[arm].width(features)
             tokens = expected_tokens((1.0 / (1.0 + math.exp(-score)),) * member.max_depth)
-            seconds = [arms.seconds(arm, window, window, batch_size=1, context_length=None) for window in range(len(tokens))]
+            seconds = [
+                arms.seconds(arm, window, window, batch_size=1, context_length=None)
+                for window in range(len(tokens))
+            ]
             speeds.append(max(count / spent for count, spent in zip(tokens, seconds, strict=True)))
         return tuple(speeds)
 
@@ -158,10 +180,13 @@ class LinearSelection(PromptReader[LinearState]):
         """Make an example of a full count."""
         if count.rounds < _STRETCH:
             return count
-        # Half a token of either kind keeps the logit of a clean sweep finite, as Haldane and Anscombe proposed.
+        # Half a token of either kind keeps the logit of a clean sweep finite, as Haldane and
+        # Anscombe proposed.
         share = (count.accepted + 0.5) / (count.accepted + count.rejected + 1.0)
         known = list(self._known(state))
-        known[arm] = known[arm].update(state.features, logit(share), weight=(count.accepted + count.rejected) / _STRETCH)
+        known[arm] = known[arm].update(
+            state.features, logit(share), weight=(count.accepted + count.rejected) / _STRETCH
+        )
         state.shared.notes["linear_selection"] = tuple(known)
         return DraftCounts()
 
@@ -173,9 +198,14 @@ def _counted(count: DraftCounts, arms: Arms, arm: int, record: StepRecord) -> Dr
         return count
     if member.runs_network:
         drafted = record.drafter == member.name and record.depth > 0
-        seen = [(float(record.num_accepted), float(record.next_kind == "correction"))] if drafted else []
+        seen = (
+            [(float(record.num_accepted), float(record.next_kind == "correction"))]
+            if drafted
+            else []
+        )
     else:
-        # Where nothing was found the next token was not foretold: a rejection, or lookups that rarely match would look good.
+        # Where nothing was found the next token was not foretold: a rejection, or lookups that
+        # rarely match would look good.
         own = [entry.factors for entry in record.counterfactuals if entry.drafter == member.name]
         seen = [(math.fsum(factors), float(not factors or factors[-1] == 0.0)) for factors in own]
     for accepted, rejected in seen:

@@ -19,7 +19,10 @@ _FIRST_ACCEPTANCE = 0.75
 
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
-    """Nodes that were stood on, and how many of them had a candidate accepted; old ones count less."""
+    """Nodes that were stood on, and how many of them had a candidate accepted.
+
+    Old ones count less.
+    """
 
     nodes: float = 0.0
     accepted: float = 0.0
@@ -62,10 +65,11 @@ class SplitState:
 class MixedSplit(Controller[SplitState]):
     """Choose how many candidates of a node are its top tokens, and how many are drawn, by the acceptance of either so far.
 
-    Each split of a node's width into top tokens and draws is an arm of a bandit, widths apart. Its estimate is the share of
-    the nodes stood on that had a candidate accepted, in this request, shrunk towards that of all requests before it, where old
-    nodes count less. The arm of largest estimate plus `explore * sqrt(log(nodes of this width) / nodes of the arm)` is chosen.
-    Only finished rounds are looked at, so every verifier stays exact.
+    Each split of a node's width into top tokens and draws is an arm of a bandit, widths apart. Its
+    estimate is the share of the nodes stood on that had a candidate accepted, in this request,
+    shrunk towards that of all requests before it, where old nodes count less. The arm of largest
+    estimate plus `explore * sqrt(log(nodes of this width) / nodes of the arm)` is chosen. Only
+    finished rounds are looked at, so every verifier stays exact.
 
     Args:
         inner: The controller that plans how much is drafted.
@@ -74,8 +78,8 @@ class MixedSplit(Controller[SplitState]):
         keep: Weight that a node keeps with every later one in what requests share.
 
     Reference:
-        Garivier and Moulines, *On upper-confidence bound policies for switching bandits*, ALT 2011 (discounted UCB).
-        Candidates of both kinds: our design.
+        Garivier and Moulines, *On upper-confidence bound policies for switching bandits*, ALT 2011
+        (discounted UCB). Candidates of both kinds: our design.
     """
 
     inner: str = "fixed"
@@ -89,43 +93,66 @@ class MixedSplit(Controller[SplitState]):
 
     def __post_init__(self) -> None:
         check_share(_NAME, keep=self.keep)
-        if self.max_width < 1 or not (math.isfinite(self.explore) and self.explore >= 0.0) or self.keep == 0.0:
+        if (
+            self.max_width < 1
+            or not (math.isfinite(self.explore) and self.explore >= 0.0)
+            or self.keep == 0.0
+        ):
             raise OptionError(
-                f"{_NAME}: need max_width >= 1, explore >= 0 and keep > 0; got {self.max_width}, {self.explore}, {self.keep}"
+                f"{_NAME}: need max_width >= 1, explore >= 0 and keep > 0; got {self.max_width}, "
+                f"{self.explore}, {self.keep}"
             )
         object.__setattr__(self, "reads", self.windows().reads | {"accepted", "notes"})
 
     def init(self, shared: SharedState) -> SplitState:
         widths = range(1, self.max_width + 1)
         return SplitState(
-            shared, self.windows().init(shared), tuple(self._best({}, _shared_counts(shared), width) for width in widths)
+            shared,
+            self.windows().init(shared),
+            tuple(self._best({}, _shared_counts(shared), width) for width in widths),
         )
 
     def drafts_at_once(self, shared: SharedState) -> bool:
         return self.windows().drafts_at_once(shared)
 
-    def plan(self, states: Sequence[SplitState], info: RoundInfo, draws: Sequence[Draws]) -> list[DraftPlan]:
+    def plan(
+        self, states: Sequence[SplitState], info: RoundInfo, draws: Sequence[Draws]
+    ) -> list[DraftPlan]:
         plans = self.windows().plan([state.inner for state in states], info, draws)
-        return [replace(plan, num_fixed=state.num_fixed) for plan, state in zip(plans, states, strict=True)]
+        return [
+            replace(plan, num_fixed=state.num_fixed)
+            for plan, state in zip(plans, states, strict=True)
+        ]
 
     def update(self, state: SplitState, record: StepRecord) -> SplitState:
-        shared_counts, own, best = dict(_shared_counts(state.shared)), dict(state.counts), list(state.num_fixed)
+        shared_counts, own, best = (
+            dict(_shared_counts(state.shared)),
+            dict(state.counts),
+            list(state.num_fixed),
+        )
         for place, (width, num_fixed) in enumerate(record.splits):
             if width > 1:
                 is_accepted = place < record.num_accepted
-                shared_counts[width] = _counted(shared_counts, width, num_fixed, is_accepted, float(self.keep))
+                shared_counts[width] = _counted(
+                    shared_counts, width, num_fixed, is_accepted, float(self.keep)
+                )
                 own[width] = _counted(own, width, num_fixed, is_accepted, 1.0)
         for width in {width for width, _ in record.splits if 1 < width <= self.max_width}:
             best[width - 1] = self._best(own, shared_counts, width)
         state.shared.notes[_NAME] = shared_counts
-        return SplitState(state.shared, self.windows().update(state.inner, record), tuple(best), own)
+        return SplitState(
+            state.shared, self.windows().update(state.inner, record), tuple(best), own
+        )
 
     def windows(self) -> AnyController:
         """The controller that plans how much is drafted."""
         return WINDOWS.parse(self.inner)
 
     def _best(self, own: Counts, shared_counts: Counts, width: int) -> int:
-        theirs, ours = shared_counts.get(width, (_NOTHING,) * width), own.get(width, (_NOTHING,) * width)
+        theirs, ours = (
+            shared_counts.get(width, (_NOTHING,) * width),
+            own.get(width, (_NOTHING,) * width),
+        )
         trials = math.log1p(sum(seen.nodes for seen in theirs))
         worths = [
             mine.share(seen.share(_FIRST_ACCEPTANCE, 1.0), _SHARED_WEIGHT)
@@ -142,7 +169,9 @@ def _shared_counts(shared: SharedState) -> Counts:
     return shared.notes.get(_NAME, {})
 
 
-def _counted(counts: Counts, width: int, num_fixed: int, is_accepted: bool, keep: float) -> tuple[NodeCounts, ...]:
+def _counted(
+    counts: Counts, width: int, num_fixed: int, is_accepted: bool, keep: float
+) -> tuple[NodeCounts, ...]:
     """The counts of nodes so wide with one node more."""
     aged = [seen.aged(keep) for seen in counts.get(width, (_NOTHING,) * width)]
     aged[num_fixed] = aged[num_fixed].plus(is_accepted)

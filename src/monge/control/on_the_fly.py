@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.control.base import PLAIN, RoundInfo, SharedState, SoloController, check_share, check_windows, latency_of
+from monge.control.base import (
+    PLAIN,
+    RoundInfo,
+    SharedState,
+    SoloController,
+    check_share,
+    check_windows,
+    latency_of,
+)
 from monge.control.latency import Latency
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
@@ -33,16 +41,18 @@ class History:
 class OnTheFly(SoloController[History]):
     """The window that maximises expected tokens per second, from the last rounds' acceptance and measured latency.
 
-    Acceptance is one number `Acc` for all depths, the maximum-likelihood estimate of a geometric law that is censored at the
-    window: accepted tokens / (accepted tokens + rounds with a rejection), with `prior` as earlier evidence. The window
-    maximises `(1 - Acc^(w+1)) / ((1 - Acc) * seconds(w))` over 0 .. `max_window`. Window 0 is plain decoding, during which
-    nothing is learnt: every `probe_tokens` tokens, and before that with probability `probe_prob` a round, a round drafts all
-    the same.
+    Acceptance is one number `Acc` for all depths, the maximum-likelihood estimate of a geometric
+    law that is censored at the window: accepted tokens / (accepted tokens + rounds with a
+    rejection), with `prior` as earlier evidence. The window maximises `(1 - Acc^(w+1)) / ((1 - Acc)
+    * seconds(w))` over 0 .. `max_window`. Window 0 is plain decoding, during which nothing is
+    learnt: every `probe_tokens` tokens, and before that with probability `probe_prob` a round, a
+    round drafts all the same.
 
     Args:
         history: Rounds that the estimate looks at.
         max_acceptance: Largest estimate.
-        prior: Accepted and rejected tokens taken as seen before; (0, 0) is the bare estimate of the paper.
+        prior: Accepted and rejected tokens taken as seen before; (0, 0) is the bare estimate of the
+            paper.
         max_window: Largest window; at most the tree builder's own depth has an effect.
         probe_tokens: Tokens of plain decoding after which a round drafts again.
         probe_prob: Chance of drafting in a round that should not.
@@ -65,24 +75,30 @@ class OnTheFly(SoloController[History]):
         check_share("on_the_fly", max_acceptance=self.max_acceptance, probe_prob=self.probe_prob)
         if self.history < 1 or self.probe_tokens < 1 or min(self.prior) < 0:
             raise OptionError(
-                f"on_the_fly: need history >= 1, probe_tokens >= 1 and prior counts >= 0; got {self.history}, "
+                "on_the_fly: need history >= 1, probe_tokens >= 1 and prior counts >= 0; got "
+                f"{self.history}, "
                 f"{self.probe_tokens}, {self.prior}"
             )
 
     def init(self, shared: SharedState) -> History:
         return History(latency_of(shared, "on_the_fly"))
 
-    def plan_one(self, state: History, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
+    def plan_one(
+        self, state: History, info: RoundInfo, context_length: int, draws: Draws
+    ) -> DraftPlan:
         window = self.window(state, info, context_length)
         if window > 0:
             return DraftPlan(max_depth=window)
-        is_probe = state.idle_tokens >= self.probe_tokens or (self.probe_prob > 0.0 and draws.bernoulli(self.probe_prob))
+        is_probe = state.idle_tokens >= self.probe_tokens or (
+            self.probe_prob > 0.0 and draws.bernoulli(self.probe_prob)
+        )
         return DraftPlan(max_depth=1) if is_probe else PLAIN
 
     def update(self, state: History, record: StepRecord) -> History:
         if record.depth == 0:
             return History(state.latency, state.rounds, state.idle_tokens + len(record.token_ids))
-        # A path of a tree may end above its deepest node: where it was accepted to its end, nothing was rejected.
+        # A path of a tree may end above its deepest node: where it was accepted to its end, nothing
+        # was rejected.
         window = record.num_accepted if record.next_kind == "bonus" else record.depth
         rounds = (*state.rounds, (window, record.num_accepted))[-self.history :]
         return History(state.latency, rounds)
@@ -91,10 +107,14 @@ class OnTheFly(SoloController[History]):
         """The window that the estimate asks for."""
         acceptance = censored_acceptance(state.rounds, self.prior, self.max_acceptance)
         deepest = state.latency.within(self.max_window)
-        return best_window(acceptance, state.latency.rounds_s(deepest, info.batch_size, context_length))
+        return best_window(
+            acceptance, state.latency.rounds_s(deepest, info.batch_size, context_length)
+        )
 
 
-def censored_acceptance(rounds: Rounds, prior: tuple[float | int, float | int] = (0, 0), largest: float = 1.0) -> float:
+def censored_acceptance(
+    rounds: Rounds, prior: tuple[float | int, float | int] = (0, 0), largest: float = 1.0
+) -> float:
     """Maximum-likelihood acceptance of rounds that end at a rejection or at their window (equation 2).
 
     Args:
@@ -108,7 +128,10 @@ def censored_acceptance(rounds: Rounds, prior: tuple[float | int, float | int] =
 
 
 def best_window(acceptance: float, seconds: Sequence[float]) -> int:
-    """The window w that maximises (1 + Acc + .. + Acc^w) / seconds[w] (equation 1; the sum is also right at Acc = 1)."""
+    """The window w that maximises (1 + Acc + .. + Acc^w) / seconds[w] (equation 1.
+
+    The sum is also right at Acc = 1).
+    """
     best, best_speed, tokens, reach = 0, 0.0, 0.0, 1.0
     for window, duration in enumerate(seconds):
         tokens += reach

@@ -53,7 +53,16 @@ def foreign(prompt: PromptProfile) -> float:
 
 FEATURES: Final[Mapping[str, Callable[[PromptProfile], float]]] = {
     feature.__name__: feature
-    for feature in (length, repeated_pairs, repeated_quadruples, surprisal, entropy, digits, code, foreign)
+    for feature in (
+        length,
+        repeated_pairs,
+        repeated_quadruples,
+        surprisal,
+        entropy,
+        digits,
+        code,
+        foreign,
+    )
 }
 OF_LAWS: Final = frozenset({"surprisal", "entropy"})
 """Features for which the target's laws of the prompt are read."""

@@ -9,7 +9,10 @@ from monge.core.errors import OptionError
 from monge.core.verdict import StepRecord
 
 Situation = tuple[int, int, int]
-"""Share of the last window that was accepted, in quarters (-1 for a window of 0); that window; logarithm of the batch size."""
+"""Share of the last window that was accepted, in quarters (-1 for a window of 0); that window.
+
+Logarithm of the batch size.
+"""
 
 _RATE_MEMORY = 0.98
 
@@ -18,7 +21,9 @@ _RATE_MEMORY = 0.98
 class QTable:
     """What the agent has learned: values of every window in every situation, and tokens and seconds of the recent past."""
 
-    values: dict[Situation, tuple[float, ...]] = field(default_factory=dict[Situation, tuple[float, ...]])
+    values: dict[Situation, tuple[float, ...]] = field(
+        default_factory=dict[Situation, tuple[float, ...]]
+    )
     tokens: float = 0.0
     seconds: float = 0.0
     rounds: int = 0
@@ -37,18 +42,21 @@ class QState:
 class QLearning(SoloController[QState]):
     """Learn the value of every window by trial, with reward tokens - price * seconds.
 
-    The price is the running speed, so a window earns what it gives beyond the average; the acceptance rate as a reward would
-    settle on short windows. What was learned is handed from a finished request to those that start after it.
+    The price is the running speed, so a window earns what it gives beyond the average; the
+    acceptance rate as a reward would settle on short windows. What was learned is handed from a
+    finished request to those that start after it.
 
     Args:
         windows: Windows to choose from.
-        first_exploration: Chance of a random window in the first round; it falls as 1 / sqrt(1 + rounds / 64).
+        first_exploration: Chance of a random window in the first round; it falls as 1 / sqrt(1 +
+            rounds / 64).
         last_exploration: Smallest chance of a random window.
         rate: Learning rate.
         discount: Weight of the next situation's value.
 
     Reference:
-        Liu, Park and Shen, ACL 2025, paper 482, names a Q-learning agent; situation and reward are our design.
+        Liu, Park and Shen, ACL 2025, paper 482, names a Q-learning agent; situation and reward are
+        our design.
     """
 
     windows: tuple[int, ...] = (0, 1, 2, 3, 4, 6, 8)
@@ -61,16 +69,26 @@ class QLearning(SoloController[QState]):
 
     def __post_init__(self) -> None:
         if not self.windows or min(self.windows) < 0 or len(set(self.windows)) < len(self.windows):
-            raise OptionError(f"q_learning: windows must be different numbers >= 0, at least one; got {self.windows}")
-        shares = {"first_exploration": self.first_exploration, "last_exploration": self.last_exploration}
+            raise OptionError(
+                "q_learning: windows must be different numbers >= 0, at least one; "
+                f"got {self.windows}"
+            )
+        shares = {
+            "first_exploration": self.first_exploration,
+            "last_exploration": self.last_exploration,
+        }
         check_share("q_learning", rate=self.rate, discount=self.discount, **shares)
 
     def init(self, shared: SharedState) -> QState:
         latency_of(shared, "q_learning")
         return QState(shared, (-1, 0, 0), shared.notes.get("q_learning", QTable()))
 
-    def plan_one(self, state: QState, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
-        explores = max(self.last_exploration, self.first_exploration / (1.0 + state.learned.rounds / 64) ** 0.5)
+    def plan_one(
+        self, state: QState, info: RoundInfo, context_length: int, draws: Draws
+    ) -> DraftPlan:
+        explores = max(
+            self.last_exploration, self.first_exploration / (1.0 + state.learned.rounds / 64) ** 0.5
+        )
         if explores > 0.0 and draws.bernoulli(explores):
             return DraftPlan(max_depth=self.windows[_uniform_index(len(self.windows), draws)])
         values = self._values(state.learned, state.situation)
@@ -78,25 +96,38 @@ class QLearning(SoloController[QState]):
 
     def update(self, state: QState, record: StepRecord) -> QState:
         window = record.plan.max_depth or 0
-        # A round may be shortened by the tree builder or the end of the text; it says something about windows that it ran.
+        # A round may be shortened by the tree builder or the end of the text; it says something
+        # about windows that it ran.
         action = max((index for index, own in enumerate(self.windows) if own <= window), default=0)
         quarter = -1 if record.depth == 0 else min(3, 4 * record.num_accepted // record.depth)
         following = (quarter, self.windows[action], record.batch_size.bit_length())
         latency = latency_of(state.shared, "q_learning")
         seconds = latency.round_s(record.depth, record.batch_size, record.context_length)
-        learned = self._learn(state.learned, state.situation, action, following, (record.num_accepted + 1, seconds))
+        learned = self._learn(
+            state.learned, state.situation, action, following, (record.num_accepted + 1, seconds)
+        )
         state.shared.notes["q_learning"] = learned
         return QState(state.shared, following, learned)
 
     def _learn(
-        self, learned: QTable, situation: Situation, action: int, following: Situation, gain: tuple[int, float]
+        self,
+        learned: QTable,
+        situation: Situation,
+        action: int,
+        following: Situation,
+        gain: tuple[int, float],
     ) -> QTable:
-        tokens, seconds = _RATE_MEMORY * learned.tokens + gain[0], _RATE_MEMORY * learned.seconds + gain[1]
+        tokens, seconds = (
+            _RATE_MEMORY * learned.tokens + gain[0],
+            _RATE_MEMORY * learned.seconds + gain[1],
+        )
         reward = gain[0] - tokens / seconds * gain[1]
         values = list(self._values(learned, situation))
         target = reward + self.discount * max(self._values(learned, following))
         values[action] += self.rate * (target - values[action])
-        return QTable({**learned.values, situation: tuple(values)}, tokens, seconds, learned.rounds + 1)
+        return QTable(
+            {**learned.values, situation: tuple(values)}, tokens, seconds, learned.rounds + 1
+        )
 
     def _values(self, learned: QTable, situation: Situation) -> tuple[float, ...]:
         return learned.values.get(situation, (0.0,) * len(self.windows))

@@ -21,7 +21,10 @@ class Ridge:
 
     @classmethod
     def empty(cls, num_features: int, ridge: float, bias: float = 0.0) -> "Ridge":
-        """Nothing seen yet: `bias` is the prediction where all features but the first, which is 1, are zero."""
+        """Nothing seen yet.
+
+        `bias` is the prediction where all features but the first, which is 1, are zero.
+        """
         rows = range(num_features)
         return cls(
             tuple(bias if row == 0 else 0.0 for row in rows),
@@ -34,7 +37,10 @@ class Ridge:
         scale = 1.0 / (1.0 / weight + _dot(features, spread))
         error = value - self.predict(features)
         return Ridge(
-            tuple(old + scale * error * step for old, step in zip(self.coefficients, spread, strict=True)),
+            tuple(
+                old + scale * error * step
+                for old, step in zip(self.coefficients, spread, strict=True)
+            ),
             tuple(
                 tuple(old - scale * left * right for old, right in zip(row, spread, strict=True))
                 for row, left in zip(self.inverse, spread, strict=True)

@@ -15,7 +15,8 @@ from monge.core.errors import OptionError, unknown_name
 from monge.core.verdict import StepRecord
 
 _NAME = "survival_budget"
-_LAG = 2  # rounds by which the survivals that set a stale budget are older than those that are ranked
+# Rounds by which the survivals that set a stale budget are older than those that are ranked.
+_LAG = 2
 _BARRIERS = ("stale", "first_stop")
 
 
@@ -40,21 +41,25 @@ class BudgetState:
 class SurvivalBudget(Controller[BudgetState]):
     """Share one budget of drafted tokens over the batch, most probable tokens first.
 
-    The slots (request, depth) of the whole batch are ranked by survival: the product of the request's acceptance by depth, from
-    its finished rounds and those of others. A number of them is admitted for which expected tokens per second are largest,
-    the seconds of a round being predicted as if its slots were spread evenly over the requests.
+    The slots (request, depth) of the whole batch are ranked by survival: the product of the
+    request's acceptance by depth, from its finished rounds and those of others. A number of them is
+    admitted for which expected tokens per second are largest, the seconds of a round being
+    predicted as if its slots were spread evenly over the requests.
 
-    * `stale`: that number is searched with the survivals of two rounds ago, then the best slots of now are admitted.
-    * `first_stop`: slots of now are admitted until the first that does not raise tokens per second; too early where costs jump.
+    * `stale`: that number is searched with the survivals of two rounds ago, then the best slots of
+      now are admitted.
+    * `first_stop`: slots of now are admitted until the first that does not raise tokens per second;
+      too early where costs jump.
 
-    A request's plan depends on its neighbours: every text keeps its law, but not its draws, so equal seeds do not give equal
-    texts in a crowd.
+    A request's plan depends on its neighbours: every text keeps its law, but not its draws, so
+    equal seeds do not give equal texts in a crowd.
 
     Args:
         barrier: `stale` or `first_stop`, see above.
         max_window: Deepest slot of a request; at most the tree builder's own depth has an effect.
         max_slots: Most slots of the batch; `None` for no limit but throughput.
-        probe_rounds: Rounds without a draft after which a request drafts one token whatever the budget, to learn.
+        probe_rounds: Rounds without a draft after which a request drafts one token whatever the
+            budget, to learn.
 
     Reference:
         DSpark, arXiv 2607.05147, algorithm 1 and appendix A.
@@ -73,17 +78,24 @@ class SurvivalBudget(Controller[BudgetState]):
             raise unknown_name(f"{_NAME} barrier", self.barrier, _BARRIERS)
         if self.probe_rounds < 1 or (self.max_slots is not None and self.max_slots < 1):
             raise OptionError(
-                f"{_NAME}: need probe_rounds >= 1 and max_slots >= 1 or None; got {self.probe_rounds}, {self.max_slots}"
+                f"{_NAME}: need probe_rounds >= 1 and max_slots >= 1 or None; got "
+                f"{self.probe_rounds}, {self.max_slots}"
             )
 
     def init(self, shared: SharedState) -> BudgetState:
         latency_of(shared, _NAME)
         return BudgetState(shared, (self._survival(DepthCounts(), shared),))
 
-    def plan(self, states: Sequence[BudgetState], info: RoundInfo, draws: Sequence[Draws]) -> list[DraftPlan]:
+    def plan(
+        self, states: Sequence[BudgetState], info: RoundInfo, draws: Sequence[Draws]
+    ) -> list[DraftPlan]:
         now, num_rows = [state.survivals[-1] for state in states], info.batch_size
-        # Neighbours that do not draft have no slots, but wait for those who do, and write a token a round.
-        idle, speed = [()] * (num_rows - len(states)), _speed(latency_of(states[0].shared, _NAME), len(states), info)
+        # Neighbours that do not draft have no slots, but wait for those who do, and write a token a
+        # round.
+        idle, speed = (
+            [()] * (num_rows - len(states)),
+            _speed(latency_of(states[0].shared, _NAME), len(states), info),
+        )
         if self.barrier == "stale":
             count = best_count([*(state.survivals[0] for state in states), *idle], speed)
         else:
@@ -110,11 +122,18 @@ class SurvivalBudget(Controller[BudgetState]):
 
     def _survival(self, counts: DepthCounts, shared: SharedState) -> tuple[float, ...]:
         shared_counts: DepthCounts = shared.notes.get(_NAME, DepthCounts())
-        return tuple(accumulate(counts.acceptance(self.max_window, shared_counts.acceptance(self.max_window)), mul))
+        return tuple(
+            accumulate(
+                counts.acceptance(self.max_window, shared_counts.acceptance(self.max_window)), mul
+            )
+        )
 
 
 def _speed(latency: Latency, num_drafting: int, info: RoundInfo) -> Speed:
-    """Rounds per second of this batch by its tokens to verify; a fraction of a level costs that fraction."""
+    """Rounds per second of this batch by its tokens to verify.
+
+    A fraction of a level costs that fraction.
+    """
     at = info.batch_size, max(info.context_lengths)
 
     def speed(num_tokens: int) -> float:

@@ -13,8 +13,9 @@ from monge.core.verdict import StepRecord
 class TransformersHeuristic(SoloController[int]):
     """Two more tokens after full acceptance, one fewer otherwise, never fewer than one.
 
-    The schedules `heuristic` and `heuristic_transient` of `num_assistant_tokens_schedule`: there the first is carried from one
-    call to the next; here every request starts anew, as in the second.
+    The schedules `heuristic` and `heuristic_transient` of `num_assistant_tokens_schedule`: there
+    the first is carried from one call to the next; here every request starts anew, as in the
+    second.
 
     Args:
         num_draft_tokens: Window of the first round.
@@ -29,7 +30,10 @@ class TransformersHeuristic(SoloController[int]):
 
     def __post_init__(self) -> None:
         if self.num_draft_tokens < 1:
-            raise OptionError(f"transformers_heuristic: num_draft_tokens must be at least 1; got {self.num_draft_tokens}")
+            raise OptionError(
+                "transformers_heuristic: num_draft_tokens must be at least 1; got "
+                f"{self.num_draft_tokens}"
+            )
 
     def init(self, shared: SharedState) -> int:
         return self.num_draft_tokens
@@ -40,6 +44,7 @@ class TransformersHeuristic(SoloController[int]):
     def update(self, state: int, record: StepRecord) -> int:
         if record.depth == 0:
             return state
-        # A tree builder or the end of the request may draft less: the window counts from what was drafted.
+        # A tree builder or the end of the request may draft less: the window counts from what was
+        # drafted.
         drafted = min(state, record.depth)
         return drafted + 2 if record.num_accepted == record.depth else max(1, drafted - 1)

@@ -8,8 +8,9 @@ from monge.core.proposal import Proposal
 class ChildDraws(ABC):
     """A source of randomness that draws all children of a node at once, and is told where the node is.
 
-    Production never needs this: a proposal draws its own children. Replay does: its candidates are drawn *given* a text that is
-    known already, and for that it must know which nodes the text passes.
+    Production never needs this: a proposal draws its own children. Replay does: its candidates are
+    drawn *given* a text that is known already, and for that it must know which nodes the text
+    passes.
     """
 
     @abstractmethod

@@ -31,7 +31,8 @@ def clock_draws(draws: Draws) -> ClockDraws:
     """
     if not isinstance(draws, ClockDraws):
         raise MongeError(
-            f"{type(draws).__name__} has no clocks to share; the verifier 'gumbel' and the children 'shared' need the draws "
+            f"{type(draws).__name__} has no clocks to share; the verifier 'gumbel' and the "
+            "children 'shared' need the draws "
             "of a request with a seed"
         )
     return draws
@@ -41,8 +42,9 @@ def clock_draws(draws: Draws) -> ClockDraws:
 class SharedClocks(Proposal):
     """`width` draws from `law`, draft k by the race of the clocks `(depth, k, .)`, which the verifier knows.
 
-    Given what is committed and drafted above, the draws are independent; but they are not independent of the verifier's noise,
-    so only rules made for it, and those that never look at the candidates, are exact.
+    Given what is committed and drafted above, the draws are independent; but they are not
+    independent of the verifier's noise, so only rules made for it, and those that never look at the
+    candidates, are exact.
     """
 
     law: Law
@@ -51,11 +53,16 @@ class SharedClocks(Proposal):
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.depth < 0:
-            raise OptionError(f"SharedClocks: need width >= 1 and depth >= 0; got {self.width} and {self.depth}")
+            raise OptionError(
+                f"SharedClocks: need width >= 1 and depth >= 0; got {self.width} and {self.depth}"
+            )
 
     def at_depth(self, depth: int) -> "SharedClocks":
         return replace(self, depth=depth)
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         source, size = clock_draws(draws), num_clocks(self.law)
-        return tuple(first_token(source.clocks(self.depth, draft, size), self.law) for draft in range(self.width))
+        return tuple(
+            first_token(source.clocks(self.depth, draft, size), self.law)
+            for draft in range(self.width)
+        )

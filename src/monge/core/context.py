@@ -46,9 +46,11 @@ class DraftPlan:
         drafter: Drafter of a pool that drafts; `None` leaves it to the pool. Other drafters ignore
             it.
         price: Value of a second in tokens, if the controller has one; for the record only.
-        num_fixed: How many of a node's candidates are its most probable tokens, for nodes of 1, 2, ... candidates; wider ones
-            follow the last. For candidates that are top tokens and draws (`Mixed`); empty leaves it to their tree.
-        model_free_depth: Deepest node of the model-free drafters of a pool, where none is named; `None` for `max_depth`.
+        num_fixed: How many of a node's candidates are its most probable tokens, for nodes of 1, 2,
+            ... candidates; wider ones follow the last. For candidates that are top tokens and draws
+            (`Mixed`); empty leaves it to their tree.
+        model_free_depth: Deepest node of the model-free drafters of a pool, where none is named;
+            `None` for `max_depth`.
     """
 
     max_depth: int | None = None
@@ -60,15 +62,19 @@ class DraftPlan:
     model_free_depth: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_fixed and any(not 0 <= count <= place for place, count in enumerate(self.num_fixed)):
+        if self.num_fixed and any(
+            not 0 <= count <= place for place, count in enumerate(self.num_fixed)
+        ):
             raise OptionError(
-                f"DraftPlan: of 1, 2, ... candidates at most 0, 1, ... can be fixed, since one is drawn; got {self.num_fixed}"
+                "DraftPlan: of 1, 2, ... candidates at most 0, 1, ... can be fixed, since one is "
+                f"drawn; got {self.num_fixed}"
             )
         if min(self.max_depth or 0, self.max_nodes or 0, self.model_free_depth or 0) < 0:
             for name in ("max_depth", "max_nodes", "model_free_depth"):
                 if (getattr(self, name) or 0) < 0:
                     raise OptionError(
-                        f"DraftPlan: {name} must be >= 0, or None for the builder's own; got {getattr(self, name)}"
+                        f"DraftPlan: {name} must be >= 0, or None for the builder's own; got "
+                        f"{getattr(self, name)}"
                     )
 
     def depth(self, own: int) -> int:
@@ -77,7 +83,10 @@ class DraftPlan:
 
     def fixed(self, own: int, width: int) -> int:
         """Return how many of `width` candidates are top tokens, given the tree's default."""
-        return min(self.num_fixed[min(width, len(self.num_fixed)) - 1] if self.num_fixed else own, width - 1)
+        return min(
+            self.num_fixed[min(width, len(self.num_fixed)) - 1] if self.num_fixed else own,
+            width - 1,
+        )
 
     def nodes(self, own: int) -> int:
         """Return the number of drafted nodes of a builder under this plan."""
@@ -85,8 +94,15 @@ class DraftPlan:
 
     def within(self, other: "DraftPlan") -> "DraftPlan":
         """Return this plan, no deeper and no larger than another one."""
-        depth, nodes = _least(self.max_depth, other.max_depth), _least(self.max_nodes, other.max_nodes)
-        lookup = None if self.model_free_depth is None else _least(self.model_free_depth, other.max_depth)
+        depth, nodes = (
+            _least(self.max_depth, other.max_depth),
+            _least(self.max_nodes, other.max_nodes),
+        )
+        lookup = (
+            None
+            if self.model_free_depth is None
+            else _least(self.model_free_depth, other.max_depth)
+        )
         if (depth, nodes, lookup) == (self.max_depth, self.max_nodes, self.model_free_depth):
             return self
         return replace(self, max_depth=depth, max_nodes=nodes, model_free_depth=lookup)
@@ -94,7 +110,11 @@ class DraftPlan:
     @property
     def for_model_free(self) -> "DraftPlan":
         """The plan of model-free drafters of a pool."""
-        return self if self.model_free_depth is None else _limited(self.model_free_depth, self.max_nodes)
+        return (
+            self
+            if self.model_free_depth is None
+            else _limited(self.model_free_depth, self.max_nodes)
+        )
 
 
 @lru_cache(maxsize=1024)

@@ -17,7 +17,8 @@ from monge.core.setting_types import is_of
 
 _WORD: Final = 1 << 64
 _FIRST_SEED: Final = -(1 << 63)
-_BLOCK: Final = 256  # uniforms drawn at once: one call of the generator costs more than a hundred of its numbers
+# Uniforms drawn at once: one call of the generator costs more than a hundred of its numbers.
+_BLOCK: Final = 256
 _CLOCKS: Final = 1  # `use` of the generator; 0 is the stream of uniforms
 
 
@@ -170,34 +171,44 @@ def check_seed(seed: int, row: int = 0) -> None:
     """Refuse an invalid seed or row.
 
     Raises:
-        OptionError: If one is no whole number, the seed lies outside of -2^63 .. 2^64 - 1, or the row outside of 0 .. 2^64 - 1.
+        OptionError: If one is no whole number, the seed lies outside of -2^63 .. 2^64 - 1, or the
+            row outside of 0 .. 2^64 - 1.
     """
     if not is_of(seed, int) or not _FIRST_SEED <= seed < _WORD:
-        raise OptionError(f"seed must be a whole number of at least -2^63 and less than 2^64; got {seed!r}")
+        raise OptionError(
+            f"seed must be a whole number of at least -2^63 and less than 2^64; got {seed!r}"
+        )
     if not is_of(row, int) or not 0 <= row < _WORD:
-        raise OptionError(f"row must be a whole number of at least 0 and less than 2^64; got {row!r}")
+        raise OptionError(
+            f"row must be a whole number of at least 0 and less than 2^64; got {row!r}"
+        )
 
 
 def stream_key(seed: int, row: int) -> tuple[int, int]:
     """Key of the generator of a stream: 64 bits of seed, 64 bits of row.
 
-    A negative seed is read as 64 bits in two's complement, so -1 names the streams of 2^64 - 1. Otherwise different pairs have
-    different keys.
+    A negative seed is read as 64 bits in two's complement, so -1 names the streams of 2^64 - 1.
+    Otherwise different pairs have different keys.
     """
     return index(seed) % _WORD, index(row)
 
 
-def random_numbers(seed: int, row: int, *, place: int = 0, draft: int = 0, use: int = 0) -> np.random.Generator:
+def random_numbers(
+    seed: int, row: int, *, place: int = 0, draft: int = 0, use: int = 0
+) -> np.random.Generator:
     """Numbers of a counter-based generator (Philox 4x64), which depend on all of the arguments and on nothing else.
 
-    The seed and the row are the key. The other arguments are the upper 192 bits of the counter, and the numbers count in the
-    lower 64, so different arguments never give overlapping numbers.
+    The seed and the row are the key. The other arguments are the upper 192 bits of the counter, and
+    the numbers count in the lower 64, so different arguments never give overlapping numbers.
 
     Reference:
         Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011.
     """
     # numpy: torch seeds its CPU generator with 32 bits only, and has no counter-based one there.
-    key, counter = (np.array(words, dtype=np.uint64) for words in (stream_key(seed, row), (0, place, draft, use)))
+    key, counter = (
+        np.array(words, dtype=np.uint64)
+        for words in (stream_key(seed, row), (0, place, draft, use))
+    )
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
@@ -214,8 +225,9 @@ def _taped(uniforms: tuple[float, ...]) -> Iterator[float]:
 class ClockDraws(ABC):
     """A source of randomness with clocks.
 
-    Clock `(depth, draft, token)` is an exponential variable of mean one, independent of all others and of every draw. Depth
-    counts from the last committed token, so what is read at a place of the text does not depend on how rounds were cut.
+    Clock `(depth, draft, token)` is an exponential variable of mean one, independent of all others
+    and of every draw. Depth counts from the last committed token, so what is read at a place of the
+    text does not depend on how rounds were cut.
     """
 
     @abstractmethod
@@ -249,7 +261,9 @@ class RequestDraws(SeededDraws, ClockDraws):
         return keyed_clocks(self._seed, self._row, self._place + depth, draft, num_tokens)
 
 
-def keyed_clocks(seed: int, row: int, place: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
+def keyed_clocks(
+    seed: int, row: int, place: int, draft: int, num_tokens: int
+) -> Float64[Tensor, " vocab"]:
     """Clocks of a place of the text: numbers of their own for every place and draft."""
     uniforms = random_numbers(seed, row, place=place, draft=draft, use=_CLOCKS).random(num_tokens)
     return torch.from_numpy(-np.log1p(-uniforms))

@@ -11,9 +11,9 @@ from monge.core.proposal import Proposal
 class HubPairs(Proposal):
     """The hub, that is the most probable token of `law`, and one other token, in an order that is part of the law.
 
-    The first candidate is a draw from the law q; after the hub a comes a draw from q without a, after any other token comes
-    the hub: Q(i, a) = q_i and Q(a, i) = q_a q_i / (1 - q_a) for i != a. A point mass has no second token, and its hub stands
-    alone.
+    The first candidate is a draw from the law q; after the hub a comes a draw from q without a,
+    after any other token comes the hub: Q(i, a) = q_i and Q(a, i) = q_a q_i / (1 - q_a) for i != a.
+    A point mass has no second token, and its hub stands alone.
 
     Reference:
         SpecHub (Sun et al., arXiv 2411.05289).

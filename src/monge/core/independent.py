@@ -14,8 +14,9 @@ from monge.core.proposal import Proposal
 class Independent(Proposal):
     """One draw from each of `laws`, in their order, independent of each other; repeats are kept.
 
-    The laws may come from different draft models, or from one model at different temperatures. Unlike i.i.d. draws they are
-    not exchangeable: which candidate came from which law is part of the joint law.
+    The laws may come from different draft models, or from one model at different temperatures.
+    Unlike i.i.d. draws they are not exchangeable: which candidate came from which law is part of
+    the joint law.
 
     Args:
         laws: Draft laws, at least one; candidate k is drawn from `laws[k]`.
@@ -25,14 +26,19 @@ class Independent(Proposal):
 
     def __post_init__(self) -> None:
         if not self.laws:
-            raise OptionError("Independent: give at least one draft law (no candidates at all is Deterministic(()))")
+            raise OptionError(
+                "Independent: give at least one draft law (no candidates at all is "
+                "Deterministic(()))"
+            )
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         return tuple(draws.categorical(law) for law in self.laws)
 
 
 def tempered(law: Law, temperature: float | int) -> SparseLaw:
-    """The law proportional to `q^(1 / temperature)`; tokens whose mass underflows leave the support.
+    """The law proportional to `q^(1 / temperature)`.
+
+    Tokens whose mass underflows leave the support.
 
     Args:
         law: q.

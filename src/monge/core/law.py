@@ -1,7 +1,8 @@
 """Probability laws of the next token.
 
-In maths p is the target law and q the draft law. A law is either *sparse* (the tokens of its support and their masses) or
-*dense* (one mass per token of the vocabulary, zeros allowed); both answer the same questions, so verifiers do not ask which.
+In maths p is the target law and q the draft law. A law is either *sparse* (the tokens of its
+support and their masses) or *dense* (one mass per token of the vocabulary, zeros allowed); both
+answer the same questions, so verifiers do not ask which.
 """
 
 import math
@@ -17,8 +18,11 @@ from torch import Tensor
 from monge.core.errors import LawError
 
 MASS_TOLERANCE: Final = 1e-9
-"""How far from one the masses of a law may sum. Rounding of a float64 softmax over 256k tokens stays below 1e-12; anything
-larger is a law that was never normalised. The total variation that it can hide is at most half of this number."""
+"""How far from one the masses of a law may sum.
+
+Rounding of a float64 softmax over 256k tokens stays below 1e-12; anything larger is a law that was
+never normalised. The total variation that it can hide is at most half of this number.
+"""
 
 
 class Law(ABC):
@@ -39,7 +43,10 @@ class Law(ABC):
 
     @abstractmethod
     def quantile(self, position: float) -> int:
-        """Token whose cumulative interval covers `position` in [0, 1); never a token of mass zero."""
+        """Token whose cumulative interval covers `position` in [0, 1).
+
+        Never a token of mass zero.
+        """
 
     @abstractmethod
     def sparse(self) -> "SparseLaw":
@@ -80,20 +87,29 @@ class SparseLaw(Law):
         probs: Their masses, float64, positive, summing to one, `[support]`.
 
     Raises:
-        LawError: If the shapes differ, ids are not increasing, a mass is not positive, or the sum is not one.
+        LawError: If the shapes differ, ids are not increasing, a mass is not positive, or the sum
+            is not one.
     """
 
     token_ids: Int64[Tensor, " support"]
     probs: Float64[Tensor, " support"]
 
     def __post_init__(self) -> None:
-        if self.token_ids.shape != self.probs.shape or self.probs.ndim != 1 or self.probs.numel() == 0:
+        if (
+            self.token_ids.shape != self.probs.shape
+            or self.probs.ndim != 1
+            or self.probs.numel() == 0
+        ):
             raise LawError(
-                f"SparseLaw: token_ids {tuple(self.token_ids.shape)} and probs {tuple(self.probs.shape)} must be two "
+                f"SparseLaw: token_ids {tuple(self.token_ids.shape)} and probs "
+                f"{tuple(self.probs.shape)} must be two "
                 "vectors of one positive length"
             )
         if self.probs.numel() > 1 and not bool((self.token_ids.diff() > 0).all()):
-            raise LawError("SparseLaw: token_ids must be strictly increasing; sort them and merge repeats first")
+            raise LawError(
+                "SparseLaw: token_ids must be strictly increasing; sort them and merge "
+                "repeats first"
+            )
         _check_mass(self.probs, lowest=math.ulp(0.0))
 
     @property
@@ -102,7 +118,8 @@ class SparseLaw(Law):
 
     def prob(self, token_id: int) -> float:
         if not self.probs.is_cpu:
-            return float(self.at(torch.tensor([token_id]).to(self.device, non_blocking=True)))  # the host waits once
+            # The host waits once.
+            return float(self.at(torch.tensor([token_id]).to(self.device, non_blocking=True)))
         index = int(torch.searchsorted(self.token_ids, token_id))
         if index == self.token_ids.numel() or int(self.token_ids[index]) != token_id:
             return 0.0
@@ -136,7 +153,9 @@ class SparseLaw(Law):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PointLaw(SparseLaw):
-    """The point mass at a token that the host knows: asked about at every greedy node, it keeps nobody waiting for a device.
+    """The point mass at a token that the host knows.
+
+    Asked about at every greedy node, it keeps nobody waiting for a device.
 
     Args:
         token_id: The token, the only one of `token_ids`.
@@ -166,7 +185,9 @@ class DenseLaw(Law):
 
     def __post_init__(self) -> None:
         if self.probs.ndim != 1 or self.probs.numel() == 0:
-            raise LawError(f"DenseLaw: probs must be one non-empty vector; got shape {tuple(self.probs.shape)}")
+            raise LawError(
+                f"DenseLaw: probs must be one non-empty vector; got shape {tuple(self.probs.shape)}"
+            )
         _check_mass(self.probs, lowest=0.0)
 
     @property
@@ -183,7 +204,10 @@ class DenseLaw(Law):
             return self.probs[token_ids]
         except IndexError as error:
             largest, size = int(token_ids.max()), self.probs.numel()
-            raise LawError(f"law over {size} tokens, asked about token {largest}: compare laws over one vocabulary") from error
+            raise LawError(
+                f"law over {size} tokens, asked about token {largest}: compare laws "
+                "over one vocabulary"
+            ) from error
 
     def quantile(self, position: float) -> int:
         return int(_quantile_place(self.probs, position))
@@ -197,7 +221,10 @@ class DenseLaw(Law):
     def excess_over(self, other: Law) -> "DenseLaw | None":
         if isinstance(other, DenseLaw):
             if other.probs.shape != self.probs.shape:
-                raise LawError(f"laws over {self.probs.numel()} and {other.probs.numel()} tokens cannot be compared")
+                raise LawError(
+                    f"laws over {self.probs.numel()} and {other.probs.numel()} tokens "
+                    "cannot be compared"
+                )
             excess = (self.probs - other.probs).clamp_min(0.0)
         else:
             part = other.sparse()
@@ -211,9 +238,14 @@ class DenseLaw(Law):
         return _normalised_dense(rest)
 
     def top_masses(self, count: int) -> tuple[tuple[int, float], ...]:
-        # topk does not order ties by id, but which of two equal masses comes first is a function of the law alone.
+        # topk does not order ties by id, but which of two equal masses comes first is a function of
+        # the law alone.
         masses, ids = torch.topk(self.probs, min(count, self.probs.numel()))
-        return tuple((token, mass) for token, mass in zip(ids.tolist(), masses.tolist(), strict=True) if mass > 0.0)
+        return tuple(
+            (token, mass)
+            for token, mass in zip(ids.tolist(), masses.tolist(), strict=True)
+            if mass > 0.0
+        )
 
 
 def softmax_law(scores: Float[Tensor, " vocab"]) -> DenseLaw | None:
@@ -223,17 +255,27 @@ def softmax_law(scores: Float[Tensor, " vocab"]) -> DenseLaw | None:
 
 
 def softmax_laws(scores: Float[Tensor, "nodes vocab"]) -> list[DenseLaw | None]:
-    """The law proportional to `exp(scores)` of every row; `None` where a score is NaN or +inf, or all are -inf.
+    """The law proportional to `exp(scores)` of every row.
+
+    `None` where a score is NaN or +inf, or all are -inf.
 
     What is normalised here is not added up again, which would take as long as many a decision.
     """
     probs = torch.softmax(scores, dim=-1, dtype=torch.float64)
     firsts = probs[:, 0].tolist()  # one bad score makes every mass of its row NaN
-    return [None if math.isnan(first) else trusted_law(row) for row, first in zip(probs, firsts, strict=True)]
+    return [
+        None if math.isnan(first) else trusted_law(row)
+        for row, first in zip(probs, firsts, strict=True)
+    ]
 
 
-def sparse_part(token_ids: Int64[Tensor, " support"], probs: Float64[Tensor, " support"]) -> SparseLaw:
-    """A part of a checked law, its positive masses divided by their sum: on a device the host would wait for every check."""
+def sparse_part(
+    token_ids: Int64[Tensor, " support"], probs: Float64[Tensor, " support"]
+) -> SparseLaw:
+    """A part of a checked law, its positive masses divided by their sum.
+
+    On a device the host would wait for every check.
+    """
     law = object.__new__(SparseLaw)
     object.__setattr__(law, "token_ids", token_ids)
     object.__setattr__(law, "probs", probs)
@@ -242,7 +284,10 @@ def sparse_part(token_ids: Int64[Tensor, " support"], probs: Float64[Tensor, " s
 
 @lru_cache(maxsize=8192)
 def one_hot(token_id: int, device: torch.device | None = None) -> PointLaw:
-    """The point mass at one token. Greedy decoding asks for few of them, often; laws are never edited, so they are kept."""
+    """The point mass at one token.
+
+    Greedy decoding asks for few of them, often; laws are never edited, so they are kept.
+    """
     law = object.__new__(PointLaw)
     object.__setattr__(law, "token_ids", torch.tensor([token_id]).to(device, non_blocking=True))
     object.__setattr__(law, "probs", torch.ones(1, dtype=torch.float64, device=device))
@@ -252,15 +297,18 @@ def one_hot(token_id: int, device: torch.device | None = None) -> PointLaw:
 
 @lru_cache(maxsize=16)
 def _every_token(vocab_size: int, device: torch.device) -> Int64[Tensor, " vocab"]:
-    """The tokens of a law without zeros: one object a vocabulary, so that laws over the same tokens know each other."""
+    """The tokens of a law without zeros.
+
+    One object a vocabulary, so that laws over the same tokens know each other.
+    """
     return torch.arange(vocab_size, device=device)
 
 
 def residual(p: Law, q: Law) -> Law:
     """Normalised `(p - q)_+`, the law of the correction token (Leviathan et al., arXiv 2211.17192).
 
-    Where p equals q nothing is ever rejected, so the residual is never drawn from; rounding alone can bring a caller here, and
-    p itself is then returned.
+    Where p equals q nothing is ever rejected, so the residual is never drawn from; rounding alone
+    can bring a caller here, and p itself is then returned.
     """
     excess = p.excess_over(q)
     return p if excess is None else excess
@@ -269,7 +317,8 @@ def residual(p: Law, q: Law) -> Law:
 def total_variation(p: Law, q: Law) -> float:
     """Half the L1 distance: the smallest rejection probability of one draft."""
     left, right = p.sparse(), q.sparse()
-    # sum of (p - q)_+ over the support of p: both laws have mass one, so this is half of the L1 distance.
+    # sum of (p - q)_+ over the support of p: both laws have mass one, so this is half of the L1
+    # distance.
     return float((left.probs - right.at(left.token_ids)).clamp_min(0.0).sum())
 
 
@@ -279,7 +328,8 @@ def _check_mass(probs: Tensor, lowest: float) -> None:
     if not (smallest >= lowest and abs(total - 1.0) <= MASS_TOLERANCE):  # written so that NaN fails
         bound = "non-negative" if lowest == 0.0 else "positive"
         raise LawError(
-            f"law: masses must be {bound} and sum to 1; got smallest {smallest:.6g}, sum {total:.12g} over "
+            f"law: masses must be {bound} and sum to 1; got smallest {smallest:.6g}, sum "
+            f"{total:.12g} over "
             f"{probs.numel()} tokens; normalise where the law is made"
         )
 
@@ -288,8 +338,11 @@ def _quantile_place(probs: Tensor, position: float) -> Tensor | int:
     cumulative = probs.cumsum(0)
     # Scaled by the rounded total, so that the last positive mass covers every position below one.
     if cumulative.is_cpu:  # the same search, and a quarter of the price of the call
-        return int(cumulative.detach().numpy().searchsorted(position * cumulative[-1].item(), side="right"))
-    return torch.searchsorted(cumulative, position * cumulative[-1:], right=True)  # for which the host need not wait
+        return int(
+            cumulative.detach().numpy().searchsorted(position * cumulative[-1].item(), side="right")
+        )
+    # For which the host need not wait.
+    return torch.searchsorted(cumulative, position * cumulative[-1:], right=True)
 
 
 def trusted_law(probs: Tensor) -> DenseLaw:

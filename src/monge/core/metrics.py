@@ -12,13 +12,19 @@ from monge.core.verdict import StepRecord
 
 
 def block_efficiency(records: Sequence[StepRecord]) -> float:
-    """Tokens verified per target forward: `mean(num_accepted) + 1` (vLLM: "mean acceptance length")."""
+    """Tokens verified per target forward.
+
+    `mean(num_accepted) + 1` (vLLM: "mean acceptance length").
+    """
     _need(records)
     return 1.0 + sum(record.num_accepted for record in records) / len(records)
 
 
 def draft_utilisation(records: Sequence[StepRecord]) -> float:
-    """Accepted draft tokens / verified draft nodes; 0 where nothing was drafted. No estimator of acceptance at a depth."""
+    """Accepted draft tokens / verified draft nodes; 0 where nothing was drafted.
+
+    No estimator of acceptance at a depth.
+    """
     _need(records)
     drafted = sum(record.num_nodes for record in records)
     return sum(record.num_accepted for record in records) / drafted if drafted else 0.0
@@ -48,7 +54,8 @@ def acceptance_histogram(records: Sequence[StepRecord]) -> tuple[int, ...]:
 def engine_efficiency(records: Sequence[StepRecord]) -> float:
     """Seconds inside network forwards / wall seconds of the rounds (1 = the loop itself costs nothing).
 
-    A round shared by a batch appears in the records of each of its requests; each counts by its share.
+    A round shared by a batch appears in the records of each of its requests; each counts by its
+    share.
     """
     _need(records)
     forward = sum(record.times.forward_s / record.batch_size for record in records)

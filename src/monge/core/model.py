@@ -18,8 +18,9 @@ class NodeBlock:
 
     Args:
         token_ids: Their tokens.
-        parents: For every new node, the index of its parent among the sequence's uncommitted nodes (those of earlier blocks and
-            of this one, in reading order); -1 for the last committed token.
+        parents: For every new node, the index of its parent among the sequence's uncommitted nodes
+            (those of earlier blocks and of this one, in reading order); -1 for the last committed
+            token.
     """
 
     token_ids: tuple[int, ...]
@@ -40,7 +41,8 @@ class NodeBlock:
 class SequenceModel(Protocol):
     """A causal network with one cache row per sequence. Target and draft model alike.
 
-    A sequence has committed tokens, which are in the cache for good, and uncommitted nodes, which `commit` keeps or drops.
+    A sequence has committed tokens, which are in the cache for good, and uncommitted nodes, which
+    `commit` keeps or drops.
     """
 
     @property
@@ -73,7 +75,9 @@ class SequenceModel(Protocol):
         ...
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
-        """Read and commit more tokens of open sequences that have no uncommitted nodes: a prompt that comes in pieces.
+        """Read and commit more tokens of open sequences that have no uncommitted nodes.
+
+        A prompt that comes in pieces.
 
         A model that cannot take tokens back may need a prompt whole, in the first piece.
         """
@@ -125,8 +129,9 @@ def dtype_of(model: SequenceModel) -> torch.dtype | None:
 class FeatureModel(SequenceModel, Protocol):
     """A network that also shows its hidden states, taken from the forwards that it runs anyway.
 
-    Hidden states are numbered as the host numbers them: 0 is the embedding's output, i the output of layer i, and the last one,
-    `num_layers`, is what the output layer reads, after the final norm.
+    Hidden states are numbered as the host numbers them: 0 is the embedding's output, i the output
+    of layer i, and the last one, `num_layers`, is what the output layer reads, after the final
+    norm.
     """
 
     @property
@@ -152,7 +157,9 @@ class FeatureModel(SequenceModel, Protocol):
         ...
 
     def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
-        """Watched hidden states, side by side, of the tokens committed since the last call; `None` where there are none.
+        """Watched hidden states, side by side, of the tokens committed since the last call.
+
+        `None` where there are none.
 
         Where only the last is kept, it is given in every call.
         """
@@ -175,7 +182,8 @@ class ModuleHost(FeatureModel, Protocol):
         """What runs a module: the backend, or where it cannot, with a warning, the module itself.
 
         Args:
-            module: In evaluation mode; takes matrices with one row a node, and gives a tuple of such.
+            module: In evaluation mode; takes matrices with one row a node, and gives a tuple of
+                such.
             like: Inputs of the widths and types that will come; the number of rows is free.
         """
         ...
@@ -207,7 +215,10 @@ class LayeredModel(SequenceModel, Protocol):
 
 @runtime_checkable
 class ReopenableModel(SequenceModel, Protocol):
-    """A network that can go on from a text that it read before: the next turn of a conversation, for example."""
+    """A network that can go on from a text that it read before.
+
+    The next turn of a conversation, for example.
+    """
 
     def reopen(self, sequence: int, new: int, length: int) -> bool:
         """Continue an open sequence under another id, from a part of its committed tokens.
@@ -218,8 +229,8 @@ class ReopenableModel(SequenceModel, Protocol):
             length: How many of its committed tokens are kept, from the first on.
 
         Returns:
-            False where that is not possible, for example because hidden states of the kept tokens are needed again; nothing
-            has changed then.
+            False where that is not possible, for example because hidden states of the kept tokens
+            are needed again; nothing has changed then.
         """
         ...
 
@@ -237,6 +248,7 @@ class ForeignModel(SequenceModel, Protocol):
         """What it would write greedily after the committed text of sequences, spelled in the target's tokens.
 
         Args:
-            counts: How many of its own tokens it writes, by sequence; the last committed token of each was read by `extend`.
+            counts: How many of its own tokens it writes, by sequence; the last committed token of
+                each was read by `extend`.
         """
         ...

@@ -1,7 +1,8 @@
 """How the children of a node were drawn: a draft law together with the way of drawing.
 
-A rejection or transport rule is exact only for children that really follow the declared proposal, so the declaration and the
-drawing live in one object: `Proposal.draw` is the only code that draws a child.
+A rejection or transport rule is exact only for children that really follow the declared proposal,
+so the declaration and the drawing live in one object: `Proposal.draw` is the only code that draws a
+child.
 """
 
 from abc import ABC, abstractmethod
@@ -24,19 +25,27 @@ class Proposal(ABC):
         """All children of the node, in drawing order; a token drawn twice is listed twice."""
 
     def at_depth(self, depth: int) -> "Proposal":
-        """This proposal at a node of that depth; the same, unless its noise is addressed by place."""
+        """This proposal at a node of that depth.
+
+        The same, unless its noise is addressed by place.
+        """
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Deterministic(Proposal):
-    """Candidates that are a function of the path alone: top tokens of a law, a looked-up continuation, or none at all."""
+    """Candidates that are a function of the path alone.
+
+    Top tokens of a law, a looked-up continuation, or none at all.
+    """
 
     token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(set(self.token_ids)) != len(self.token_ids):
-            raise OptionError(f"Deterministic: a candidate set has no repeats; got {self.token_ids}")
+            raise OptionError(
+                f"Deterministic: a candidate set has no repeats; got {self.token_ids}"
+            )
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         return self.token_ids
@@ -58,7 +67,10 @@ class Iid(Proposal):
 
 @dataclass(frozen=True, slots=True)
 class WithoutReplacement(Proposal):
-    """`width` draws from `law`, each conditioned on being new; fewer where the support is smaller. Order is part of the law."""
+    """`width` draws from `law`, each conditioned on being new; fewer where the support is smaller.
+
+    Order is part of the law.
+    """
 
     law: Law
     width: int
@@ -90,7 +102,10 @@ class Mixed(Proposal):
             raise OptionError(f"Mixed: fixed candidates have no repeats; got {self.fixed}")
         heavy = [token for token in self.fixed if self.law.prob(token) > 0]
         if heavy:
-            raise LawError(f"Mixed: the sampled law gives mass to fixed candidates {heavy}; remove them and renormalise")
+            raise LawError(
+                f"Mixed: the sampled law gives mass to fixed candidates {heavy}; "
+                "remove them and renormalise"
+            )
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         return self.fixed + tuple(draws.categorical(self.law) for _ in range(self.width))
@@ -117,9 +132,15 @@ def entry_for(kind: type[Proposal], table: Mapping[type[Proposal], Entry]) -> En
     for parent in kind.__mro__:
         if parent in table:
             return table[parent]
-    raise KeyError(f"{kind.__name__} is not in the table of {', '.join(sorted(known.__name__ for known in table))}")
+    raise KeyError(
+        f"{kind.__name__} is not in the table of "
+        f"{', '.join(sorted(known.__name__ for known in table))}"
+    )
 
 
 def _check_width(kind: str, width: int) -> None:
     if width < 1:
-        raise OptionError(f"{kind}: width must be at least 1 (no candidates at all is Deterministic(())); got {width}")
+        raise OptionError(
+            f"{kind}: width must be at least 1 (no candidates at all is "
+            f"Deterministic(())); got {width}"
+        )

@@ -19,12 +19,14 @@ Part = TypeVar("Part")
 class Registry(Mapping[str, type[Part]], Generic[Part]):
     """A table of parts; a part is its own configuration, a frozen dataclass.
 
-    Other packages add parts by entry points. The table loads them when a name is not built in, or when it is listed.
+    Other packages add parts by entry points. The table loads them when a name is not built in, or
+    when it is listed.
 
     Args:
         kind: What the parts are, for messages ("verifier").
         parts: Names to classes.
-        group: Entry point group of further parts, such as `monge.verifiers`; `None` for a table without them.
+        group: Entry point group of further parts, such as `monge.verifiers`; `None` for a table
+            without them.
         provided: Settings that the engine gives and no user writes: networks, trees.
         renamed: New names by old ones; an old name gives an error that says the new one.
         removed: What to do instead, by names of parts that no longer exist; for messages.
@@ -48,7 +50,9 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
 
     def __getitem__(self, name: str) -> type[Part]:
         if name in self._renamed:
-            raise OptionError(f"{self.kind} {name!r} is called {self._renamed[name]!r} now; use that name")
+            raise OptionError(
+                f"{self.kind} {name!r} is called {self._renamed[name]!r} now; use that name"
+            )
         if name in self._removed:
             raise OptionError(f"{self.kind} {name!r} was removed; {self._removed[name]}")
         if name in self._parts:
@@ -73,15 +77,24 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         return found
 
     def _loaded(self, entry: EntryPoint, found: Mapping[str, type[Part]]) -> type[Part] | None:
-        """The class of an entry point, or `None` with a warning: a broken package must not stop the others."""
+        """The class of an entry point, or `None` with a warning.
+
+        A broken package must not stop the others.
+        """
         if entry.name in found:
-            warnings.warn(f"{self.kind} {entry.name!r} of {entry.value} is ignored: the name is taken", stacklevel=2)
+            warnings.warn(
+                f"{self.kind} {entry.name!r} of {entry.value} is ignored: the name is taken",
+                stacklevel=2,
+            )
             return None
         try:
             return entry.load()
         except Exception as error:  # noqa: BLE001  the code of another package may raise anything
             reason = f"{type(error).__name__}: {error}"
-            warnings.warn(f"{self.kind} {entry.name!r} cannot be loaded from {entry.value}: {reason}", stacklevel=2)
+            warnings.warn(
+                f"{self.kind} {entry.name!r} cannot be loaded from {entry.value}: {reason}",
+                stacklevel=2,
+            )
             return None
 
     def name_of(self, part: Part) -> str:
@@ -104,7 +117,9 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
 
     def settings(self, name: str) -> Mapping[str, Any]:
         """Return the settings that a user can write, in positional order."""
-        return {key: default for key, default in self.options(name).items() if key not in self._provided}
+        return {
+            key: default for key, default in self.options(name).items() if key not in self._provided
+        }
 
     def read(self, text: str) -> tuple[str, dict[str, Any]]:
         """Read `name`, `name()` or `name(value, option=value)`; values are Python literals.
@@ -113,12 +128,15 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
             text: What the user wrote.
 
         Raises:
-            OptionError: If the text is not of this form, a name in it is unknown, or a value has the wrong type.
+            OptionError: If the text is not of this form, a name in it is unknown, or a value has
+                the wrong type.
         """
         name, positional, named = self._read(text)
         known = self.settings(name)
         if len(positional) > len(known):
-            raise OptionError(f"{self.kind} {name!r} takes at most {len(known)} settings; got {len(positional)}")
+            raise OptionError(
+                f"{self.kind} {name!r} takes at most {len(known)} settings; got {len(positional)}"
+            )
         first = dict(zip(known, positional, strict=False))
         _refuse_twice(f"{self.kind} {name!r}", first.keys() & named.keys())
         return name, self._checked(name, first | named, known)
@@ -152,11 +170,14 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
 
     def _unreadable(self, text: str) -> OptionError:
         return OptionError(
-            f"cannot read {self.kind} {text!r}; write a name ({', '.join(sorted(self._all))}), or a name with settings such "
+            f"cannot read {self.kind} {text!r}; write a name ({', '.join(sorted(self._all))}), or "
+            "a name with settings such "
             "as name(option=1)"
         )
 
-    def _checked(self, name: str, settings: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    def _checked(
+        self, name: str, settings: Mapping[str, Any], known: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Check names and types of settings, and turn lists into tuples."""
         declared = _declared(self[name]) if settings else {}
         checked: dict[str, Any] = {}
@@ -166,8 +187,15 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
             value = tuple(given) if isinstance(given, list) else given
             if key not in self._provided and not is_of(value, declared[key]):
                 default = known[key]
-                such = "" if default is None or default is dataclasses.MISSING else f", such as {default!r}"
-                raise OptionError(f"{self.kind} {name!r}: {key} must be {type_name(declared[key])}{such}; got {given!r}")
+                such = (
+                    ""
+                    if default is None or default is dataclasses.MISSING
+                    else f", such as {default!r}"
+                )
+                raise OptionError(
+                    f"{self.kind} {name!r}: {key} must be "
+                    f"{type_name(declared[key])}{such}; got {given!r}"
+                )
             checked[key] = value
         return checked
 
@@ -175,7 +203,8 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         """Build a part.
 
         Raises:
-            OptionError: If a setting is unknown (the nearest valid one is named), has the wrong type, or is refused.
+            OptionError: If a setting is unknown (the nearest valid one is named), has the wrong
+                type, or is refused.
         """
         checked = self._checked(name, settings, self.options(name))
         try:
@@ -183,8 +212,12 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         except MongeError:
             raise
         except (TypeError, AttributeError, ValueError) as error:
-            given = ", ".join(f"{key}={value!r}" for key, value in checked.items() if key not in self._provided)
-            raise OptionError(f"{self.kind} {name!r} cannot be made with {given or 'its defaults'}: {error}") from error
+            given = ", ".join(
+                f"{key}={value!r}" for key, value in checked.items() if key not in self._provided
+            )
+            raise OptionError(
+                f"{self.kind} {name!r} cannot be made with {given or 'its defaults'}: {error}"
+            ) from error
 
 
 def literals_of(call: ast.Call, what: str) -> tuple[list[Any], dict[str, Any]]:
@@ -200,7 +233,10 @@ def literals_of(call: ast.Call, what: str) -> tuple[list[Any], dict[str, Any]]:
     """
     keys = [str(keyword.arg) for keyword in call.keywords]
     _refuse_twice(what, (key for key in keys if keys.count(key) > 1))
-    named = {key: ast.literal_eval(keyword.value) for key, keyword in zip(keys, call.keywords, strict=True)}
+    named = {
+        key: ast.literal_eval(keyword.value)
+        for key, keyword in zip(keys, call.keywords, strict=True)
+    }
     return [ast.literal_eval(value) for value in call.args], named
 
 

@@ -17,7 +17,8 @@ class Reliability:
         num_forecasts: Drafted tokens with a forecast.
         calibration_error: See `calibration_error`.
         brier: Mean squared difference of forecast and outcome.
-        bins: Of every tenth of the forecasts that occurs: mean forecast, share of accepted tokens, number of tokens.
+        bins: Of every tenth of the forecasts that occurs: mean forecast, share of accepted tokens,
+            number of tokens.
     """
 
     num_forecasts: int
@@ -29,8 +30,9 @@ class Reliability:
 def forecast_survival(record: StepRecord) -> tuple[float, ...]:
     """The chance, by depth, that the controller gave to a chain's tokens before they were drawn.
 
-    The product of the stop rule's acceptances at the noted confidences; empty where the plan forecast nothing (it says no
-    `expected` acceptance), or the draft was no chain, whose levels have no single path.
+    The product of the stop rule's acceptances at the noted confidences; empty where the plan
+    forecast nothing (it says no `expected` acceptance), or the draft was no chain, whose levels
+    have no single path.
     """
     stop = record.plan.stop
     if stop is None or not stop.expected or record.num_nodes != record.depth:
@@ -55,17 +57,22 @@ def reliability(records: Sequence[StepRecord]) -> Reliability | None:
     for number in range(_NUM_BINS):
         rows = [row for row, prob in enumerate(probs) if _bin(prob, _NUM_BINS) == number]
         if rows:
-            mean, share = (sum(values[row] for row in rows) / len(rows) for values in (probs, labels))
+            mean, share = (
+                sum(values[row] for row in rows) / len(rows) for values in (probs, labels)
+            )
             bins.append((mean, share, len(rows)))
     return Reliability(
         num_forecasts=len(probs),
         calibration_error=calibration_error(probs, labels),
-        brier=sum((prob - label) ** 2 for prob, label in zip(probs, labels, strict=True)) / len(probs),
+        brier=sum((prob - label) ** 2 for prob, label in zip(probs, labels, strict=True))
+        / len(probs),
         bins=tuple(bins),
     )
 
 
-def calibration_error(probs: Sequence[float], labels: Sequence[bool], num_bins: int = _NUM_BINS) -> float:
+def calibration_error(
+    probs: Sequence[float], labels: Sequence[bool], num_bins: int = _NUM_BINS
+) -> float:
     """Expected calibration error: mean |sum of probabilities - number of events| over bins of equal width."""
     gaps = [0.0] * num_bins
     for prob, label in zip(probs, labels, strict=True):

@@ -8,18 +8,28 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from monge.core.errors import NonFiniteLogitsError, OptionError
-from monge.core.law import Law, SparseLaw, one_hot, softmax_law, softmax_laws, sparse_part, trusted_law
+from monge.core.law import (
+    Law,
+    SparseLaw,
+    one_hot,
+    softmax_law,
+    softmax_laws,
+    sparse_part,
+    trusted_law,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRules:
     """How logits become a law; the same rules mean the same law for target and drafter.
 
-    Applied in the order of `transformers`: temperature, top-k, top-p, min-p, each on the renormalised law of the one before.
+    Applied in the order of `transformers`: temperature, top-k, top-p, min-p, each on the
+    renormalised law of the one before.
 
     Args:
         temperature: 0 gives the point mass at the largest logit (lowest id first among equals).
-        top_k: Keep the `top_k` largest logits, and those equal to the last of them. `None` keeps all.
+        top_k: Keep the `top_k` largest logits, and those equal to the last of them. `None` keeps
+            all.
         top_p: Keep the most probable tokens until their mass reaches `top_p`, in (0, 1].
         min_p: Keep tokens of at least `min_p` times the largest mass, in [0, 1].
     """
@@ -31,9 +41,13 @@ class SamplingRules:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise OptionError(f"temperature must be finite and >= 0 (0 = greedy); got {self.temperature}")
+            raise OptionError(
+                f"temperature must be finite and >= 0 (0 = greedy); got {self.temperature}"
+            )
         if self.top_k is not None and self.top_k < 1:
-            raise OptionError(f"top_k must be at least 1, or None for the whole vocabulary; got {self.top_k}")
+            raise OptionError(
+                f"top_k must be at least 1, or None for the whole vocabulary; got {self.top_k}"
+            )
         if not 0 < self.top_p <= 1:
             raise OptionError(f"top_p must lie in (0, 1]; got {self.top_p}")
         if not 0 <= self.min_p <= 1:
@@ -66,39 +80,60 @@ def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> La
     return _below(largest, where, logits, rules)
 
 
-def laws_from_logits(logits: Float[Tensor, "nodes vocab"], rules: SamplingRules) -> list[Law | None]:
+def laws_from_logits(
+    logits: Float[Tensor, "nodes vocab"], rules: SamplingRules
+) -> list[Law | None]:
     """`law_from_logits` for every row at once; `None` where a row's logits make no law."""
     if rules.temperature == 1 and not rules.truncates:
         return list(softmax_laws(logits))
     if rules.temperature == 0:
-        return [one_hot(where, logits.device) if math.isfinite(largest) else None for largest, where in _largest(logits)]
+        return [
+            one_hot(where, logits.device) if math.isfinite(largest) else None
+            for largest, where in _largest(logits)
+        ]
     rows = zip(_largest(logits), logits, strict=True)
-    return [_below(largest, where, row, rules) if math.isfinite(largest) else None for (largest, where), row in rows]
+    return [
+        _below(largest, where, row, rules) if math.isfinite(largest) else None
+        for (largest, where), row in rows
+    ]
 
 
-def _below(largest: float, where: int, logits: Float[Tensor, " vocab"], rules: SamplingRules) -> Law:
+def _below(
+    largest: float, where: int, logits: Float[Tensor, " vocab"], rules: SamplingRules
+) -> Law:
     """The law of logits whose largest, which is finite, stands at a known place."""
     if rules.temperature == 0:
         return one_hot(where, logits.device)
     # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
     scores = (logits.double() - largest).div_(rules.temperature)
     # What is normalised here is not added up again.
-    return _truncated(scores, rules) if rules.truncates else trusted_law(torch.softmax(scores, dim=-1))
+    return (
+        _truncated(scores, rules) if rules.truncates else trusted_law(torch.softmax(scores, dim=-1))
+    )
 
 
 def _largest(logits: Float[Tensor, "nodes vocab"]) -> list[tuple[float, int]]:
     """The largest logit of every row, NaN where there is one, and the first place where it stands."""
-    if logits.is_cpu and logits.dtype == torch.float32:  # numpy takes a tenth of the time, and greedy rounds ask at every node
+    # Numpy takes a tenth of the time, and greedy rounds ask at every node.
+    if logits.is_cpu and logits.dtype == torch.float32:
         rows = logits.detach().numpy()
-        return [(float(row[where]), int(where)) for row, where in zip(rows, rows.argmax(axis=-1), strict=True)]
+        return [
+            (float(row[where]), int(where))
+            for row, where in zip(rows, rows.argmax(axis=-1), strict=True)
+        ]
     values, places = logits.max(dim=-1)
     # Together, since the host waits for every transfer; places are exact as float64.
-    return [(value, int(place)) for value, place in torch.stack([values.double(), places.double()], dim=-1).tolist()]
+    return [
+        (value, int(place))
+        for value, place in torch.stack([values.double(), places.double()], dim=-1).tolist()
+    ]
 
 
 def _non_finite(logits: Tensor) -> NonFiniteLogitsError:
     bad = int((~torch.isfinite(logits)).sum())
-    return NonFiniteLogitsError(f"logits: largest value is {float(logits.max())}; {bad} of {logits.numel()} are not finite")
+    return NonFiniteLogitsError(
+        f"logits: largest value is {float(logits.max())}; {bad} of {logits.numel()} are not finite"
+    )
 
 
 def _truncated(scores: Float64[Tensor, " vocab"], rules: SamplingRules) -> SparseLaw:
@@ -110,7 +145,8 @@ def _truncated(scores: Float64[Tensor, " vocab"], rules: SamplingRules) -> Spars
     if rules.top_p < 1:
         ordered, order = torch.sort(probs, descending=True, stable=True)
         before = ordered.cumsum(0) - ordered
-        before[0] = 0.0  # the most probable token always stays, whatever the rounding of the running sum
+        # The most probable token always stays, whatever the rounding of the running sum.
+        before[0] = 0.0
         kept = order[before < rules.top_p].sort().values
         token_ids, probs = token_ids[kept], probs[kept] / probs[kept].sum()
     (kept,) = ((probs > 0.0) & (probs >= rules.min_p * probs.max())).nonzero(as_tuple=True)

@@ -29,8 +29,9 @@ class CounterfactualDraft:
         drafter: Its name in the pool.
         position: Tokens of the text before the round.
         num_nodes: Nodes that it would have drafted.
-        factors: Along the text that followed, by depth: 1 where the token was proposed, 0 at the first that was not (the last
-            entry then); for one candidate drawn from a law q, `min(1, q(x)/p(x))`.
+        factors: Along the text that followed, by depth: 1 where the token was proposed, 0 at the
+            first that was not (the last entry then); for one candidate drawn from a law q, `min(1,
+            q(x)/p(x))`.
     """
 
     drafter: str
@@ -47,8 +48,9 @@ class CounterfactualDraft:
 def expected_length(factors: tuple[float, ...]) -> float:
     """One more than the sum of the products `g_1 .. g_k`.
 
-    With `min(1, q(x_j) / p(x_j))` as g_j on a text x drawn from the target, its mean is the expected length of a round of
-    single-draft verification; with factors that are averaged over x_j it is not, where acceptance depends on earlier tokens.
+    With `min(1, q(x_j) / p(x_j))` as g_j on a text x drawn from the target, its mean is the
+    expected length of a round of single-draft verification; with factors that are averaged over x_j
+    it is not, where acceptance depends on earlier tokens.
     """
     return 1.0 + math.fsum(accumulate(factors, mul))
 

@@ -9,7 +9,10 @@ _UNIONS: Final = (Union, types.UnionType)
 
 
 def _is_whole(value: object) -> bool:
-    """Whether it is a whole number, of Python, numpy or torch: an array has the method that says so, and refuses."""
+    """Whether it is a whole number, of Python, numpy or torch.
+
+    An array has the method that says so, and refuses.
+    """
     if isinstance(value, int):
         return not isinstance(value, bool)
     if not isinstance(value, SupportsIndex):
@@ -29,7 +32,9 @@ _PLAIN: Final[Mapping[object, Callable[[object], bool]]] = {
 
 
 def is_of(value: object, declared: Any) -> bool:  # noqa: ANN401 (an annotation is no type)
-    """Whether a value has a declared type; of a tuple all entries are looked at, of other containers none.
+    """Whether a value has a declared type.
+
+    Of a tuple all entries are looked at, of other containers none.
 
     Examples:
         >>> is_of((1, 2), tuple[int, ...]), is_of(2.5, int), is_of(2, float), is_of(True, int | None)
@@ -52,7 +57,9 @@ def is_of(value: object, declared: Any) -> bool:  # noqa: ANN401 (an annotation 
 def _are_of(values: tuple[object, ...], declared: tuple[Any, ...]) -> bool:
     if declared[1:] == (...,):
         return all(is_of(value, declared[0]) for value in values)
-    return len(values) == len(declared) and all(is_of(value, one) for value, one in zip(values, declared, strict=True))
+    return len(values) == len(declared) and all(
+        is_of(value, one) for value, one in zip(values, declared, strict=True)
+    )
 
 
 def type_name(declared: Any) -> str:  # noqa: ANN401 (an annotation is no type)

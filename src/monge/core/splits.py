@@ -12,7 +12,11 @@ def splits_along(tree: TokenTree, path: Sequence[int]) -> tuple[tuple[int, int],
 
 
 def _split(proposal: Proposal) -> tuple[int, int]:
-    # A law with no more tokens than are drawn from it leaves nothing to choose: all of them are offered, whatever was planned.
-    if not isinstance(proposal, Mixed) or len(proposal.law.top(proposal.width + 1)) <= proposal.width:
+    # A law with no more tokens than are drawn from it leaves nothing to choose: all of them are
+    # offered, whatever was planned.
+    if (
+        not isinstance(proposal, Mixed)
+        or len(proposal.law.top(proposal.width + 1)) <= proposal.width
+    ):
         return 0, 0
     return len(proposal.fixed) + proposal.width, len(proposal.fixed)

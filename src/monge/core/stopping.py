@@ -18,28 +18,32 @@ _SMALLEST_PROB = 1.0 / (1.0 + math.exp(_LARGEST_LOGIT))
 class StopRule:
     """Ends a draft if neither one more level nor several are expected to pay their price.
 
-    *Confidence* is the largest probability that the draft network gives to a next token, at temperature 1. The chance that a
-    candidate is accepted, given that its parent was, is taken to be `sigmoid((bias + slope * logit(confidence)) / T)` with the
-    temperature T of its depth. *Reach* is the product of these chances along a path: the chance that the target gets there.
+    *Confidence* is the largest probability that the draft network gives to a next token, at
+    temperature 1. The chance that a candidate is accepted, given that its parent was, is taken to
+    be `sigmoid((bias + slope * logit(confidence)) / T)` with the temperature T of its depth.
+    *Reach* is the product of these chances along a path: the chance that the target gets there.
 
-    All sequences are by depth of the level that is decided about, the root's children first; the last entry holds for deeper
-    ones, and an empty sequence stands for zeros (`draw_prices`, `read_prices`) or ones (`temperatures`).
+    All sequences are by depth of the level that is decided about, the root's children first; the
+    last entry holds for deeper ones, and an empty sequence stands for zeros (`draw_prices`,
+    `read_prices`) or ones (`temperatures`).
 
     Args:
         bias: See above.
         slope: See above.
         temperatures: See above.
-        draw_prices: Expected accepted tokens that a level must promise, once its confidence is known, to be drawn.
+        draw_prices: Expected accepted tokens that a level must promise, once its confidence is
+            known, to be drawn.
         read_prices: The same before it is known, for the network to read one more level.
         expected: Mean acceptance of a level, given that it is reached; its length is the
             look-ahead.
-        following: Intercept and slope of a level's chance, before its confidence is known, against that of the level above it;
-            `None` where only averages are known.
+        following: Intercept and slope of a level's chance, before its confidence is known, against
+            that of the level above it; `None` where only averages are known.
         min_token_prob: A candidate with a smaller probability stays in the tree, but nothing is
             drafted below it.
 
     Raises:
-        OptionError: If a number is NaN, a price or probability is negative, or a temperature is not positive.
+        OptionError: If a number is NaN, a price or probability is negative, or a temperature is not
+            positive.
     """
 
     bias: float = 0.0
@@ -56,8 +60,16 @@ class StopRule:
         positive = (*self.draw_prices, *self.read_prices, *self.expected, lowest)
         good = min(positive) >= 0.0 and min(self.temperatures, default=1.0) > 0.0
         # `min` may overlook NaN.
-        if not good or any(map(math.isnan, (*positive, *self.temperatures, *(self.following or ()), self.bias, self.slope))):
-            raise OptionError(f"StopRule: numbers must not be NaN, prices not negative, temperatures positive; got {self}")
+        if not good or any(
+            map(
+                math.isnan,
+                (*positive, *self.temperatures, *(self.following or ()), self.bias, self.slope),
+            )
+        ):
+            raise OptionError(
+                "StopRule: numbers must not be NaN, prices not negative, "
+                f"temperatures positive; got {self}"
+            )
 
     @property
     def needs_confidence(self) -> bool:
@@ -67,7 +79,13 @@ class StopRule:
     def acceptance(self, depth: int, confidence: float) -> float:
         """Return the acceptance at `depth` (from 1), given that the parent is accepted."""
         score = (self.bias + self.slope * logit(confidence)) / _at(self.temperatures, depth, 1.0)
-        bounded = _LARGEST_LOGIT if score > _LARGEST_LOGIT else -_LARGEST_LOGIT if score < -_LARGEST_LOGIT else score
+        bounded = (
+            _LARGEST_LOGIT
+            if score > _LARGEST_LOGIT
+            else -_LARGEST_LOGIT
+            if score < -_LARGEST_LOGIT
+            else score
+        )
         return 1.0 / (1.0 + math.exp(-bounded))
 
     def next_acceptance(self, depth: int, last: float) -> float:
@@ -106,7 +124,8 @@ class Evidence:
 
     Attributes:
         confidences: At every node that the network read, where the plan has prices.
-        token_probs: What the network gave to every drawn candidate, where the plan has a threshold for it.
+        token_probs: What the network gave to every drawn candidate, where the plan has a threshold
+            for it.
         levels_read: Levels that the network read.
     """
 

@@ -18,13 +18,19 @@ from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Proposal
 
 LAYOUTS: Final = ("least_full", "snake")
-"""How tokens are dealt to the bins, most probable first: each to the least full bin, or in rows that turn at their ends."""
+"""How tokens are dealt to the bins, most probable first.
+
+Each to the least full bin, or in rows that turn at their ends.
+"""
 
 
 _GOLDEN: Final = (math.sqrt(5.0) - 1.0) / 2.0
 _SILVER: Final = math.sqrt(2.0) - 1.0
-"""Steps of the scattered order. Bins that all begin with their most probable tokens waste positions where all of these are on
-offer at once."""
+"""Steps of the scattered order.
+
+Bins that all begin with their most probable tokens waste positions where all of these are on offer
+at once.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +38,8 @@ class Cells:
     """The joint law of candidates that change one at a time along [0, 1].
 
     Args:
-        candidates: Distinct candidates in every cell, in a fixed order. No two cells have the same ones; the cells of a token
-            are neighbours.
+        candidates: Distinct candidates in every cell, in a fixed order. No two cells have the same
+            ones; the cells of a token are neighbours.
         lengths: Length of every cell; positive, summing to one.
     """
 
@@ -45,10 +51,11 @@ class Cells:
 class SystematicDesign:
     """How q becomes cells: inclusion probabilities, bins, and an order in every bin.
 
-    Token i is to be offered with probability pi_i proportional to q_i^exponent, capped at one, such that they sum to K. Tokens
-    with pi_i = 1 are always offered. The others are dealt to as many bins as candidates are left; each bin is stretched to
-    [0, 1], which shifts pi as far as the bins are unequal, and the position picks one token of every bin. Nothing here looks at
-    p, so every choice is lossless; the choices only decide how often a candidate is accepted.
+    Token i is to be offered with probability pi_i proportional to q_i^exponent, capped at one, such
+    that they sum to K. Tokens with pi_i = 1 are always offered. The others are dealt to as many
+    bins as candidates are left; each bin is stretched to [0, 1], which shifts pi as far as the bins
+    are unequal, and the position picks one token of every bin. Nothing here looks at p, so every
+    choice is lossless; the choices only decide how often a candidate is accepted.
 
     Args:
         exponent: Above 0; below 1 it offers improbable tokens more often than q does.
@@ -62,17 +69,26 @@ class SystematicDesign:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.exponent) and self.exponent > 0):
-            raise OptionError(f"systematic: exponent must be finite and above 0; got {self.exponent}")
+            raise OptionError(
+                f"systematic: exponent must be finite and above 0; got {self.exponent}"
+            )
         if self.layout not in LAYOUTS:
             raise unknown_name("layout of systematic draws", self.layout, LAYOUTS)
         if self.top is not None and self.top < 1:
-            raise OptionError(f"systematic: top must be at least 1, or None for every token of the draft law; got {self.top}")
+            raise OptionError(
+                "systematic: top must be at least 1, or None for every token of "
+                f"the draft law; got {self.top}"
+            )
 
     def cells(self, law: Law, width: int) -> Cells:
-        """The cells of `width` candidates from a draft law; fewer candidates where it has fewer tokens."""
+        """The cells of `width` candidates from a draft law.
+
+        Fewer candidates where it has fewer tokens.
+        """
         count = law.sparse().probs.numel() if self.top is None else self.top
         ranked = law.top_masses(count)
-        # Relative to the largest, which stays one: a large exponent may drop tokens, never all of them.
+        # Relative to the largest, which stays one: a large exponent may drop tokens, never all of
+        # them.
         weights = [(mass / ranked[0][1]) ** self.exponent for _, mass in ranked]
         weights = [weight for weight in weights if weight > 0.0]
         tokens = [token for token, _ in ranked[: len(weights)]]
@@ -83,11 +99,18 @@ class SystematicDesign:
             return Cells((fixed,), (1.0,))
         deal = _least_full if self.layout == "least_full" else _snake
         bins: list[list[int]] = [[] for _ in range(num_bins)]
-        for index, row in zip(range(num_fixed, len(tokens)), deal(weights[num_fixed:], num_bins), strict=True):
+        for index, row in zip(
+            range(num_fixed, len(tokens)), deal(weights[num_fixed:], num_bins), strict=True
+        ):
             bins[row].append(index)
-        bins = [[indices[place] for place in _scattered(len(indices), row)] for row, indices in enumerate(bins)]
+        bins = [
+            [indices[place] for place in _scattered(len(indices), row)]
+            for row, indices in enumerate(bins)
+        ]
         return _cut(
-            fixed, [[tokens[i] for i in indices] for indices in bins], [[weights[i] for i in indices] for indices in bins]
+            fixed,
+            [[tokens[i] for i in indices] for indices in bins],
+            [[weights[i] for i in indices] for indices in bins],
         )
 
 
@@ -120,7 +143,9 @@ def _scattered(size: int, row: int) -> list[int]:
     return sorted(range(size), key=lambda place: ((place + 1) * _GOLDEN + row * _SILVER) % 1.0)
 
 
-def _cut(fixed: tuple[int, ...], tokens: Sequence[Sequence[int]], weights: Sequence[Sequence[float]]) -> Cells:
+def _cut(
+    fixed: tuple[int, ...], tokens: Sequence[Sequence[int]], weights: Sequence[Sequence[float]]
+) -> Cells:
     """Lay the tokens of every bin side by side on [0, 1] and cut where one of them ends."""
     stops: list[list[float]] = []
     for row in weights:
@@ -147,8 +172,8 @@ class Systematic(Proposal):
         design: How q becomes cells.
 
     Reference:
-        Systematic sampling with unequal probabilities, of survey statistics; as a way of drafting, own construction, novelty
-        not established.
+        Systematic sampling with unequal probabilities, of survey statistics; as a way of drafting,
+        own construction, novelty not established.
     """
 
     law: Law
@@ -159,10 +184,13 @@ class Systematic(Proposal):
     def __post_init__(self) -> None:
         if self.width < 1:
             raise OptionError(
-                f"Systematic: width must be at least 1 (no candidates at all is Deterministic(())); got {self.width}"
+                "Systematic: width must be at least 1 (no candidates at all is "
+                f"Deterministic(())); got {self.width}"
             )
         object.__setattr__(self, "cells", self.design.cells(self.law, self.width))
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         lengths = torch.tensor(self.cells.lengths, dtype=torch.float64)
-        return self.cells.candidates[draws.categorical(SparseLaw(torch.arange(lengths.numel()), lengths))]
+        return self.cells.candidates[
+            draws.categorical(SparseLaw(torch.arange(lengths.numel()), lengths))
+        ]

@@ -1,7 +1,8 @@
 """Token trees: what a drafter proposes and one target forward scores.
 
-Node 0 is the last committed token; parents come before their children. A tree is a few dozen small integers that are walked one
-by one, so it holds tuples; tensors are made once, by the model that reads it.
+Node 0 is the last committed token; parents come before their children. A tree is a few dozen small
+integers that are walked one by one, so it holds tuples; tensors are made once, by the model that
+reads it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +27,8 @@ class TokenTree:
         token_ids: Token of every node; node 0 is the last committed token.
         parents: Parent of every node; `parents[0] == -1` and `parents[n] < n`.
         proposals: How the children of every node were drawn.
-        candidates: Child nodes of every node in drawing order; a token drawn twice is one node offered twice.
+        candidates: Child nodes of every node in drawing order; a token drawn twice is one node
+            offered twice.
     """
 
     token_ids: tuple[int, ...]
@@ -64,8 +66,8 @@ class TokenTree:
     def prune(self, keep: Iterable[int]) -> "TokenTree":
         """The tree without the nodes that are not kept.
 
-        Choosing among finished nodes may depend on what was drawn, anywhere in the tree, so *every* sampled proposal becomes
-        `Arbitrary`; deterministic candidates stay what they are.
+        Choosing among finished nodes may depend on what was drawn, anywhere in the tree, so *every*
+        sampled proposal becomes `Arbitrary`; deterministic candidates stay what they are.
 
         Raises:
             MongeError: If a node is kept without its parent.
@@ -75,7 +77,10 @@ class TokenTree:
         orphans = [node for node in kept[1:] if self.parents[node] not in index]
         if orphans:
             raise MongeError(f"prune: nodes {orphans} are kept without their parents")
-        candidates = tuple(tuple(index[child] for child in self.candidates[node] if child in index) for node in kept)
+        candidates = tuple(
+            tuple(index[child] for child in self.candidates[node] if child in index)
+            for node in kept
+        )
         return TokenTree(
             token_ids=tuple(self.token_ids[node] for node in kept),
             parents=tuple(-1 if node == 0 else index[self.parents[node]] for node in kept),
@@ -85,7 +90,11 @@ class TokenTree:
 
     def _pruned_proposal(self, node: int, index: dict[int, int]) -> Proposal:
         tokens = tuple(self.token_ids[child] for child in self.candidates[node] if child in index)
-        return Deterministic(tokens) if isinstance(self.proposals[node], Deterministic) else Arbitrary(tokens)
+        return (
+            Deterministic(tokens)
+            if isinstance(self.proposals[node], Deterministic)
+            else Arbitrary(tokens)
+        )
 
 
 @lru_cache(maxsize=8192)
@@ -96,7 +105,9 @@ def _only(token_id: int) -> Proposal:
 @lru_cache(maxsize=8192)
 def root_only(token_id: int) -> TokenTree:
     """The tree of a round without candidates. Trees are never edited, so these are kept."""
-    return TokenTree(token_ids=(token_id,), parents=(-1,), proposals=(Deterministic(),), candidates=((),))
+    return TokenTree(
+        token_ids=(token_id,), parents=(-1,), proposals=(Deterministic(),), candidates=((),)
+    )
 
 
 def chain_of(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, ...]) -> TokenTree:
@@ -117,7 +128,9 @@ def chain_of(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, .
 
 
 def fixed_chain(root: int, token_ids: tuple[int, ...], draws: Draws) -> TokenTree:
-    """The tree of one path of single candidates that nobody draws; only draws that know their node are asked about them.
+    """The tree of one path of single candidates that nobody draws.
+
+    Only draws that know their node are asked about them.
 
     Args:
         root: The last committed token.
@@ -125,7 +138,11 @@ def fixed_chain(root: int, token_ids: tuple[int, ...], draws: Draws) -> TokenTre
         draws: The round's.
     """
     if not isinstance(draws, ChildDraws):
-        return chain_of(root, token_ids, tuple(map(_only, token_ids))) if token_ids else root_only(root)
+        return (
+            chain_of(root, token_ids, tuple(map(_only, token_ids)))
+            if token_ids
+            else root_only(root)
+        )
     tree, node = GrowingTree(root), 0
     for token in token_ids:
         (node,) = tree.grow(node, _only(token), draws)
@@ -135,15 +152,17 @@ def fixed_chain(root: int, token_ids: tuple[int, ...], draws: Draws) -> TokenTre
 class GrowingTree:
     """A tree under construction: the children of a node are drawn all at once and attached all at once, level by level.
 
-    Rules for whole trees are exact only if the draws of a level decide nothing about that level: which of its nodes have
-    children, how many, and from which laws. `grow_level` therefore takes the proposals of all nodes of a level before it draws
-    from any of them, and a level from which children were sampled is closed.
+    Rules for whole trees are exact only if the draws of a level decide nothing about that level:
+    which of its nodes have children, how many, and from which laws. `grow_level` therefore takes
+    the proposals of all nodes of a level before it draws from any of them, and a level from which
+    children were sampled is closed.
 
     Args:
         root_token: The last committed token.
 
     Attributes:
-        path_probs: A builder's estimates for the path to every node (a child starts with its parent's); not part of the tree.
+        path_probs: A builder's estimates for the path to every node (a child starts with its
+            parent's); not part of the tree.
     """
 
     def __init__(self, root_token: int) -> None:
@@ -168,49 +187,69 @@ class GrowingTree:
         """Child nodes of a node in drawing order, as in the finished tree."""
         return self._candidates[node]
 
-    def grow_level(self, proposals: Mapping[int, Proposal], draws: Draws) -> dict[int, tuple[int, ...]]:
+    def grow_level(
+        self, proposals: Mapping[int, Proposal], draws: Draws
+    ) -> dict[int, tuple[int, ...]]:
         """Draw the children of nodes of one level and attach every one of them.
 
         Args:
-            proposals: How the children of each node are drawn, in drawing order; the other nodes of the level stay without.
+            proposals: How the children of each node are drawn, in drawing order; the other nodes of
+                the level stay without.
             draws: Source of randomness.
 
         Returns:
             The new nodes of every node, one per distinct token, in order of first appearance.
 
         Raises:
-            MongeError: If a node has its children already (drawing again until something pleases would bias the output), if the
-                nodes have different depths, or if children were sampled from nodes as deep or deeper before: the choice of
-                these nodes may depend on those draws.
+            MongeError: If a node has its children already (drawing again until something pleases
+                would bias the output), if the nodes have different depths, or if children were
+                sampled from nodes as deep or deeper before: the choice of these nodes may depend on
+                those draws.
         """
         for node in proposals:
             if self._proposals[node] is not None:
-                raise MongeError(f"grow: node {node} has its children already; children are drawn once")
+                raise MongeError(
+                    f"grow: node {node} has its children already; children are drawn once"
+                )
         depths = {self.depths[node] for node in proposals}
         if len(depths) > 1:
-            raise MongeError(f"grow_level: all nodes have one depth; got nodes of depths {sorted(depths)}")
+            raise MongeError(
+                f"grow_level: all nodes have one depth; got nodes of depths {sorted(depths)}"
+            )
         if not depths:
             return {}
         (depth,) = depths
         if depth <= self._deepest_sampled:
             raise MongeError(
-                f"grow: children of depth {self._deepest_sampled + 1} were sampled already, so nodes {list(proposals)} of "
-                f"depth {depth} get none; give all nodes of a level to one call of grow_level, before any child is drawn"
+                f"grow: children of depth {self._deepest_sampled + 1} were sampled already, so "
+                f"nodes {list(proposals)} of "
+                f"depth {depth} get none; give all nodes of a level to one call of grow_level, "
+                "before any child is drawn"
             )
-        grown = {node: self._attach(node, proposal.at_depth(depth), draws) for node, proposal in proposals.items()}
+        grown = {
+            node: self._attach(node, proposal.at_depth(depth), draws)
+            for node, proposal in proposals.items()
+        }
         if any(not isinstance(proposal, Deterministic) for proposal in proposals.values()):
             self._deepest_sampled = depth
         return grown
 
     def grow(self, node: int, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
-        """`grow_level` for a level on which one node has children; deterministic children may come node by node."""
+        """`grow_level` for a level on which one node has children.
+
+        Deterministic children may come node by node.
+        """
         return self.grow_level({node: proposal}, draws)[node]
 
     def _attach(self, node: int, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         node_of: dict[int, int] = {}
         candidates: list[int] = []
         knows_node = isinstance(draws, ChildDraws)
-        for token in draws.draw_children(self._path_tokens(node), proposal) if knows_node else proposal.draw(draws):
+        for token in (
+            draws.draw_children(self._path_tokens(node), proposal)
+            if knows_node
+            else proposal.draw(draws)
+        ):
             if token not in node_of:
                 node_of[token] = len(self.token_ids)
                 self.token_ids.append(token)
@@ -236,7 +275,9 @@ class GrowingTree:
         return TokenTree(
             token_ids=tuple(self.token_ids),
             parents=tuple(self.parents),
-            proposals=tuple(Deterministic() if proposal is None else proposal for proposal in self._proposals),
+            proposals=tuple(
+                Deterministic() if proposal is None else proposal for proposal in self._proposals
+            ),
             candidates=tuple(self._candidates),
         )
 

@@ -15,9 +15,11 @@ class Verdict:
         path: Accepted nodes from the root's child downwards (the root is not listed).
         next_token: The token after the path: every round commits `len(path) + 1` tokens.
         next_kind: `correction` after a rejection, `bonus` where nothing was left to reject.
-        examined: For every node that was stood on and had candidates, in order, how many distinct candidates it offered.
-        successors: For every node of the tree the target's most probable next tokens, most probable first, by its logits alone.
-            A verifier leaves them out; the loop adds as many as the drafter asks for, once the round is committed.
+        examined: For every node that was stood on and had candidates, in order, how many distinct
+            candidates it offered.
+        successors: For every node of the tree the target's most probable next tokens, most probable
+            first, by its logits alone. A verifier leaves them out; the loop adds as many as the
+            drafter asks for, once the round is committed.
     """
 
     path: tuple[int, ...]
@@ -64,20 +66,24 @@ class StepRecord:
         num_accepted: Accepted draft tokens.
         examined: See `Verdict.examined`.
         next_kind: See `Verdict.next_kind`.
-        token_ids: Tokens committed: accepted ones, then the correction or bonus token; after a stop fewer.
+        token_ids: Tokens committed: accepted ones, then the correction or bonus token; after a stop
+            fewer.
         batch_size: Requests that shared the round.
         times: Stage times of the round.
         context_length: Tokens of the text before the round.
-        levels_read: Levels that the draft network read, where it was asked about its confidence (else 0): one more than `depth`
-            where it stopped before a draw.
-        confidences: The draft network's confidence (see `StopRule`) by depth, along the accepted path and on through first
-            candidates to a leaf; empty where the plan did not ask for it.
+        levels_read: Levels that the draft network read, where it was asked about its confidence
+            (else 0): one more than `depth` where it stopped before a draw.
+        confidences: The draft network's confidence (see `StopRule`) by depth, along the accepted
+            path and on through first candidates to a leaf; empty where the plan did not ask for it.
         token_probs: What the network gave to the tokens of that path, likewise.
-        drafter: Which drafter of a pool the round used; `None` without a pool, or where none of them proposed anything.
-        counterfactuals: Tokens that other drafters of a pool would have had accepted in earlier rounds, as far
-            as the text of this round decides it. All entries of one round come together.
-        splits: By examined node, how many candidates it had and how many of them were its top tokens, where the plan chose that
-            and the node had more tokens to draw from than it drew; `(0, 0)` elsewhere. Empty where the plan chose nothing.
+        drafter: Which drafter of a pool the round used; `None` without a pool, or where none of
+            them proposed anything.
+        counterfactuals: Tokens that other drafters of a pool would have had accepted in earlier
+            rounds, as far as the text of this round decides it. All entries of one round come
+            together.
+        splits: By examined node, how many candidates it had and how many of them were its top
+            tokens, where the plan chose that and the node had more tokens to draw from than it
+            drew; `(0, 0)` elsewhere. Empty where the plan chose nothing.
     """
 
     plan: DraftPlan

@@ -102,7 +102,10 @@ class Drafter(ABC, Generic[State]):
 
     @abstractmethod
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[State]], verdicts: Sequence[Verdict]
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[State]],
+        verdicts: Sequence[Verdict],
     ) -> Sequence[State]:
         """Return the states after the verdicts; `contexts` already have the committed tokens.
 

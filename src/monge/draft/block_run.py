@@ -49,23 +49,31 @@ class BlockRun(HeadRun):
         return len(self._texts[request].reading) > 0
 
     def read(self, pairs: Mapping[int, Pairs]) -> None:
-        segments = [self._texts[request].reading.read(one.positions) for request, one in pairs.items()]
+        segments = [
+            self._texts[request].reading.read(one.positions) for request, one in pairs.items()
+        ]
         self._head.read(torch.cat([one.features for one in pairs.values()]), segments)
 
     def begin(self, roots: Mapping[int, int]) -> Mapping[int, Float[Tensor, "one vocab"]]:
         head, size = self._head, self._head.block_size
         chain = NodeBlock.chain((0,) * size)
         segments = [self._texts[request].reading.extend(chain) for request in roots]
-        tokens = [token for root in roots.values() for token in (root, *[head.mask_token] * (size - 1))]
+        tokens = [
+            token for root in roots.values() for token in (root, *[head.mask_token] * (size - 1))
+        ]
         own = head.embed(self._ends.ids(tokens))
         states = head.predict(self._ends.embed(tokens) if own is None else own, segments)
         first = 0 if head.is_shifted else 1
         useful = states.unflatten(0, (len(roots), size))[:, first:]
-        logits = head.logits(useful.flatten(0, 1), self._ends.unembed).unflatten(0, useful.shape[:2])
+        logits = head.logits(useful.flatten(0, 1), self._ends.unembed).unflatten(
+            0, useful.shape[:2]
+        )
         for request, rows, scores in zip(roots, useful, logits, strict=True):
             text = self._texts[request]
             text.rows, text.logits, text.root = rows, scores, rows.new_zeros(1, head.memory)
-        return self._follow({request: ([root], [0], [-1]) for request, root in roots.items()}, keep=False)
+        return self._follow(
+            {request: ([root], [0], [-1]) for request, root in roots.items()}, keep=False
+        )
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         asked: dict[int, tuple[Sequence[int], list[int], Sequence[int]]] = {}
@@ -73,7 +81,11 @@ class BlockRun(HeadRun):
             depths = self._texts[request].depths
             for parent in block.parents:
                 depths.append(1 if parent < 0 else depths[parent] + 1)
-            asked[request] = (block.token_ids, depths[len(depths) - len(block.parents) :], block.parents)
+            asked[request] = (
+                block.token_ids,
+                depths[len(depths) - len(block.parents) :],
+                block.parents,
+            )
         return self._follow(asked, keep=True)
 
     def end(self, requests: Sequence[int]) -> None:
@@ -94,7 +106,9 @@ class BlockRun(HeadRun):
             assert text.rows is not None and text.logits is not None and text.root is not None
             rows.append(text.rows[list(depths)])
             scores.append(text.logits[list(depths)])
-            memories.extend(text.root if parent < 0 else text.memories[parent] for parent in parents)
+            memories.extend(
+                text.root if parent < 0 else text.memories[parent] for parent in parents
+            )
             counts.append(len(tokens))
         tokens = self._ends.ids([token for own, _, _ in asked.values() for token in own])
         path = BlockPath(token_ids=tokens, states=torch.cat(rows), memory=torch.cat(memories))

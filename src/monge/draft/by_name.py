@@ -44,7 +44,9 @@ def drafters_in(text: str) -> tuple[str, ...]:
         raise _unreadable(text)
     for one in listed:
         if _name(one) in _SEVERAL:
-            raise OptionError(f"drafter {text!r}: a {_name(one)} cannot be in a {name}; list its drafters instead")
+            raise OptionError(
+                f"drafter {text!r}: a {_name(one)} cannot be in a {name}; list its drafters instead"
+            )
     return tuple(listed)
 
 
@@ -79,7 +81,9 @@ def drafter_of(draft: object, target: object) -> str | None:
     if is_shape(checkpoint.config):
         return "shape"
     found = format_of(checkpoint)
-    if found is None or (found.name == "mtp" and not is_alone(checkpoint) and not _is_same(path, target)):
+    if found is None or (
+        found.name == "mtp" and not is_alone(checkpoint) and not _is_same(path, target)
+    ):
         return None
     return "head"
 
@@ -142,12 +146,16 @@ def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
     texts = drafters_in(text)
     for key, value in resources.items():
         if value is not None and not any(key in options_of(one) for one in texts):
-            raise OptionError(f"drafter {text!r} takes no {_WORDS[key]}; leave it out or choose another drafter")
+            raise OptionError(
+                f"drafter {text!r} takes no {_WORDS[key]}; leave it out or choose another drafter"
+            )
     made = [DRAFTERS.parse(one, **_wanted(one, resources)) for one in texts]
     if _name(text) not in _SEVERAL:
         return made[0]
     _, settings = _listed(text)
-    return DRAFTERS.make(_name(text), drafters=dict(zip(_labels(texts), made, strict=True)), **settings)
+    return DRAFTERS.make(
+        _name(text), drafters=dict(zip(_labels(texts), made, strict=True)), **settings
+    )
 
 
 def _listed(text: str) -> tuple[list[Any], dict[str, Any]]:
@@ -164,7 +172,8 @@ def _listed(text: str) -> tuple[list[Any], dict[str, Any]]:
 def _unreadable(text: str) -> OptionError:
     name = _name(text)
     return OptionError(
-        f"cannot read drafter {text!r}; a {name} lists at least two different drafters, as in {name}('ngram', 'model') or "
+        f"cannot read drafter {text!r}; a {name} lists at least two different drafters, as in "
+        f"{name}('ngram', 'model') or "
         f"{name}('ngram(max_ngram=5)', 'suffix', 'none')"
     )
 
@@ -173,7 +182,9 @@ def _wanted(text: str, resources: Mapping[str, Any]) -> dict[str, Any]:
     known = options_of(text)
     for key, value in resources.items():
         if value is None and key in known:
-            raise OptionError(f"drafter {text!r} needs a {_WORDS[key]}; give one, or use drafter='ngram'")
+            raise OptionError(
+                f"drafter {text!r} needs a {_WORDS[key]}; give one, or use drafter='ngram'"
+            )
     return {key: value for key, value in resources.items() if value is not None and key in known}
 
 
@@ -182,13 +193,19 @@ def _may_be_head(path: Path) -> bool:
 
 
 def _is_same(path: Path, target: object) -> bool:
-    return isinstance(target, str | Path) and Path(target).expanduser().exists() and path.samefile(Path(target).expanduser())
+    return (
+        isinstance(target, str | Path)
+        and Path(target).expanduser().exists()
+        and path.samefile(Path(target).expanduser())
+    )
 
 
 def _labels(texts: Sequence[str]) -> list[str]:
     """Return the names of the drafters, with settings if a name occurs twice."""
     names = [_name(text) for text in texts]
-    return [text if names.count(name) > 1 else name for text, name in zip(texts, names, strict=True)]
+    return [
+        text if names.count(name) > 1 else name for text, name in zip(texts, names, strict=True)
+    ]
 
 
 def _name(text: str) -> str:

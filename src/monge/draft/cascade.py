@@ -28,14 +28,24 @@ class _Selective(Drafter[Any]):
         return self.lookup.open(contexts)
 
     def draft(
-        self, contexts: Sequence[Context], states: Sequence[Any], plans: Sequence[DraftPlan], draws: Sequence[Draws]
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[Any],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
     ) -> Sequence[Draft[Any]]:
         return [
-            draft if draft.tree.num_nodes > self.min_nodes else replace(draft, tree=root_only(context.token_ids[-1]))
-            for context, draft in zip(contexts, self.lookup.draft(contexts, states, plans, draws), strict=True)
+            draft
+            if draft.tree.num_nodes > self.min_nodes
+            else replace(draft, tree=root_only(context.token_ids[-1]))
+            for context, draft in zip(
+                contexts, self.lookup.draft(contexts, states, plans, draws), strict=True
+            )
         ]
 
-    def observe(self, contexts: Sequence[Context], drafts: Sequence[Draft[Any]], verdicts: Sequence[Verdict]) -> Sequence[Any]:
+    def observe(
+        self, contexts: Sequence[Context], drafts: Sequence[Draft[Any]], verdicts: Sequence[Verdict]
+    ) -> Sequence[Any]:
         return self.lookup.observe(contexts, drafts, verdicts)
 
     def close(self, context: Context) -> None:
@@ -55,7 +65,8 @@ class CascadeDrafter(Drafter[PoolState]):
         min_nodes: Fewest candidates of a model-free drafter.
 
     Raises:
-        OptionError: If there are fewer than two, one is a pool or a cascade, or `min_nodes` is below 1.
+        OptionError: If there are fewer than two, one is a pool or a cascade, or `min_nodes` is
+            below 1.
 
     Reference:
         The hybrid of SuffixDecoding (Oliaro et al., arXiv 2411.04975): a lookup with a long match,
@@ -69,13 +80,18 @@ class CascadeDrafter(Drafter[PoolState]):
     def __post_init__(self) -> None:
         if not isinstance(self.drafters, Mapping) or len(self.drafters) < 2:
             raise OptionError(
-                "cascade: needs at least two drafters, as in cascade('ngram', 'model'); use a single drafter by its own name"
+                "cascade: needs at least two drafters, as in cascade('ngram', 'model'); use a "
+                "single drafter by its own name"
             )
         if self.min_nodes < 1:
             raise OptionError(f"cascade: min_nodes must be at least 1; got {self.min_nodes}")
-        nested = [name for name, drafter in self.drafters.items() if isinstance(drafter, CascadeDrafter)]
+        nested = [
+            name for name, drafter in self.drafters.items() if isinstance(drafter, CascadeDrafter)
+        ]
         if nested:
-            raise OptionError(f"cascade: drafter {nested[0]!r} is a cascade itself; list its drafters instead")
+            raise OptionError(
+                f"cascade: drafter {nested[0]!r} is a cascade itself; list its drafters instead"
+            )
         members = dict(self.drafters)
         for name in list(members)[:-1]:
             if not members[name].capabilities.runs_network:
@@ -96,10 +112,15 @@ class CascadeDrafter(Drafter[PoolState]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[PoolState]]:
-        return self._pool.draft(contexts, states, [replace(plan, drafter=None) for plan in plans], draws)
+        return self._pool.draft(
+            contexts, states, [replace(plan, drafter=None) for plan in plans], draws
+        )
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[PoolState]], verdicts: Sequence[Verdict]
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[PoolState]],
+        verdicts: Sequence[Verdict],
     ) -> Sequence[PoolState]:
         return self._pool.observe(contexts, drafts, verdicts)
 

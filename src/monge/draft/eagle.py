@@ -47,7 +47,9 @@ class ChainRun(HeadRun):
         return self._texts[request].last is not None
 
     def read(self, pairs: Mapping[int, Pairs]) -> None:
-        segments = [self._texts[request].reading.read(one.positions) for request, one in pairs.items()]
+        segments = [
+            self._texts[request].reading.read(one.positions) for request, one in pairs.items()
+        ]
         states = self._head.fuse(torch.cat([one.features for one in pairs.values()]))
         tokens = [token for one in pairs.values() for token in one.token_ids]
         parts = self._head.advance(self._embedded(tokens), states, segments).split(
@@ -57,12 +59,18 @@ class ChainRun(HeadRun):
             self._texts[request].last = part[-1:]
 
     def begin(self, roots: Mapping[int, int]) -> Mapping[int, Float[Tensor, "one vocab"]]:
-        logits = self._head.logits(torch.cat([self._last(request) for request in roots]), self._ends.unembed)
+        logits = self._head.logits(
+            torch.cat([self._last(request) for request in roots]), self._ends.unembed
+        )
         return dict(zip(roots, logits.split(1), strict=True))
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         segments = [self._texts[request].reading.extend(block) for request, block in blocks.items()]
-        above = [self._state(request, parent) for request, block in blocks.items() for parent in block.parents]
+        above = [
+            self._state(request, parent)
+            for request, block in blocks.items()
+            for parent in block.parents
+        ]
         tokens = [token for block in blocks.values() for token in block.token_ids]
         states = self._head.advance(self._embedded(tokens), torch.cat(above), segments)
         counts = [len(block.token_ids) for block in blocks.values()]

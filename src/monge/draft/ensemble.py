@@ -28,8 +28,9 @@ States = tuple[ReadPaths, ...]
 class EnsembleDrafter(PieceReader[States]):
     """Draft with several models at once; each draws one child at every node.
 
-    The tree grows level by level; each model reads every node of the frontier, in one forward for all requests of the batch.
-    With `paths`, each model draws and reads one path; paths share nodes while they agree.
+    The tree grows level by level; each model reads every node of the frontier, in one forward for
+    all requests of the batch. With `paths`, each model draws and reads one path; paths share nodes
+    while they agree.
 
     A node gets no candidates if not all of them fit the limit of nodes. This is decided before the
     level is drawn, so it depends on earlier levels only.
@@ -40,14 +41,16 @@ class EnsembleDrafter(PieceReader[States]):
         num_nodes: Most drafted nodes.
         paths: Whether each model draws one path, instead of a child at every node.
         rules: Sampling rules of the draft laws; `None` drafts under the request's own.
-        top_k: Draft from the `top_k` most probable tokens of every model only; the declared laws are the truncated ones.
+        top_k: Draft from the `top_k` most probable tokens of every model only; the declared laws
+            are the truncated ones.
 
     Raises:
         OptionError: If there are fewer than two models, one is given twice, or a size is below one.
         UnsupportedModelError: If a model reads only chains, and the tree is none.
 
     Reference:
-        Draft laws of different models: Khisti et al., arXiv 2410.18234; SpecInfer, arXiv 2305.09781.
+        Draft laws of different models: Khisti et al., arXiv 2410.18234; SpecInfer, arXiv
+        2305.09781.
     """
 
     models: tuple[SequenceModel, ...]
@@ -59,20 +62,32 @@ class EnsembleDrafter(PieceReader[States]):
 
     def __post_init__(self) -> None:
         if len(self.models) < 2:
-            raise OptionError(f"ensemble: give at least two draft models, as in draft=[A, B]; got {len(self.models)}")
+            raise OptionError(
+                "ensemble: give at least two draft models, as in draft=[A, B]; got "
+                f"{len(self.models)}"
+            )
         if len({id(model) for model in self.models}) < len(self.models):
             raise OptionError(
-                "ensemble: one draft model is given twice; its draws at several temperatures are a tree's children"
+                "ensemble: one draft model is given twice; its draws at several temperatures are "
+                "a tree's children"
             )
-        for name, size in (("depth", self.depth), ("num_nodes", self.num_nodes), ("top_k", self.top_k)):
+        for name, size in (
+            ("depth", self.depth),
+            ("num_nodes", self.num_nodes),
+            ("top_k", self.top_k),
+        ):
             if size is not None and size < 1:
                 raise OptionError(f"ensemble: {name} must be at least 1; got {size}")
         if self.num_nodes < len(self.models):
-            raise OptionError(f"ensemble: num_nodes must be at least {len(self.models)}, one a model; got {self.num_nodes}")
+            raise OptionError(
+                f"ensemble: num_nodes must be at least {len(self.models)}, one a "
+                f"model; got {self.num_nodes}"
+            )
         for number, model in enumerate(self.models, start=1):
             if model.no_tree_reason is not None and self.depth > 1 and not self.paths:
                 raise UnsupportedModelError(
-                    f"ensemble: draft model {number} cannot read trees: {model.no_tree_reason}; use ensemble(paths=True)"
+                    f"ensemble: draft model {number} cannot read trees: {model.no_tree_reason}; "
+                    "use ensemble(paths=True)"
                 )
 
     @property
@@ -95,7 +110,9 @@ class EnsembleDrafter(PieceReader[States]):
     def read(self, contexts: Sequence[Context]) -> None:
         for model in self.models:
             texts = {context.request_id: context.token_ids[:-1] for context in contexts}
-            model.append({request: text[model.length(request) :] for request, text in texts.items()})
+            model.append(
+                {request: text[model.length(request) :] for request, text in texts.items()}
+            )
 
     def draft(
         self,
@@ -104,7 +121,10 @@ class EnsembleDrafter(PieceReader[States]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[States]]:
-        rows = [self._row(context, plan, own) for context, plan, own in zip(contexts, plans, draws, strict=True)]
+        rows = [
+            self._row(context, plan, own)
+            for context, plan, own in zip(contexts, plans, draws, strict=True)
+        ]
         active = [row for row in rows if row.frontier]
         texts = {row.context.request_id: row.context.token_ids for row in active}
         logits = [read_text(model, texts) for model in self.models] if active else []
@@ -117,7 +137,10 @@ class EnsembleDrafter(PieceReader[States]):
         return [row.finish() for row in rows]
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[States]], verdicts: Sequence[Verdict]
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[States]],
+        verdicts: Sequence[Verdict],
     ) -> Sequence[States]:
         if not any(any(draft.state) for draft in drafts):
             return [self._unread] * len(contexts)  # nothing was read
@@ -212,7 +235,13 @@ class _Row:
         paths: bool,
     ) -> None:
         self.context, self.tree = context, GrowingTree(context.token_ids[-1])
-        self._draws, self._rules, self._depth, self._num_nodes, self._has_paths = draws, rules, depth, num_nodes, paths
+        self._draws, self._rules, self._depth, self._num_nodes, self._has_paths = (
+            draws,
+            rules,
+            depth,
+            num_nodes,
+            paths,
+        )
         self._everyone = tuple(range(num_models))
         self.frontier: dict[int, tuple[int, ...]] = {0: self._everyone} if depth > 0 else {}
         """Nodes whose children are drawn next, each with its models."""
@@ -231,7 +260,9 @@ class _Row:
             if room < 0:
                 break
             laws_at[node] = laws
-        self.tree.grow_level({node: Independent(tuple(laws.values())) for node, laws in laws_at.items()}, self._draws)
+        self.tree.grow_level(
+            {node: Independent(tuple(laws.values())) for node, laws in laws_at.items()}, self._draws
+        )
         for node, laws in laws_at.items():
             for index, child in zip(laws, self.tree.candidates(node), strict=True):
                 drawn_by[child] = (*drawn_by.get(child, ()), index)
@@ -262,16 +293,22 @@ class _Row:
     def _nodes_of(self, index: int) -> list[int]:
         return [node for node, models in self.frontier.items() if index in models]
 
-    def _laws(self, logits: Sequence[Float[Tensor, "nodes vocab"] | None]) -> dict[int, dict[int, Law]]:
+    def _laws(
+        self, logits: Sequence[Float[Tensor, "nodes vocab"] | None]
+    ) -> dict[int, dict[int, Law]]:
         """Return the draft laws at each node of the frontier; nodes without a law are left out."""
         laws: dict[int, dict[int, Law]] = {node: {} for node in self.frontier}
         for index, own in enumerate(logits):
             nodes = self._nodes_of(index)
-            for node, law in zip(nodes, [] if own is None else laws_from_logits(own, self._rules), strict=True):
+            for node, law in zip(
+                nodes, [] if own is None else laws_from_logits(own, self._rules), strict=True
+            ):
                 if law is None:
                     # The model skips this node, which does not depend on draws below it.
                     name = f"draft model {index + 1}, request {self.context.request_id}"
-                    warnings.warn(f"{name}: logits are not finite; it drafts nothing here", stacklevel=2)
+                    warnings.warn(
+                        f"{name}: logits are not finite; it drafts nothing here", stacklevel=2
+                    )
                 else:
                     laws[node][index] = law
         return {node: own for node, own in laws.items() if own}

@@ -67,7 +67,9 @@ class Growth:
     def grow(self, logits: Float[Tensor, "nodes vocab"]) -> None:
         """Draw the children of the frontier, given its logits, and set the next frontier."""
         nodes, laws, finite = [], [], []
-        for row, (node, law) in enumerate(zip(self.frontier, laws_from_logits(logits, self.rules), strict=True)):
+        for row, (node, law) in enumerate(
+            zip(self.frontier, laws_from_logits(logits, self.rules), strict=True)
+        ):
             if law is None:
                 # The node gets no candidates, which does not depend on draws below it.
                 text = f"{self.network}, request {self.request_id}: logits are not finite; drafting stops here"
@@ -96,8 +98,12 @@ class Growth:
         self.blocks.append(self.block())
         for node in self.frontier:
             above = self.tree.parents[node]
-            self.paths.append((*(self.paths[self._slot_of[above]] if above else ()), self.tree.token_ids[node]))
-        self._slot_of |= zip(self.frontier, range(len(self.paths) - len(self.frontier), len(self.paths)), strict=True)
+            self.paths.append(
+                (*(self.paths[self._slot_of[above]] if above else ()), self.tree.token_ids[node])
+            )
+        self._slot_of |= zip(
+            self.frontier, range(len(self.paths) - len(self.frontier), len(self.paths)), strict=True
+        )
 
     def finish(self) -> TokenTree:
         """The finished tree."""
@@ -124,7 +130,9 @@ class LevelReader:
     max_depth: int | None = None
 
 
-def grow_together(growths: Sequence[Growth], logits: Mapping[int, Float[Tensor, "one vocab"]], reader: LevelReader) -> None:
+def grow_together(
+    growths: Sequence[Growth], logits: Mapping[int, Float[Tensor, "one vocab"]], reader: LevelReader
+) -> None:
     """Grow the trees of several requests; one forward reads a level of all of them.
 
     A drawn token is never dropped. If the network raises while it reads a level, each request is
@@ -152,7 +160,11 @@ def _read(growths: Sequence[Growth], reader: LevelReader) -> Mapping[int, Tensor
     """Return the logits at the frontiers, and reduce the frontiers to nodes that could be read."""
     known = _tried(lambda: reader.read(growths))
     if isinstance(known, Exception):
-        known = {growth.request_id: logits for growth in growths if (logits := _read_alone(growth, reader)) is not None}
+        known = {
+            growth.request_id: logits
+            for growth in growths
+            if (logits := _read_alone(growth, reader)) is not None
+        }
     for growth in growths:
         if growth.frontier:
             growth.note_read()

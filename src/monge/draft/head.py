@@ -35,24 +35,30 @@ _PART: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadDrafter(Drafter[Unread]):
-    """Draft with a head that was published for the target: Medusa, Hydra, EAGLE, DFlash or a prediction module.
+    """Draft with a head that was published for the target.
 
-    The format is recognised from the folder; see `monge.heads.readers`. The target's own passes leave hidden states of the
-    committed text behind, which the head reads together with the tokens after them; then the tree grows level by level under
-    the head's laws. What it makes of its own predictions is forgotten at the end of the round. A request whose states
-    are not known yet (a prompt of one token) drafts nothing in its first round.
+    Medusa, Hydra, EAGLE, DFlash or a prediction module.
+
+    The format is recognised from the folder; see `monge.heads.readers`. The target's own passes
+    leave hidden states of the committed text behind, which the head reads together with the tokens
+    after them; then the tree grows level by level under the head's laws. What it makes of its own
+    predictions is forgotten at the end of the round. A request whose states are not known yet (a
+    prompt of one token) drafts nothing in its first round.
 
     Args:
         head: The head, its folder, or the file of its tensors.
-        target: The target, which must show its hidden states; it is asked to keep those that the head reads.
+        target: The target, which must show its hidden states; it is asked to keep those that the
+            head reads.
         tree: Shape of the tree and how children are drawn.
-        rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the most probable tokens draw
-            nothing and only rank, so they are built from the law at temperature 1.
+        rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the
+            most probable tokens draw nothing and only rank, so they are built from the law at
+            temperature 1.
         top_k: Draft from this number of the head's most probable tokens, renormalised; the declared
             law is the truncated one.
 
     Raises:
-        OptionError: If no head is given, the target shows no hidden states, or the head is for another one.
+        OptionError: If no head is given, the target shows no hidden states, or the head is for
+            another one.
         ModelLoadError: If the head cannot be read.
 
     Reference:
@@ -67,18 +73,24 @@ class HeadDrafter(Drafter[Unread]):
     _model: FeatureModel = field(init=False, repr=False, compare=False)
     _head: PublishedHead = field(init=False, repr=False, compare=False)
     _run: HeadRun = field(init=False, repr=False, compare=False)
-    _size: tuple[int, int] = field(init=False, repr=False, compare=False)  # numbers and bytes, counted once
+    # Numbers and bytes, counted once.
+    _size: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.head is None:
-            raise OptionError("drafter 'head' needs a head: give its folder as the draft, or write head('folder')")
+            raise OptionError(
+                "drafter 'head' needs a head: give its folder as the draft, or write head('folder')"
+            )
         if not isinstance(self.target, FeatureModel):
             raise OptionError(
-                f"drafter 'head' needs a target that shows its hidden states; {type(self.target).__name__} does not; use "
+                "drafter 'head' needs a target that shows its hidden states; "
+                f"{type(self.target).__name__} does not; use "
                 "drafter='model' or 'ngram'"
             )
         if self.top_k is not None and self.top_k < 1:
-            raise OptionError(f"draft top_k must be at least 1, or None for the whole draft law; got {self.top_k}")
+            raise OptionError(
+                f"draft top_k must be at least 1, or None for the whole draft law; got {self.top_k}"
+            )
         head = self.head if isinstance(self.head, PublishedHead) else load_head(self.head)
         head.check(TargetSizes.of(self.target))
         ends = TargetEnds(self.target)
@@ -114,8 +126,13 @@ class HeadDrafter(Drafter[Unread]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[Unread]]:
-        rows = [self._growth(context, plan, row_draws) for context, plan, row_draws in zip(contexts, plans, draws, strict=True)]
-        unread = {row.request_id: state for row, state in zip(rows, states, strict=True) if row.may_draft}
+        rows = [
+            self._growth(context, plan, row_draws)
+            for context, plan, row_draws in zip(contexts, plans, draws, strict=True)
+        ]
+        unread = {
+            row.request_id: state for row, state in zip(rows, states, strict=True) if row.may_draft
+        }
         with torch.inference_mode():
             self._read(unread)
             self._grow([row for row in rows if row.may_draft and self._run.knows(row.request_id)])
@@ -125,15 +142,24 @@ class HeadDrafter(Drafter[Unread]):
         ]
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[Unread]], verdicts: Sequence[Verdict]
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[Unread]],
+        verdicts: Sequence[Verdict],
     ) -> Sequence[Unread]:
-        return [(*draft.state, *self._fresh(context)) for context, draft in zip(contexts, drafts, strict=True)]
+        return [
+            (*draft.state, *self._fresh(context))
+            for context, draft in zip(contexts, drafts, strict=True)
+        ]
 
     def close(self, context: Context) -> None:
         self._run.close(context.request_id)
 
     def _fresh(self, context: Context) -> Unread:
-        """What the target has read since the last question: the end of the text but for its last token."""
+        """What the target has read since the last question.
+
+        The end of the text but for its last token.
+        """
         features: Tensor | None = self._model.features(context.request_id)
         if features is None:
             return ()
@@ -146,10 +172,15 @@ class HeadDrafter(Drafter[Unread]):
         rules = self.rules or (SamplingRules() if only_ranks else context.rules)
         rules = rules if self.top_k is None else rules.within_top(self.top_k)
         name = f"{self._head.family} head"
-        return Growth(context=context, plan=plan, draws=draws, builder=self.tree, rules=rules, network=name)
+        return Growth(
+            context=context, plan=plan, draws=draws, builder=self.tree, rules=rules, network=name
+        )
 
     def _read(self, unread: dict[int, Unread]) -> None:
-        parts = {request: [part for pairs in state for part in pairs.split(_PART)] for request, state in unread.items()}
+        parts = {
+            request: [part for pairs in state for part in pairs.split(_PART)]
+            for request, state in unread.items()
+        }
         while parts := {request: waiting for request, waiting in parts.items() if waiting}:
             self._run.read({request: waiting.pop(0) for request, waiting in parts.items()})
 
@@ -157,7 +188,9 @@ class HeadDrafter(Drafter[Unread]):
         if not rows:
             return
         logits = self._run.begin({row.request_id: row.context.token_ids[-1] for row in rows})
-        reader = LevelReader(read=self._read_level, restore=self._restore, max_depth=self._head.max_depth)
+        reader = LevelReader(
+            read=self._read_level, restore=self._restore, max_depth=self._head.max_depth
+        )
         grow_together(rows, logits, reader)
         self._run.end([row.request_id for row in rows])
 

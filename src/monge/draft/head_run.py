@@ -30,7 +30,9 @@ class Pairs:
         starts = range(0, len(self.token_ids), size)
         return [
             Pairs(
-                self.features[start : start + size], self.token_ids[start : start + size], self.positions[start : start + size]
+                self.features[start : start + size],
+                self.token_ids[start : start + size],
+                self.positions[start : start + size],
             )
             for start in starts
         ]

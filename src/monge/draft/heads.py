@@ -33,19 +33,23 @@ _DEFAULT_TREE: Final = ByRequest(BestFirst(num_nodes=3, depth=1, width=3, beam=1
 class ShapeDrafter(Drafter[None]):
     """Predict the target's next hidden states and read them with its own output layer.
 
-    The target's pass over a round's tree leaves the hidden state of the last accepted token behind. From it and the token after
-    it, the head predicts the states of the coming steps; their laws fill the tree, level by level. Nothing is read by a second
-    network, and nothing is kept between rounds but one vector, by the target. A request whose last state is not known yet (a
-    prompt of one token) drafts nothing in its first round.
+    The target's pass over a round's tree leaves the hidden state of the last accepted token behind.
+    From it and the token after it, the head predicts the states of the coming steps; their laws
+    fill the tree, level by level. Nothing is read by a second network, and nothing is kept between
+    rounds but one vector, by the target. A request whose last state is not known yet (a prompt of
+    one token) drafts nothing in its first round.
 
     Args:
-        target: The target, which must show its hidden states; it is asked to keep the last ones from now on.
+        target: The target, which must show its hidden states; it is asked to keep the last ones
+            from now on.
         head: The head, or its folder; `None` takes the one that ships for the built-in target.
-        tree: Shape of the tree and how children are drawn; no deeper than the head's steps. By default the three most probable
-            tokens for greedy requests and a chain of two for sampled ones, since every further level costs what the first one
-            does and is reached less often.
-        rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the most probable tokens draw
-            nothing and only rank, so they are built from the law at temperature 1.
+        tree: Shape of the tree and how children are drawn; no deeper than the head's steps. By
+            default the three most probable tokens for greedy requests and a chain of two for
+            sampled ones, since every further level costs what the first one does and is reached
+            less often.
+        rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the
+            most probable tokens draw nothing and only rank, so they are built from the law at
+            temperature 1.
         top_k: Draft from this number of the head's most probable tokens, renormalised; the declared
             law is the truncated one.
 
@@ -67,24 +71,44 @@ class ShapeDrafter(Drafter[None]):
     _kind: Tensor = field(init=False, repr=False, compare=False)
     _steps: tuple[Forward, ...] = field(init=False, repr=False, compare=False)
     _temperatures: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    _size: tuple[int, int] = field(init=False, repr=False, compare=False)  # numbers and bytes, counted once
+    # Numbers and bytes, counted once.
+    _size: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, FeatureModel):
             raise OptionError(
-                f"drafter 'shape' needs a target that shows its hidden states; {type(self.target).__name__} does not; use "
+                "drafter 'shape' needs a target that shows its hidden states; "
+                f"{type(self.target).__name__} does not; use "
                 "drafter='model' or 'ngram'"
             )
         if self.top_k is not None and self.top_k < 1:
-            raise OptionError(f"draft top_k must be at least 1, or None for the whole draft law; got {self.top_k}")
-        head = self.head if isinstance(self.head, ShapeHead) else load_head(self.head or built_in_head())
+            raise OptionError(
+                f"draft top_k must be at least 1, or None for the whole draft law; got {self.top_k}"
+            )
+        head = (
+            self.head
+            if isinstance(self.head, ShapeHead)
+            else load_head(self.head or built_in_head())
+        )
         head.check(self.target)
         kind = self.target.embed((0,))
-        # Predictions of a float16 or bfloat16 target are made in float32 and read in the target's own type.
-        head = head.to(device=kind.device, dtype=torch.float64 if kind.dtype == torch.float64 else torch.float32).eval()
+        # Predictions of a float16 or bfloat16 target are made in float32 and read in the target's
+        # own type.
+        head = head.to(
+            device=kind.device,
+            dtype=torch.float64 if kind.dtype == torch.float64 else torch.float32,
+        ).eval()
         self.target.watch((self.target.num_layers,), only_last=True)
-        made = {"_model": self.target, "_head": head, "_kind": kind, "_steps": _steps_beside(self.target, head)}
-        made |= {"_temperatures": tuple(head.temperatures.tolist()), "_size": (head.num_parameters, head.num_bytes)}
+        made = {
+            "_model": self.target,
+            "_head": head,
+            "_kind": kind,
+            "_steps": _steps_beside(self.target, head),
+        }
+        made |= {
+            "_temperatures": tuple(head.temperatures.tolist()),
+            "_size": (head.num_parameters, head.num_bytes),
+        }
         for name, value in made.items():
             object.__setattr__(self, name, value)
 
@@ -123,13 +147,18 @@ class ShapeDrafter(Drafter[None]):
             for context, plan, row_draws in zip(contexts, plans, draws, strict=True)
         ]
         drafting = [row for row in rows if row.may_draft]
-        known = [(row, state) for row in drafting if (state := self._last_state(row.context)) is not None]
+        known = [
+            (row, state) for row in drafting if (state := self._last_state(row.context)) is not None
+        ]
         with torch.inference_mode():
             self._grow([row for row, _ in known], [state for _, state in known])
         return [Draft(row.finish(), None, row.evidence, error=row.error) for row in rows]
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[None]], verdicts: Sequence[Verdict]
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[None]],
+        verdicts: Sequence[Verdict],
     ) -> Sequence[None]:
         return [None] * len(contexts)
 
@@ -156,13 +185,17 @@ class ShapeDrafter(Drafter[None]):
         rows = {growth.request_id: _Row(growth, one, {0: state}) for growth, one, state in parts}
         reader = LevelReader(
             read=lambda level: self._level([rows[growth.request_id] for growth in level]),
-            restore=lambda _: None,  # a prediction is a function of those above it, which are kept by node
+            # A prediction is a function of those above it, which are kept by node.
+            restore=lambda _: None,
             max_depth=self._head.predictor.num_steps,
         )
         grow_together(growths, dict(zip(rows, logits, strict=True)), reader)
 
     def _level(self, rows: Sequence["_Row"]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
-        """Logits at every row's frontier. Nodes of one depth share one prediction unless the head looks at branches."""
+        """Logits at every row's frontier.
+
+        Nodes of one depth share one prediction unless the head looks at branches.
+        """
         branched, first = self._head.predictor.is_branched, rows[0].growth
         number = first.tree.depths[first.frontier[0]] + 1
         nodes = [row.growth.frontier if branched else row.growth.frontier[:1] for row in rows]
@@ -174,15 +207,23 @@ class ShapeDrafter(Drafter[None]):
         (predicted,) = self._steps[number - 1](start, previous, last)
         for row, own, states in zip(rows, nodes, predicted.split(counts), strict=True):
             shared = own if branched else row.growth.frontier
-            row.states |= {node: states[index : index + 1] if branched else states for index, node in enumerate(shared)}
+            row.states |= {
+                node: states[index : index + 1] if branched else states
+                for index, node in enumerate(shared)
+            }
         logits = self._logits(number, predicted).split(counts)
         return {
             row.growth.request_id: one if branched else one.expand(len(row.growth.frontier), -1)
             for row, one in zip(rows, logits, strict=True)
         }
 
-    def _logits(self, number: int, predicted: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
-        logits, temperature = self._model.unembed(predicted.to(self._kind.dtype)), self._temperatures[number - 1]
+    def _logits(
+        self, number: int, predicted: Float[Tensor, "nodes hidden"]
+    ) -> Float[Tensor, "nodes vocab"]:
+        logits, temperature = (
+            self._model.unembed(predicted.to(self._kind.dtype)),
+            self._temperatures[number - 1],
+        )
         return logits if temperature == 1.0 else logits / temperature
 
     def _embedded(self, token_ids: Sequence[int]) -> Tensor:
@@ -196,7 +237,8 @@ class _Row:
     Args:
         growth: The tree.
         start: What the predictor makes of the last true state and the root.
-        states: Predicted state at every node whose children were looked at; -1 has the last true one.
+        states: Predicted state at every node whose children were looked at; -1 has the last true
+            one.
     """
 
     growth: Growth
@@ -209,9 +251,13 @@ def _steps_beside(target: FeatureModel, head: ShapeHead) -> tuple[Forward, ...]:
     state, first = head.probe[:1], FirstStep(head).eval()
     with torch.inference_mode():
         start, _ = first(state, state)
-        target.unembed(state.to(target.embed((0,)).dtype))  # what takes long the first time is done before anybody waits
+        # What takes long the first time is done before anybody waits.
+        target.unembed(state.to(target.embed((0,)).dtype))
     steps: list[tuple[nn.Module, list[Tensor]]] = [(first, [state, state])]
-    steps += [(LaterStep(head, number).eval(), [start, state, state]) for number in range(2, head.predictor.num_steps + 1)]
+    steps += [
+        (LaterStep(head, number).eval(), [start, state, state])
+        for number in range(2, head.predictor.num_steps + 1)
+    ]
     if not isinstance(target, ModuleHost):
         return tuple(step for step, _ in steps)
     return tuple(target.module_program(step, like) for step, like in steps)

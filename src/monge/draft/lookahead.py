@@ -46,7 +46,8 @@ class Window:
     """State of one request.
 
     Args:
-        columns: For every position behind the text the guesses of that position and of those after it.
+        columns: For every position behind the text the guesses of that position and of those after
+            it.
         pool: Collected n-grams.
     """
 
@@ -54,7 +55,10 @@ class Window:
     pool: NgramPool
 
     def paths(self) -> list[Column]:
-        """The columns as paths from the root: each behind the first guesses of the columns before it."""
+        """The columns as paths from the root.
+
+        Each behind the first guesses of the columns before it.
+        """
         heads = tuple(column[0] for column in self.columns)
         return [(*heads[:place], *column) for place, column in enumerate(self.columns)]
 
@@ -63,11 +67,13 @@ class Window:
 class LookaheadDrafter(Drafter[Window]):
     """Jacobi iteration over a window of positions, whose trajectories fill a pool of n-grams that are then proposed.
 
-    The tree of a round has two kinds of paths. *Candidates* are the pool's n-grams that start with the last token. The *window*
-    holds, for each of the next positions i, a column of `ngram - 1` guesses: the first guesses of columns 1 .. i lie on one
-    chain, and column i goes on behind its i-th token, which is the mask of lookahead decoding as a tree. The target's most
-    probable token at the end of a column makes an n-gram for the pool and moves the column on by one position. The window's
-    nodes are offered as candidates too. All of them are a function of finished rounds (`Deterministic`).
+    The tree of a round has two kinds of paths. *Candidates* are the pool's n-grams that start with
+    the last token. The *window* holds, for each of the next positions i, a column of `ngram - 1`
+    guesses: the first guesses of columns 1 .. i lie on one chain, and column i goes on behind its
+    i-th token, which is the mask of lookahead decoding as a tree. The target's most probable token
+    at the end of a column makes an n-gram for the pool and moves the column on by one position. The
+    window's nodes are offered as candidates too. All of them are a function of finished rounds
+    (`Deterministic`).
 
     Args:
         window: Positions ahead, W.
@@ -80,8 +86,8 @@ class LookaheadDrafter(Drafter[Window]):
         OptionError: If a size is too small.
 
     Reference:
-        Lookahead decoding (Fu et al., arXiv 2402.02057), algorithm 3; columns start from the text's last tokens instead of
-        random ones, and move on by as many positions as the text does.
+        Lookahead decoding (Fu et al., arXiv 2402.02057), algorithm 3; columns start from the text's
+        last tokens instead of random ones, and move on by as many positions as the text does.
     """
 
     window: int = 5
@@ -93,7 +99,9 @@ class LookaheadDrafter(Drafter[Window]):
     def __post_init__(self) -> None:
         for name, least in (("window", 1), ("ngram", 2), ("num_candidates", 1), ("pool_size", 1)):
             if getattr(self, name) < least:
-                raise OptionError(f"lookahead: {name} must be at least {least}; got {getattr(self, name)}")
+                raise OptionError(
+                    f"lookahead: {name} must be at least {least}; got {getattr(self, name)}"
+                )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -123,7 +131,10 @@ class LookaheadDrafter(Drafter[Window]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[Window]]:
-        most, deepest = (self.num_candidates + self.window) * (self.ngram - 1), self.capabilities.max_depth
+        most, deepest = (
+            (self.num_candidates + self.window) * (self.ngram - 1),
+            self.capabilities.max_depth,
+        )
         return [
             Draft(
                 tree_of_paths(
@@ -139,7 +150,10 @@ class LookaheadDrafter(Drafter[Window]):
         ]
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[Window]], verdicts: Sequence[Verdict]
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[Window]],
+        verdicts: Sequence[Verdict],
     ) -> Sequence[Window]:
         states: list[Window] = []
         for context, draft, verdict in zip(contexts, drafts, verdicts, strict=True):
@@ -147,7 +161,11 @@ class LookaheadDrafter(Drafter[Window]):
             ahead = moved[verdict.num_accepted :] or moved[-1:]
             columns = ahead + ahead[-1:] * (self.window - len(ahead))
             states.append(Window(columns, draft.state.pool))
-            self._read(context, draft.state.pool, first=len(context.token_ids) - verdict.num_accepted - self.ngram)
+            self._read(
+                context,
+                draft.state.pool,
+                first=len(context.token_ids) - verdict.num_accepted - self.ngram,
+            )
         return states
 
     def close(self, context: Context) -> None:

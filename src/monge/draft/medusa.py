@@ -46,7 +46,9 @@ class StepRun(HeadRun):
         return self._texts[request].base is not None
 
     def read(self, pairs: Mapping[int, Pairs]) -> None:
-        segments = [self._texts[request].reading.read(one.positions) for request, one in pairs.items()]
+        segments = [
+            self._texts[request].reading.read(one.positions) for request, one in pairs.items()
+        ]
         states = self._head.read(torch.cat([one.features for one in pairs.values()]), segments)
         parts = states.split([len(one.token_ids) for one in pairs.values()])
         for request, part in zip(pairs, parts, strict=True):
@@ -71,17 +73,32 @@ class StepRun(HeadRun):
         for request in requests:
             self._texts[request].paths.clear()
 
-    def _step(self, index: int, paths: Mapping[int, Sequence[tuple[int, ...]]]) -> Mapping[int, Tensor]:
+    def _step(
+        self, index: int, paths: Mapping[int, Sequence[tuple[int, ...]]]
+    ) -> Mapping[int, Tensor]:
         # If the head does not read the tokens, all nodes of a depth share one law.
-        asked = paths if self._head.reads_tokens else {request: own[:1] for request, own in paths.items()}
+        asked = (
+            paths
+            if self._head.reads_tokens
+            else {request: own[:1] for request, own in paths.items()}
+        )
         counts = [len(own) for own in asked.values()]
-        values = torch.cat([self._base(request).expand(len(own), -1) for request, own in asked.items()])
+        values = torch.cat(
+            [self._base(request).expand(len(own), -1) for request, own in asked.items()]
+        )
         if self._head.reads_tokens:
-            tokens = [(self._texts[request].root, *path) for request, own in asked.items() for path in own]
-            known = [self._ends.embed([path[place] for path in tokens]) for place in range(index + 1)]
+            tokens = [
+                (self._texts[request].root, *path) for request, own in asked.items() for path in own
+            ]
+            known = [
+                self._ends.embed([path[place] for path in tokens]) for place in range(index + 1)
+            ]
             values = torch.cat([values, *known], dim=-1)
         logits = self._head.step(index, values, self._ends.unembed).split(counts)
-        return {request: one.expand(len(paths[request]), -1) for request, one in zip(paths, logits, strict=True)}
+        return {
+            request: one.expand(len(paths[request]), -1)
+            for request, one in zip(paths, logits, strict=True)
+        }
 
     def _base(self, request: int) -> Tensor:
         base = self._texts[request].base

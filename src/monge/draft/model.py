@@ -31,17 +31,20 @@ on its path. A builder may prune and so renumber the tree; a path stays valid.""
 class ModelDrafter(PieceReader[ReadPaths]):
     """Draft with a smaller language model that shares the target's vocabulary.
 
-    The tree grows level by level: one forward of the draft model reads the frontier of every request of the batch, and the tree
-    builder turns its laws into children. Unread text (a token that it did not draft, or text of
-    rounds that used another drafter) is read first, in the same forward as the root.
+    The tree grows level by level: one forward of the draft model reads the frontier of every
+    request of the batch, and the tree builder turns its laws into children. Unread text (a token
+    that it did not draft, or text of rounds that used another drafter) is read first, in the same
+    forward as the root.
 
     Args:
         model: The draft model.
         tree: Shape of the tree and how children are drawn.
-        rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the most probable tokens draw
-            nothing and only rank, so they are built from the law at temperature 1: a greedy request's law ranks one token.
-        top_k: Draft from the `top_k` most probable tokens only: the same rules, with this top-k where theirs is wider. The
-            declared law is the truncated one, so verification stays exact, and looks at no other token of the draft law.
+        rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the
+            most probable tokens draw nothing and only rank, so they are built from the law at
+            temperature 1: a greedy request's law ranks one token.
+        top_k: Draft from the `top_k` most probable tokens only: the same rules, with this top-k
+            where theirs is wider. The declared law is the truncated one, so verification stays
+            exact, and looks at no other token of the draft law.
 
     Reference:
         Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
@@ -54,7 +57,9 @@ class ModelDrafter(PieceReader[ReadPaths]):
 
     def __post_init__(self) -> None:
         if self.top_k is not None and self.top_k < 1:
-            raise OptionError(f"draft top_k must be at least 1, or None for the whole draft law; got {self.top_k}")
+            raise OptionError(
+                f"draft top_k must be at least 1, or None for the whole draft law; got {self.top_k}"
+            )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -75,7 +80,9 @@ class ModelDrafter(PieceReader[ReadPaths]):
     def read(self, contexts: Sequence[Context]) -> None:
         ids = [context.request_id for context in contexts]
         texts = [context.token_ids[:-1] for context in contexts]
-        self.model.append({one: text[self.model.length(one) :] for one, text in zip(ids, texts, strict=True)})
+        self.model.append(
+            {one: text[self.model.length(one) :] for one, text in zip(ids, texts, strict=True)}
+        )
 
     def draft(
         self,
@@ -86,14 +93,26 @@ class ModelDrafter(PieceReader[ReadPaths]):
     ) -> Sequence[Draft[ReadPaths]]:
         if all(plan.max_depth == 0 and plan.stop is None for plan in plans):
             return [Draft(root_only(context.token_ids[-1]), ()) for context in contexts]
-        rows = [self._row(context, plan, row_draws) for context, plan, row_draws in zip(contexts, plans, draws, strict=True)]
+        rows = [
+            self._row(context, plan, row_draws)
+            for context, plan, row_draws in zip(contexts, plans, draws, strict=True)
+        ]
         active = [row for row in rows if row.may_draft]
         if active:
-            grow_together(active, self._read_text(active), LevelReader(read=self._read_level, restore=self._restore))
-        return [Draft(row.finish(), tuple(row.paths), row.evidence, error=row.error) for row in rows]
+            grow_together(
+                active,
+                self._read_text(active),
+                LevelReader(read=self._read_level, restore=self._restore),
+            )
+        return [
+            Draft(row.finish(), tuple(row.paths), row.evidence, error=row.error) for row in rows
+        ]
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[ReadPaths]], verdicts: Sequence[Verdict]
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[ReadPaths]],
+        verdicts: Sequence[Verdict],
     ) -> Sequence[ReadPaths]:
         if not any(draft.state for draft in drafts):
             return [()] * len(contexts)  # nothing was read
@@ -110,7 +129,14 @@ class ModelDrafter(PieceReader[ReadPaths]):
         only_ranks = self.tree.limits.proposes == {Deterministic}
         rules = self.rules or (SamplingRules() if only_ranks else context.rules)
         rules = rules if self.top_k is None else rules.within_top(self.top_k)
-        return Growth(context=context, plan=plan, draws=draws, builder=self.tree, rules=rules, network="draft model")
+        return Growth(
+            context=context,
+            plan=plan,
+            draws=draws,
+            builder=self.tree,
+            rules=rules,
+            network="draft model",
+        )
 
     def _read_level(self, rows: Sequence[Growth]) -> Mapping[int, Tensor]:
         return self.model.extend({row.request_id: row.block() for row in rows})
@@ -125,7 +151,9 @@ class ModelDrafter(PieceReader[ReadPaths]):
         return read_text(self.model, texts)
 
 
-def read_text(model: SequenceModel, texts: Mapping[int, tuple[int, ...]]) -> Mapping[int, Float[Tensor, "one vocab"]]:
+def read_text(
+    model: SequenceModel, texts: Mapping[int, tuple[int, ...]]
+) -> Mapping[int, Float[Tensor, "one vocab"]]:
     """Read and commit the unread part of texts, and return the logits after the last token.
 
     Args:
@@ -134,7 +162,9 @@ def read_text(model: SequenceModel, texts: Mapping[int, tuple[int, ...]]) -> Map
     """
     unread = {request: tokens[model.length(request) :] for request, tokens in texts.items()}
     # After many rounds without drafts only the logits of the last token are computed.
-    if behind := {request: tokens[:-1] for request, tokens in unread.items() if len(tokens) > _CATCH_UP}:
+    if behind := {
+        request: tokens[:-1] for request, tokens in unread.items() if len(tokens) > _CATCH_UP
+    }:
         model.append(behind)
         unread |= {request: texts[request][-1:] for request in behind}
     logits = model.extend({request: NodeBlock.chain(tokens) for request, tokens in unread.items()})

@@ -39,9 +39,14 @@ class NgramDrafter(Drafter[bytes]):
 
     def __post_init__(self) -> None:
         if self.num_draft_tokens < 1:
-            raise OptionError(f"ngram: num_draft_tokens must be at least 1; got {self.num_draft_tokens}")
+            raise OptionError(
+                f"ngram: num_draft_tokens must be at least 1; got {self.num_draft_tokens}"
+            )
         if not 1 <= self.min_ngram <= self.max_ngram:
-            raise OptionError(f"ngram: need 1 <= min_ngram <= max_ngram; got {self.min_ngram} and {self.max_ngram}")
+            raise OptionError(
+                f"ngram: need 1 <= min_ngram <= max_ngram; got {self.min_ngram} and "
+                f"{self.max_ngram}"
+            )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -71,9 +76,15 @@ class NgramDrafter(Drafter[bytes]):
         return drafts
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[bytes]], verdicts: Sequence[Verdict]
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[bytes]],
+        verdicts: Sequence[Verdict],
     ) -> Sequence[bytes]:
-        return [_up_to_date(draft.state, context) for context, draft in zip(contexts, drafts, strict=True)]
+        return [
+            _up_to_date(draft.state, context)
+            for context, draft in zip(contexts, drafts, strict=True)
+        ]
 
     def close(self, context: Context) -> None:
         return None
@@ -85,7 +96,11 @@ class NgramDrafter(Drafter[bytes]):
 
     def _place(self, text: bytes) -> int | None:
         """Return the end of the latest earlier occurrence of the longest match, or `None`."""
-        size, longest, found = self.min_ngram * _WIDTH, min(self.max_ngram * _WIDTH, len(text) - _WIDTH), None
+        size, longest, found = (
+            self.min_ngram * _WIDTH,
+            min(self.max_ngram * _WIDTH, len(text) - _WIDTH),
+            None,
+        )
         before = len(text) - _WIDTH
         while size <= longest:
             start = _last_match(text, text[len(text) - size :], before)
@@ -93,7 +108,11 @@ class NgramDrafter(Drafter[bytes]):
                 break
             # The tokens before it may match too. A longer match can only be further back.
             before = found = start + size
-            while size < longest and start and text[start - _WIDTH : start] == text[len(text) - size - _WIDTH :][:_WIDTH]:
+            while (
+                size < longest
+                and start
+                and text[start - _WIDTH : start] == text[len(text) - size - _WIDTH :][:_WIDTH]
+            ):
                 size, start = size + _WIDTH, start - _WIDTH
             size += _WIDTH
         return found

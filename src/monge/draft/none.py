@@ -18,7 +18,11 @@ class NoDrafter(Drafter[None]):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            proposes=frozenset({Deterministic}), max_width=0, max_depth=0, needs_trees=False, runs_network=False
+            proposes=frozenset({Deterministic}),
+            max_width=0,
+            max_depth=0,
+            needs_trees=False,
+            runs_network=False,
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[None]:
@@ -34,7 +38,10 @@ class NoDrafter(Drafter[None]):
         return [Draft(root_only(context.token_ids[-1]), None) for context in contexts]
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[None]], verdicts: Sequence[Verdict]
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[None]],
+        verdicts: Sequence[Verdict],
     ) -> Sequence[None]:
         return [None] * len(contexts)
 

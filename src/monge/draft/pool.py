@@ -14,7 +14,8 @@ from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool, PieceReader, piece_reader
 from monge.draft.shadow import ShadowDraft, ShadowTree
 
-_NO_DRAWS: Final = TapeDraws(())  # model-free drafters propose deterministic candidates, which draw nothing
+# Model-free drafters propose deterministic candidates, which draw nothing.
+_NO_DRAWS: Final = TapeDraws(())
 _OWN_LIMITS: Final = DraftPlan()
 
 
@@ -46,9 +47,9 @@ class PoolState:
 class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     """Several drafters; a round uses the one that its plan names, else the first with a proposal.
 
-    The choice depends on the plan and on committed text only, so every verifier stays exact. All open drafters observe every
-    commit. The first drafter with a network reads prompts at once, unless the controller postpones
-    it. Other drafters with a network are opened at their first use.
+    The choice depends on the plan and on committed text only, so every verifier stays exact. All
+    open drafters observe every commit. The first drafter with a network reads prompts at once,
+    unless the controller postpones it. Other drafters with a network are opened at their first use.
 
     If a plan names a drafter, each model-free drafter makes a *shadow draft*: a tree that is not
     verified. When the committed text has decided it, the record of the round says how much would
@@ -80,7 +81,9 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             max_width=None if None in widths else max(width or 0 for width in widths),
             max_depth=max(can.max_depth for can in every),
             needs_trees=any(can.needs_trees for can in every),
-            max_length=min((can.max_length for can in every if can.max_length is not None), default=None),
+            max_length=min(
+                (can.max_length for can in every if can.max_length is not None), default=None
+            ),
             num_parameters=sum(can.num_parameters for can in every),
             num_bytes=sum(can.num_bytes for can in every),
             num_successors=max(can.num_successors for can in every),
@@ -92,7 +95,11 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     @property
     def members(self) -> tuple[Member, ...]:
         return tuple(
-            Member(name=name, max_depth=own.capabilities.max_depth, runs_network=own.capabilities.runs_network)
+            Member(
+                name=name,
+                max_depth=own.capabilities.max_depth,
+                runs_network=own.capabilities.runs_network,
+            )
             for name, own in self._places
         )
 
@@ -108,12 +115,16 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         states = {context.request_id: [None] * len(self._places) for context in contexts}
         for context in contexts:
             self._opened[context.request_id] = set()
-        whole, reader = [one for one in contexts if len(one.token_ids) >= one.num_prompt_tokens], self._reader
+        whole, reader = (
+            [one for one in contexts if len(one.token_ids) >= one.num_prompt_tokens],
+            self._reader,
+        )
         for index, (_, drafter) in enumerate(self._places):
             if index == reader:
                 self._open(index, contexts, states)
             elif not (drafter.capabilities.runs_network and piece_reader(drafter) is not None):
-                # Model-free drafters need whole prompts, so chunked prompts open them at the first draft.
+                # Model-free drafters need whole prompts, so chunked prompts open them at the first
+                # draft.
                 self._open(index, whole, states)
         return [PoolState(tuple(states[context.request_id])) for context in contexts]
 
@@ -129,17 +140,26 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[PoolState]]:
-        known = {context.request_id: list(state.states) for context, state in zip(contexts, states, strict=True)}
+        known = {
+            context.request_id: list(state.states)
+            for context, state in zip(contexts, states, strict=True)
+        }
         named = [None if plan.drafter is None else self._index(plan.drafter) for plan in plans]
         # Before anything is drawn, so that an error of a model-free drafter costs no drawn tree.
-        shadows = [self._shadows(context, known, plan) for context, plan in zip(contexts, plans, strict=True)]
+        shadows = [
+            self._shadows(context, known, plan)
+            for context, plan in zip(contexts, plans, strict=True)
+        ]
         chosen: dict[int, tuple[int, Draft[Any]]] = {}
         for index, (_, drafter) in enumerate(self._places):
             own_plans = [self._own_plan(index, plan) for plan in plans]
             rows = [
                 row
                 for row, plan in enumerate(own_plans)
-                if row not in chosen and named[row] in (None, index) and plan.depth(1) > 0 and plan.nodes(1) > 0
+                if row not in chosen
+                and named[row] in (None, index)
+                and plan.depth(1) > 0
+                and plan.nodes(1) > 0
             ]
             if not rows:
                 continue
@@ -154,21 +174,40 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                 if draft.tree.num_nodes > 1 or draft.error is not None:
                     chosen[row] = index, draft
         return [
-            self._joined(context, PoolState(tuple(known[context.request_id]), shadows=(*state.shadows, *own)), name, made)
+            self._joined(
+                context,
+                PoolState(tuple(known[context.request_id]), shadows=(*state.shadows, *own)),
+                name,
+                made,
+            )
             for context, state, own, name, made in zip(
-                contexts, states, shadows, named, (chosen.get(row) for row in range(len(contexts))), strict=True
+                contexts,
+                states,
+                shadows,
+                named,
+                (chosen.get(row) for row in range(len(contexts))),
+                strict=True,
             )
         ]
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[PoolState]], verdicts: Sequence[Verdict]
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[PoolState]],
+        verdicts: Sequence[Verdict],
     ) -> Sequence[PoolState]:
         states = [list(draft.state.states) for draft in drafts]
         for index, (_, drafter) in enumerate(self._places):
-            rows = [row for row, context in enumerate(contexts) if index in self._opened[context.request_id]]
+            rows = [
+                row
+                for row, context in enumerate(contexts)
+                if index in self._opened[context.request_id]
+            ]
             if rows:
                 own = [drafts[row].state.own_draft(index, drafts[row]) for row in rows]
-                new = drafter.observe([contexts[row] for row in rows], own, [verdicts[row] for row in rows])
+                new = drafter.observe(
+                    [contexts[row] for row in rows], own, [verdicts[row] for row in rows]
+                )
                 for row, state in zip(rows, new, strict=True):
                     states[row][index] = state
         return [
@@ -183,8 +222,12 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     @property
     def _reader(self) -> int | None:
         """Index of the first drafter whose network reads prompts."""
-        networks = (index for index, (_, own) in enumerate(self._places) if own.capabilities.runs_network)
-        return next((index for index in networks if piece_reader(self._places[index][1]) is not None), None)
+        networks = (
+            index for index, (_, own) in enumerate(self._places) if own.capabilities.runs_network
+        )
+        return next(
+            (index for index in networks if piece_reader(self._places[index][1]) is not None), None
+        )
 
     def _index(self, name: str) -> int:
         if name not in self.drafters:
@@ -196,7 +239,11 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         return plan.for_model_free if is_model_free and plan.drafter is None else plan
 
     def _joined(
-        self, context: Context, state: PoolState, named: int | None, made: tuple[int, Draft[Any]] | None
+        self,
+        context: Context,
+        state: PoolState,
+        named: int | None,
+        made: tuple[int, Draft[Any]] | None,
     ) -> Draft[PoolState]:
         """Return the draft of the pool from the draft of one member."""
         if made is None:
@@ -206,7 +253,9 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         state = PoolState(state.states, index, draft, state.shadows)
         return Draft(draft.tree, state, draft.evidence, self._places[index][0], draft.error)
 
-    def _shadows(self, context: Context, states: Mapping[int, list[Any]], plan: DraftPlan) -> tuple[ShadowDraft, ...]:
+    def _shadows(
+        self, context: Context, states: Mapping[int, list[Any]], plan: DraftPlan
+    ) -> tuple[ShadowDraft, ...]:
         """Return the shadow drafts of all model-free drafters if the plan names a drafter."""
         if plan.drafter is None:
             return ()
@@ -219,7 +268,9 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                 trees.append(ShadowTree(name, draft.tree))
         return (ShadowDraft(len(context.token_ids), tuple(trees)),) if trees else ()
 
-    def _open(self, index: int, contexts: Sequence[Context], states: Mapping[int, list[Any]]) -> None:
+    def _open(
+        self, index: int, contexts: Sequence[Context], states: Mapping[int, list[Any]]
+    ) -> None:
         """Open a drafter for new requests."""
         new = [context for context in contexts if index not in self._opened[context.request_id]]
         if not new:
@@ -234,17 +285,25 @@ def _check(drafters: Mapping[str, AnyDrafter]) -> None:
     """Refuse drafters that cannot form a pool; see `PoolDrafter`."""
     if not isinstance(drafters, Mapping) or len(drafters) < 2:
         raise OptionError(
-            "pool: needs at least two drafters, as in pool('ngram', 'model'); use a single drafter by its own name"
+            "pool: needs at least two drafters, as in pool('ngram', 'model'); use a single "
+            "drafter by its own name"
         )
     nested = [name for name, drafter in drafters.items() if isinstance(drafter, DrafterPool)]
     if nested:
-        raise OptionError(f"pool: drafter {nested[0]!r} is a pool itself; list its drafters instead")
+        raise OptionError(
+            f"pool: drafter {nested[0]!r} is a pool itself; list its drafters instead"
+        )
     readers = [name for name, drafter in drafters.items() if drafter.capabilities.reads_states]
     if len(readers) > 1:
-        raise OptionError(f"pool: {' and '.join(readers)} both take the target's hidden states, which one of them can")
+        raise OptionError(
+            f"pool: {' and '.join(readers)} both take the target's hidden states, "
+            "which one of them can"
+        )
 
 
-def _followed(context: Context, shadows: tuple[ShadowDraft, ...], states: tuple[Any, ...]) -> PoolState:
+def _followed(
+    context: Context, shadows: tuple[ShadowDraft, ...], states: tuple[Any, ...]
+) -> PoolState:
     """Return the state after a commit; decided shadow drafts are reported in order."""
     walked = [one.after(context.token_ids) for one in shadows]
     decided = list(takewhile(lambda one: one.is_decided, walked))

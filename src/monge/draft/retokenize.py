@@ -40,10 +40,13 @@ class RetokenizeDrafter(Drafter[None]):
     def __post_init__(self) -> None:
         for name in ("num_own_tokens", "num_draft_tokens"):
             if getattr(self, name) < 1:
-                raise OptionError(f"retokenize: {name} must be at least 1; got {getattr(self, name)}")
+                raise OptionError(
+                    f"retokenize: {name} must be at least 1; got {getattr(self, name)}"
+                )
         if not isinstance(self.model, ForeignModel):
             raise OptionError(
-                "drafter 'retokenize' is for a draft model with another tokenizer, loaded with cross_tokenizer=True; this one "
+                "drafter 'retokenize' is for a draft model with another tokenizer, loaded with "
+                "cross_tokenizer=True; this one "
                 "speaks the target's tokens: use drafter='model'"
             )
 
@@ -70,16 +73,29 @@ class RetokenizeDrafter(Drafter[None]):
     ) -> Sequence[Draft[None]]:
         assert isinstance(self.model, ForeignModel)
         sizes = [plan.nodes(plan.depth(self.num_draft_tokens)) for plan in plans]
-        wanted = {context.request_id: context for context, size in zip(contexts, sizes, strict=True) if size > 0}
+        wanted = {
+            context.request_id: context
+            for context, size in zip(contexts, sizes, strict=True)
+            if size > 0
+        }
         if wanted:
-            unread = {request: context.token_ids[self.model.length(request) :] for request, context in wanted.items()}
-            self.model.extend({request: NodeBlock.chain(tokens) for request, tokens in unread.items()})
+            unread = {
+                request: context.token_ids[self.model.length(request) :]
+                for request, context in wanted.items()
+            }
+            self.model.extend(
+                {request: NodeBlock.chain(tokens) for request, tokens in unread.items()}
+            )
             self.model.commit({request: range(len(tokens)) for request, tokens in unread.items()})
         told = self.model.continuations(dict.fromkeys(wanted, self.num_own_tokens))
         return [
             Draft(
                 tree_of_paths(
-                    context.token_ids[-1], [told.get(context.request_id, ())], num_nodes=size, depth=size, draws=row_draws
+                    context.token_ids[-1],
+                    [told.get(context.request_id, ())],
+                    num_nodes=size,
+                    depth=size,
+                    draws=row_draws,
                 ),
                 None,
             )
@@ -87,7 +103,10 @@ class RetokenizeDrafter(Drafter[None]):
         ]
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[None]], verdicts: Sequence[Verdict]
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[None]],
+        verdicts: Sequence[Verdict],
     ) -> Sequence[None]:
         return [None] * len(contexts)
 

@@ -26,7 +26,9 @@ class ShadowTree:
     @property
     def is_decided(self) -> bool:
         """Whether the result is final: the tree ends here, or the text has left it."""
-        return not self.tree.candidates[self.node] or (bool(self.factors) and self.factors[-1] == 0.0)
+        return not self.tree.candidates[self.node] or (
+            bool(self.factors) and self.factors[-1] == 0.0
+        )
 
     def after(self, token_ids: Sequence[int]) -> "ShadowTree":
         """Return the tree after more text."""
@@ -60,13 +62,19 @@ class ShadowDraft:
     def after(self, text: Sequence[int]) -> "ShadowDraft":
         """Return the shadow draft for the whole text so far."""
         # A final tree has one factor for each relevant token, so more text does not change it.
-        return ShadowDraft(self.position, tuple(tree.after(text[self.position + len(tree.factors) :]) for tree in self.trees))
+        return ShadowDraft(
+            self.position,
+            tuple(tree.after(text[self.position + len(tree.factors) :]) for tree in self.trees),
+        )
 
     def counterfactuals(self) -> tuple[CounterfactualDraft, ...]:
         """Return the results of the trees."""
         return tuple(
             CounterfactualDraft(
-                drafter=one.drafter, position=self.position, num_nodes=one.tree.num_nodes - 1, factors=one.factors
+                drafter=one.drafter,
+                position=self.position,
+                num_nodes=one.tree.num_nodes - 1,
+                factors=one.factors,
             )
             for one in self.trees
         )

@@ -39,7 +39,8 @@ class StopMonitor:
         self.evidence.levels_read += 1
         if not self._stop.needs_confidence:
             return True
-        confidences = logits.softmax(dim=-1).amax(dim=-1).tolist()  # several times faster than logsumexp
+        # Several times faster than logsumexp.
+        confidences = logits.softmax(dim=-1).amax(dim=-1).tolist()
         depth, gain = self._tree.depths[nodes[0]] + 1, 0.0
         for node, confidence in zip(nodes, confidences, strict=True):
             self.evidence.confidences[self._path(node)] = confidence
@@ -59,7 +60,8 @@ class StopMonitor:
         self._follow(nodes)
         depth = self._tree.depths[frontier[0]] + 1
         gain = sum(
-            self._reach[child] * self._stop.next_acceptance(depth, self._acceptance[self._tree.parents[child]])
+            self._reach[child]
+            * self._stop.next_acceptance(depth, self._acceptance[self._tree.parents[child]])
             for child in frontier
         )
         return tuple(frontier) if self._stop.reads(depth, gain) else ()
@@ -78,7 +80,9 @@ class StopMonitor:
                 continue
             total = sum(probs[child] for child in own)
             for child in own:
-                self._reach[child] = reach * (probs[child] / total if total > 0.0 else 1.0 / len(own))
+                self._reach[child] = reach * (
+                    probs[child] / total if total > 0.0 else 1.0 / len(own)
+                )
 
     def _new(self) -> range:
         """Return the nodes of the last level."""
@@ -95,7 +99,9 @@ class StopMonitor:
         rows = torch.tensor([row_of[self._tree.parents[child]] for child in children]).to(
             self._logits.device, non_blocking=True
         )
-        tokens = torch.tensor([self._tree.token_ids[child] for child in children]).to(self._logits.device, non_blocking=True)
+        tokens = torch.tensor([self._tree.token_ids[child] for child in children]).to(
+            self._logits.device, non_blocking=True
+        )
         return dict(zip(children, self._logits.softmax(dim=-1)[rows, tokens].tolist(), strict=True))
 
     def _path(self, node: int) -> tuple[int, ...]:

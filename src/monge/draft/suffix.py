@@ -38,8 +38,8 @@ class SuffixDrafter(Drafter[SuffixIndex]):
         OptionError: If a size is too small or a share is no probability.
 
     Reference:
-        SuffixDecoding (Oliaro et al., arXiv 2411.04975); the statistics come from the occurrences themselves, at most 256 of an
-        ending, instead of a suffix tree.
+        SuffixDecoding (Oliaro et al., arXiv 2411.04975); the statistics come from the occurrences
+        themselves, at most 256 of an ending, instead of a suffix tree.
     """
 
     num_nodes: int = 16
@@ -55,7 +55,11 @@ class SuffixDrafter(Drafter[SuffixIndex]):
         for name in ("num_nodes", "depth", "width", "max_match"):
             if getattr(self, name) < 1:
                 raise OptionError(f"suffix: {name} must be at least 1; got {getattr(self, name)}")
-        if not self.nodes_per_token > 0.0 or not 0.0 <= self.min_share <= 1.0 or self.max_history < 0:
+        if (
+            not self.nodes_per_token > 0.0
+            or not 0.0 <= self.min_share <= 1.0
+            or self.max_history < 0
+        ):
             raise OptionError(
                 "suffix: need nodes_per_token > 0, min_share in [0, 1] and max_history >= 0; got "
                 f"{self.nodes_per_token}, {self.min_share} and {self.max_history}"
@@ -91,7 +95,10 @@ class SuffixDrafter(Drafter[SuffixIndex]):
         ]
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[SuffixIndex]], verdicts: Sequence[Verdict]
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[SuffixIndex]],
+        verdicts: Sequence[Verdict],
     ) -> Sequence[SuffixIndex]:
         for context, draft in zip(contexts, drafts, strict=True):
             draft.state.extend(context.token_ids[len(draft.state) :])
@@ -115,7 +122,10 @@ class SuffixDrafter(Drafter[SuffixIndex]):
     def _limits(self, matched: int, budget: int, depth: int) -> Limits:
         earned = math.ceil(self.nodes_per_token * matched)
         return Limits(
-            num_nodes=min(budget, earned) if depth > 0 else 0, depth=depth, width=self.width, min_share=float(self.min_share)
+            num_nodes=min(budget, earned) if depth > 0 else 0,
+            depth=depth,
+            width=self.width,
+            min_share=float(self.min_share),
         )
 
 
@@ -124,7 +134,10 @@ def _tree(root: int, best: Continuations, draws: Draws) -> TokenTree:
     children: dict[int, list[int]] = {}
     for position, parent in enumerate(best.parents):
         children.setdefault(parent, []).append(position)
-    for parent, positions in children.items():  # parents first: a position is listed after its parent
+    # Parents first: a position is listed after its parent.
+    for parent, positions in children.items():
         tokens = tuple(best.token_ids[position] for position in positions)
-        node_of.update(zip(positions, tree.grow(node_of[parent], Deterministic(tokens), draws), strict=True))
+        node_of.update(
+            zip(positions, tree.grow(node_of[parent], Deterministic(tokens), draws), strict=True)
+        )
     return tree.finish()

@@ -68,7 +68,9 @@ class SuffixIndex:
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append to the current text."""
         for token in token_ids:
-            self._occurrences.setdefault(token, deque(maxlen=MOST_OCCURRENCES)).append(len(self._tokens))
+            self._occurrences.setdefault(token, deque(maxlen=MOST_OCCURRENCES)).append(
+                len(self._tokens)
+            )
             self._tokens.append(token)
 
     def end_text(self) -> None:
@@ -78,7 +80,8 @@ class SuffixIndex:
             return
         while len(self._tokens) - self._first > self._max_tokens:
             self._first = self._tokens.index(_END, self._first) + 1
-        if self._first > self._max_tokens:  # renumbering costs as much as was forgotten since the last time
+        # Renumbering costs as much as was forgotten since the last time.
+        if self._first > self._max_tokens:
             kept, self._first = self._tokens[self._first :], 0
             self._tokens, self._occurrences = [], {}
             self.extend(kept)
@@ -93,7 +96,11 @@ class SuffixIndex:
         A shorter length is listed only if it occurs more often than the longer one.
         """
         last, num_known = len(self._tokens), len(ending)
-        places = [place + 1 for place in reversed(self._occurrences.get(ending[-1], ())) if place >= self._first]
+        places = [
+            place + 1
+            for place in reversed(self._occurrences.get(ending[-1], ()))
+            if place >= self._first
+        ]
         places = [place for place in places if place < last and self._tokens[place] != _END]
         found: list[tuple[int, list[int]]] = []
         length = 1
@@ -104,7 +111,11 @@ class SuffixIndex:
             if length == num_known:
                 break
             before = ending[-length - 1]
-            places = [p for p in places if p - length - 1 >= self._first and self._tokens[p - length - 1] == before]
+            places = [
+                p
+                for p in places
+                if p - length - 1 >= self._first and self._tokens[p - length - 1] == before
+            ]
             length += 1
         return found[::-1]
 
@@ -112,16 +123,20 @@ class SuffixIndex:
         """Return the most frequent continuations at some positions, best first, ties by recency."""
         token_ids, parents, shares = list[int](), list[int](), list[float]()
         order = count()
-        queue: list[tuple[float, int, int, int, int, list[int]]] = []  # (-share, order, parent, level, token, places after)
+        # (-share, order, parent, level, token, places after)
+        queue: list[tuple[float, int, int, int, int, list[int]]] = []
 
         def look(at: Sequence[int], parent: int, level: int) -> None:
             following: dict[int, list[int]] = {}
             for place in at:
                 if place < len(self._tokens) and self._tokens[place] != _END:
                     following.setdefault(self._tokens[place], []).append(place + 1)
-            likeliest = sorted(following.items(), key=lambda item: -len(item[1]))[: limits.width]  # stable: recent ones first
+            # Stable: recent ones first.
+            likeliest = sorted(following.items(), key=lambda item: -len(item[1]))[: limits.width]
             for token, after in likeliest:
-                heappush(queue, (-len(after) / len(places), next(order), parent, level, token, after))
+                heappush(
+                    queue, (-len(after) / len(places), next(order), parent, level, token, after)
+                )
 
         look(places, -1, 1)
         while queue and len(token_ids) < limits.num_nodes:

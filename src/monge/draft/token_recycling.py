@@ -55,7 +55,8 @@ class TokenRecyclingDrafter(Drafter[SuccessorTable]):
     Args:
         num_nodes: Most drafted nodes.
         depth: Deepest node.
-        acceptance: Chance that the first, second, .. successor is the accepted one; its length is the table's width.
+        acceptance: Chance that the first, second, .. successor is the accepted one; its length is
+            the table's width.
         keep: Whether requests share one table. One request then affects the speed of others, but
             never their text.
 
@@ -63,8 +64,8 @@ class TokenRecyclingDrafter(Drafter[SuccessorTable]):
         OptionError: If a size is too small, or a chance is no probability.
 
     Reference:
-        Token Recycling (Luo et al., arXiv 2408.08696); the tree's shape is computed (Sequoia, arXiv 2402.12374) instead of
-        tuned by hand, and the prompt's own successions fill the table first.
+        Token Recycling (Luo et al., arXiv 2408.08696); the tree's shape is computed (Sequoia, arXiv
+        2402.12374) instead of tuned by hand, and the prompt's own successions fill the table first.
     """
 
     num_nodes: int = 24
@@ -76,7 +77,9 @@ class TokenRecyclingDrafter(Drafter[SuccessorTable]):
     def __post_init__(self) -> None:
         for name in ("num_nodes", "depth"):
             if getattr(self, name) < 1:
-                raise OptionError(f"token_recycling: {name} must be at least 1; got {getattr(self, name)}")
+                raise OptionError(
+                    f"token_recycling: {name} must be at least 1; got {getattr(self, name)}"
+                )
         check_acceptance("token_recycling", self.acceptance)
         object.__setattr__(self, "_shared", SuccessorTable(len(self.acceptance)))
 
@@ -93,7 +96,9 @@ class TokenRecyclingDrafter(Drafter[SuccessorTable]):
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[SuccessorTable]:
-        tables = [self._shared if self.keep else SuccessorTable(len(self.acceptance)) for _ in contexts]
+        tables = [
+            self._shared if self.keep else SuccessorTable(len(self.acceptance)) for _ in contexts
+        ]
         for context, table in zip(contexts, tables, strict=True):
             table.read(context.token_ids)
         return tables
@@ -112,7 +117,10 @@ class TokenRecyclingDrafter(Drafter[SuccessorTable]):
         return drafts
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[SuccessorTable]], verdicts: Sequence[Verdict]
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[SuccessorTable]],
+        verdicts: Sequence[Verdict],
     ) -> Sequence[SuccessorTable]:
         for draft, verdict in zip(drafts, verdicts, strict=True):
             for node in _text_last(draft.tree, verdict):
@@ -134,7 +142,8 @@ def _tree(root: int, shape: Shape, table: SuccessorTable, draws: Draws) -> Token
             tokens = table[tree.token_ids[node]][: len(own.children)]
             if tokens:
                 grown = tree.grow(node, Deterministic(tokens), draws)
-                below.extend(zip(grown, own.children, strict=False))  # a short row leaves the last subtrees out
+                # A short row leaves the last subtrees out.
+                below.extend(zip(grown, own.children, strict=False))
         level = below
     return tree.finish()
 

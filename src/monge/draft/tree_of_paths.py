@@ -9,7 +9,9 @@ from monge.core.tree import GrowingTree, TokenTree
 Path = tuple[int, ...]
 
 
-def tree_of_paths(root: int, paths: Iterable[Sequence[int]], *, num_nodes: int, depth: int, draws: Draws) -> TokenTree:
+def tree_of_paths(
+    root: int, paths: Iterable[Sequence[int]], *, num_nodes: int, depth: int, draws: Draws
+) -> TokenTree:
     """Return a tree of the tokens of the paths; equal beginnings share their nodes.
 
     Args:
@@ -33,7 +35,8 @@ def tree_of_paths(root: int, paths: Iterable[Sequence[int]], *, num_nodes: int, 
             above = (*above, token)
     tree = GrowingTree(root)
     node_of: dict[Path, int] = {(): 0}
-    for above, tokens in children.items():  # parents first: a path's nodes are listed from the root downwards
+    # Parents first: a path's nodes are listed from the root downwards.
+    for above, tokens in children.items():
         if tokens:
             grown = tree.grow(node_of[above], Deterministic(tuple(tokens)), draws)
             node_of |= {(*above, token): node for token, node in zip(tokens, grown, strict=True)}

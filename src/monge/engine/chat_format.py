@@ -35,7 +35,8 @@ class ChatFormat(Protocol):
 class InstructionFormat:
     r"""`Instruction: ...\nResponse: ...`, the form in which the built-in target saw instructions.
 
-    System messages come first, as they are. An empty line separates turns, and the text ends with `Response:`.
+    System messages come first, as they are. An empty line separates turns, and the text ends with
+    `Response:`.
 
     Args:
         tokenizer: Turns the text into ids.
@@ -80,12 +81,19 @@ class TemplateFormat:
         conversation = [dict(message) for message in messages]
         try:
             text = self.tokenizer.apply_chat_template(
-                conversation, chat_template=self.template, tokenize=False, add_generation_prompt=True
+                conversation,
+                chat_template=self.template,
+                tokenize=False,
+                add_generation_prompt=True,
             )
         except TemplateError as error:
             if type(error) is TemplateError:  # by its `raise_exception`
-                raise OptionError(f"the model's chat template refuses this conversation: {error}") from error
-            raise OptionError(f"the chat template does not work: {type(error).__name__}: {error}") from error
+                raise OptionError(
+                    f"the model's chat template refuses this conversation: {error}"
+                ) from error
+            raise OptionError(
+                f"the chat template does not work: {type(error).__name__}: {error}"
+            ) from error
         # The template writes special tokens itself.
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -96,17 +104,20 @@ class NoFormat:
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         raise OptionError(
-            "this model has no chat template; complete a plain prompt instead, or give a template: --chat-template"
+            "this model has no chat template; complete a plain prompt instead, or give a "
+            "template: --chat-template"
         )
 
 
-def chat_format(tokenizer: Any, wanted: str | None = None, *, is_built_in: bool = False) -> ChatFormat:
+def chat_format(
+    tokenizer: Any, wanted: str | None = None, *, is_built_in: bool = False
+) -> ChatFormat:
     """The format for a model.
 
     Args:
         tokenizer: Its tokenizer.
-        wanted: `instruction`, or a file with a Jinja template; `None` for the tokenizer's own template, or `instruction` if
-            the target is the built-in one.
+        wanted: `instruction`, or a file with a Jinja template; `None` for the tokenizer's own
+            template, or `instruction` if the target is the built-in one.
         is_built_in: Whether the target is the built-in one.
 
     Raises:
@@ -115,11 +126,15 @@ def chat_format(tokenizer: Any, wanted: str | None = None, *, is_built_in: bool 
     if wanted == INSTRUCTION or (wanted is None and is_built_in):
         return InstructionFormat(tokenizer)
     if wanted is None:
-        return TemplateFormat(tokenizer) if getattr(tokenizer, "chat_template", None) else NoFormat()
+        return (
+            TemplateFormat(tokenizer) if getattr(tokenizer, "chat_template", None) else NoFormat()
+        )
     try:
         template = Path(wanted).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--chat-template: {wanted!r} is neither {INSTRUCTION!r} nor a readable file: {error}") from error
+        raise OptionError(
+            f"--chat-template: {wanted!r} is neither {INSTRUCTION!r} nor a readable file: {error}"
+        ) from error
     found = TemplateFormat(tokenizer, template)
     found.check()
     return found
@@ -132,13 +147,24 @@ def checked_messages(messages: object) -> list[Message]:
         OptionError: If they are no list of a `role` and a `content` each, or a role is unknown.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise OptionError(f"messages must be a list of {{'role': ..., 'content': ...}}; got {type(messages).__name__}")
+        raise OptionError(
+            f"messages must be a list of {{'role': ..., 'content': ...}}; got "
+            f"{type(messages).__name__}"
+        )
     for place, message in enumerate(cast(Sequence[object], messages)):
-        if not isinstance(message, Mapping) or {"role", "content"} - set(cast(Mapping[str, object], message)):
-            raise OptionError(f"messages[{place}] must have a 'role' and a 'content'; got {message!r}")
+        if not isinstance(message, Mapping) or {"role", "content"} - set(
+            cast(Mapping[str, object], message)
+        ):
+            raise OptionError(
+                f"messages[{place}] must have a 'role' and a 'content'; got {message!r}"
+            )
         role, content = (cast(Mapping[str, object], message)[name] for name in ("role", "content"))
         if role not in ROLES:
-            raise OptionError(f"messages[{place}]: the role must be one of {', '.join(ROLES)}; got {role!r}")
+            raise OptionError(
+                f"messages[{place}]: the role must be one of {', '.join(ROLES)}; got {role!r}"
+            )
         if not isinstance(content, str):
-            raise OptionError(f"messages[{place}]: the content must be text; got {type(content).__name__}")
+            raise OptionError(
+                f"messages[{place}]: the content must be text; got {type(content).__name__}"
+            )
     return list(cast(Sequence[Message], messages))

@@ -7,7 +7,13 @@ from typing import Any, Final
 import torch
 
 from monge.control.base import AnyController, Reads, SharedState
-from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedModelError, VocabularyMismatchError, unknown_name
+from monge.core.errors import (
+    OptionError,
+    ProposalMismatchError,
+    UnsupportedModelError,
+    VocabularyMismatchError,
+    unknown_name,
+)
 from monge.core.model import SequenceModel, dtype_of
 from monge.core.proposal import Mixed
 from monge.core.sampling_rules import SamplingRules
@@ -35,9 +41,11 @@ class Components:
         drafter: Where candidates come from.
         rule: Node rule or verifier.
         controller: How much to draft.
-        greedy_rule: A cheaper rule for greedy requests, used where it is exact for the drafter's proposals; `None` for `rule`.
+        greedy_rule: A cheaper rule for greedy requests, used where it is exact for the drafter's
+            proposals; `None` for `rule`.
         controllers: Those that a request may name, `controller` among them if it has a name.
-        seeded: Which of them plans for sampled requests that bring a seed and name none; `None` for `controller`.
+        seeded: Which of them plans for sampled requests that bring a seed and name none; `None` for
+            `controller`.
         draft_models: Networks that the drafter runs, for the accounting of forward times.
         alternatives: Verifiers by name, to be named where `rule` does not fit the drafter.
         shared: What controllers keep beyond a request; the one component that changes.
@@ -62,47 +70,70 @@ class Components:
     shared: SharedState = field(default_factory=SharedState)
     controllers: Mapping[str, AnyController] = field(default_factory=dict[str, AnyController])
     seeded: str | None = None
-    num_successors: int = field(init=False)  # asked for in every round, and capabilities may take long to tell
+    # Asked for in every round, and capabilities may take long to tell.
+    num_successors: int = field(init=False)
     drafts: bool = field(init=False)
     greedy_verifier: Verifier = field(init=False, repr=False)
     _usual: Planner = field(init=False, repr=False)
-    _networks: frozenset[str] | None = field(init=False, repr=False)  # of a pool; asked about in every round
+    # Of a pool; asked about in every round.
+    _networks: frozenset[str] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.shared.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()
         members, can = self.shared.members, self.drafter.capabilities
-        networks = frozenset(member.name for member in members if member.runs_network) if members else None
+        networks = (
+            frozenset(member.name for member in members if member.runs_network) if members else None
+        )
         object.__setattr__(self, "_networks", networks)
         object.__setattr__(self, "num_successors", can.num_successors)
         object.__setattr__(self, "drafts", can.max_depth > 0)
-        # Where the target's laws are point masses all lossless rules give the same text, and none keeps more than a walk.
+        # Where the target's laws are point masses all lossless rules give the same text, and none
+        # keeps more than a walk.
         greedy = self.greedy_rule if self.rule.is_lossless else None
-        fits = greedy is not None and unsupported_reason(greedy, can.proposes, can.max_width) is None
-        object.__setattr__(self, "greedy_verifier", as_verifier(greedy if greedy is not None and fits else self.rule))
+        fits = (
+            greedy is not None and unsupported_reason(greedy, can.proposes, can.max_width) is None
+        )
+        object.__setattr__(
+            self,
+            "greedy_verifier",
+            as_verifier(greedy if greedy is not None and fits else self.rule),
+        )
         object.__setattr__(self, "_usual", Planner(self.controller, self.shared))
         reason = unsupported_reason(self.rule, can.proposes, can.max_width)
         if reason is not None:
-            legal = [n for n, rule in self.alternatives if unsupported_reason(rule, can.proposes, can.max_width) is None]
+            legal = [
+                n
+                for n, rule in self.alternatives
+                if unsupported_reason(rule, can.proposes, can.max_width) is None
+            ]
             use = f"; legal here: {', '.join(legal)}" if legal else ""
             raise ProposalMismatchError(f"{reason}{use}")
         if can.max_depth > 0 and self.target.no_draft_reason is not None:
-            raise UnsupportedModelError(f"speculation is not possible: {self.target.no_draft_reason}; use drafter='none'")
+            raise UnsupportedModelError(
+                f"speculation is not possible: {self.target.no_draft_reason}; use drafter='none'"
+            )
         if can.needs_trees and self.target.no_tree_reason is not None:
-            raise UnsupportedModelError(f"trees are not possible: {self.target.no_tree_reason}; use tree='chain'")
+            raise UnsupportedModelError(
+                f"trees are not possible: {self.target.no_tree_reason}; use tree='chain'"
+            )
         for controller in (self.controller, *self.controllers.values()):
             if controller.plans_splits and Mixed not in can.proposes:
                 raise OptionError(
-                    f"{type(controller).__name__} chooses how many candidates of a node are its top tokens, and this drafter "
-                    "has no such nodes; give it a tree of mixed children, such as tree=\"fixed_width((4, 1, 1, 1), 'mixed')\""
+                    f"{type(controller).__name__} chooses how many candidates of a node are its "
+                    "top tokens, and this drafter "
+                    "has no such nodes; give it a tree of mixed children, such as "
+                    "tree=\"fixed_width((4, 1, 1, 1), 'mixed')\""
                 )
         if self.target.max_length is not None and can.max_depth >= self.target.max_length:
             raise OptionError(
-                f"draft depth {can.max_depth} does not fit the target's context of {self.target.max_length} tokens"
+                f"draft depth {can.max_depth} does not fit the target's context of "
+                f"{self.target.max_length} tokens"
             )
         for model in self.draft_models:
             if model.vocab_size != self.target.vocab_size:
                 raise VocabularyMismatchError(
-                    f"the draft model has {model.vocab_size} tokens, the target {self.target.vocab_size}; a draft model must "
+                    f"the draft model has {model.vocab_size} tokens, the target "
+                    f"{self.target.vocab_size}; a draft model must "
                     "share the target's tokenizer and vocabulary"
                 )
 
@@ -114,12 +145,16 @@ class Components:
     @property
     def reads(self) -> frozenset[Reads]:
         """What plans may depend on, whichever controller makes them."""
-        return self.controller.reads.union(*(controller.reads for controller in self.controllers.values()))
+        return self.controller.reads.union(
+            *(controller.reads for controller in self.controllers.values())
+        )
 
     @property
     def controller_name(self) -> str:
         """What the controller of requests that name none is called."""
-        named = (name for name, controller in self.controllers.items() if controller is self.controller)
+        named = (
+            name for name, controller in self.controllers.items() if controller is self.controller
+        )
         return next(named, type(self.controller).__name__)
 
     def named_for(self, name: str | None, rules: SamplingRules, *, is_seeded: bool) -> str | None:
@@ -136,16 +171,21 @@ class Components:
     def coarse_dtype(self) -> torch.dtype | None:
         """The type of fewer than 32 bits in which a network computes, if one does.
 
-        Sums of different batch shapes are rounded differently. In float32 that changes next to no text; in bfloat16 and float16
-        a text alone and the same text in a batch soon differ, so that a seed names no text.
+        Sums of different batch shapes are rounded differently. In float32 that changes next to no
+        text; in bfloat16 and float16 a text alone and the same text in a batch soon differ, so that
+        a seed names no text.
         """
         dtypes = (dtype_of(model) for model in (self.target, *self.draft_models))
-        return next((dtype for dtype in dtypes if dtype is not None and dtype.itemsize < _FLOAT32_BYTES), None)
+        return next(
+            (dtype for dtype in dtypes if dtype is not None and dtype.itemsize < _FLOAT32_BYTES),
+            None,
+        )
 
     def repeats(self, name: str | None, rules: SamplingRules, *, is_planned: bool = True) -> bool:
         """Whether a seed gives a text again, alone or in a batch.
 
-        No network may compute in a `coarse_dtype`. The controller must look at no clocks, unless plans do not matter.
+        No network may compute in a `coarse_dtype`. The controller must look at no clocks, unless
+        plans do not matter.
 
         Args:
             name: The controller's; `None` for the one that serves requests that name none.
@@ -157,7 +197,11 @@ class Components:
         if not is_planned:
             return True
         is_steady = not self.planner(name).controller.reads & {"costs", "notes"}
-        return is_steady or rules.temperature == 0 or self.drafter.capabilities.proposes <= self.rule.invariant_for
+        return (
+            is_steady
+            or rules.temperature == 0
+            or self.drafter.capabilities.proposes <= self.rule.invariant_for
+        )
 
     def planner(self, name: str | None) -> Planner:
         """Who plans for a request.
@@ -173,10 +217,15 @@ class Components:
         if name not in self.controllers:
             raise unknown_name("controller", name, self.controllers)
         controller = self.controllers[name]
-        return Planner(controller, self.shared if controller is self.controller else self.shared.beside(name))
+        return Planner(
+            controller, self.shared if controller is self.controller else self.shared.beside(name)
+        )
 
     def counterfactuals(self, drafter_state: Any) -> tuple[CounterfactualDraft, ...]:
-        """What a pool of drafters knows by now about earlier rounds of a request; nothing without a pool, or without state."""
+        """What a pool of drafters knows by now about earlier rounds of a request.
+
+        Nothing without a pool, or without state.
+        """
         if isinstance(self.drafter, DrafterPool) and drafter_state is not None:
             return self.drafter.counterfactuals(drafter_state)
         return ()

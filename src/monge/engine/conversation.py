@@ -19,7 +19,14 @@ class Conversation:
         **options: Further options of every answer, as for `Decoder.requests`.
     """
 
-    def __init__(self, decoder: Decoder, *, system: str | None = None, max_new_tokens: int = 512, **options: Any) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        system: str | None = None,
+        max_new_tokens: int = 512,
+        **options: Any,
+    ) -> None:
         self._decoder = decoder
         self._options: dict[str, Any] = options | {"max_new_tokens": max_new_tokens}
         self._max_new_tokens = max_new_tokens
@@ -33,7 +40,8 @@ class Conversation:
     def reply(self, text: str) -> Generator[Piece, None, None]:
         """Answer a message, piece by piece.
 
-        An answer that is cut off, by closing the iterator or by an interrupt, stays in the conversation as far as it got.
+        An answer that is cut off, by closing the iterator or by an interrupt, stays in the
+        conversation as far as it got.
 
         Args:
             text: What the user says.
@@ -90,15 +98,21 @@ class Conversation:
 
     def _num_shared(self, earlier: Session, prompt: tuple[int, ...]) -> int:
         """How many tokens of an earlier request's text, as far as the target has read it, begin this prompt."""
-        held = earlier.context.token_ids[: self._decoder.components.target.length(earlier.context.request_id)]
+        held = earlier.context.token_ids[
+            : self._decoder.components.target.length(earlier.context.request_id)
+        ]
         pairs = zip(held, prompt[:-1], strict=False)
-        return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(held), len(prompt) - 1))
+        return next(
+            (place for place, (one, other) in enumerate(pairs) if one != other),
+            min(len(held), len(prompt) - 1),
+        )
 
     def _end(self, session: Session) -> None:
         """Keep the text in the cache if the request ended well, between two rounds."""
         if session.finish_reason in {"eos", "stop", "length"}:
             self._last = session
         else:
-            # An interrupted forward may have left nodes behind, and one that failed may have opened nothing.
+            # An interrupted forward may have left nodes behind, and one that failed may have opened
+            # nothing.
             number = session.context.request_id
             catch(lambda: self._decoder.components.target.close(number))

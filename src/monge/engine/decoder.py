@@ -60,11 +60,18 @@ class Decoder:
         max_batch_size: int = 8,
         chat: ChatFormat | None = None,
     ) -> None:
-        self.components, self.tokenizer, self.eos_ids, self.max_batch_size = components, tokenizer, eos_ids, max_batch_size
+        self.components, self.tokenizer, self.eos_ids, self.max_batch_size = (
+            components,
+            tokenizer,
+            eos_ids,
+            max_batch_size,
+        )
         self.chat_format = chat_format(tokenizer) if chat is None else chat
         self._request_ids = count()
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[GenerationResult]:
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], **options: Any
+    ) -> list[GenerationResult]:
         """Complete one prompt or several.
 
         Args:
@@ -80,14 +87,17 @@ class Decoder:
         return [result_of(session) for session in sessions]
 
     def chat(self, messages: Sequence[Message], **options: Any) -> GenerationResult:
-        """Answer a conversation. A `Conversation` answers turn by turn, and reads earlier turns once.
+        """Answer a conversation.
+
+        A `Conversation` answers turn by turn, and reads earlier turns once.
 
         Args:
             messages: The turns so far, each with its `role` and its `content`.
             **options: As for `requests`.
 
         Raises:
-            OptionError: If a message is malformed, or the model has no chat template, or its template refuses the turns.
+            OptionError: If a message is malformed, or the model has no chat template, or its
+                template refuses the turns.
         """
         return self.generate([self.encode_chat(messages)], **options)[0]
 
@@ -118,7 +128,8 @@ class Decoder:
         """A session for one request, checked against the models.
 
         Raises:
-            OptionError: If the prompt has token ids that the target does not have, or no controller has the name asked for.
+            OptionError: If the prompt has token ids that the target does not have, or no controller
+                has the name asked for.
             ContextLengthError: If prompt and completion do not fit.
         """
         _check_tokens(request.prompt_ids, self.components.target.vocab_size)
@@ -126,7 +137,9 @@ class Decoder:
         self.components.planner(request.controller)  # which refuses names that nobody has
         if request.speculative:
             check_length(request, self.components.drafter.capabilities.max_length, "draft model")
-        session = Session(request, next(self._request_ids), self.tokenizer, keeps_records=keeps_records)
+        session = Session(
+            request, next(self._request_ids), self.tokenizer, keeps_records=keeps_records
+        )
         if not self.components.drafts:
             session.drafting = "off"
         return session
@@ -157,18 +170,22 @@ class Decoder:
             top_k: Keep the `top_k` largest logits.
             top_p: Keep the most probable tokens up to this mass.
             min_p: Keep tokens of at least this share of the largest mass.
-            seed: Makes the output reproducible, whatever else is in the batch, but for sampled texts of controllers that look
-                at clocks, as `load`'s default does not where a request has a seed. Drawn where absent, and returned in the
-                result where it gives the text again: not where a network computes in bfloat16 or float16, whose sums depend on
-                the other rows of the batch. Whole, from -2^63 to 2^64 - 1; a negative seed is the same as itself plus
-                2^64.
-            row: Number of the first prompt's stream of random numbers among those of the seed; the next prompts have the next
-                ones. So `seed=result.seed, row=result.row` gives the text of one row of a batch again.
+            seed: Makes the output reproducible, whatever else is in the batch, but for sampled
+                texts of controllers that look at clocks, as `load`'s default does not where a
+                request has a seed. Drawn where absent, and returned in the result where it gives
+                the text again: not where a network computes in bfloat16 or float16, whose sums
+                depend on the other rows of the batch. Whole, from -2^63 to 2^64 - 1; a negative
+                seed is the same as itself plus 2^64.
+            row: Number of the first prompt's stream of random numbers among those of the seed; the
+                next prompts have the next ones. So `seed=result.seed, row=result.row` gives the
+                text of one row of a batch again.
             stop: One stop string or several.
             ignore_eos: Go on after an end-of-text token.
-            processors: Prefix-dependent logits processors, `(token_ids [1, seq], scores [1, vocab]) -> scores`.
+            processors: Prefix-dependent logits processors, `(token_ids [1, seq], scores [1, vocab])
+                -> scores`.
             stop_check: Called with all token ids after every token; true stops.
-            controller: Which of the controllers that `load` was given plans; absent, the first, or that of `load`'s default.
+            controller: Which of the controllers that `load` was given plans; absent, the first, or
+                that of `load`'s default.
         """
         rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         controller = self.components.named_for(controller, rules, is_seeded=seed is not None)
@@ -193,19 +210,24 @@ class Decoder:
     @property
     def max_length(self) -> int | None:
         """Most tokens of a prompt and its completion; `None` where the models have no bound."""
-        bounds = (self.components.target.max_length, self.components.drafter.capabilities.max_length)
+        bounds = (
+            self.components.target.max_length,
+            self.components.drafter.capabilities.max_length,
+        )
         return min((bound for bound in bounds if bound is not None), default=None)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of a prompt.
 
         Raises:
-            OptionError: If it is text and there is no tokenizer, text that is none, or ids that are no whole numbers or not in
-                the target's vocabulary.
+            OptionError: If it is text and there is no tokenizer, text that is none, or ids that are
+                no whole numbers or not in the target's vocabulary.
         """
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise OptionError("this decoder has no tokenizer: give token ids, or load with tokenizer=...")
+                raise OptionError(
+                    "this decoder has no tokenizer: give token ids, or load with tokenizer=..."
+                )
             _check_text(prompt)
             return tuple(self.tokenizer(prompt)["input_ids"])
         ids = _whole_numbers(prompt)
@@ -233,7 +255,8 @@ def piece_of(session: Session) -> Piece:
 
 def _check_tokens(ids: Sequence[int], vocab_size: int) -> None:
     """Refuse token ids that have no embedding."""
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):  # quick: a server asks while all its clients wait
+    # Quick: a server asks while all its clients wait.
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
         raise OptionError(f"prompt: token ids must lie in 0..{vocab_size - 1}; got {wrong}")
 
@@ -244,7 +267,8 @@ def _check_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise OptionError(
-            f"prompt: character {error.start} is {text[error.start]!r}, half of a pair of surrogates, which is no text; decode "
+            f"prompt: character {error.start} is {text[error.start]!r}, half of a pair of "
+            "surrogates, which is no text; decode "
             "the bytes that it comes from as UTF-8, or replace it"
         ) from error
 
@@ -252,10 +276,15 @@ def _check_text(text: str) -> None:
 def _whole_numbers(prompt: object) -> tuple[int, ...]:
     items: object = prompt.tolist() if isinstance(prompt, np.ndarray | Tensor) else prompt
     if not isinstance(items, Sequence) or isinstance(items, bytes | bytearray | memoryview):
-        raise OptionError(f"prompt: {type(prompt).__name__} is neither text nor token ids; give a str or whole numbers")
+        raise OptionError(
+            f"prompt: {type(prompt).__name__} is neither text nor token ids; give a "
+            "str or whole numbers"
+        )
     for place, item in enumerate(cast(Sequence[object], items)):
         if not is_of(item, int):
-            raise OptionError(f"prompt: token ids must be whole numbers; got {item!r} at place {place}")
+            raise OptionError(
+                f"prompt: token ids must be whole numbers; got {item!r} at place {place}"
+            )
     return tuple(map(operator.index, items))
 
 
@@ -265,10 +294,15 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(items, str):
         return [items]
     if not isinstance(items, Sequence) or isinstance(items, bytes | bytearray | memoryview):
-        raise OptionError(f"prompts must be text, token ids or a list of either; got {type(prompts).__name__}")
+        raise OptionError(
+            f"prompts must be text, token ids or a list of either; got {type(prompts).__name__}"
+        )
     if len(items) == 0:
         raise OptionError("no prompts were given")
     is_id = [isinstance(item, float | bool) or is_of(item, int) for item in items]
     if any(is_id) and not all(is_id):
-        raise OptionError("prompts: token ids stand beside other prompts; put the ids of each prompt into a list of their own")
+        raise OptionError(
+            "prompts: token ids stand beside other prompts; put the ids of each "
+            "prompt into a list of their own"
+        )
     return [tuple(items)] if all(is_id) else list(items)

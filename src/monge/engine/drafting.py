@@ -17,14 +17,19 @@ from monge.engine.components import Components
 from monge.engine.session import Session, catch
 
 
-def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], components: Components) -> list[Draft[Any]]:
-    """One draft per session. A drafter that raises costs its request the speculation, never its text.
+def propose(
+    sessions: Sequence[Session], plans: Sequence[DraftPlan], components: Components
+) -> list[Draft[Any]]:
+    """One draft per session.
 
-    Whose plan is plain decoding is not drafted for; only a pool is asked all the same where the plan asks its lookups.
-    All sessions draft in one call. If it raises, each drafts alone, from the same draws. A session for which the drafter then
-    raises before its first draw, or gives only a part of a tree, goes on without the drafter; a warning says so, once per
-    request. One for which it has drawn and gives nothing has failed: what was drawn cannot be offered, and to decode on as if
-    nothing had been drawn would bias the text.
+    A drafter that raises costs its request the speculation, never its text.
+
+    Whose plan is plain decoding is not drafted for; only a pool is asked all the same where the
+    plan asks its lookups. All sessions draft in one call. If it raises, each drafts alone, from the
+    same draws. A session for which the drafter then raises before its first draw, or gives only a
+    part of a tree, goes on without the drafter; a warning says so, once per request. One for which
+    it has drawn and gives nothing has failed: what was drawn cannot be offered, and to decode on as
+    if nothing had been drawn would bias the text.
     """
     drafts: dict[int, Draft[Any]] = {}
     asked = [row for row, plan in enumerate(plans) if _is_asked(plan)]
@@ -39,30 +44,50 @@ def propose(sessions: Sequence[Session], plans: Sequence[DraftPlan], components:
         if made is not None:
             drafts |= dict(zip(group, made, strict=True))
         elif len(group) > 1:
-            groups.extend([row] for row in group if sessions[row].drafting == "alone" and sessions[row].error is None)
+            groups.extend(
+                [row]
+                for row in group
+                if sessions[row].drafting == "alone" and sessions[row].error is None
+            )
     return [drafts.get(row) or nothing(session) for row, session in enumerate(sessions)]
 
 
-def observe(rows: Sequence[tuple[Session, Draft[Any], Verdict, Float[Tensor, "nodes vocab"]]], components: Components) -> None:
-    """Let the drafter observe the verdicts; sessions without it are left out. If it raises, see `propose`.
+def observe(
+    rows: Sequence[tuple[Session, Draft[Any], Verdict, Float[Tensor, "nodes vocab"]]],
+    components: Components,
+) -> None:
+    """Let the drafter observe the verdicts; sessions without it are left out.
+
+    If it raises, see `propose`.
 
     Args:
-        rows: Sessions, committed already, with their drafts, verdicts and the target's logits at every node. A drafter gets
-            the ranking that its capabilities ask for.
+        rows: Sessions, committed already, with their drafts, verdicts and the target's logits at
+            every node. A drafter gets the ranking that its capabilities ask for.
         components: The components.
     """
     together = [row for row in rows if row[0].drafting == "together"]
-    for group in ([together] if together else []) + [[row] for row in rows if row[0].drafting == "alone"]:
+    for group in ([together] if together else []) + [
+        [row] for row in rows if row[0].drafting == "alone"
+    ]:
         _observe(group, components)
 
 
-def _observe(rows: Sequence[tuple[Session, Draft[Any], Verdict, Tensor]], components: Components) -> None:
+def _observe(
+    rows: Sequence[tuple[Session, Draft[Any], Verdict, Tensor]], components: Components
+) -> None:
     sessions, drafts, verdicts, logits = zip(*rows, strict=True)
     count = components.num_successors
     if count:
-        verdicts = [replace(verdict, successors=_successors(own, count)) for verdict, own in zip(verdicts, logits, strict=True)]
+        verdicts = [
+            replace(verdict, successors=_successors(own, count))
+            for verdict, own in zip(verdicts, logits, strict=True)
+        ]
     contexts, states = [session.context for session in sessions], list[tuple[Session, Any]]()
-    error = catch(lambda: states.extend(zip(sessions, components.drafter.observe(contexts, drafts, verdicts), strict=True)))
+    error = catch(
+        lambda: states.extend(
+            zip(sessions, components.drafter.observe(contexts, drafts, verdicts), strict=True)
+        )
+    )
     if error is not None:
         for session in sessions:
             _recover(session, components, None if len(sessions) > 1 else error)
@@ -73,7 +98,12 @@ def _observe(rows: Sequence[tuple[Session, Draft[Any], Verdict, Tensor]], compon
 
 def _is_asked(plan: DraftPlan) -> bool:
     """Whether a plan asks the drafter for anything."""
-    return plan.max_depth != 0 or plan.stop is not None or bool(plan.model_free_depth) or plan.drafter is not None
+    return (
+        plan.max_depth != 0
+        or plan.stop is not None
+        or bool(plan.model_free_depth)
+        or plan.drafter is not None
+    )
 
 
 def _successors(logits: Float[Tensor, "nodes vocab"], count: int) -> tuple[tuple[int, ...], ...]:
@@ -81,23 +111,33 @@ def _successors(logits: Float[Tensor, "nodes vocab"], count: int) -> tuple[tuple
 
 
 def start(session: Session, components: Components, first: Context | None = None) -> None:
-    """Show the drafter a new request, or the first part of its prompt; if it raises, the request is decoded without it."""
+    """Show the drafter a new request, or the first part of its prompt.
+
+    If it raises, the request is decoded without it.
+    """
     error = catch(lambda: _open(session, components, first or session.context))
     if error is not None:
         give_up(session, components, error)
 
 
 def give_up(session: Session, components: Components, error: Exception) -> None:
-    """Go on without the drafter, whose error costs the request its speculation; a warning says so."""
+    """Go on without the drafter, whose error costs the request its speculation.
+
+    A warning says so.
+    """
     _recover(session, components, error)
 
 
 def close_drafter(session: Session, components: Components) -> None:
-    """Tell the drafter that a request has ended. Its text is written, so what the drafter raises is a warning."""
+    """Tell the drafter that a request has ended.
+
+    Its text is written, so what the drafter raises is a warning.
+    """
     error = catch(lambda: components.drafter.close(session.context))
     if error is not None:
         warnings.warn(
-            f"request {session.context.request_id}: the drafter failed to forget it ({type(error).__name__}: {error})",
+            f"request {session.context.request_id}: the drafter failed to forget it "
+            f"({type(error).__name__}: {error})",
             stacklevel=2,
         )
 
@@ -107,14 +147,29 @@ def nothing(session: Session) -> Draft[Any]:
     return Draft(root_only(session.context.token_ids[-1]), session.drafter_state)
 
 
-def _attempt(sessions: Sequence[Session], plans: Sequence[DraftPlan], components: Components) -> Sequence[Draft[Any]] | None:
-    """The drafts of one call, or `None` where it raised: each session then drafts alone, goes without, or has failed."""
+def _attempt(
+    sessions: Sequence[Session], plans: Sequence[DraftPlan], components: Components
+) -> Sequence[Draft[Any]] | None:
+    """The drafts of one call, or `None` where it raised.
+
+    Each session then drafts alone, goes without, or has failed.
+    """
     for session in sessions:
         if session.can_rewind:
             session.mark()
-    contexts, draws = [session.context for session in sessions], [session.draws for session in sessions]
-    states, made = [session.drafter_state for session in sessions], list[tuple[Session, Draft[Any]]]()
-    error = catch(lambda: made.extend(zip(sessions, components.drafter.draft(contexts, states, plans, draws), strict=True)))
+    contexts, draws = (
+        [session.context for session in sessions],
+        [session.draws for session in sessions],
+    )
+    states, made = (
+        [session.drafter_state for session in sessions],
+        list[tuple[Session, Draft[Any]]](),
+    )
+    error = catch(
+        lambda: made.extend(
+            zip(sessions, components.drafter.draft(contexts, states, plans, draws), strict=True)
+        )
+    )
     if error is None:
         for session, draft in made:
             if draft.error is not None:
@@ -132,8 +187,10 @@ def _attempt(sessions: Sequence[Session], plans: Sequence[DraftPlan], components
 
 def _drawn_in_vain(session: Session, error: Exception) -> DrafterError:
     made = DrafterError(
-        f"request {session.context.request_id}: the drafter failed ({type(error).__name__}: {error}) after it had drawn "
-        "tokens, and did not return them; continuing without them would bias the text, so the request ends here. A drafter may "
+        f"request {session.context.request_id}: the drafter failed ({type(error).__name__}: "
+        f"{error}) after it had drawn "
+        "tokens, and did not return them; continuing without them would bias the text, so the "
+        "request ends here. A drafter may "
         "raise before its first draw, or return the tree so far with `Draft.error`"
     )
     made.__cause__ = error
@@ -141,7 +198,10 @@ def _drawn_in_vain(session: Session, error: Exception) -> DrafterError:
 
 
 def _recover(session: Session, components: Components, error: Exception | None) -> None:
-    """Drop what the failed call left behind; with an error, or if that fails too, without the drafter from now on."""
+    """Drop what the failed call left behind.
+
+    With an error, or if that fails too, without the drafter from now on.
+    """
     again = catch(lambda: components.drafter.close(session.context))
     if error is None and again is None:
         again = catch(lambda: _open(session, components, session.context))
@@ -151,7 +211,8 @@ def _recover(session: Session, components: Components, error: Exception | None) 
         return
     session.drafting, session.drafter_state = "off", None
     warnings.warn(
-        f"request {session.context.request_id}: the drafter failed ({type(error).__name__}: {error}); the request is decoded "
+        f"request {session.context.request_id}: the drafter failed ({type(error).__name__}: "
+        f"{error}); the request is decoded "
         "without it from here on",
         stacklevel=2,
     )

@@ -13,7 +13,8 @@ from monge.core.errors import OptionError
 def load_latency(path: Path, key: str) -> Latency | None:
     """Costs that were kept for these parts on this device, or `None` where there are none.
 
-    A file that holds no costs, such as one that was cut off, is the same as none: a warning says so.
+    A file that holds no costs, such as one that was cut off, is the same as none: a warning says
+    so.
 
     Args:
         path: Folder.
@@ -29,7 +30,9 @@ def load_latency(path: Path, key: str) -> Latency | None:
         values = json.loads(file.read_text(encoding="utf-8"))
         return Latency.from_dict(values["costs"]) if values["key"] == key else None
     except OSError as error:
-        raise OptionError(f"cannot read costs from {str(file)!r}: {error}; delete the file to measure anew") from error
+        raise OptionError(
+            f"cannot read costs from {str(file)!r}: {error}; delete the file to measure anew"
+        ) from error
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         text = f"{str(file)!r} holds no costs ({type(error).__name__}: {error}); they are measured again"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -37,7 +40,9 @@ def load_latency(path: Path, key: str) -> Latency | None:
 
 
 def save_latency(latency: Latency, path: Path, key: str) -> Path:
-    """Keep costs in a folder. The file is replaced as a whole, so a reader finds the old file or the new one.
+    """Keep costs in a folder.
+
+    The file is replaced as a whole, so a reader finds the old file or the new one.
 
     Raises:
         OptionError: If it cannot be written to.

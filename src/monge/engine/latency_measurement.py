@@ -52,18 +52,23 @@ class _Cycle(SoloController[int]):
         return state + 1
 
 
-def with_latency(components: Components, *, batch_sizes: Sequence[int], folder: Path | None = None) -> Components:
-    """The components with latency, if a controller reads it: their own, that kept in the folder, or newly measured.
+def with_latency(
+    components: Components, *, batch_sizes: Sequence[int], folder: Path | None = None
+) -> Components:
+    """The components with latency, if a controller reads it.
+
+    Their own, that kept in the folder, or newly measured.
 
     Raises:
-        OptionError: If there is a folder and no controller reads latency, if the folder cannot be read or written, or if a
-            batch is empty.
+        OptionError: If there is a folder and no controller reads latency, if the folder cannot be
+            read or written, or if a batch is empty.
     """
     if min(batch_sizes) < 1:
         raise OptionError(f"max_batch_size must be at least 1; got {min(batch_sizes)}")
     if folder is not None and "latency" not in components.reads:
         raise OptionError(
-            f"costs (--costs) {str(folder)!r}: {', '.join(components.controllers) or components.controller_name} reads no "
+            f"costs (--costs) {str(folder)!r}: "
+            f"{', '.join(components.controllers) or components.controller_name} reads no "
             "measured times; leave it out, or choose a controller that does, such as 'goodput'"
         )
     if "latency" not in components.reads or components.shared.latency is not None:
@@ -77,7 +82,9 @@ def with_latency(components: Components, *, batch_sizes: Sequence[int], folder: 
     return replace(components, shared=SharedState(latency))
 
 
-def measure_latency(components: Components, *, batch_sizes: Sequence[int] = (1,), budget_s: float = BUDGET_S) -> Latency:
+def measure_latency(
+    components: Components, *, batch_sizes: Sequence[int] = (1,), budget_s: float = BUDGET_S
+) -> Latency:
     """Run real rounds of several depths on random text, and tabulate their median times.
 
     Batch sizes whose rounds would take several budgets are left out: decoding corrects the table.
@@ -87,7 +94,9 @@ def measure_latency(components: Components, *, batch_sizes: Sequence[int] = (1,)
         batch_sizes: Requests decoded together; the smallest is always measured.
         budget_s: Seconds after which no further round is begun.
     """
-    networks = [member.name for member in components.shared.members if member.runs_network] or [None]
+    networks = [member.name for member in components.shared.members if member.runs_network] or [
+        None
+    ]
     first, *others = [_Drafting(name) for name in networks]
     verify: dict[int, dict[int, float]] = {}
     sizes = sorted(set(batch_sizes))
@@ -111,14 +120,24 @@ def measure_latency(components: Components, *, batch_sizes: Sequence[int] = (1,)
         graph_sizes=components.target.widths if isinstance(components.target, SizedModel) else (),
         nodes=_filled(first.nodes),
         deepest=components.drafter.capabilities.max_depth,
-        drafters={one.name: (one.seconds, _filled(one.nodes)) for one in (first, *others) if one.name is not None},
+        drafters={
+            one.name: (one.seconds, _filled(one.nodes))
+            for one in (first, *others)
+            if one.name is not None
+        },
     )
 
 
 def latency_key(components: Components) -> str:
     """What latency depends on: the networks, their types and device, drafter and tree, verifier, threads."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    described = (components.target, components.drafter, components.rule, device, torch.get_num_threads())
+    described = (
+        components.target,
+        components.drafter,
+        components.rule,
+        device,
+        torch.get_num_threads(),
+    )
     return " | ".join(map(repr, described))
 
 
@@ -136,12 +155,17 @@ class _Drafting:
     seconds: dict[int, dict[int, float]] = field(default_factory=dict[int, dict[int, float]])
     nodes: dict[int, int] = field(default_factory=dict[int, int])
 
-    def measure(self, components: Components, batch_size: int, budget_s: float) -> Sequence[StepRecord]:
+    def measure(
+        self, components: Components, batch_size: int, budget_s: float
+    ) -> Sequence[StepRecord]:
         """Run rounds of all depths, and note the seconds of drafting."""
         own = [member.max_depth for member in components.shared.members if member.name == self.name]
         deepest = own[0] if own else components.drafter.capabilities.max_depth
         cycle = _Cycle(tuple(sorted({min(depth, deepest) for depth in _DEPTHS})), self.name)
-        records, times = _rounds(components, cycle, batch_size, _PROMPT, budget_s), defaultdict[int, list[float]](list)
+        records, times = (
+            _rounds(components, cycle, batch_size, _PROMPT, budget_s),
+            defaultdict[int, list[float]](list),
+        )
         for record in records:
             times[record.depth].append(record.times.draft_s)
             self.nodes[record.depth] = max(record.num_nodes, self.nodes.get(record.depth, 0))
@@ -149,15 +173,23 @@ class _Drafting:
         return records
 
 
-def _rounds(components: Components, cycle: _Cycle, batch_size: int, prompt: int, budget_s: float) -> Sequence[StepRecord]:
+def _rounds(
+    components: Components, cycle: _Cycle, batch_size: int, prompt: int, budget_s: float
+) -> Sequence[StepRecord]:
     """Records of rounds of all depths, one request's of each round.
 
-    The first cycle is warm-up: a network that runs for the first time can take many times its later time. It is counted only
-    where rounds are so slow that two cycles take several budgets.
+    The first cycle is warm-up: a network that runs for the first time can take many times its later
+    time. It is counted only where rounds are so slow that two cycles take several budgets.
     """
     trial, size = replace(components, controller=cycle, shared=SharedState()), len(cycle.depths)
     longest = min(
-        length for length in (components.target.max_length, components.drafter.capabilities.max_length, 1 << 30) if length
+        length
+        for length in (
+            components.target.max_length,
+            components.drafter.capabilities.max_length,
+            1 << 30,
+        )
+        if length
     )
     most = min(_CYCLES * (sum(cycle.depths) + size) + 1, longest - 1)
     prompt = max(1, min(prompt, longest - most))
@@ -178,7 +210,9 @@ def _rounds(components: Components, cycle: _Cycle, batch_size: int, prompt: int,
     try:
         for number in range(_CYCLES * size):
             passed, cycles = now() - start, number / size
-            is_late = passed > budget_s and (cycles >= 2 or (cycles >= 1 and passed > _PATIENCE * budget_s))
+            is_late = passed > budget_s and (
+                cycles >= 2 or (cycles >= 1 and passed > _PATIENCE * budget_s)
+            )
             if is_late or any(session.finish_reason is not None for session in sessions):
                 break
             run_round(sessions, trial)
@@ -189,14 +223,26 @@ def _rounds(components: Components, cycle: _Cycle, batch_size: int, prompt: int,
     return records[size:] if len(records) >= 2 * size else records
 
 
-def _context_s(components: Components, batch_size: int, budget_s: float, verify_s: Mapping[int, float]) -> float:
-    """Seconds per token of context and per request: the fastest plain rounds on a short and on a long text."""
+def _context_s(
+    components: Components, batch_size: int, budget_s: float, verify_s: Mapping[int, float]
+) -> float:
+    """Seconds per token of context and per request.
+
+    The fastest plain rounds on a short and on a long text.
+    """
     few, many = min(verify_s), max(verify_s)
     per_token = max(verify_s[many] - verify_s[few], 0.0) / max(many - few, 1)
-    longest = _LONG_PROMPT if per_token == 0.0 else min(_LONG_PROMPT, int(_PATIENCE * budget_s / per_token))
+    longest = (
+        _LONG_PROMPT
+        if per_token == 0.0
+        else min(_LONG_PROMPT, int(_PATIENCE * budget_s / per_token))
+    )
     if longest <= 2 * _PROMPT:
         return 0.0
-    short, long = (_rounds(components, _Cycle((0,)), batch_size, length, budget_s) for length in (_PROMPT, longest))
+    short, long = (
+        _rounds(components, _Cycle((0,)), batch_size, length, budget_s)
+        for length in (_PROMPT, longest)
+    )
     further = long[0].context_length - short[0].context_length
     if further <= _PROMPT:
         return 0.0
@@ -209,10 +255,16 @@ def _filled(nodes: Mapping[int, int]) -> tuple[int, ...]:
     """Nodes of the depths 0, 1, .., interpolated from those of some depths."""
     known, filled = sorted({0: 0, **nodes}.items()), [0]
     for (low, few), (high, many) in zip(known, known[1:], strict=False):
-        filled += [math.ceil(few + (many - few) * (depth - low) / (high - low)) for depth in range(low + 1, high + 1)]
+        filled += [
+            math.ceil(few + (many - few) * (depth - low) / (high - low))
+            for depth in range(low + 1, high + 1)
+        ]
     return tuple(filled)
 
 
 def _text(length: int, vocab_size: int, seed: int) -> tuple[int, ...]:
     """Tokens that repeat nothing soon, so that no drafter finds them easy."""
-    return tuple((7 + 31 * seed + 7919 * position * (position + 1)) % vocab_size for position in range(length))
+    return tuple(
+        (7 + 31 * seed + 7919 * position * (position + 1)) % vocab_size
+        for position in range(length)
+    )

@@ -7,7 +7,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
-from monge.core.errors import ModelLoadError, OptionError, UnsupportedModelError, VocabularyMismatchError, unknown_name
+from monge.core.errors import (
+    ModelLoadError,
+    OptionError,
+    UnsupportedModelError,
+    VocabularyMismatchError,
+    unknown_name,
+)
 from monge.core.model import SequenceModel
 from monge.engine.backends.registry import BACKENDS, Backend
 from monge.engine.models.cross_tokenizer import CrossTokenizerModel
@@ -32,12 +38,14 @@ def load_network(
     """A causal language model in evaluation mode.
 
     Args:
-        source: A loaded model (returned as it is), a folder, a GGUF file, `smollm2`, or a name that `transformers` resolves.
+        source: A loaded model (returned as it is), a folder, a GGUF file, `smollm2`, or a name that
+            `transformers` resolves.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Where to put it; `None` leaves it on the CPU.
         attention: `eager`, `sdpa` or `flex_attention`; `None` takes the network's own default.
         trust_remote_code: Run code that comes with the checkpoint.
-        tensor_parallel: Over how many processes its weights are spread, all of which call this at the same time.
+        tensor_parallel: Over how many processes its weights are spread, all of which call this at
+            the same time.
 
     Raises:
         ModelLoadError: If the checkpoint is missing, incomplete or unreadable, or cannot be spread.
@@ -58,16 +66,25 @@ def load_network(
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         options |= {"dtype": dtype, "output_loading_info": True}
-        loaded: Any = (None, {}) if config.is_encoder_decoder else AutoModelForCausalLM.from_pretrained(source, **options)
+        loaded: Any = (
+            (None, {})
+            if config.is_encoder_decoder
+            else AutoModelForCausalLM.from_pretrained(source, **options)
+        )
         model, info = loaded
     except (OSError, ValueError, RuntimeError, KeyError, _safetensors_error()) as error:
-        raise ModelLoadError(f"cannot load a model from {str(source)!r}: {type(error).__name__}: {error}") from error
+        raise ModelLoadError(
+            f"cannot load a model from {str(source)!r}: {type(error).__name__}: {error}"
+        ) from error
     if model is None:
-        raise UnsupportedModelError(f"{source}: {config.model_type} is an encoder-decoder; a decoder-only model is needed")
+        raise UnsupportedModelError(
+            f"{source}: {config.model_type} is an encoder-decoder; a decoder-only model is needed"
+        )
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelLoadError(
-            f"{str(source)!r} lacks {len(missing)} weights of a {type(model).__name__}, {missing[0]} among them; fetch it "
+            f"{str(source)!r} lacks {len(missing)} weights of a {type(model).__name__}, "
+            f"{missing[0]} among them; fetch it "
             "again, or, if it is a head, give it to the drafter: head('folder')"
         )
     if device is not None:
@@ -84,7 +101,9 @@ def usable_device(device: str | torch.device) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
-        raise OptionError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
+        raise OptionError(
+            f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _check_dtype(dtype: str | torch.dtype) -> None:
@@ -101,29 +120,39 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> An
     source = resolve(source)
     _check_folder(source)
     if (obstacle := tokenizer_obstacle(source)) is not None:
-        raise ModelLoadError(f"the tokenizer in {source} could not be rebuilt ({obstacle}); give one: tokenizer=...")
+        raise ModelLoadError(
+            f"the tokenizer in {source} could not be rebuilt ({obstacle}); give one: tokenizer=..."
+        )
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelLoadError(f"cannot load a tokenizer from {str(source)!r}: {type(error).__name__}: {error}") from error
+        raise ModelLoadError(
+            f"cannot load a tokenizer from {str(source)!r}: {type(error).__name__}: {error}"
+        ) from error
 
 
-def as_sequence_model(network: PreTrainedModel, *, backend: str | Backend = "eager") -> SequenceModel:
+def as_sequence_model(
+    network: PreTrainedModel, *, backend: str | Backend = "eager"
+) -> SequenceModel:
     """The network behind the interface of the loop: trees where it can read them, chains otherwise.
 
     Args:
         network: A causal language model in evaluation mode.
-        backend: How it runs, one of `BACKENDS`. What it cannot run here runs eagerly, with a warning that says why.
+        backend: How it runs, one of `BACKENDS`. What it cannot run here runs eagerly, with a
+            warning that says why.
 
     Raises:
         OptionError: If there is no such backend.
-        BackendError: If it is not installed, or cannot run this network with the weights that were asked for.
-        UnsupportedModelError: If the network's weights lie in several processes, and the backend is not made for that.
+        BackendError: If it is not installed, or cannot run this network with the weights that were
+            asked for.
+        UnsupportedModelError: If the network's weights lie in several processes, and the backend is
+            not made for that.
     """
     chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
     if is_sharded(network) and not chosen.reads_shards:
         raise UnsupportedModelError(
-            f"the weights of this {type(network).__name__} lie in several processes, which must agree on every token; "
+            f"the weights of this {type(network).__name__} lie in several processes, which must "
+            "agree on every token; "
             "load it with monge.scale.tensor_parallel (--tensor-parallel)"
         )
     return chosen.sequence_model(network)
@@ -146,11 +175,12 @@ def as_draft_model(
         tokenizer: The draft model's tokenizer, if known.
         target_tokenizer: The target's, if known.
         backend: How it runs.
-        cross_tokenizer: Whether a draft model with another tokenizer is seen through the target's tokens.
+        cross_tokenizer: Whether a draft model with another tokenizer is seen through the target's
+            tokens.
 
     Raises:
-        VocabularyMismatchError: If tokens differ and that was not asked for, or none is shared; or if sizes differ and the
-            tokenizers do not prove that only padding does.
+        VocabularyMismatchError: If tokens differ and that was not asked for, or none is shared; or
+            if sizes differ and the tokenizers do not prove that only padding does.
         UnsupportedModelError: If the draft model cannot take tokens back.
     """
     model = as_sequence_model(network, backend=backend)
@@ -159,7 +189,8 @@ def as_draft_model(
     known = tokenizer is not None and target_tokenizer is not None
     if cross_tokenizer and not known:
         raise VocabularyMismatchError(
-            "cross_tokenizer needs both tokenizers; load target and draft model from folders or names"
+            "cross_tokenizer needs both tokenizers; load target and draft model from folders or "
+            "names"
         )
     if cross_tokenizer and _vocabulary(tokenizer) != _vocabulary(target_tokenizer):
         mapping = map_vocabulary(target_tokenizer, tokenizer, target.vocab_size, model.vocab_size)
@@ -170,7 +201,8 @@ def as_draft_model(
         return model
     if not known:
         raise VocabularyMismatchError(
-            f"the draft model has {model.vocab_size} tokens, the target {target.vocab_size}; if only padding differs, load "
+            f"the draft model has {model.vocab_size} tokens, the target {target.vocab_size}; if "
+            "only padding differs, load "
             "both from folders with their tokenizers, so that this can be checked"
         )
     return ResizedVocabulary(model, target.vocab_size)
@@ -180,10 +212,14 @@ def _check_same_tokens(tokenizer: Any, target_tokenizer: Any) -> None:
     ours, theirs = _vocabulary(tokenizer), _vocabulary(target_tokenizer)
     if ours == theirs:
         return
-    differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+    differing = sorted(
+        token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)
+    )
     raise VocabularyMismatchError(
-        f"draft model and target use different tokenizers: {len(differing)} of {len(ours | theirs)} tokens differ, for example "
-        f"{differing[0]!r}; a draft model must share the target's tokenizer, or be loaded with cross_tokenizer=True "
+        f"draft model and target use different tokenizers: {len(differing)} of "
+        f"{len(ours | theirs)} tokens differ, for example "
+        f"{differing[0]!r}; a draft model must share the target's tokenizer, or be loaded with "
+        "cross_tokenizer=True "
         "(--cross-tokenizer)"
     )
 
@@ -194,15 +230,22 @@ def _vocabulary(tokenizer: Any) -> dict[str, int]:
 
 def _check_folder(source: str | Path) -> None:
     path = Path(source)
-    looks_local = isinstance(source, Path) or str(source).startswith((".", "/", "~")) or path.exists()
+    looks_local = (
+        isinstance(source, Path) or str(source).startswith((".", "/", "~")) or path.exists()
+    )
     if looks_local and path.expanduser().is_file():
         raise ModelLoadError(
-            f"{str(source)!r} is a file; give the folder of a checkpoint (config.json and weights), or a *.gguf file"
+            f"{str(source)!r} is a file; give the folder of a checkpoint (config.json and "
+            "weights), or a *.gguf file"
         )
     if looks_local and not path.expanduser().is_dir():
-        raise ModelLoadError(f"no folder {str(source)!r}; give the folder of a checkpoint (config.json and weights)")
+        raise ModelLoadError(
+            f"no folder {str(source)!r}; give the folder of a checkpoint (config.json and weights)"
+        )
     if looks_local and not (path.expanduser() / "config.json").is_file():
-        raise ModelLoadError(f"{str(source)!r} has no config.json; is it the folder of a checkpoint?")
+        raise ModelLoadError(
+            f"{str(source)!r} has no config.json; is it the folder of a checkpoint?"
+        )
 
 
 def _safetensors_error() -> type[Exception]:

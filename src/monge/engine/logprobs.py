@@ -21,8 +21,8 @@ class LogprobOptions:
 
     Args:
         num_top: So many of the most probable tokens beside the token itself.
-        source: `processed`, the law that the token was drawn from, or `raw`, the target's own at temperature 1, before
-            processors and sampling rules.
+        source: `processed`, the law that the token was drawn from, or `raw`, the target's own at
+            temperature 1, before processors and sampling rules.
     """
 
     num_top: int
@@ -30,7 +30,9 @@ class LogprobOptions:
 
     def __post_init__(self) -> None:
         if self.num_top < 0:
-            raise OptionError(f"logprobs: the number of most probable tokens must be >= 0; got {self.num_top}")
+            raise OptionError(
+                f"logprobs: the number of most probable tokens must be >= 0; got {self.num_top}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,8 @@ class TokenLogprob:
         token_id: The token.
         logprob: Its log-probability, natural; -inf where the law gives it nothing.
         rank: 1 for the most probable token, and so on; equals share the better rank.
-        top: The most probable tokens with their log-probabilities, largest first; tokens without mass are left out.
+        top: The most probable tokens with their log-probabilities, largest first; tokens without
+            mass are left out.
     """
 
     token_id: int
@@ -68,7 +71,10 @@ def along(
     """
     if options.source == "raw":
         return of_logits(logits[list(path)], token_ids, options.num_top)
-    return tuple(of_law(laws[node], token, options.num_top) for node, token in zip(path, token_ids, strict=True))
+    return tuple(
+        of_law(laws[node], token, options.num_top)
+        for node, token in zip(path, token_ids, strict=True)
+    )
 
 
 def of_law(law: Law, token_id: int, num_top: int) -> TokenLogprob:
@@ -84,7 +90,9 @@ def of_law(law: Law, token_id: int, num_top: int) -> TokenLogprob:
     )
 
 
-def of_logits(logits: Float[Tensor, "nodes vocab"], token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
+def of_logits(
+    logits: Float[Tensor, "nodes vocab"], token_ids: Sequence[int], num_top: int
+) -> tuple[TokenLogprob, ...]:
     """Log-probabilities under the laws of logits at temperature 1: token i under row i."""
     logprobs = torch.log_softmax(logits.double(), dim=-1)
     own = logprobs[range(len(token_ids)), list(token_ids)]
@@ -98,5 +106,7 @@ def of_logits(logits: Float[Tensor, "nodes vocab"], token_ids: Sequence[int], nu
             rank=rank,
             top=tuple(pair for pair in zip(*row, strict=True) if pair[1] > -math.inf),
         )
-        for token, logprob, rank, row in zip(token_ids, own.tolist(), ranks.tolist(), best, strict=True)
+        for token, logprob, rank, row in zip(
+            token_ids, own.tolist(), ranks.tolist(), best, strict=True
+        )
     )

@@ -20,41 +20,61 @@ from monge.engine.session import Session, catch
 from monge.verify.problem import ScoredTree
 
 
-def run_round(sessions: Sequence[Session], components: Components, *, num_waiting: int = 0, isolated: bool = False) -> None:
+def run_round(
+    sessions: Sequence[Session],
+    components: Components,
+    *,
+    num_waiting: int = 0,
+    isolated: bool = False,
+) -> None:
     """One round for every session; afterwards each has a new record, and perhaps a reason to be finished.
 
     Args:
         sessions: Requests that are open and not finished.
         components: What they share.
         num_waiting: Requests that wait for a place in the batch.
-        isolated: Whether a request for which a stage raises ends alone, with the error; else the error is raised.
+        isolated: Whether a request for which a stage raises ends alone, with the error; else the
+            error is raised.
     """
     timer, forward_s = StageTimer(), components.forward_s
     slots = [RoundSlot(session) for session in sessions]
     for session in sessions:
         session.begin_round()
     slots = _stage(
-        slots, partial(_plan, components=components, batch_size=len(slots), num_waiting=num_waiting), components, isolated
+        slots,
+        partial(_plan, components=components, batch_size=len(slots), num_waiting=num_waiting),
+        components,
+        isolated,
     )
     drafts = propose([slot.session for slot in slots], [slot.plan for slot in slots], components)
     for slot, draft in zip(slots, drafts, strict=True):
         slot.draft = draft
     timer.lap("draft_s")
     slots = [slot for slot in slots if slot.session.error is None]
-    slots = _stage(slots, partial(_score_and_verify, components=components, timer=timer), components, isolated)
+    slots = _stage(
+        slots, partial(_score_and_verify, components=components, timer=timer), components, isolated
+    )
     if not slots:
         return
     components.target.commit({slot.context.request_id: (0, *slot.verdict.path) for slot in slots})
     slots = run_each(slots, _commit, isolated=isolated)
     observe([(slot.session, slot.drafted, slot.verdict, slot.scored) for slot in slots], components)
     timer.lap("commit_s")
-    times = StageTimes(total_s=timer.total_s, forward_s=components.forward_s - forward_s, **timer.stages)
-    slots = run_each(slots, partial(_record, times=times, components=components, batch_size=len(sessions)), isolated=isolated)
+    times = StageTimes(
+        total_s=timer.total_s, forward_s=components.forward_s - forward_s, **timer.stages
+    )
+    slots = run_each(
+        slots,
+        partial(_record, times=times, components=components, batch_size=len(sessions)),
+        isolated=isolated,
+    )
     _learn_latency([slot.session.records[-1] for slot in slots], components)
     run_each(slots, partial(_update, components=components), isolated=isolated)
 
 
-def _plan(slots: Sequence[RoundSlot], components: Components, *, batch_size: int, num_waiting: int) -> None:
+def _plan(
+    slots: Sequence[RoundSlot], components: Components, *, batch_size: int, num_waiting: int
+) -> None:
     """Plans of the requests that draft; the requests of each controller are planned together.
 
     A request that does not draft, or asks for the largest tree, has no part in a shared budget.
@@ -70,9 +90,15 @@ def _plan(slots: Sequence[RoundSlot], components: Components, *, batch_size: int
             slot.plan = slot.session.limit(DraftPlan())
     for controller, group in groups.values():
         info = RoundInfo(
-            context_lengths=tuple(len(slot.context.token_ids) for slot in group), batch_size=batch_size, num_waiting=num_waiting
+            context_lengths=tuple(len(slot.context.token_ids) for slot in group),
+            batch_size=batch_size,
+            num_waiting=num_waiting,
         )
-        plans = controller.plan([slot.session.controller_state for slot in group], info, [slot.session.draws for slot in group])
+        plans = controller.plan(
+            [slot.session.controller_state for slot in group],
+            info,
+            [slot.session.draws for slot in group],
+        )
         for slot, plan in zip(group, plans, strict=True):
             slot.plan = slot.session.limit(plan)
 
@@ -86,31 +112,53 @@ def close_session(session: Session, components: Components) -> None:
 
 
 def abandon_session(session: Session, components: Components) -> None:
-    """Give back what a request holds that failed while it was opened: some of the components may not know it."""
+    """Give back what a request holds that failed while it was opened.
+
+    Some of the components may not know it.
+    """
     catch(lambda: components.target.close(session.context.request_id))
     catch(lambda: components.drafter.close(session.context))
 
 
-def _stage(slots: list[RoundSlot], stage: Any, components: Components, isolated: bool) -> list[RoundSlot]:
-    """Run a stage; the slots that got through. Networks read no empty batch, so without slots nothing runs."""
+def _stage(
+    slots: list[RoundSlot], stage: Any, components: Components, isolated: bool
+) -> list[RoundSlot]:
+    """Run a stage; the slots that got through.
+
+    Networks read no empty batch, so without slots nothing runs.
+    """
     if not slots:
         return slots
     if not isolated:
         stage(slots)
-    return [slot for slot in (run_stage(slots, stage, components) if isolated else slots) if slot.session.error is None]
+    return [
+        slot
+        for slot in (run_stage(slots, stage, components) if isolated else slots)
+        if slot.session.error is None
+    ]
 
 
-def _score_and_verify(slots: Sequence[RoundSlot], components: Components, timer: StageTimer) -> None:
-    """Score the trees in one forward and verify them: every slot gets a verdict, or its session has failed."""
+def _score_and_verify(
+    slots: Sequence[RoundSlot], components: Components, timer: StageTimer
+) -> None:
+    """Score the trees in one forward and verify them.
+
+    Every slot gets a verdict, or its session has failed.
+    """
     trees = [slot.drafted.tree for slot in slots]
     logits = components.target.extend(
-        {slot.context.request_id: NodeBlock(tree.token_ids, tree.parents) for slot, tree in zip(slots, trees, strict=True)}
+        {
+            slot.context.request_id: NodeBlock(tree.token_ids, tree.parents)
+            for slot, tree in zip(slots, trees, strict=True)
+        }
     )
     timer.lap("score_s")
     scored = [
         ScoredTree(
             tree=tree,
-            target_laws=NodeLaws(logits[slot.context.request_id], tree, slot.context, slot.session.request.processors),
+            target_laws=NodeLaws(
+                logits[slot.context.request_id], tree, slot.context, slot.session.request.processors
+            ),
             draws=slot.session.draws,
         )
         for slot, tree in zip(slots, trees, strict=True)
@@ -120,7 +168,9 @@ def _score_and_verify(slots: Sequence[RoundSlot], components: Components, timer:
     for greedy, verifier in ((True, components.greedy_verifier), (False, components.verifier)):
         places = [place for place, own in enumerate(is_greedy) if own == greedy]
         if places:
-            outcomes |= zip(places, verifier.verify_many([scored[place] for place in places]), strict=True)
+            outcomes |= zip(
+                places, verifier.verify_many([scored[place] for place in places]), strict=True
+            )
     for place, (slot, one) in enumerate(zip(slots, scored, strict=True)):
         outcome = outcomes[place]
         slot.outcome, slot.logits = outcome, logits[slot.context.request_id]
@@ -136,7 +186,9 @@ def _score_and_verify(slots: Sequence[RoundSlot], components: Components, timer:
 def _commit(slot: RoundSlot) -> None:
     tree, verdict, session = slot.drafted.tree, slot.verdict, slot.session
     slot.length = len(session.context.token_ids)
-    slot.token_ids = session.commit([*(tree.token_ids[node] for node in verdict.path), verdict.next_token])
+    slot.token_ids = session.commit(
+        [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
+    )
     session.logprobs = slot.logprobs[: len(slot.token_ids)]
 
 
@@ -194,9 +246,17 @@ def _learn_latency(records: Sequence[StepRecord], components: Components) -> Non
     if latency is None or not records:
         return
     first = records[0]
-    networks = {record.drafter for record in records if record.depth and components.runs_network(record.drafter)}
+    networks = {
+        record.drafter
+        for record in records
+        if record.depth and components.runs_network(record.drafter)
+    }
     # Where two networks drafted for one batch, their times cannot be told apart.
-    depths = [record.depth for record in records if record.drafter in networks] if len(networks) == 1 else []
+    depths = (
+        [record.depth for record in records if record.drafter in networks]
+        if len(networks) == 1
+        else []
+    )
     latency.observe(
         RoundTiming(
             num_nodes=max(record.num_nodes for record in records),

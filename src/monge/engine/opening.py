@@ -16,11 +16,18 @@ from monge.engine.session import Session
 
 
 def open_sessions(sessions: Sequence[Session], components: Components) -> None:
-    """Read the prompts of new requests; all but the last token, which is the root of the first tree."""
+    """Read the prompts of new requests.
+
+    All but the last token, which is the root of the first tree.
+    """
     start = now()
     prompts = _open_target(sessions, components)
     drafting = [session for session in sessions if session.drafting != "off"]
-    states = components.drafter.open([_opening(session, components) for session in drafting]) if drafting else ()
+    states = (
+        components.drafter.open([_opening(session, components) for session in drafting])
+        if drafting
+        else ()
+    )
     for session, state in zip(drafting, states, strict=True):
         session.drafter_state = state
     for session, prompt in zip(sessions, prompts, strict=True):
@@ -50,20 +57,48 @@ def reads_prompt_later(session: Session, components: Components) -> bool:
 def _opening(session: Session, components: Components) -> Context:
     """What the drafter is shown of a new request."""
     context = session.context
-    return replace(context, token_ids=context.token_ids[:1]) if reads_prompt_later(session, components) else context
+    return (
+        replace(context, token_ids=context.token_ids[:1])
+        if reads_prompt_later(session, components)
+        else context
+    )
 
 
-def _open_target(sessions: Sequence[Session], components: Components) -> Sequence[PromptProfile | None]:
+def _open_target(
+    sessions: Sequence[Session], components: Components
+) -> Sequence[PromptProfile | None]:
     """Read all but the last token of every prompt; their profiles, for controllers that ask."""
-    controllers = {one.context.request_id: components.planner(one.request.controller).controller for one in sessions}
+    controllers = {
+        one.context.request_id: components.planner(one.request.controller).controller
+        for one in sessions
+    }
     readers = {number: one for number, one in controllers.items() if isinstance(one, PromptReader)}
-    profiles = {one.context.request_id: one.prompt for one in sessions if one.context.request_id in readers}
-    continued = {one.context.request_id: _continue(one, components) for one in sessions if one.continues is not None}
-    with_laws = {number: profiles[number] for number, one in readers.items() if one.reads_prompt_laws}
-    with_laws = {number: profile for number, profile in with_laws.items() if not continued.get(number)}
-    left = {one.context.request_id: one.context.token_ids[continued.get(one.context.request_id, 0) : -1] for one in sessions}
-    plain = {number: tokens for number, tokens in left.items() if not continued.get(number) and number not in with_laws}
-    if rest := {number: left[number] for number, length in continued.items() if length and left[number]}:
+    profiles = {
+        one.context.request_id: one.prompt for one in sessions if one.context.request_id in readers
+    }
+    continued = {
+        one.context.request_id: _continue(one, components)
+        for one in sessions
+        if one.continues is not None
+    }
+    with_laws = {
+        number: profiles[number] for number, one in readers.items() if one.reads_prompt_laws
+    }
+    with_laws = {
+        number: profile for number, profile in with_laws.items() if not continued.get(number)
+    }
+    left = {
+        one.context.request_id: one.context.token_ids[continued.get(one.context.request_id, 0) : -1]
+        for one in sessions
+    }
+    plain = {
+        number: tokens
+        for number, tokens in left.items()
+        if not continued.get(number) and number not in with_laws
+    }
+    if rest := {
+        number: left[number] for number, length in continued.items() if length and left[number]
+    }:
         components.target.append(rest)
     if plain:
         components.target.open(plain)
@@ -73,7 +108,10 @@ def _open_target(sessions: Sequence[Session], components: Components) -> Sequenc
 
 
 def _continue(session: Session, components: Components) -> int:
-    """Take over what an earlier request left in the target's cache; how many tokens of the prompt are read thereby."""
+    """Take over what an earlier request left in the target's cache.
+
+    How many tokens of the prompt are read thereby.
+    """
     assert session.continues is not None
     earlier, length = session.continues
     target, number = components.target, session.context.request_id

@@ -1,4 +1,7 @@
-"""Logits processors that look at the text: penalties on tokens that are there already, and a bias on chosen tokens."""
+"""Logits processors that look at the text.
+
+Penalties on tokens that are there already, and a bias on chosen tokens.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +32,9 @@ class LogitBias:
     def __post_init__(self) -> None:
         wrong = [token for token in self.bias if not 0 <= token < self.vocab_size]
         if wrong:
-            raise OptionError(f"logit_bias: token ids must lie in 0..{self.vocab_size - 1}; got {wrong[0]}")
+            raise OptionError(
+                f"logit_bias: token ids must lie in 0..{self.vocab_size - 1}; got {wrong[0]}"
+            )
         row = torch.zeros(self.vocab_size)
         row[list(self.bias)] = torch.tensor([float(value) for value in self.bias.values()])
         object.__setattr__(self, "_row", row)
@@ -42,7 +47,8 @@ class LogitBias:
 class RepetitionPenalty:
     """Divides positive logits of tokens that the prompt or the completion holds by `penalty`, and multiplies negative ones.
 
-    Source: Keskar et al., arXiv 1909.05858, section 4.1, in the form that `transformers` and vLLM give it.
+    Source: Keskar et al., arXiv 1909.05858, section 4.1, in the form that `transformers` and vLLM
+    give it.
 
     Args:
         penalty: Above 1 discourages repetition; 1 does nothing.
@@ -56,14 +62,17 @@ class RepetitionPenalty:
 
     def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
         seen = scores.gather(1, token_ids)
-        return scores.scatter(1, token_ids, torch.where(seen > 0, seen / self.penalty, seen * self.penalty))
+        return scores.scatter(
+            1, token_ids, torch.where(seen > 0, seen / self.penalty, seen * self.penalty)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class CountPenalty:
     """Subtracts `presence` once, and `frequency` once for each time, from the logits of tokens that the completion holds.
 
-    Source: the OpenAI API's `presence_penalty` and `frequency_penalty`; like there, the prompt does not count.
+    Source: the OpenAI API's `presence_penalty` and `frequency_penalty`; like there, the prompt does
+    not count.
 
     Args:
         num_prompt_tokens: Tokens at the start of the text that do not count.
@@ -77,7 +86,9 @@ class CountPenalty:
 
     def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
         written = token_ids[:, self.num_prompt_tokens :]
-        counts = torch.zeros_like(scores).scatter_add(1, written, torch.ones_like(written, dtype=scores.dtype))
+        counts = torch.zeros_like(scores).scatter_add(
+            1, written, torch.ones_like(written, dtype=scores.dtype)
+        )
         return scores - self.frequency * counts - self.presence * (counts > 0).to(scores.dtype)
 
 
@@ -90,7 +101,9 @@ def text_processors(
     presence_penalty: float | int = 0.0,
     frequency_penalty: float | int = 0.0,
 ) -> tuple[Processor, ...]:
-    """Processors in the order of vLLM: bias, repetition, then frequency and presence; neutral ones are left out.
+    """Processors in the order of vLLM: bias, repetition, then frequency and presence.
+
+    Neutral ones are left out.
 
     Raises:
         OptionError: If a value cannot be honoured.

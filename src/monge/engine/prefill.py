@@ -22,7 +22,8 @@ from monge.engine.opening import controller_state, reads_prompt_later
 from monge.engine.prompts import ending_size, profiled
 from monge.engine.session import Session, catch
 
-_SCORED: Final = 64  # tokens of a prompt whose logits are held at a time, where log-probabilities are wanted
+# Tokens of a prompt whose logits are held at a time, where log-probabilities are wanted.
+_SCORED: Final = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -44,22 +45,26 @@ class _Prompt:
 
     def context(self) -> Context:
         """The text as far as it has been read, and the token after it."""
-        return replace(self.session.context, token_ids=self.session.request.prompt_ids[: self.num_read + 1])
+        return replace(
+            self.session.context, token_ids=self.session.request.prompt_ids[: self.num_read + 1]
+        )
 
 
 class Prefills:
     """Prompts that are being read.
 
-    Every prompt gets an equal share of the tokens that are read between two rounds, so a long one delays nobody for long. A
-    target whose state cannot be rolled back reads every prompt whole, since some of them start from nothing with every piece.
-    A drafter whose network reads prompts reads the same pieces; others are shown the prompt when the target has read it.
+    Every prompt gets an equal share of the tokens that are read between two rounds, so a long one
+    delays nobody for long. A target whose state cannot be rolled back reads every prompt whole,
+    since some of them start from nothing with every piece. A drafter whose network reads prompts
+    reads the same pieces; others are shown the prompt when the target has read it.
 
     What reading raises fails its own request, or costs it the drafter.
 
     Args:
         components: Target, drafter, verifier, controller.
-        piece_s: Seconds that a piece may take while other requests are being decoded, predicted from the last piece; `None` for
-            no limit. Without such requests the sizes of pieces depend on no clock.
+        piece_s: Seconds that a piece may take while other requests are being decoded, predicted
+            from the last piece; `None` for no limit. Without such requests the sizes of pieces
+            depend on no clock.
     """
 
     def __init__(self, components: Components, *, piece_s: float | None = None) -> None:
@@ -73,10 +78,17 @@ class Prefills:
     def join(self, session: Session) -> None:
         """Begin with a prompt."""
         self._open(session)
-        prompt, controller = _Prompt(session), self._components.planner(session.request.controller).controller
+        prompt, controller = (
+            _Prompt(session),
+            self._components.planner(session.request.controller).controller,
+        )
         if isinstance(controller, PromptReader):
             prompt.profile = session.prompt
-            prompt.ending = ending_size(self._components.target, prompt.profile) if controller.reads_prompt_laws else 0
+            prompt.ending = (
+                ending_size(self._components.target, prompt.profile)
+                if controller.reads_prompt_laws
+                else 0
+            )
         self._prompts.append(prompt)
 
     def leave(self, session: Session) -> None:
@@ -97,27 +109,39 @@ class Prefills:
             is_awaited: Whether other requests are being decoded, which wait meanwhile.
 
         Returns:
-            How many tokens were read, and the requests that need no more: ready for rounds, or failed and closed.
+            How many tokens were read, and the requests that need no more: ready for rounds, or
+            failed and closed.
         """
         began = now()
         sizes = [prompt.num_left for prompt in self._prompts]
         most = self._bearable(most) if is_awaited else most
         if self._components.target.no_draft_reason is None:
             sizes = equal_shares(sizes, most)
-        jobs = [(prompt, size) for prompt, size in zip(self._prompts, sizes, strict=True) if size > 0]
-        for group in ([job for job in jobs if not job[0].alone], *([job] for job in jobs if job[0].alone)):
+        jobs = [
+            (prompt, size) for prompt, size in zip(self._prompts, sizes, strict=True) if size > 0
+        ]
+        for group in (
+            [job for job in jobs if not job[0].alone],
+            *([job] for job in jobs if job[0].alone),
+        ):
             if group:
                 self._read(group)
         if jobs:
             self._token_s = (now() - began) / sum(size for _, size in jobs)
-        done = [prompt for prompt in self._prompts if prompt.num_left == 0 or prompt.session.error is not None]
+        done = [
+            prompt
+            for prompt in self._prompts
+            if prompt.num_left == 0 or prompt.session.error is not None
+        ]
         self._prompts = [prompt for prompt in self._prompts if prompt not in done]
         for prompt in done:
             error = prompt.session.error or catch(partial(self._finish, prompt))
             if error is not None:
                 prompt.session.fail(error)
                 self._close(prompt.session)
-        return sum(size for _, size in jobs) + sum(prompt.ending for prompt in done), [prompt.session for prompt in done]
+        return sum(size for _, size in jobs) + sum(prompt.ending for prompt in done), [
+            prompt.session for prompt in done
+        ]
 
     def _bearable(self, most: int) -> int:
         """Tokens of a piece for which others wait. Halving keeps the shapes of forwards few."""
@@ -145,9 +169,15 @@ class Prefills:
             prompt.session.prefill_s += now() - began
 
     def _read_target(self, group: Sequence[tuple[_Prompt, int]]) -> None:
-        scored = [(prompt, size) for prompt, size in group if prompt.session.request.prompt_logprobs is not None]
+        scored = [
+            (prompt, size)
+            for prompt, size in group
+            if prompt.session.request.prompt_logprobs is not None
+        ]
         plain = {
-            prompt.session.context.request_id: prompt.piece(size) for prompt, size in group if (prompt, size) not in scored
+            prompt.session.context.request_id: prompt.piece(size)
+            for prompt, size in group
+            if (prompt, size) not in scored
         }
         if plain:
             self._components.target.append(plain)
@@ -161,25 +191,38 @@ class Prefills:
             self._laws(prompt, first, min(step, prompt.num_read + size - first))
 
     def _laws(self, prompt: _Prompt, first: int, size: int) -> Float[Tensor, "nodes vocab"]:
-        """Read and commit tokens of a prompt; the logits after each of them, noted if the request wants to know."""
+        """Read and commit tokens of a prompt.
+
+        The logits after each of them, noted if the request wants to know.
+        """
         session, target = prompt.session, self._components.target
         text, request_id = session.request.prompt_ids, session.context.request_id
-        logits = target.extend({request_id: NodeBlock.chain(text[first : first + size])})[request_id]
+        logits = target.extend({request_id: NodeBlock.chain(text[first : first + size])})[
+            request_id
+        ]
         target.commit({request_id: range(size)})
         wanted = session.request.prompt_logprobs
         if wanted is not None:
-            session.prompt_logprobs += of_logits(logits, text[first + 1 : first + 1 + size], wanted.num_top)
+            session.prompt_logprobs += of_logits(
+                logits, text[first + 1 : first + 1 + size], wanted.num_top
+            )
         return logits
 
     def _read_drafter(self, group: Sequence[tuple[_Prompt, int]]) -> None:
         drafter = piece_reader(self._components.drafter)
         drafting = [(prompt, size) for prompt, size in group if prompt.session.drafting != "off"]
-        drafting = [job for job in drafting if not reads_prompt_later(job[0].session, self._components)]
+        drafting = [
+            job for job in drafting if not reads_prompt_later(job[0].session, self._components)
+        ]
         if drafter is None or not drafting:
             return
         error = catch(lambda: drafter.read([prompt.context() for prompt, _ in drafting]))
         for prompt, _ in drafting if error is not None else ():
-            again = error if len(drafting) == 1 else catch(partial(_read_again, drafter, prompt.context()))
+            again = (
+                error
+                if len(drafting) == 1
+                else catch(partial(_read_again, drafter, prompt.context()))
+            )
             if again is not None:
                 give_up(prompt.session, self._components, again)
 

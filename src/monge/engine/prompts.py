@@ -12,10 +12,15 @@ from monge.core.model import NodeBlock, SequenceModel
 from monge.core.prompt import PromptProfile
 
 _LAST: Final = 32
-"""Tokens whose laws are looked at: a forward of that many nodes is a fraction of the prompt's own, and their mean is steady."""
+"""Tokens whose laws are looked at.
+
+A forward of that many nodes is a fraction of the prompt's own, and their mean is steady.
+"""
 
 
-def open_profiled(target: SequenceModel, prompts: Mapping[int, PromptProfile]) -> dict[int, PromptProfile]:
+def open_profiled(
+    target: SequenceModel, prompts: Mapping[int, PromptProfile]
+) -> dict[int, PromptProfile]:
     """Open sequences with all but the last token of their prompts, and add what the target's laws say of these.
 
     No law of a token that is still to be generated is looked at.
@@ -25,13 +30,21 @@ def open_profiled(target: SequenceModel, prompts: Mapping[int, PromptProfile]) -
         prompts: By sequence; those whose surprisal is known are only opened.
 
     Returns:
-        The profiles; without surprisal and entropy where a prompt is a single token, or tokens must be read one at a time.
+        The profiles; without surprisal and entropy where a prompt is a single token, or tokens must
+        be read one at a time.
     """
     sizes = {sequence: ending_size(target, prompt) for sequence, prompt in prompts.items()}
     target.open(
-        {sequence: prompt.token_ids[: len(prompt.token_ids) - 1 - sizes[sequence]] for sequence, prompt in prompts.items()}
+        {
+            sequence: prompt.token_ids[: len(prompt.token_ids) - 1 - sizes[sequence]]
+            for sequence, prompt in prompts.items()
+        }
     )
-    read = {sequence: NodeBlock.chain(prompts[sequence].token_ids[-size - 1 : -1]) for sequence, size in sizes.items() if size}
+    read = {
+        sequence: NodeBlock.chain(prompts[sequence].token_ids[-size - 1 : -1])
+        for sequence, size in sizes.items()
+        if size
+    }
     found = dict(prompts)
     if read:
         for sequence, logits in target.extend(read).items():
@@ -41,7 +54,10 @@ def open_profiled(target: SequenceModel, prompts: Mapping[int, PromptProfile]) -
 
 
 def ending_size(target: SequenceModel, prompt: PromptProfile) -> int:
-    """How many tokens before a prompt's last one are read with their laws; 0 if these are known, or cannot be."""
+    """How many tokens before a prompt's last one are read with their laws.
+
+    0 if these are known, or cannot be.
+    """
     if prompt.surprisal is not None or target.no_draft_reason is not None:
         return 0
     return min(_LAST, len(prompt.token_ids) - 1)
@@ -52,6 +68,7 @@ def profiled(prompt: PromptProfile, logits: Float[Tensor, "nodes vocab"]) -> Pro
     following = prompt.token_ids[-len(logits) :]
     logs = torch.log_softmax(logits.double(), dim=-1)
     own = logs[torch.arange(len(following)), torch.tensor(following, device=logs.device)]
-    # Tokens of mass zero add nothing to the entropy; one that is read all the same is infinitely surprising.
+    # Tokens of mass zero add nothing to the entropy; one that is read all the same is infinitely
+    # surprising.
     terms = torch.where(logs.isfinite(), logs.exp() * logs, 0.0)
     return replace(prompt, surprisal=float(-own.mean()), entropy=float(-terms.sum(dim=-1).mean()))

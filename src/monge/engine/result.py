@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from monge.core.metrics import acceptance_by_depth, acceptance_histogram, block_efficiency, draft_utilisation, engine_efficiency
+from monge.core.metrics import (
+    acceptance_by_depth,
+    acceptance_histogram,
+    block_efficiency,
+    draft_utilisation,
+    engine_efficiency,
+)
 from monge.core.reliability import Reliability, reliability
 from monge.core.verdict import StepRecord
 from monge.engine.session import FinishReason, Session
@@ -26,7 +32,8 @@ class GenerationStats:
         decode_s: Seconds of the rounds.
         tokens_per_s: `num_tokens / (prefill_s + decode_s)`.
         engine_efficiency: Seconds inside network forwards / seconds of the rounds.
-        drafters: Which drafter of a pool every round used (`None`: none of them had anything to propose); empty without a pool.
+        drafters: Which drafter of a pool every round used (`None`: none of them had anything to
+            propose); empty without a pool.
         acceptance_histogram: Rounds that accepted 0, 1, .. draft tokens.
         survival: How the controller's forecasts came true; `None` where it made none.
     """
@@ -50,7 +57,9 @@ class GenerationStats:
     survival: Reliability | None = None
 
     @classmethod
-    def of(cls, records: Sequence[StepRecord], *, num_tokens: int, prefill_s: float) -> "GenerationStats":
+    def of(
+        cls, records: Sequence[StepRecord], *, num_tokens: int, prefill_s: float
+    ) -> "GenerationStats":
         """Figures from the records of a request."""
         times = [record.times for record in records]
         names = ("draft_s", "score_s", "verify_s", "commit_s")
@@ -88,13 +97,16 @@ class GenerationResult:
     """The completion of one prompt.
 
     Args:
-        text: Generated text without the prompt; it ends before a stop string. Empty where there is no tokenizer.
-        token_ids: Generated tokens; an end-of-text token and the tokens of a stop string are included.
-        finish_reason: `eos`, `stop`, `length`, or `error` (see `error`; what was decoded before it is kept).
+        text: Generated text without the prompt; it ends before a stop string. Empty where there is
+            no tokenizer.
+        token_ids: Generated tokens; an end-of-text token and the tokens of a stop string are
+            included.
+        finish_reason: `eos`, `stop`, `length`, or `error` (see `error`; what was decoded before it
+            is kept).
         stats: Figures of the request.
         records: One record a round.
-        seed: Gives the text again, with `row`; `None` where measured times decide about a sampled text, and where a network
-            computes in fewer than 32 bits, see `Decoder.requests`.
+        seed: Gives the text again, with `row`; `None` where measured times decide about a sampled
+            text, and where a network computes in fewer than 32 bits, see `Decoder.requests`.
         row: Number of the row's stream among those of the seed.
         error: What went wrong, if anything.
     """
@@ -118,7 +130,9 @@ def result_of(session: Session) -> GenerationResult:
         text="" if session.text is None else session.text.text,
         token_ids=session.completion_ids,
         finish_reason=session.finish_reason,
-        stats=GenerationStats.of(session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s),
+        stats=GenerationStats.of(
+            session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s
+        ),
         records=tuple(session.records),
         seed=session.request.told_seed,
         row=session.request.row,

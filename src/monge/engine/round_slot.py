@@ -59,8 +59,8 @@ Stage = Callable[[Sequence[RoundSlot]], None]
 def run_stage(slots: Sequence[RoundSlot], stage: Stage, components: Components) -> list[RoundSlot]:
     """Run a stage before the commit for all slots at once; if it raises, run it again slot by slot.
 
-    Slots for which it raises then have failed. The second attempt starts from the same draws, so the failure of a neighbour
-    costs time and changes no text.
+    Slots for which it raises then have failed. The second attempt starts from the same draws, so
+    the failure of a neighbour costs time and changes no text.
 
     Returns:
         The slots that have not failed.
@@ -76,13 +76,16 @@ def run_stage(slots: Sequence[RoundSlot], stage: Stage, components: Components) 
     return run_each(slots, lambda slot: stage([slot]), isolated=True)
 
 
-def run_each(slots: Sequence[RoundSlot], work: Callable[[RoundSlot], None], *, isolated: bool) -> list[RoundSlot]:
+def run_each(
+    slots: Sequence[RoundSlot], work: Callable[[RoundSlot], None], *, isolated: bool
+) -> list[RoundSlot]:
     """Do some work slot by slot.
 
     Args:
         slots: The slots.
         work: The work.
-        isolated: Whether a slot for which it raises fails alone and is left out; otherwise the error is raised.
+        isolated: Whether a slot for which it raises fails alone and is left out; otherwise the
+            error is raised.
 
     Returns:
         The slots that have not failed.

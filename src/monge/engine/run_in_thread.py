@@ -11,10 +11,10 @@ Result = TypeVar("Result")
 def run_in_thread(work: Callable[[], Result]) -> Result:
     """What some work gives, done in a thread that ends with it.
 
-    A thread that runs parallel operations keeps a pool of OpenMP threads for as long as it lives. GNU's OpenMP counts those of
-    all pools: where they are more than the processors, threads that wait fall asleep at once, and every operation has to wake
-    them. So what runs forwards before another thread decodes, as measuring costs before a server starts does, leaves no pool
-    behind.
+    A thread that runs parallel operations keeps a pool of OpenMP threads for as long as it lives.
+    GNU's OpenMP counts those of all pools: where they are more than the processors, threads that
+    wait fall asleep at once, and every operation has to wake them. So what runs forwards before
+    another thread decodes, as measuring costs before a server starts does, leaves no pool behind.
 
     Args:
         work: Is run in a copy of the caller's context.

@@ -20,22 +20,34 @@ _FEW: Final = 1 << 17
 
 
 class NodeLaws:
-    """The target's law after every node of a tree, made when it is asked for: a verifier visits few nodes of many.
+    """The target's law after every node of a tree, made when it is asked for.
 
-    On a device all are made at once, since the host waits once for whatever it asks; and those of greedy decoding where they
-    are looked through faster than asked for one by one.
+    A verifier visits few nodes of many.
+
+    On a device all are made at once, since the host waits once for whatever it asks; and those of
+    greedy decoding where they are looked through faster than asked for one by one.
 
     Args:
         logits: Target logits of the nodes.
         tree: The tree.
         context: The committed text; its last token is the tree's root.
-        processors: Applied in order to the node's logits, each with the committed text and the node's own path.
+        processors: Applied in order to the node's logits, each with the committed text and the
+            node's own path.
     """
 
     def __init__(
-        self, logits: Float[Tensor, "nodes vocab"], tree: TokenTree, context: Context, processors: Sequence[Processor]
+        self,
+        logits: Float[Tensor, "nodes vocab"],
+        tree: TokenTree,
+        context: Context,
+        processors: Sequence[Processor],
     ) -> None:
-        self._logits, self._tree, self._context, self._processors = logits, tree, context, processors
+        self._logits, self._tree, self._context, self._processors = (
+            logits,
+            tree,
+            context,
+            processors,
+        )
         self._made: dict[int, Law] = {}
 
     def __len__(self) -> int:
@@ -54,14 +66,17 @@ class NodeLaws:
     def _makes_all(self) -> bool:
         if self._processors:
             return False
-        return not self._logits.is_cpu or (self._context.rules.temperature == 0 and self._logits.numel() <= _FEW)
+        return not self._logits.is_cpu or (
+            self._context.rules.temperature == 0 and self._logits.numel() <= _FEW
+        )
 
     def _make(self, node: int) -> Law:
         logits = self._logits[node]
         if self._processors:
             text = self._context.token_ids + self._tree.path_tokens(node)
             token_ids = torch.tensor([text]).to(logits.device, non_blocking=True)
-            # A copy, in the type in which `transformers` applies processors: some of them write into what they are given.
+            # A copy, in the type in which `transformers` applies processors: some of them write
+            # into what they are given.
             scores = logits[None].to(torch.float32, copy=True)
             for processor in self._processors:
                 scores = processor(token_ids, scores)

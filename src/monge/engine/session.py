@@ -22,8 +22,11 @@ StopCheck = Callable[[tuple[int, ...]], bool]
 """`token_ids` (prompt and completion) -> whether decoding stops after the last of them."""
 
 Drafting = Literal["together", "alone", "off"]
-"""Drafted for, and told of verdicts, in one call with the others; alone, after that call has failed; not at all, after this one
-has failed too, or because nobody wants it."""
+"""Drafted for, and told of verdicts, in one call with the others.
+
+Alone, after that call has failed; not at all, after this one has failed too, or because nobody
+wants it.
+"""
 
 _UNBOUNDED: Final = 1 << 62
 
@@ -39,19 +42,24 @@ class Request:
         seed: Names, with `row`, the request's own stream of random numbers; zero is a seed.
         row: Number of its stream among those of the seed.
         eos_ids: Tokens that end the text (kept as its last token).
-        stop: Stop strings; the text ends before the first of them, the tokens with the one that completes it.
+        stop: Stop strings; the text ends before the first of them, the tokens with the one that
+            completes it.
         processors: Prefix-dependent logits processors.
         stop_check: Asked after every token, in order.
         draws: Source of randomness; made of seed and row where absent.
         profile: What is known of the prompt already, for controllers that look at it.
-        speculative: Whether anything is drafted for it; if not, the drafter is not even shown the prompt.
-        adaptive: Whether the controller plans for it; if not, every round has the largest tree within its limits.
+        speculative: Whether anything is drafted for it; if not, the drafter is not even shown the
+            prompt.
+        adaptive: Whether the controller plans for it; if not, every round has the largest tree
+            within its limits.
         limits: No plan of it goes beyond their depth and nodes.
-        controller: Name of the controller that plans for it; `None` for the one that serves those that name none.
+        controller: Name of the controller that plans for it; `None` for the one that serves those
+            that name none.
         is_repeatable: Whether its seed is said to give its text again.
         logprobs: Log-probabilities wanted with every generated token.
-        prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always those of `raw`, and only
-            where the prompt is read in pieces (see `monge.engine.prefill`).
+        prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always
+            those of `raw`, and only where the prompt is read in pieces (see
+            `monge.engine.prefill`).
     """
 
     prompt_ids: tuple[int, ...]
@@ -80,13 +88,17 @@ class Request:
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
-            raise OptionError("the prompt is empty: give at least one token (for example the tokenizer's bos token)")
+            raise OptionError(
+                "the prompt is empty: give at least one token (for example the "
+                "tokenizer's bos token)"
+            )
         if not is_of(self.max_new_tokens, int):
             raise OptionError(f"max_new_tokens must be a whole number; got {self.max_new_tokens!r}")
         if self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens must be at least 1; got {self.max_new_tokens}")
         check_seed(self.seed, self.row)
-        for name in ("max_new_tokens", "seed", "row"):  # a whole number of numpy's goes into no generator, and no JSON
+        # A whole number of numpy's goes into no generator, and no JSON.
+        for name in ("max_new_tokens", "seed", "row"):
             object.__setattr__(self, name, index(getattr(self, name)))
         if any(not text for text in self.stop):
             raise OptionError("a stop string is empty; remove it")
@@ -103,7 +115,12 @@ class Session:
     """
 
     def __init__(
-        self, request: Request, request_id: int, tokenizer: Tokenizer | None = None, *, keeps_records: bool = True
+        self,
+        request: Request,
+        request_id: int,
+        tokenizer: Tokenizer | None = None,
+        *,
+        keeps_records: bool = True,
     ) -> None:
         if request.stop and tokenizer is None:
             raise OptionError("stop strings need a tokenizer; give one, or use eos_ids")
@@ -117,7 +134,9 @@ class Session:
             num_prompt_tokens=len(request.prompt_ids),
             rules=request.rules,
         )
-        self.text = None if tokenizer is None else TextStream(tokenizer, request.prompt_ids, request.stop)
+        self.text = (
+            None if tokenizer is None else TextStream(tokenizer, request.prompt_ids, request.stop)
+        )
         self.controller_state: Any = None
         self.drafter_state: Any = None
         self.drafting: Drafting = "together" if request.speculative else "off"
@@ -169,7 +188,10 @@ class Session:
             MongeError: If they cannot come again.
         """
         if self._rewindable is None:
-            raise MongeError(f"{type(self.draws).__name__}: these draws cannot be repeated, so errors cannot be isolated")
+            raise MongeError(
+                f"{type(self.draws).__name__}: these draws cannot be repeated, so "
+                "errors cannot be isolated"
+            )
         self._rewindable.mark()
 
     def rewind(self) -> None:
@@ -179,7 +201,10 @@ class Session:
 
     @property
     def has_drawn(self) -> bool:
-        """Whether anything was drawn since the marked place; true where nobody knows, since its draws cannot come again."""
+        """Whether anything was drawn since the marked place.
+
+        True where nobody knows, since its draws cannot come again.
+        """
         return self._rewindable is None or self._rewindable.has_drawn
 
     def note(self, record: StepRecord) -> None:
@@ -190,7 +215,10 @@ class Session:
         self.records.append(record)
 
     def limit(self, plan: DraftPlan) -> DraftPlan:
-        """The plan within the request's limits, no deeper than tokens are wanted: a round commits one more than it accepts."""
+        """The plan within the request's limits, no deeper than tokens are wanted.
+
+        A round commits one more than it accepts.
+        """
         room = self.request.max_new_tokens - self.num_generated - 1
         return plan.within(self.request.limits).within(_of_depth(room))
 
@@ -215,7 +243,9 @@ class Session:
             return "eos"
         if self.text is not None and self.text.push(new_ids[-1]):
             return "stop"
-        if request.stop_check is not None and request.stop_check(self.context.token_ids + tuple(new_ids)):
+        if request.stop_check is not None and request.stop_check(
+            self.context.token_ids + tuple(new_ids)
+        ):
             return "stop"
         return "length" if self.num_generated + len(new_ids) >= request.max_new_tokens else None
 
@@ -234,7 +264,8 @@ def check_length(request: Request, max_length: int | None, whose: str) -> None:
     total = len(request.prompt_ids) + request.max_new_tokens
     if total > (max_length or _UNBOUNDED):
         raise ContextLengthError(
-            f"prompt of {len(request.prompt_ids)} tokens + max_new_tokens={request.max_new_tokens} = {total} exceeds the "
+            f"prompt of {len(request.prompt_ids)} tokens + "
+            f"max_new_tokens={request.max_new_tokens} = {total} exceeds the "
             f"{whose}'s context of {max_length} tokens; shorten the prompt or ask for fewer tokens"
         )
 

@@ -1,4 +1,7 @@
-"""From what a user names to a folder that `transformers` reads: GGUF files and models from the package registry."""
+"""From what a user names to a folder that `transformers` reads.
+
+GGUF files and models from the package registry.
+"""
 
 import hashlib
 import json
@@ -48,11 +51,15 @@ class PackagedModel:
         try:
             files = distribution(self.package).files or ()
         except PackageNotFoundError:
-            raise ModelLoadError(f"the package {self.package!r} is not installed; run: {self.install}") from None
+            raise ModelLoadError(
+                f"the package {self.package!r} is not installed; run: {self.install}"
+            ) from None
         found = [Path(str(file.locate())) for file in files if file.name.endswith(".gguf")]
         present = [path for path in found if path.is_file()]
         if not present:
-            raise ModelLoadError(f"the package {self.package!r} has no GGUF file; install it again: {self.install}")
+            raise ModelLoadError(
+                f"the package {self.package!r} has no GGUF file; install it again: {self.install}"
+            )
         return present[0]
 
 
@@ -66,8 +73,8 @@ NAMED: Final = {
 def resolve(source: str | Path) -> str | Path:
     """What `transformers` can load for a source.
 
-    A GGUF file is converted once: its weights are dequantised and kept with its tokenizer in the cache folder
-    (`$MONGE_CACHE`), each tensor in the narrowest type that holds it exactly.
+    A GGUF file is converted once: its weights are dequantised and kept with its tokenizer in the
+    cache folder (`$MONGE_CACHE`), each tensor in the narrowest type that holds it exactly.
 
     Args:
         source: A folder, a model's name, the path of a GGUF file, or a name in `NAMED`.
@@ -76,7 +83,8 @@ def resolve(source: str | Path) -> str | Path:
         The folder of the converted file, or the source as it is.
 
     Raises:
-        ModelLoadError: If a file is missing, truncated, of an unknown architecture, or there is no room for its weights.
+        ModelLoadError: If a file is missing, truncated, of an unknown architecture, or there is no
+            room for its weights.
     """
     if isinstance(source, str) and source in NAMED:
         return _converted(NAMED[source].path())
@@ -110,7 +118,8 @@ def _converted(path: Path) -> Path:
     _check_readable(path)
     size = path.stat().st_size
     logging.getLogger(__name__).info(
-        f"reading {path.name} ({size / 1e6:.0f} MB) and writing its dequantised weights to {folder}, once"
+        f"reading {path.name} ({size / 1e6:.0f} MB) and writing its dequantised weights to "
+        f"{folder}, once"
     )
     began = time.perf_counter()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -122,12 +131,17 @@ def _converted(path: Path) -> Path:
         except OSError:
             if not (folder / "config.json").is_file():
                 raise
-    logging.getLogger(__name__).info(f"{path.name} is ready after {time.perf_counter() - began:.0f} s")
+    logging.getLogger(__name__).info(
+        f"{path.name} is ready after {time.perf_counter() - began:.0f} s"
+    )
     return folder
 
 
 def _digest(path: Path) -> str:
-    """A name for the contents, from blocks spread over the file: a file of many gigabytes is not read whole at every start."""
+    """A name for the contents, from blocks spread over the file.
+
+    A file of many gigabytes is not read whole at every start.
+    """
     size = path.stat().st_size
     found = hashlib.sha256(f"{_FORMAT} {size}".encode())
     with path.open("rb") as file:
@@ -143,7 +157,9 @@ def _check_readable(path: Path) -> None:
     if magic != b"GGUF":
         raise ModelLoadError(f"{str(path)!r} is no GGUF file: it starts with {magic!r}")
     if find_spec("gguf") is None:
-        raise ModelLoadError(f"{path.name}: reading GGUF files needs the package gguf; run: pip install gguf")
+        raise ModelLoadError(
+            f"{path.name}: reading GGUF files needs the package gguf; run: pip install gguf"
+        )
 
 
 def _write(path: Path, folder: Path) -> None:
@@ -151,17 +167,21 @@ def _write(path: Path, folder: Path) -> None:
     needed, free = 4 * num_weights, shutil.disk_usage(folder).free
     if needed > free:
         raise ModelLoadError(
-            f"{path.name}: its weights take up to {needed / 1e9:.1f} GB, and {folder.parent} has {free / 1e9:.1f} GB; "
+            f"{path.name}: its weights take up to {needed / 1e9:.1f} GB, and {folder.parent} has "
+            f"{free / 1e9:.1f} GB; "
             "make room, or set MONGE_CACHE to another folder"
         )
     network = _dequantised(path)
     for weights in network.parameters():
         narrow = (weights.to(dtype) for dtype in _NARROW)
-        weights.data = next((one for one in narrow if torch.equal(one.to(weights.dtype), weights)), weights).data
+        weights.data = next(
+            (one for one in narrow if torch.equal(one.to(weights.dtype), weights)), weights
+        ).data
     _set_ends(network, fields)
     network.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config |= {"dtype": "float32", "_name_or_path": path.name}  # that of the computation, not of the first tensor
+    # That of the computation, not of the first tensor.
+    config |= {"dtype": "float32", "_name_or_path": path.name}
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     try:
         AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
@@ -175,19 +195,26 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
 
     try:
         reader = GGUFReader(path)
-        fields = {name: reader.fields[name].contents() for name in _END_OF_TURN if name in reader.fields}
+        fields = {
+            name: reader.fields[name].contents() for name in _END_OF_TURN if name in reader.fields
+        }
         return fields, sum(int(tensor.n_elements) for tensor in reader.tensors)
     except (ValueError, KeyError, IndexError, OverflowError, MemoryError, struct.error) as error:
         raise ModelLoadError(
-            f"{str(path)!r} cannot be read: {type(error).__name__}: {error}; it may be truncated, so fetch it again"
+            f"{str(path)!r} cannot be read: {type(error).__name__}: {error}; it may be truncated, "
+            "so fetch it again"
         ) from error
 
 
 def _dequantised(path: Path) -> PreTrainedModel:
     try:
-        network: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        network: Any = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        )
     except Exception as error:
-        raise ModelLoadError(f"transformers cannot read {path.name}: {type(error).__name__}: {error}") from error
+        raise ModelLoadError(
+            f"transformers cannot read {path.name}: {type(error).__name__}: {error}"
+        ) from error
     # It holds plain weights by now, and says otherwise.
     network.hf_quantizer = None
     if hasattr(network.config, "quantization_config"):
@@ -196,7 +223,10 @@ def _dequantised(path: Path) -> PreTrainedModel:
 
 
 def _set_ends(network: PreTrainedModel, fields: dict[str, Any]) -> None:
-    """Let tokens that end a turn end a text: chat models write those, and GGUF files name them apart."""
+    """Let tokens that end a turn end a text.
+
+    Chat models write those, and GGUF files name them apart.
+    """
     config = network.generation_config
     if config is None or not fields:
         return

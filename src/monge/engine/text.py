@@ -22,8 +22,9 @@ class Tokenizer(Protocol):
 class TextStream:
     """The growing text of one request.
 
-    Tokens are decoded together with the few before them, because one character may need several tokens; text that ends in an
-    incomplete character waits for the next token. Without stop strings nothing is decoded until text is asked for.
+    Tokens are decoded together with the few before them, because one character may need several
+    tokens; text that ends in an incomplete character waits for the next token. Without stop strings
+    nothing is decoded until text is asked for.
 
     Args:
         tokenizer: Turns ids into text.
@@ -31,11 +32,14 @@ class TextStream:
         stop: Stop strings.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str]
+    ) -> None:
         self._tokenizer, self._stop = tokenizer, tuple(stop)
         self._longest_stop = max(map(len, self._stop), default=0)
         self._ids = list(prompt_ids[-_NEIGHBOURS:])
-        # The window `_ids[_start:]` is decoded as a whole; `_shown` is what it read as when its text was last taken over.
+        # The window `_ids[_start:]` is decoded as a whole; `_shown` is what it read as when its
+        # text was last taken over.
         self._start = 0
         # A prompt may end inside a character, which the first tokens then complete.
         self._shown = self._decode(self._ids).rstrip("\N{REPLACEMENT CHARACTER}")

@@ -1,4 +1,7 @@
-"""A request round by round, as plain values: what was planned, what it was worth, what came of it."""
+"""A request round by round, as plain values.
+
+What was planned, what it was worth, what came of it.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +14,10 @@ def rounds_of(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
     """One entry per round.
 
     Returns:
-        Of every round `at` (tokens generated before it), `window` (largest depth that the plan allowed), `depth` and `nodes`
-        (what was drafted within it), `accepted`, `tokens` (committed), `price` (of a second, in tokens) and `survival` (a
-        forecast by depth) where the controller says so, `drafter` of a pool, `batch_size` and `seconds`.
+        Of every round `at` (tokens generated before it), `window` (largest depth that the plan
+        allowed), `depth` and `nodes` (what was drafted within it), `accepted`, `tokens`
+        (committed), `price` (of a second, in tokens) and `survival` (a forecast by depth) where the
+        controller says so, `drafter` of a pool, `batch_size` and `seconds`.
     """
     entries: list[dict[str, Any]] = []
     at = 0

@@ -22,4 +22,8 @@ class TargetSizes:
     @classmethod
     def of(cls, target: FeatureModel) -> "TargetSizes":
         """The sizes of a network."""
-        return cls(hidden_size=target.hidden_size, num_layers=target.num_layers, vocab_size=target.vocab_size)
+        return cls(
+            hidden_size=target.hidden_size,
+            num_layers=target.num_layers,
+            vocab_size=target.vocab_size,
+        )

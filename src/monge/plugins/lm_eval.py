@@ -1,4 +1,7 @@
-"""lm-eval in this process: its `hf` model, whose texts are written speculatively; as a program, `lm_eval` with that model."""
+"""lm-eval in this process: its `hf` model, whose texts are written speculatively.
+
+As a program, `lm_eval` with that model.
+"""
 
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +25,8 @@ def _host(module: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         raise OptionError(
-            f"the lm-eval model needs packages that are not installed ({error}): pip install 'monge[lm-eval]'"
+            f"the lm-eval model needs packages that are not installed ({error}): pip install "
+            "'monge[lm-eval]'"
         ) from error
 
 
@@ -30,28 +34,32 @@ _Hf: Any = _host("lm_eval.models.huggingface").HFLM
 
 
 class MongeLM(_Hf):
-    """`hf` with speculative generation: the same prompts, batches, left padding, stops and likelihoods.
+    """`hf` with speculative generation.
 
-    Greedy texts are those of `hf` up to rounding; sampled ones have the same law. Likelihood tasks decode nothing, so nothing
-    of this library runs in them. The stopping criteria of lm-eval are asked token by token, as in plain decoding.
+    The same prompts, batches, left padding, stops and likelihoods.
+
+    Greedy texts are those of `hf` up to rounding; sampled ones have the same law. Likelihood tasks
+    decode nothing, so nothing of this library runs in them. The stopping criteria of lm-eval are
+    asked token by token, as in plain decoding.
 
     Args:
         pretrained: The target, as for `hf`.
-        draft_model: Folder or name of a draft model with the target's tokenizer, or a loaded one; in the target's type and on
-            its device. Without it, n-grams.
+        draft_model: Folder or name of a draft model with the target's tokenizer, or a loaded one;
+            in the target's type and on its device. Without it, n-grams.
         drafter: As for `speculate`, like the next six.
         tree: Shape of the proposals.
         verifier: Acceptance rule.
         controller: How much to draft; `fixed` needs no measured costs.
-        costs: Folder of measured costs, for controllers that ask; without it they are measured in every batch.
+        costs: Folder of measured costs, for controllers that ask; without it they are measured in
+            every batch.
         draft_temperature: Draft at this temperature instead of the request's own.
         draft_top_k: Draft from so many of the draft model's most probable tokens.
         seed: Seed of the draws of every batch; without it they follow lm-eval's own seed for torch.
         **settings: Everything that `hf` takes.
 
     Raises:
-        MongeError: One of its children, if a part is unknown or does not fit the others, the target is an encoder-decoder, or
-            mixed precision is asked for.
+        MongeError: One of its children, if a part is unknown or does not fit the others, the target
+            is an encoder-decoder, or mixed precision is asked for.
     """
 
     def __init__(
@@ -70,19 +78,35 @@ class MongeLM(_Hf):
         **settings: Any,
     ) -> None:
         if settings.get("mixed_precision_dtype") is not None:
-            raise OptionError("model 'monge' does not support mixed_precision_dtype; give dtype=, which holds for all passes")
+            raise OptionError(
+                "model 'monge' does not support mixed_precision_dtype; give dtype=, "
+                "which holds for all passes"
+            )
         super().__init__(pretrained, **settings)
         if self.backend != "causal":
             raise OptionError(
-                f"model 'monge' decodes decoder-only models; lm-eval took {str(pretrained)!r} for {self.backend!r}"
+                f"model 'monge' decodes decoder-only models; lm-eval took {str(pretrained)!r} for "
+                f"{self.backend!r}"
             )
         draft = None if draft_model is None else self._draft_of(draft_model, settings)
-        named = {"drafter": drafter, "tree": tree, "verifier": verifier, "controller": controller, "costs": costs}
+        named = {
+            "drafter": drafter,
+            "tree": tree,
+            "verifier": verifier,
+            "controller": controller,
+            "costs": costs,
+        }
         numbers = {"draft_temperature": draft_temperature, "draft_top_k": draft_top_k, "seed": seed}
         self._speculation = {"custom_generate": speculate, "draft_model": draft, **named, **numbers}
-        _check(self.model, draft, {**named, "draft_temperature": draft_temperature, "draft_top_k": draft_top_k})
+        _check(
+            self.model,
+            draft,
+            {**named, "draft_temperature": draft_temperature, "draft_top_k": draft_top_k},
+        )
 
-    def _draft_of(self, source: str | Path | PreTrainedModel, settings: dict[str, Any]) -> PreTrainedModel:
+    def _draft_of(
+        self, source: str | Path | PreTrainedModel, settings: dict[str, Any]
+    ) -> PreTrainedModel:
         return load_network(
             source,
             dtype=self.model.dtype,
@@ -90,9 +114,13 @@ class MongeLM(_Hf):
             trust_remote_code=bool(settings.get("trust_remote_code", False)),
         )
 
-    def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any) -> torch.Tensor:
+    def _model_generate(
+        self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any
+    ) -> torch.Tensor:
         """Called by lm-eval for every batch of prompts."""
-        return super()._model_generate(context=context, max_length=max_length, stop=stop, **settings, **self._speculation)
+        return super()._model_generate(
+            context=context, max_length=max_length, stop=stop, **settings, **self._speculation
+        )
 
 
 def _check(target: PreTrainedModel, draft: PreTrainedModel | None, named: dict[str, Any]) -> None:
@@ -105,7 +133,10 @@ def _check(target: PreTrainedModel, draft: PreTrainedModel | None, named: dict[s
 
 
 def register() -> None:
-    """Make the model known to lm-eval under its name; lm-eval looks for no entry points, so somebody has to say it."""
+    """Make the model known to lm-eval under its name.
+
+    Lm-eval looks for no entry points, so somebody has to say it.
+    """
     registry = _host("lm_eval.api.registry").model_registry
     _host("lm_eval.models")  # fills the registry, which it does only as long as that is empty
     if NAME not in registry:

@@ -1,4 +1,7 @@
-"""`model.generate(..., custom_generate=monge.speculate)`: the loop of this library inside `transformers`."""
+"""`model.generate(..., custom_generate=monge.speculate)`.
+
+The loop of this library inside `transformers`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +11,14 @@ from typing import Any, Final, cast
 import torch
 import transformers
 from torch import Tensor
-from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StaticCache, StoppingCriteriaList
+from transformers import (
+    Cache,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StaticCache,
+    StoppingCriteriaList,
+)
 from transformers.cache_utils import CacheLayerMixin
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
@@ -56,19 +66,26 @@ def speculate(
     seed: int | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """Decode speculatively inside `generate`: pass this function as `custom_generate=`, and its keywords beside it.
+    """Decode speculatively inside `generate`.
 
-    The output is that of plain `generate`: the same tokens when greedy (up to rounding, where two logits are equal within it),
-    tokens of the same law when sampling. Each row is decoded with its own padding stripped, its own cache row and draws.
+    Pass this function as `custom_generate=`, and its keywords beside it.
 
-    * *Processors* are applied to every node in order, with the row's padded text and the node's own path. One of your own is
-      called with one row at a time, for several continuations of the same text, and so must be a function of its arguments.
-    * *Stopping criteria* see the batch grow by one column a call, as in plain decoding; `scores` is `None`.
-    * *Draft law*: temperature, top-k, top-p and min-p as requested; other processors shape the target's law alone.
+    The output is that of plain `generate`: the same tokens when greedy (up to rounding, where two
+    logits are equal within it), tokens of the same law when sampling. Each row is decoded with its
+    own padding stripped, its own cache row and draws.
 
-    `generate` drops some of its own keywords before a callable sees them, and nobody can notice. For `assistant_model` give
-    `draft_model`; for `streamer` give `token_streamer`, which gets the prompt, every column and the end. `stop_strings` is
-    refused by `generate`: put a `StopStringCriteria` into `stopping_criteria`. Tensor parallelism is not looked after.
+    * *Processors* are applied to every node in order, with the row's padded text and the node's own
+      path. One of your own is called with one row at a time, for several continuations of the same
+      text, and so must be a function of its arguments.
+    * *Stopping criteria* see the batch grow by one column a call, as in plain decoding; `scores` is
+      `None`.
+    * *Draft law*: temperature, top-k, top-p and min-p as requested; other processors shape the
+      target's law alone.
+
+    `generate` drops some of its own keywords before a callable sees them, and nobody can notice.
+    For `assistant_model` give `draft_model`; for `streamer` give `token_streamer`, which gets the
+    prompt, every column and the end. `stop_strings` is refused by `generate`: put a
+    `StopStringCriteria` into `stopping_criteria`. Tensor parallelism is not looked after.
 
     Args:
         model: The target, in evaluation mode; given by `generate`, like the next four.
@@ -76,27 +93,31 @@ def speculate(
         logits_processor: Made from the generation settings, and the caller's.
         stopping_criteria: Likewise.
         generation_config: Greedy or sampling, without scores, attentions or hidden states.
-        draft_model: A loaded model, folder or name, with the target's tokenizer, put into evaluation mode; or a head for the
-            target, loaded or its folder. A folder is read anew in every call. Without it, n-grams.
+        draft_model: A loaded model, folder or name, with the target's tokenizer, put into
+            evaluation mode; or a head for the target, loaded or its folder. A folder is read anew
+            in every call. Without it, n-grams.
         drafter: As for `monge.load`; models with recurrent state need `none`.
         tree: As for `monge.load`.
         verifier: As for `monge.load`.
-        controller: One of those of `monge.load`; `fixed` needs no measured costs. What it learns ends with the call, but for
-            the costs below.
-        costs: As for `monge.load`, for controllers that ask: without it they are measured in every call; a `Latency` goes on
-            learning from call to call.
+        controller: One of those of `monge.load`; `fixed` needs no measured costs. What it learns
+            ends with the call, but for the costs below.
+        costs: As for `monge.load`, for controllers that ask: without it they are measured in every
+            call; a `Latency` goes on learning from call to call.
         token_streamer: A streamer of `transformers`.
         draft_temperature: Draft at this temperature instead of the request's own.
-        draft_top_k: Draft from so many of the draft model's most probable tokens, as for `monge.load`.
-        seed: Seed of the draws. Without it, one is drawn from torch's default generator, so that `set_seed` makes a run
-            reproducible.
+        draft_top_k: Draft from so many of the draft model's most probable tokens, as for
+            `monge.load`.
+        seed: Seed of the draws. Without it, one is drawn from torch's default generator, so that
+            `set_seed` makes a run reproducible.
         **model_kwargs: What `generate` prepared.
 
     Returns:
-        `[batch, seq]`, prompts included and stopped rows padded, or `GenerateDecoderOnlyOutput` with these as `sequences`.
+        `[batch, seq]`, prompts included and stopped rows padded, or `GenerateDecoderOnlyOutput`
+        with these as `sequences`.
 
     Raises:
-        MongeError: One of its children, for settings that cannot be honoured and for logits that are not finite.
+        MongeError: One of its children, for settings that cannot be honoured and for logits that
+            are not finite.
     """
     _check_settings(model, generation_config, model_kwargs)
     prompts = _Prompts.of(input_ids, model_kwargs)
@@ -107,8 +128,17 @@ def speculate(
         pad_token_id=call.pad_token_id,
         streamer=token_streamer,
     )
-    named: dict[str, Any] = {"tree": tree, "verifier": verifier, "controller": controller, "draft_top_k": draft_top_k}
-    named |= {"draft_temperature": draft_temperature, "costs": costs, "max_batch_size": len(input_ids)}
+    named: dict[str, Any] = {
+        "tree": tree,
+        "verifier": verifier,
+        "controller": controller,
+        "draft_top_k": draft_top_k,
+    }
+    named |= {
+        "draft_temperature": draft_temperature,
+        "costs": costs,
+        "max_batch_size": len(input_ids),
+    }
     components = _parts(call, draft_model, drafter, **named)
     sessions = call.sessions(components, replay, seed)
     if token_streamer is not None:
@@ -120,7 +150,11 @@ def speculate(
     if token_streamer is not None:
         token_streamer.end()
     text: Any = replay.text
-    return GenerateDecoderOnlyOutput(sequences=text) if generation_config.return_dict_in_generate else text
+    return (
+        GenerateDecoderOnlyOutput(sequences=text)
+        if generation_config.return_dict_in_generate
+        else text
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,15 +172,24 @@ class _Prompts:
             starts = (0,) * batch_size
         else:
             starts = tuple(int(length - count) for count in mask.sum(dim=1))
-            expected = torch.arange(length, device=mask.device) >= torch.tensor(starts, device=mask.device)[:, None]
+            expected = (
+                torch.arange(length, device=mask.device)
+                >= torch.tensor(starts, device=mask.device)[:, None]
+            )
             if not torch.equal(mask.bool(), expected):
-                raise OptionError("speculate: attention_mask must be zeros on the left and ones after them; pad on the left")
+                raise OptionError(
+                    "speculate: attention_mask must be zeros on the left and ones "
+                    "after them; pad on the left"
+                )
         positions = model_kwargs.get("position_ids")
         if positions is not None:
             first = torch.tensor(starts, device=positions.device)[:, None]
             usual = torch.arange(length, device=positions.device) - first
             if not torch.equal(torch.where(usual >= 0, positions, usual), usual):
-                raise OptionError("speculate: position_ids other than 0, 1, 2, ... after the padding are not supported")
+                raise OptionError(
+                    "speculate: position_ids other than 0, 1, 2, ... after the "
+                    "padding are not supported"
+                )
         return cls(input_ids, starts)
 
 
@@ -167,7 +210,8 @@ class _Call:
 
     @property
     def rules(self) -> SamplingRules:
-        # The processors hold the temperature already: what is left is the softmax, or the largest score.
+        # The processors hold the temperature already: what is left is the softmax, or the largest
+        # score.
         return SamplingRules(temperature=1 if self.config.do_sample else 0)
 
     @property
@@ -179,7 +223,11 @@ class _Call:
         if seed is None:
             seed = _drawn_seed() if self.config.do_sample else 0
         batch_size, length = self.prompts.input_ids.shape
-        longest = min(criterion.max_length for criterion in self.criteria if isinstance(criterion, MaxLengthCriteria))
+        longest = min(
+            criterion.max_length
+            for criterion in self.criteria
+            if isinstance(criterion, MaxLengthCriteria)
+        )
         eos_ids = frozenset(
             int(token)
             for criterion in self.criteria
@@ -188,7 +236,10 @@ class _Call:
         )
         sessions: list[Session] = []
         for row, start in enumerate(self.prompts.starts):
-            prompt_ids, padding = self.prompts.input_ids[row, start:], self.prompts.input_ids[row : row + 1, :start]
+            prompt_ids, padding = (
+                self.prompts.input_ids[row, start:],
+                self.prompts.input_ids[row : row + 1, :start],
+            )
             request = Request(
                 prompt_ids=tuple(prompt_ids.tolist()),
                 max_new_tokens=longest - length,
@@ -219,12 +270,21 @@ class _StopCheck:
 
 
 def _parts(
-    call: _Call, draft: PreTrainedModel | AnyHead | str | Path | None, drafter: str | AnyDrafter | None, **named: Any
+    call: _Call,
+    draft: PreTrainedModel | AnyHead | str | Path | None,
+    drafter: str | AnyDrafter | None,
+    **named: Any,
 ) -> Components:
     target, given = as_sequence_model(call.model), {**named, "draft_rules": call.draft_rules}
     if (found := drafter_of(draft, call.model.name_or_path)) is not None:
-        return make_components(target, drafter=drafter or found, head=cast(AnyHead | str | Path, draft), **given)
-    draft_model = None if draft is None else as_draft_model(load_network(cast(PreTrainedModel | str | Path, draft)), target)
+        return make_components(
+            target, drafter=drafter or found, head=cast(AnyHead | str | Path, draft), **given
+        )
+    draft_model = (
+        None
+        if draft is None
+        else as_draft_model(load_network(cast(PreTrainedModel | str | Path, draft)), target)
+    )
     return make_components(target, draft_model, drafter=drafter, **given)
 
 
@@ -232,25 +292,39 @@ def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str
     """Refuse what would otherwise be ignored."""
     mode = config.get_generation_mode()
     outputs = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-    asked = [name for name in outputs if getattr(config, name)] if config.return_dict_in_generate else []
+    asked = (
+        [name for name in outputs if getattr(config, name)]
+        if config.return_dict_in_generate
+        else []
+    )
     caches = [value for value in model_kwargs.values() if isinstance(value, Cache)]
     unknown = _other_inputs(model, model_kwargs)
     sharded = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
     refusals = {
         "encoder-decoder models; a decoder-only model is needed": model.config.is_encoder_decoder,
         "a model in training mode, whose law changes from call to call; call model.eval()": model.training,
-        f"the decoding method {mode.value!r}; leave out num_beams, penalty_alpha, constraints, dola_layers, use_mtp, "
-        "prompt_lookup_num_tokens and assistant_early_exit": mode not in {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE},
+        f"the decoding method {mode.value!r}; leave out num_beams, penalty_alpha, constraints, "
+        "dola_layers, use_mtp, "
+        "prompt_lookup_num_tokens and assistant_early_exit": mode
+        not in {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE},
         f"{', '.join(asked)}; leave it out": bool(asked),
-        f"cache_implementation={config.cache_implementation!r}; leave it out, the cache is this library's own": (
-            config.cache_implementation not in {None, "dynamic"} or any(isinstance(cache, StaticCache) for cache in caches)
+        f"cache_implementation={config.cache_implementation!r}; leave it out, the cache is this "
+        "library's own": (
+            config.cache_implementation not in {None, "dynamic"}
+            or any(isinstance(cache, StaticCache) for cache in caches)
         ),
-        # Some checkpoints have it in their settings, from training or by habit; there it is no wish of the caller.
-        "use_cache=False; leave it out": config.use_cache is False and model.generation_config.use_cache is not False,
-        "a cache that holds text already; give the whole text as input_ids": any(map(_holds_text, caches)),
-        f"model inputs beside the text: {', '.join(unknown)}; leave them out, or, where you gave none, report this with "
+        # Some checkpoints have it in their settings, from training or by habit; there it is no wish
+        # of the caller.
+        "use_cache=False; leave it out": config.use_cache is False
+        and model.generation_config.use_cache is not False,
+        "a cache that holds text already; give the whole text as input_ids": any(
+            map(_holds_text, caches)
+        ),
+        f"model inputs beside the text: {', '.join(unknown)}; leave them out, or, where you gave "
+        "none, report this with "
         f"'transformers {transformers.__version__}'": bool(unknown),
-        "weights sharded by FSDP or ZeRO-3, whose ranks must step together": sharded and torch.distributed.is_initialized(),
+        "weights sharded by FSDP or ZeRO-3, whose ranks must step together": sharded
+        and torch.distributed.is_initialized(),
     }
     for what, is_asked in refusals.items():
         if is_asked:
@@ -260,13 +334,18 @@ def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str
 def _other_inputs(model: Any, model_kwargs: dict[str, Any]) -> list[str]:
     """Names of inputs that would have to reach the model's forward.
 
-    A cache is known by its type: the host has renamed its keyword. `None`, and what the forward takes anyway, change nothing.
+    A cache is known by its type: the host has renamed its keyword. `None`, and what the forward
+    takes anyway, change nothing.
     """
     parameters = forward_parameters(model)
     found: list[str] = []
     for name, value in model_kwargs.items():
         usual = parameters[name].default if name in parameters else None
-        changes_nothing = value is None or value is usual or (isinstance(value, bool | int | float | str) and value == usual)
+        changes_nothing = (
+            value is None
+            or value is usual
+            or (isinstance(value, bool | int | float | str) and value == usual)
+        )
         if name not in _PREPARED and not isinstance(value, Cache) and not changes_nothing:
             found.append(name)
     return sorted(found)
@@ -275,10 +354,12 @@ def _other_inputs(model: Any, model_kwargs: dict[str, Any]) -> list[str]:
 def _holds_text(cache: Cache) -> bool:
     layers = getattr(cache, "layers", ())
     if layers and not any(isinstance(layer, CacheLayerMixin) for layer in layers):
-        return cache.has_previous_state()  # recurrent state alone, which does not say how much it has read
+        # Recurrent state alone, which does not say how much it has read.
+        return cache.has_previous_state()
     return cache.get_seq_length() > 0
 
 
 def _drawn_seed() -> int:
-    # The one place that may look at torch's global generator: the host's users seed it, and expect `generate` to follow.
+    # The one place that may look at torch's global generator: the host's users seed it, and expect
+    # `generate` to follow.
     return int(torch.randint(2**63 - 1, (1,)))  # noqa: TID251

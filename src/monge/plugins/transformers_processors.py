@@ -1,4 +1,7 @@
-"""`transformers` logits processors, taken apart by row: every node of a tree is processed with its own row's own text."""
+"""`transformers` logits processors, taken apart by row.
+
+Every node of a tree is processed with its own row's own text.
+"""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +20,10 @@ from monge.core.sampling_rules import SamplingRules
 
 _REFUSED: Final[Mapping[type[LogitsProcessor], str]] = MappingProxyType(
     {
-        known.SynthIDTextWatermarkLogitsProcessor: "changes its state at every call, so it cannot be asked about several paths",
-        known.UnbatchedClassifierFreeGuidanceLogitsProcessor: "runs a model of its own along one path",
+        known.SynthIDTextWatermarkLogitsProcessor: "changes its state at every call, so it cannot "
+        "be asked about several paths",
+        known.UnbatchedClassifierFreeGuidanceLogitsProcessor: "runs a model of its own along one "
+        "path",
         known.ClassifierFreeGuidanceLogitsProcessor: "mixes the rows of a batch",
         known.DiaClassifierFreeGuidanceLogitsProcessor: "mixes the rows of a batch",
         known.DiaEOSDelayPatternLogitsProcessor: "changes its state at every call",
@@ -32,7 +37,8 @@ class RowProcessors:
     """The processors of one row, as one of `monge.engine.sampling.Processor`.
 
     Args:
-        padding: What stood left of the row's prompt, `[1, padding]`: processors count it, so it is put back.
+        padding: What stood left of the row's prompt, `[1, padding]`: processors count it, so it is
+            put back.
         processors: Applied in order.
     """
 
@@ -44,7 +50,9 @@ class RowProcessors:
         return self.processors(padded, scores)
 
 
-def row_processors(processors: Sequence[Any], row: int, batch_size: int, padding: Tensor) -> tuple[RowProcessors, ...]:
+def row_processors(
+    processors: Sequence[Any], row: int, batch_size: int, padding: Tensor
+) -> tuple[RowProcessors, ...]:
     """What the loop applies to one row's nodes; empty where there are no processors.
 
     Raises:
@@ -57,7 +65,10 @@ def row_processors(processors: Sequence[Any], row: int, batch_size: int, padding
 
 
 def draft_rules(processors: Sequence[Any]) -> SamplingRules:
-    """Sampling rules for the draft law: the warpers that both libraries have; any draft law is exact, this one is close."""
+    """Sampling rules for the draft law: the warpers that both libraries have.
+
+    Any draft law is exact, this one is close.
+    """
     rules = SamplingRules()
     for processor in processors:
         if isinstance(processor, known.TemperatureLogitsWarper):
@@ -75,22 +86,36 @@ def _of_row(processor: Any, row: int, batch_size: int) -> Any:
     """A processor that is called with one row alone and treats it as row `row` of the batch."""
     for kind, reason in _REFUSED.items():
         if isinstance(processor, kind):
-            raise OptionError(f"speculate: {type(processor).__name__} {reason}; use generate without custom_generate")
+            raise OptionError(
+                f"speculate: {type(processor).__name__} {reason}; use generate "
+                "without custom_generate"
+            )
     if isinstance(processor, known.PrefixConstrainedLogitsProcessor):
-        return known.PrefixConstrainedLogitsProcessor(partial(_allowed, processor._prefix_allowed_tokens_fn, row), 1)
+        return known.PrefixConstrainedLogitsProcessor(
+            partial(_allowed, processor._prefix_allowed_tokens_fn, row), 1
+        )
     if isinstance(processor, known.RepetitionPenaltyLogitsProcessor):
         ignored = processor.prompt_ignore_length
-        return _with(processor, prompt_ignore_length=ignored[row : row + 1] if isinstance(ignored, Tensor) else ignored)
+        return _with(
+            processor,
+            prompt_ignore_length=ignored[row : row + 1] if isinstance(ignored, Tensor) else ignored,
+        )
     if isinstance(processor, known.EncoderRepetitionPenaltyLogitsProcessor):
         prompt = row * processor.encoder_input_ids.shape[0] // batch_size
         return _with(processor, encoder_input_ids=processor.encoder_input_ids[prompt : prompt + 1])
     if isinstance(processor, known.EncoderNoRepeatNGramLogitsProcessor):
         prompt = row * processor.batch_size // batch_size
-        return _with(processor, batch_size=1, generated_ngrams=processor.generated_ngrams[prompt : prompt + 1])
+        return _with(
+            processor,
+            batch_size=1,
+            generated_ngrams=processor.generated_ngrams[prompt : prompt + 1],
+        )
     return processor
 
 
-def _allowed(function: Callable[[int, Tensor], list[int]], row: int, _: int, token_ids: Tensor) -> list[int]:
+def _allowed(
+    function: Callable[[int, Tensor], list[int]], row: int, _: int, token_ids: Tensor
+) -> list[int]:
     return function(row, token_ids)
 
 

@@ -1,4 +1,7 @@
-"""Stopping criteria and streamers, shown the text as plain decoding would have written it: one token of every row at a time."""
+"""Stopping criteria and streamers, shown the text as plain decoding would have written it.
+
+One token of every row at a time.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +15,10 @@ from transformers import StoppingCriteriaList
 class Replay:
     """Replays a batch token by token.
 
-    Criteria are written for rectangular growth: they see `[batch, seq]` with one new column a call, and some answer for the
-    whole batch at once. Rows of a speculative round grow by blocks of different length, so a column is shown as soon as every
-    row that still counts has it; a row that ran ahead is cut where the criteria stopped it.
+    Criteria are written for rectangular growth: they see `[batch, seq]` with one new column a call,
+    and some answer for the whole batch at once. Rows of a speculative round grow by blocks of
+    different length, so a column is shown as soon as every row that still counts has it; a row that
+    ran ahead is cut where the criteria stopped it.
 
     Args:
         prompts: The prompts with their padding.
@@ -34,7 +38,8 @@ class Replay:
         self._text, self._prompt_length = prompts, prompts.shape[1]
         self._criteria: Any = criteria
         self._streamer = streamer
-        # As plain decoding does: without an end-of-text criterion stopped rows are not padded but go on until all have stopped.
+        # As plain decoding does: without an end-of-text criterion stopped rows are not padded but
+        # go on until all have stopped.
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._pad = pad_token_id
         self._rows: list[Sequence[int]] = [()] * prompts.shape[0]
@@ -64,11 +69,19 @@ class Replay:
 
     def _settle(self) -> None:
         index = self._num_settled
-        column = [tokens[index] if self.needs(row) else self._pad for row, tokens in enumerate(self._rows)]
+        column = [
+            tokens[index] if self.needs(row) else self._pad for row, tokens in enumerate(self._rows)
+        ]
         tokens = torch.tensor(column, dtype=self._text.dtype, device=self._text.device)
         self._text = torch.cat([self._text, tokens[:, None]], dim=1)
         stopped = self._criteria(self._text, None).tolist()
-        self._running = [running and not stops for running, stops in zip(self._running, stopped, strict=True)]
-        self._late = {row for row, tokens in enumerate(self._rows) if self.needs(row) and len(tokens) <= index + 1}
+        self._running = [
+            running and not stops for running, stops in zip(self._running, stopped, strict=True)
+        ]
+        self._late = {
+            row
+            for row, tokens in enumerate(self._rows)
+            if self.needs(row) and len(tokens) <= index + 1
+        }
         if self._streamer is not None:
             self._streamer.put(tokens.cpu())

@@ -1,7 +1,8 @@
 """vLLM's `custom_class` hook: the drafters of this library that need no network, on an unmodified vLLM.
 
-**V1 model runner only.** vLLM calls this hook experimental and falls back to its V1 runner for it; the V2 runner has no such
-hook. vLLM verifies the tokens itself, as one chain per request with one-hot draft laws: what is drafted changes speed only.
+**V1 model runner only.** vLLM calls this hook experimental and falls back to its V1 runner for it;
+the V2 runner has no such hook. vLLM verifies the tokens itself, as one chain per request with
+one-hot draft laws: what is drafted changes speed only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,21 +28,25 @@ _WORKING: Final = "ngram, suffix(width=1) and none work, alone or in a pool"
 
 
 class Proposer:
-    """Drafts for vLLM: `--speculative-config '{"method": "custom_class", "model": "monge.plugins.vllm.Proposer", ...}'`.
+    """Drafts for vLLM.
 
-    Every request has its own window, up to vLLM's `num_speculative_tokens`: a drafter that finds nothing proposes nothing, and
-    the controller shortens what is rejected. Settings come in vLLM's `additional_config`, as `{"monge": {"drafter":
-    "pool('ngram', 'suffix(width=1)')", "controller": "fixed"}}`.
+    `--speculative-config '{"method": "custom_class", "model": "monge.plugins.vllm.Proposer",
+    ...}'`.
 
-    Under tensor parallelism every rank drafts by itself, from the same tokens and the same seeds; so controllers that read
-    clocks are refused.
+    Every request has its own window, up to vLLM's `num_speculative_tokens`: a drafter that finds
+    nothing proposes nothing, and the controller shortens what is rejected. Settings come in vLLM's
+    `additional_config`, as `{"monge": {"drafter": "pool('ngram', 'suffix(width=1)')", "controller":
+    "fixed"}}`.
+
+    Under tensor parallelism every rank drafts by itself, from the same tokens and the same seeds;
+    so controllers that read clocks are refused.
 
     Args:
         vllm_config: vLLM's own configuration.
 
     Raises:
-        OptionError: If a setting is unknown, or a part cannot work here: it needs a network, hidden states, the target's
-            logits, a tree, or a clock.
+        OptionError: If a setting is unknown, or a part cannot work here: it needs a network, hidden
+            states, the target's logits, a tree, or a clock.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -66,7 +71,8 @@ class Proposer:
         """Tokens to verify next.
 
         Args:
-            sampled_token_ids: What every row committed in this step; empty for a row that is not to be drafted for.
+            sampled_token_ids: What every row committed in this step; empty for a row that is not to
+                be drafted for.
             num_tokens_no_spec: Length of every row's text, `[batch]`.
             token_ids_cpu: The texts, `[batch, max_model_len]`.
             slot_mappings: Not used.
@@ -75,11 +81,14 @@ class Proposer:
             Draft tokens of every row, at most `num_speculative_tokens`, often fewer.
 
         Raises:
-            MongeError: If a row's text does not end with what it committed: vLLM's contract has changed.
+            MongeError: If a row's text does not end with what it committed: vLLM's contract has
+                changed.
         """
         proposed: list[list[int]] = [[] for _ in sampled_token_ids]
         places = [place for place, sampled in enumerate(sampled_token_ids) if sampled]
-        texts = [np.array(token_ids_cpu[place, : int(num_tokens_no_spec[place])]) for place in places]
+        texts = [
+            np.array(token_ids_cpu[place, : int(num_tokens_no_spec[place])]) for place in places
+        ]
         rows = self._follow(texts, [tuple(map(int, sampled_token_ids[place])) for place in places])
         if rows:
             self._draft(rows)
@@ -89,7 +98,9 @@ class Proposer:
             self._drafter.close(row.context)
         return proposed
 
-    def _follow(self, texts: Sequence[np.ndarray], sampled: Sequence[tuple[int, ...]]) -> list[HostRow]:
+    def _follow(
+        self, texts: Sequence[np.ndarray], sampled: Sequence[tuple[int, ...]]
+    ) -> list[HostRow]:
         """The rows of these texts: those that have been drafted for have learnt what was accepted, others are new."""
         rows: list[HostRow] = []
         known: list[tuple[HostRow, tuple[int, ...]]] = []
@@ -97,7 +108,8 @@ class Proposer:
         for text, tokens in zip(texts, sampled, strict=True):
             if tuple(text[-len(tokens) :].tolist()) != tokens:
                 raise MongeError(
-                    "vllm: a row's text does not end with the tokens that it committed; this vLLM is not supported"
+                    "vllm: a row's text does not end with the tokens that it committed; this vLLM "
+                    "is not supported"
                 )
             row = self._rows.take(text[: -len(tokens)])
             if row is None:
@@ -114,13 +126,23 @@ class Proposer:
     def _new_row(self, text: np.ndarray) -> HostRow:
         token_ids = tuple(text.tolist())
         number = self._rows.new_number()
-        context = Context(request_id=number, token_ids=token_ids, num_prompt_tokens=len(token_ids), rules=SamplingRules())
-        # No time and no counter in the seed: every rank of a tensor-parallel group has to draw alike.
-        return HostRow(context, RequestDraws(len(token_ids)), text, None, self._controller.init(self._shared))
+        context = Context(
+            request_id=number,
+            token_ids=token_ids,
+            num_prompt_tokens=len(token_ids),
+            rules=SamplingRules(),
+        )
+        # No time and no counter in the seed: every rank of a tensor-parallel group has to draw
+        # alike.
+        return HostRow(
+            context, RequestDraws(len(token_ids)), text, None, self._controller.init(self._shared)
+        )
 
     def _open(self, rows: Sequence[HostRow]) -> None:
         if rows:
-            for row, state in zip(rows, self._drafter.open([row.context for row in rows]), strict=True):
+            for row, state in zip(
+                rows, self._drafter.open([row.context for row in rows]), strict=True
+            ):
                 row.drafter_state = state
 
     def _learn(self, rows: Sequence[tuple[HostRow, tuple[int, ...]]]) -> None:
@@ -135,7 +157,9 @@ class Proposer:
 
     def _draft(self, rows: Sequence[HostRow]) -> None:
         info = RoundInfo(context_lengths=tuple(len(row.text) for row in rows), batch_size=len(rows))
-        plans = self._controller.plan([row.controller_state for row in rows], info, [row.draws for row in rows])
+        plans = self._controller.plan(
+            [row.controller_state for row in rows], info, [row.draws for row in rows]
+        )
         plans = [self._bounded(plan, len(row.text)) for row, plan in zip(rows, plans, strict=True)]
         contexts, states = [row.context for row in rows], [row.drafter_state for row in rows]
         drafts = self._drafter.draft(contexts, states, plans, [row.draws for row in rows])
@@ -146,13 +170,23 @@ class Proposer:
     def _bounded(self, plan: DraftPlan, length: int) -> DraftPlan:
         # A draft of n tokens commits up to n + 1, and a text at the model's length takes none.
         depth = min(plan.depth(self._num_draft_tokens), max(self._max_length - length - 1, 0))
-        return DraftPlan(max_depth=depth, max_nodes=min(plan.nodes(depth), depth), stop=plan.stop, drafter=plan.drafter)
+        return DraftPlan(
+            max_depth=depth,
+            max_nodes=min(plan.nodes(depth), depth),
+            stop=plan.stop,
+            drafter=plan.drafter,
+        )
 
 
 def _settings(additional: Any) -> dict[str, str]:
     given = additional.get(SECTION, {}) if isinstance(additional, Mapping) else {}
-    if not isinstance(given, Mapping) or not all(isinstance(value, str) for value in given.values()):
-        raise OptionError(f"vllm: additional_config[{SECTION!r}] must hold texts, as in {dict(DEFAULTS)}; got {given!r}")
+    if not isinstance(given, Mapping) or not all(
+        isinstance(value, str) for value in given.values()
+    ):
+        raise OptionError(
+            f"vllm: additional_config[{SECTION!r}] must hold texts, as in "
+            f"{dict(DEFAULTS)}; got {given!r}"
+        )
     for name in given:
         if name not in DEFAULTS:
             raise unknown_name(f"setting of additional_config[{SECTION!r}]", name, DEFAULTS)
@@ -160,15 +194,24 @@ def _settings(additional: Any) -> dict[str, str]:
 
 
 def _drafter(text: str) -> AnyDrafter:
-    missing = [one for one in drafters_in(text) if not {"model", "target", "tree"}.isdisjoint(options_of(one))]
+    missing = [
+        one
+        for one in drafters_in(text)
+        if not {"model", "target", "tree"}.isdisjoint(options_of(one))
+    ]
     if missing:
-        raise OptionError(f"vllm: drafter {missing[0]!r} needs a network, and vLLM loads the target alone; {_WORKING}")
+        raise OptionError(
+            f"vllm: drafter {missing[0]!r} needs a network, and vLLM loads the "
+            f"target alone; {_WORKING}"
+        )
     drafter = make_drafter(text, {})
     can = drafter.capabilities
     refusals = {
         "reads the target's hidden states": can.reads_states,
-        "needs the target's most probable tokens, which vLLM does not pass on": can.num_successors > 0,
-        "drafts trees, and vLLM verifies single chains; make it a chain, as in suffix(width=1)": can.needs_trees,
+        "needs the target's most probable tokens, which vLLM does not pass on": can.num_successors
+        > 0,
+        "drafts trees, and vLLM verifies single chains; make it a chain, as in "
+        "suffix(width=1)": can.needs_trees,
     }
     for reason, is_so in refusals.items():
         if is_so:
@@ -180,7 +223,8 @@ def _controller(text: str) -> AnyController:
     controller = CONTROLLERS.parse(text)
     if "latency" in controller.reads:
         raise OptionError(
-            f"vllm: controller {text!r} reads clocks, which vLLM does not share and which differ from rank to rank; "
+            f"vllm: controller {text!r} reads clocks, which vLLM does not share and which differ "
+            "from rank to rank; "
             "fixed, fsm, cached_fsm and transformers_heuristic work"
         )
     return controller

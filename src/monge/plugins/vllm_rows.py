@@ -1,4 +1,7 @@
-"""Requests of a host that passes texts without names: each is known again by what it had written."""
+"""Requests of a host that passes texts without names.
+
+Each is known again by what it had written.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +15,10 @@ from monge.core.verdict import StepRecord, Verdict
 from monge.draft.base import Draft
 
 PATIENCE: Final = 16
-"""Steps for which a request that is not scheduled is remembered: a few are preempted or wait, the others have ended."""
+"""Steps for which a request that is not scheduled is remembered.
+
+A few are preempted or wait, the others have ended.
+"""
 _TAIL: Final = 32
 
 
@@ -83,7 +89,10 @@ class HostRow:
 
 
 class Rows:
-    """The requests that were drafted for lately, by their text: rows move between steps, and texts are all that is passed."""
+    """The requests that were drafted for lately, by their text.
+
+    Rows move between steps, and texts are all that is passed.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[int, bytes], list[HostRow]] = {}
@@ -101,7 +110,10 @@ class Rows:
         self._waiting.setdefault(_key(row.text), []).append(row)
 
     def take(self, text: np.ndarray) -> HostRow | None:
-        """The row with this text, if there is one; no longer remembered then. Equal texts are as good as each other."""
+        """The row with this text, if there is one; no longer remembered then.
+
+        Equal texts are as good as each other.
+        """
         found = self._waiting.get(_key(text), [])
         for place, row in enumerate(found):
             if np.array_equal(row.text, text):

@@ -33,7 +33,10 @@ def shipped(tasks: Sequence[str] = SHIPPED, *, per_task: int | None = None) -> t
         if task not in SHIPPED:
             raise unknown_name("task", task, SHIPPED)
         text = (files("monge.prompts") / f"{task}.jsonl").read_text(encoding="utf-8")
-        prompts += [Prompt(task=task, text=json.loads(line)["prompt"]) for line in text.splitlines()[:per_task]]
+        prompts += [
+            Prompt(task=task, text=json.loads(line)["prompt"])
+            for line in text.splitlines()[:per_task]
+        ]
     return tuple(prompts)
 
 
@@ -43,7 +46,10 @@ def encode(tokenizer: Any, text: str) -> tuple[int, ...]:  # noqa: ANN401 (the h
 
 
 def interleaved(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
-    """The prompts in turns, one of each task at a time: a stream whose acceptance changes from request to request."""
+    """The prompts in turns, one of each task at a time.
+
+    A stream whose acceptance changes from request to request.
+    """
     turns: dict[str, int] = {}
     placed: list[tuple[int, Prompt]] = []
     for prompt in prompts:
@@ -55,15 +61,16 @@ def interleaved(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
 def read_prompts(path: Path, *, per_task: int | None = None) -> tuple[Prompt, ...]:
     """Prompts of a file: one a line, or for `*.jsonl` one object a line with `prompt`, `question` or `turns`.
 
-    A `question` is put as the shipped ones are (`Question: ...`, `Answer:`); of `turns` the first is taken. The task is the
-    object's `task` or `category`, else the name of the file.
+    A `question` is put as the shipped ones are (`Question: ...`, `Answer:`); of `turns` the first
+    is taken. The task is the object's `task` or `category`, else the name of the file.
 
     Args:
         path: The file.
         per_task: Take the first so many of every task; all without.
 
     Raises:
-        OptionError: If the file cannot be read, a line is no such object, there is no prompt in it, or `per_task` is below 1.
+        OptionError: If the file cannot be read, a line is no such object, there is no prompt in it,
+            or `per_task` is below 1.
     """
     _check_count(per_task)
     try:
@@ -73,7 +80,9 @@ def read_prompts(path: Path, *, per_task: int | None = None) -> tuple[Prompt, ..
         raise OptionError(f"cannot read prompts from {str(path)!r}: {error}") from error
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if path.suffix == ".jsonl":
-        prompts = [_prompt_of(line, f"{path}, line {number}", path.stem) for number, line in numbered]
+        prompts = [
+            _prompt_of(line, f"{path}, line {number}", path.stem) for number, line in numbered
+        ]
     else:
         prompts = [Prompt(task=path.stem, text=line) for _, line in numbered]
     if not prompts:
@@ -86,7 +95,8 @@ def asked_prompts(file: Path | None, *, per_task: int | None, default: int) -> t
 
     Args:
         file: As for `read_prompts`; `None` takes the shipped ones.
-        per_task: The first so many of every task; without, all of a file, and of the shipped ones `default`.
+        per_task: The first so many of every task; without, all of a file, and of the shipped ones
+            `default`.
         default: See `per_task`.
     """
     if file is not None:
@@ -96,7 +106,9 @@ def asked_prompts(file: Path | None, *, per_task: int | None, default: int) -> t
 
 def _check_count(per_task: int | None) -> None:
     if per_task is not None and per_task < 1:
-        raise OptionError(f"prompts per task (--prompts-per-task) must be at least 1; got {per_task}")
+        raise OptionError(
+            f"prompts per task (--prompts-per-task) must be at least 1; got {per_task}"
+        )
 
 
 def _first_of_each(prompts: Sequence[Prompt], per_task: int) -> tuple[Prompt, ...]:
@@ -113,7 +125,9 @@ def _prompt_of(line: str, where: str, file: str) -> Prompt:
     try:
         record: Any = json.loads(line)
     except json.JSONDecodeError as error:
-        raise OptionError(f"{where}: not JSON ({error}); a .jsonl file has one object a line") from error
+        raise OptionError(
+            f"{where}: not JSON ({error}); a .jsonl file has one object a line"
+        ) from error
     text = _text_of(record) if isinstance(record, dict) else None
     if text is not None:
         return Prompt(task=str(record.get("task") or record.get("category") or file), text=text)

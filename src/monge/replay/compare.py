@@ -51,7 +51,8 @@ def replay(
 ) -> dict[str, Any]:
     """Replay one configuration: see `monge.replay.summary.summary`.
 
-    A drafter of which the log has no times is replayed as on a log without any: rounds are counted, speeds are not predicted.
+    A drafter of which the log has no times is replayed as on a log without any: rounds are counted,
+    speeds are not predicted.
 
     Args:
         configuration: Drafter, tree, verifier, controller.
@@ -65,7 +66,9 @@ def replay(
     Raises:
         MongeError: If the parts do not fit together, or the log cannot answer.
     """
-    parts = configuration.components(ReplayTarget(log.model.vocab_size) if target is None else target, draft, PLAIN)
+    parts = configuration.components(
+        ReplayTarget(log.model.vocab_size) if target is None else target, draft, PLAIN
+    )
     depth = min(settings.depth, parts.drafter.capabilities.max_depth)
     known = {} if surveys is None else surveys
     key = dataclass_replace(configuration, controller=None), parts.drafter.capabilities
@@ -79,7 +82,9 @@ def replay(
     played = play(parts, log, costs, repeats=settings.repeats, seed=settings.seed, on_text=on_text)
     seen = hindsight(positions, costs, depth)
     found = summary(configuration, log, played, seen, is_timed=is_timed, seed=settings.seed)
-    compact = stands_in(parts.rule, parts.drafter.capabilities.proposes, is_compact=log.top is not None)
+    compact = stands_in(
+        parts.rule, parts.drafter.capabilities.proposes, is_compact=log.top is not None
+    )
     return {**found, "stands_in": compact, "untimed": reason}
 
 
@@ -103,7 +108,17 @@ def compare(
     refused: list[dict[str, str]] = []
     for configuration in configurations:
         try:
-            replayed.append(replay(configuration, log, draft, settings, target=target, surveys=surveys, on_text=on_text))
+            replayed.append(
+                replay(
+                    configuration,
+                    log,
+                    draft,
+                    settings,
+                    target=target,
+                    surveys=surveys,
+                    on_text=on_text,
+                )
+            )
         except MongeError as error:
             refused.append({"label": configuration.label, "reason": str(error)})
     return {"replayed": replayed, "refused": refused}

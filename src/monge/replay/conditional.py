@@ -1,7 +1,8 @@
 """The candidates of a node, conditioned on the token that the rule emitted there.
 
-A lossless rule emits a token y with law p, and accepts it iff it is among the candidates. Given the text, y is known: the
-committed token. By Bayes' rule, acceptance needs only the law of the candidates given y:
+A lossless rule emits a token y with law p, and accepts it iff it is among the candidates. Given the
+text, y is known: the committed token. By Bayes' rule, acceptance needs only the law of the
+candidates given y:
 
     P(candidates | y) = P(candidates) P(rule emits y | candidates) / p(y).
 
@@ -54,14 +55,16 @@ class IndependentCandidates(ConditionalCandidates):
 class SequentialTests(ConditionalCandidates):
     """Rules that test draws one after another; draws without a test follow their own law.
 
-    Let P be the target that the tests so far have left, and Q the law of the next draw. From here on the rule emits y with law
-    P whatever was rejected, so the draw is y, and accepted, with probability `min(1, Q_y / P_y)`, and otherwise a rejected
-    token with law `(Q - P)_+`, normalised, after which P is `(P - Q)_+`, normalised.
+    Let P be the target that the tests so far have left, and Q the law of the next draw. From here
+    on the rule emits y with law P whatever was rejected, so the draw is y, and accepted, with
+    probability `min(1, Q_y / P_y)`, and otherwise a rejected token with law `(Q - P)_+`,
+    normalised, after which P is `(P - Q)_+`, normalised.
 
     Args:
         num_tests: How many draws are tested; `None` for all of them.
         tests_fixed: Whether deterministic candidates are tested first, each as a point mass.
-        drops_repeats: Whether a draw is tested against the law without the tokens that were drawn before it.
+        drops_repeats: Whether a draw is tested against the law without the tokens that were drawn
+            before it.
     """
 
     num_tests: int | None = None
@@ -122,10 +125,19 @@ class SequentialTests(ConditionalCandidates):
         if self.num_tests is None and proposal.width > 1:
             logged.require(proposal.law)
 
-    def _next(self, proposal: Drawn, tokens: list[int], draws: Draws) -> tuple[SparseLaw | None, bool]:
-        """The law of the next draw, and whether it is a new token; `None` where the draft law is used up."""
+    def _next(
+        self, proposal: Drawn, tokens: list[int], draws: Draws
+    ) -> tuple[SparseLaw | None, bool]:
+        """The law of the next draw, and whether it is a new token.
+
+        `None` where the draft law is used up.
+        """
         q: SparseLaw | None = proposal.law.sparse()
-        repeats = set(tokens) if isinstance(proposal, WithoutReplacement) or self.drops_repeats else set[int]()
+        repeats = (
+            set(tokens)
+            if isinstance(proposal, WithoutReplacement) or self.drops_repeats
+            else set[int]()
+        )
         if repeats and not isinstance(proposal, WithoutReplacement):
             mass = min(1.0, sum(q.prob(token) for token in repeats))
             if draws.bernoulli(mass):
@@ -139,11 +151,13 @@ class SequentialTests(ConditionalCandidates):
 class ScaledTests(ConditionalCandidates):
     """Block Verification of a chain: rejection of one draw a node against a target that is scaled down.
 
-    With w_i = min over k <= i of `q(y_1..y_k) p(y_(k+1)..y_i | y_1..y_k)`, the chain's first i tokens are y_1..y_i and
-    accepted with probability w_i, and exactly i of them are, followed by y, with probability `w_i p(y) - w_(i+1)(y)`; what
-    comes after is a draw from p. So given the text, the next token is accepted with probability `min(1, q_y / (s p_y))`, and s,
-    which starts at one, becomes `min(1, s p_y / q_y)`. A rejected token has law `(q - s p)_+`, normalised. (What was drafted
-    below it is tilted too, in a way that only laws off the text could tell; it is drawn from q.)
+    With w_i = min over k <= i of `q(y_1..y_k) p(y_(k+1)..y_i | y_1..y_k)`, the chain's first i
+    tokens are y_1..y_i and accepted with probability w_i, and exactly i of them are, followed by y,
+    with probability `w_i p(y) - w_(i+1)(y)`; what comes after is a draw from p. So given the text,
+    the next token is accepted with probability `min(1, q_y / (s p_y))`, and s, which starts at one,
+    becomes `min(1, s p_y / q_y)`. A rejected token has law `(q - s p)_+`, normalised. (What was
+    drafted below it is tilted too, in a way that only laws off the text could tell; it is drawn
+    from q.)
     """
 
     def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
@@ -168,7 +182,11 @@ class ScaledTests(ConditionalCandidates):
 
 def draft_prob(proposal: Proposal, token: int) -> float:
     """Probability with which a node's one candidate is this token."""
-    return float(token in proposal.token_ids) if isinstance(proposal, Deterministic) else _law(proposal).prob(token)
+    return (
+        float(token in proposal.token_ids)
+        if isinstance(proposal, Deterministic)
+        else _law(proposal).prob(token)
+    )
 
 
 def _law(proposal: Proposal) -> Law:

@@ -23,8 +23,8 @@ from monge.verify.problem import NodeProblem
 class SameTest(ConditionalCandidates):
     """K-SEQ: every draw is tested with the same ratio.
 
-    With `m = min(p / rho, q)` and beta its mass, y is accepted as the k-th draw with probability `(1 - beta)^(k-1) m_y`, in all
-    `gamma m_y`; rejected draws have law `(q - m) / (1 - beta)`.
+    With `m = min(p / rho, q)` and beta its mass, y is accepted as the k-th draw with probability
+    `(1 - beta)^(k-1) m_y`, in all `gamma m_y`; rejected draws have law `(q - m) / (1 - beta)`.
     """
 
     def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
@@ -56,9 +56,10 @@ class SameTest(ConditionalCandidates):
 class JointDecision(ConditionalCandidates):
     """The optimal rule: y is accepted with probability y's accepted mass / p_y, which the rule knows in closed form.
 
-    Given that, draws are proposed from their own law, given that y is among them, and kept with the probability with which the
-    rule accepts y; or proposed, and kept with the probability with which it rejects all, since a rejected node is emitted from
-    one law whatever was drawn. About K proposals on average.
+    Given that, draws are proposed from their own law, given that y is among them, and kept with the
+    probability with which the rule accepts y; or proposed, and kept with the probability with which
+    it rejects all, since a rejected node is emitted from one law whatever was drawn. About K
+    proposals on average.
 
     Args:
         rule: The optimal rule with its settings.
@@ -71,30 +72,46 @@ class JointDecision(ConditionalCandidates):
         if isinstance(proposal, Mixed) and logged.token in proposal.fixed:
             return 1.0
         flow = self._flow(logged, proposal, proposal.draw(draws), draws)
-        mass = float(flow.masses[flow.token_ids == logged.token].sum())  # one token, or none that can be drawn
+        # One token, or none that can be drawn.
+        mass = float(flow.masses[flow.token_ids == logged.token].sum())
         return min(1.0, mass / logged.law.prob(logged.token))
 
     def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         assert isinstance(proposal, Iid | Mixed)
         fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
-        is_accepted = logged.token not in fixed and draws.bernoulli(self.chance(logged, proposal, draws))
+        is_accepted = logged.token not in fixed and draws.bernoulli(
+            self.chance(logged, proposal, draws)
+        )
         while True:
-            tokens = (*fixed, *containing(proposal, logged.token, draws)) if is_accepted else proposal.draw(draws)
+            tokens = (
+                (*fixed, *containing(proposal, logged.token, draws))
+                if is_accepted
+                else proposal.draw(draws)
+            )
             probs = self._flow(logged, proposal, tokens, draws).accept_probs
             accepted = sum(prob for token, prob in probs.items() if token not in fixed)
-            if draws.bernoulli(min(1.0, max(0.0, probs[logged.token] if is_accepted else 1.0 - accepted))):
+            if draws.bernoulli(
+                min(1.0, max(0.0, probs[logged.token] if is_accepted else 1.0 - accepted))
+            ):
                 return tokens
 
-    def _flow(self, logged: LoggedToken, proposal: Iid | Mixed, candidates: tuple[int, ...], draws: Draws) -> Flow:
+    def _flow(
+        self, logged: LoggedToken, proposal: Iid | Mixed, candidates: tuple[int, ...], draws: Draws
+    ) -> Flow:
         logged.require(proposal.law)
-        problem = NodeProblem(target_law=logged.law, scale=1.0, proposal=proposal, candidates=candidates, draws=draws)
+        problem = NodeProblem(
+            target_law=logged.law, scale=1.0, proposal=proposal, candidates=candidates, draws=draws
+        )
         flow = self.rule.flow(problem)
         assert isinstance(flow, Flow), "the optimal rule knows its accepted masses"
         return flow
 
 
 def containing(proposal: Iid | Mixed, token: int, draws: Draws) -> tuple[int, ...]:
-    """Independent draws, given that a token is among them: any others before its first place, free ones after it."""
+    """Independent draws, given that a token is among them.
+
+    Any others before its first place, free ones after it.
+    """
     q, width = proposal.law.sparse(), proposal.width
     others = q.without(token)
     missed = 0.0 if others is None else 1.0 - q.prob(token)

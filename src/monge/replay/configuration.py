@@ -20,9 +20,12 @@ HEADS = ("head", "shape")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """Names with settings, as `monge.load` takes them; `None` is the library's default, or `fixed` of a controller.
+    """Names with settings, as `monge.load` takes them.
 
-    A log is replayed with one plan for all rounds unless a controller is named, and so are the command and the call.
+    `None` is the library's default, or `fixed` of a controller.
+
+    A log is replayed with one plan for all rounds unless a controller is named, and so are the
+    command and the call.
 
     Args:
         drafter: `model`, `ngram`, `none`, ...
@@ -43,18 +46,25 @@ class Configuration:
     @property
     def settings(self) -> dict[str, Any]:
         """What was chosen."""
-        return {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
+        return {
+            name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None
+        }
 
     @property
     def label(self) -> str:
         """For tables and plots."""
-        chosen = [str(value) for name, value in self.settings.items() if not name.startswith("draft_")]
+        chosen = [
+            str(value) for name, value in self.settings.items() if not name.startswith("draft_")
+        ]
         return " ".join(chosen) or "default"
 
     @property
     def command(self) -> str:
         """Options of the command line."""
-        return " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in self._spelt.items())
+        return " ".join(
+            f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+            for name, value in self._spelt.items()
+        )
 
     @property
     def call(self) -> str:
@@ -64,7 +74,11 @@ class Configuration:
     @property
     def _spelt(self) -> dict[str, Any]:
         """What was chosen, with the controller where there is something to plan."""
-        return self.settings if self.drafter == "none" else {**self.settings, "controller": self.controller or STEADY}
+        return (
+            self.settings
+            if self.drafter == "none"
+            else {**self.settings, "controller": self.controller or STEADY}
+        )
 
     @property
     def takes_target(self) -> bool:
@@ -75,10 +89,13 @@ class Configuration:
         """
         return self.drafter is not None and takes_target(self.drafter)
 
-    def components(self, target: SequenceModel, draft: SequenceModel | None, costs: Latency | None = None) -> Components:
+    def components(
+        self, target: SequenceModel, draft: SequenceModel | None, costs: Latency | None = None
+    ) -> Components:
         """The components; the draft model goes to drafters that run one.
 
-        Where no verifier is named and a replay cannot follow the default one, another exact rule takes its place.
+        Where no verifier is named and a replay cannot follow the default one, another exact rule
+        takes its place.
 
         Args:
             target: The target.
@@ -88,11 +105,18 @@ class Configuration:
         Raises:
             MongeError: If they do not fit together.
         """
-        made = make_components(target, draft if MODEL in self.drafter_names(draft) else None, costs=costs, **self.settings)
+        made = make_components(
+            target,
+            draft if MODEL in self.drafter_names(draft) else None,
+            costs=costs,
+            **self.settings,
+        )
         return made if self.verifier is not None else with_replayable_rule(made)
 
     def drafter_names(self, draft: SequenceModel | None) -> tuple[str, ...]:
-        """Names of the drafter, or of those that it is made of; the default's where none was chosen.
+        """Names of the drafter, or of those that it is made of.
+
+        The default's where none was chosen.
 
         Raises:
             OptionError: If they cannot be read.

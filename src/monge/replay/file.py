@@ -1,7 +1,8 @@
 """Logs as files: one `safetensors` file, its header as JSON in the metadata, a digest of everything beside it.
 
-`probs/i` holds the laws of text i, `[tokens, vocab]`, float64; of a compact log `probs/i` and `ids/i` hold the most probable
-tokens, `[tokens, top]`, and `own/i` what the committed tokens have, `[tokens]`. `prompt/i` and `text/i` are token ids.
+`probs/i` holds the laws of text i, `[tokens, vocab]`, float64; of a compact log `probs/i` and
+`ids/i` hold the most probable tokens, `[tokens, top]`, and `own/i` what the committed tokens have,
+`[tokens]`. `prompt/i` and `text/i` are token ids.
 """
 
 import hashlib
@@ -34,7 +35,11 @@ def write_log(log: LawLog, path: Path) -> Path:
     Raises:
         OptionError: If it cannot be written.
     """
-    tensors = {name: tensor for number, text in enumerate(log.texts) for name, tensor in _tensors_of(number, text).items()}
+    tensors = {
+        name: tensor
+        for number, text in enumerate(log.texts)
+        for name, tensor in _tensors_of(number, text).items()
+    }
     header = json.dumps(
         {
             "version": VERSION,
@@ -42,7 +47,12 @@ def write_log(log: LawLog, path: Path) -> Path:
             "rules": asdict(log.rules),
             "top": log.top,
             "texts": [
-                {"tag": text.tag, "max_new_tokens": text.max_new_tokens, "profile": _profile_fields(text)} for text in log.texts
+                {
+                    "tag": text.tag,
+                    "max_new_tokens": text.max_new_tokens,
+                    "profile": _profile_fields(text),
+                }
+                for text in log.texts
             ],
             "costs": log.costs,
             "about": log.about,
@@ -53,7 +63,9 @@ def write_log(log: LawLog, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished.touch()
         usual = unfinished.stat().st_mode
-        save_file(tensors, unfinished, metadata={"monge_log": header, "digest": _digest(header, tensors)})
+        save_file(
+            tensors, unfinished, metadata={"monge_log": header, "digest": _digest(header, tensors)}
+        )
         unfinished.chmod(usual)  # safetensors makes a file that nobody else may read
         unfinished.replace(path)
     except (OSError, SafetensorError) as error:
@@ -67,11 +79,15 @@ def read_log(path: Path) -> LawLog:
     """Read a log and check it.
 
     Raises:
-        LogFileError: If the file is no log, of another version, truncated or corrupted; the message names file and field.
+        LogFileError: If the file is no log, of another version, truncated or corrupted; the message
+            names file and field.
     """
     header, tensors = _raw(path)
     try:
-        texts = tuple(_text(path, number, entry, header, tensors) for number, entry in enumerate(header["texts"]))
+        texts = tuple(
+            _text(path, number, entry, header, tensors)
+            for number, entry in enumerate(header["texts"])
+        )
         return LawLog(
             model=ModelIdentity(**header["model"]),
             rules=SamplingRules(**header["rules"]),
@@ -88,28 +104,39 @@ def read_log(path: Path) -> LawLog:
 
 def _raw(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if path.is_dir():
-        raise LogFileError(f"{path}: a folder, not a log; name the file in it, such as {path / 'run.mlog'}")
+        raise LogFileError(
+            f"{path}: a folder, not a log; name the file in it, such as {path / 'run.mlog'}"
+        )
     if not path.is_file():
-        raise LogFileError(f"{path}: no such file; make a log with `monge replay record --out {path}`")
+        raise LogFileError(
+            f"{path}: no such file; make a log with `monge replay record --out {path}`"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             metadata: Mapping[str, str] = file.metadata() or {}
             if "monge_log" not in metadata:
-                raise LogFileError(f"{path}: field 'monge_log' is missing: not a log of this library; {_AGAIN}")
+                raise LogFileError(
+                    f"{path}: field 'monge_log' is missing: not a log of this library; {_AGAIN}"
+                )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a file, not a mapping)
     except (SafetensorError, OSError) as error:
         size = path.stat().st_size
         raise LogFileError(
-            f"{path}: truncated or not a log: its {size} bytes are not what the file's header announces ({error}); {_AGAIN}"
+            f"{path}: truncated or not a log: its {size} bytes are not what the file's header "
+            f"announces ({error}); {_AGAIN}"
         ) from error
     found, expected = _digest(metadata["monge_log"], tensors), metadata.get("digest", "nothing")
     if found != expected:
         raise LogFileError(
-            f"{path}: corrupted: field 'digest' expects {expected}, the contents give {found}; copy the file again, or {_AGAIN}"
+            f"{path}: corrupted: field 'digest' expects {expected}, the contents give {found}; "
+            f"copy the file again, or {_AGAIN}"
         )
     header = json.loads(metadata["monge_log"])
     if header.get("version") != VERSION:
-        raise LogFileError(f"{path}: field 'version': got {header.get('version')}, this release reads {VERSION}; {_AGAIN}")
+        raise LogFileError(
+            f"{path}: field 'version': got {header.get('version')}, this release "
+            f"reads {VERSION}; {_AGAIN}"
+        )
     return header, tensors
 
 
@@ -121,12 +148,19 @@ def _tensors_of(number: int, text: LoggedText) -> dict[str, Tensor]:
         f"probs/{number}": masses.probs.contiguous(),
     }
     if masses.token_ids is not None and masses.own is not None:
-        tensors |= {f"ids/{number}": masses.token_ids.contiguous(), f"own/{number}": masses.own.contiguous()}
+        tensors |= {
+            f"ids/{number}": masses.token_ids.contiguous(),
+            f"own/{number}": masses.own.contiguous(),
+        }
     return tensors
 
 
 def _text(
-    path: Path, number: int, entry: Mapping[str, Any], header: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    path: Path,
+    number: int,
+    entry: Mapping[str, Any],
+    header: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
 ) -> LoggedText:
     compact = header["top"] is not None
     names = ("prompt", "text", "probs", *(("ids", "own") if compact else ()))
@@ -137,7 +171,10 @@ def _text(
     probs = tensors[f"probs/{number}"]
     expected = (len(token_ids), header["top"] if compact else header["model"]["vocab_size"])
     if tuple(probs.shape) != expected:
-        raise LogFileError(f"{path}: field 'probs/{number}': got shape {tuple(probs.shape)}, expected {expected}; {_AGAIN}")
+        raise LogFileError(
+            f"{path}: field 'probs/{number}': got shape {tuple(probs.shape)}, "
+            f"expected {expected}; {_AGAIN}"
+        )
     prompt_ids, profile = tuple(tensors[f"prompt/{number}"].tolist()), entry.get("profile")
     return LoggedText(
         tag=entry["tag"],
@@ -156,7 +193,11 @@ def _text(
 
 def _profile_fields(text: LoggedText) -> dict[str, Any] | None:
     profile = text.profile
-    return profile and {"text": profile.text, "surprisal": profile.surprisal, "entropy": profile.entropy}
+    return profile and {
+        "text": profile.text,
+        "surprisal": profile.surprisal,
+        "entropy": profile.entropy,
+    }
 
 
 def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:

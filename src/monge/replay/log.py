@@ -50,7 +50,10 @@ class Masses:
     def compact(self, top: int, own_ids: tuple[int, ...]) -> "Masses":
         """Keep the `top` most probable tokens of every law, and the mass of the committed token."""
         if not 1 <= top < self.probs.shape[1] or self.token_ids is not None:
-            raise OptionError(f"compact: need complete laws and 1 <= top < {self.probs.shape[1]} tokens; got top={top}")
+            raise OptionError(
+                f"compact: need complete laws and 1 <= top < {self.probs.shape[1]} "
+                f"tokens; got top={top}"
+            )
         token_ids = torch.topk(self.probs, top, dim=1).indices.sort(dim=1).values
         own = self.probs[torch.arange(len(own_ids)), torch.tensor(own_ids)]
         return Masses(probs=self.probs.gather(1, token_ids), token_ids=token_ids, own=own)
@@ -98,8 +101,13 @@ class LoggedText:
         rest = max(0.0, 1.0 - float(probs.sum()))
         ids, probs = ids[kept], probs[kept]
         if rest > 0.0:
-            ids, probs = torch.cat([ids, ids.new_tensor([self.vocab_size])]), torch.cat([probs, probs.new_tensor([rest])])
-        return LoggedToken(token=token, law=SparseLaw(ids, probs / probs.sum()), other=self.vocab_size, scale=scale)
+            ids, probs = (
+                torch.cat([ids, ids.new_tensor([self.vocab_size])]),
+                torch.cat([probs, probs.new_tensor([rest])]),
+            )
+        return LoggedToken(
+            token=token, law=SparseLaw(ids, probs / probs.sum()), other=self.vocab_size, scale=scale
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +119,8 @@ class LawLog:
         rules: Sampling rules of the laws.
         texts: The requests.
         top: Tokens that a compact log keeps of a law; `None` for complete laws.
-        costs: Measured times of the target's rounds and of drafters, see `monge.replay.costs`; empty where none were measured.
+        costs: Measured times of the target's rounds and of drafters, see `monge.replay.costs`;
+            empty where none were measured.
         about: Where the log comes from; for people.
     """
 
@@ -154,6 +163,8 @@ class LawLog:
         ):
             if logged and found and logged != found:
                 raise ForeignLogError(
-                    f"the log was made with {ours.name!r}, {name} {logged}; {whose} {other.name!r} has {found}; log the texts "
-                    "again with `monge replay record`, or replay with the models that the log was made for"
+                    f"the log was made with {ours.name!r}, {name} {logged}; {whose} "
+                    f"{other.name!r} has {found}; log the texts "
+                    "again with `monge replay record`, or replay with the models that the log was "
+                    "made for"
                 )

@@ -43,9 +43,12 @@ class LoggedToken:
             part = q.sparse()
             missing = int((~self._is_logged(part)).sum())
             raise UnavailableError(
-                f"replay: this rule needs the target's mass of every token that can be drafted; the log keeps "
-                f"{self.law.token_ids.numel() - 1} tokens of a law, and {missing} of {part.token_ids.numel()} draftable ones "
-                "are not among them; log complete laws (no --top), or compare rules that test one draw a node"
+                "replay: this rule needs the target's mass of every token that can be drafted; "
+                "the log keeps "
+                f"{self.law.token_ids.numel() - 1} tokens of a law, and {missing} of "
+                f"{part.token_ids.numel()} draftable ones "
+                "are not among them; log complete laws (no --top), or compare rules that test one "
+                "draw a node"
             )
 
     def rejected(self, q: Law, left: Law, draws: Draws) -> int:

@@ -41,7 +41,10 @@ class FillerDrafter(Drafter[None]):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            proposes=frozenset({Deterministic}), max_width=self.width, max_depth=_DEEPEST, needs_trees=self.width > 1
+            proposes=frozenset({Deterministic}),
+            max_width=self.width,
+            max_depth=_DEEPEST,
+            needs_trees=self.width > 1,
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[None]:
@@ -63,7 +66,10 @@ class FillerDrafter(Drafter[None]):
         return drafts
 
     def observe(
-        self, contexts: Sequence[Context], drafts: Sequence[Draft[None]], verdicts: Sequence[Verdict]
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[None]],
+        verdicts: Sequence[Verdict],
     ) -> Sequence[None]:
         return [None] * len(contexts)
 
@@ -72,7 +78,9 @@ class FillerDrafter(Drafter[None]):
 
 
 def measured_costs(
-    target: SequenceModel, draft: SequenceModel | None, more: Sequence[tuple[Configuration, SequenceModel]] = ()
+    target: SequenceModel,
+    draft: SequenceModel | None,
+    more: Sequence[tuple[Configuration, SequenceModel]] = (),
 ) -> dict[str, Any]:
     """Return cost tables by drafter, as plain values.
 
@@ -81,8 +89,9 @@ def measured_costs(
         draft: The draft model, if there is one.
         more: Further configurations, each of one drafter, with the target that it runs on.
 
-    Each measurement takes about a second, within which plain rounds take turns with others. So all are scaled to one common
-    time of a plain round: a machine that is slower during one of them does not make a drafter look slow.
+    Each measurement takes about a second, within which plain rounds take turns with others. So all
+    are scaled to one common time of a plain round: a machine that is slower during one of them does
+    not make a drafter look slow.
     """
     widths = [1] if target.no_tree_reason is not None or target.vocab_size < _WIDE else [1, _WIDE]
     drafts = target.no_draft_reason is None
@@ -106,7 +115,12 @@ def measured_costs(
         name: {
             **base,
             "verify_s": {"1": verify},
-            "draft_s": {"1": {depth: seconds * plain / _plain(table) for depth, seconds in table["draft_s"]["1"].items()}},
+            "draft_s": {
+                "1": {
+                    depth: seconds * plain / _plain(table)
+                    for depth, seconds in table["draft_s"]["1"].items()
+                }
+            },
             "context_s": median(one["context_s"] for one in tables),
             "nodes": [],
         }
@@ -115,7 +129,9 @@ def measured_costs(
 
 
 def _filled(target: SequenceModel, width: int) -> Components:
-    return Components(target=target, drafter=FillerDrafter(width), rule=TargetWalk(), controller=Fixed())
+    return Components(
+        target=target, drafter=FillerDrafter(width), rule=TargetWalk(), controller=Fixed()
+    )
 
 
 def _timed(components: Components) -> Mapping[str, Any]:

@@ -63,7 +63,12 @@ def seeded(*names: object) -> SeededDraws:
 
 
 def look(
-    components: Components, log: LawLog, *, depth: int, seed: int = 0, on_text: Callable[[], None] | None = None
+    components: Components,
+    log: LawLog,
+    *,
+    depth: int,
+    seed: int = 0,
+    on_text: Callable[[], None] | None = None,
 ) -> tuple[tuple[Position, ...], ...]:
     """Survey all texts: see `monge.replay.survey.survey`.
 
@@ -78,10 +83,15 @@ def look(
     return tuple(found)
 
 
-def hindsight(positions: tuple[tuple[Position, ...], ...], costs: Latency, depth: int) -> OracleBounds:
+def hindsight(
+    positions: tuple[tuple[Position, ...], ...], costs: Latency, depth: int
+) -> OracleBounds:
     """Evaluate every fixed window and the oracle on surveyed texts."""
     return OracleBounds(
-        windows=tuple(tuple(fixed_window(text, costs, window) for text in positions) for window in range(depth + 1)),
+        windows=tuple(
+            tuple(fixed_window(text, costs, window) for text in positions)
+            for window in range(depth + 1)
+        ),
         oracle=tuple(oracle(text, costs, depth) for text in positions),
         positions=positions,
     )
@@ -92,7 +102,9 @@ def nodes_by_depth(positions: Sequence[Sequence[Position]]) -> tuple[int, ...]:
     deepest = max((len(place.nodes) for text in positions for place in text), default=1)
     means: list[int] = []
     for level in range(deepest):
-        seen = [place.nodes[level] for text in positions for place in text if len(place.nodes) > level]
+        seen = [
+            place.nodes[level] for text in positions for place in text if len(place.nodes) > level
+        ]
         means.append(round(sum(seen) / len(seen)))
     return tuple(means)
 
@@ -125,7 +137,10 @@ def play(
         fresh = replace(components, shared=SharedState(costs))
         for number, text in enumerate(log.texts):
             records = replay_text(fresh, log, text, seeded(seed, "replay", repeat, number))
-            timed = tuple(predicted(record, costs, runs_network=fresh.runs_network(record.drafter)) for record in records)
+            timed = tuple(
+                predicted(record, costs, runs_network=fresh.runs_network(record.drafter))
+                for record in records
+            )
             passes.append(ReplayedText(text=number, repeat=repeat, records=timed))
             if on_text is not None:
                 on_text()

@@ -16,7 +16,10 @@ def write_plots(replayed: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """Draw what there is to draw; returns the files."""
     if not replayed:
         return []
-    drawn = [_comparison(replayed, folder / "configurations.png"), _survival(replayed, folder / "survival.png")]
+    drawn = [
+        _comparison(replayed, folder / "configurations.png"),
+        _survival(replayed, folder / "survival.png"),
+    ]
     drawn.append(_windows(replayed, folder / "windows.png"))
     if any(found["calibration"] for found in replayed):
         drawn.append(_calibration(replayed, folder / "calibration.png"))
@@ -27,7 +30,9 @@ def _comparison(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
     """Bars with intervals; beside the speeds, what the best fixed window and the oracle expect."""
     timed = [found for found in replayed if found["tokens_per_s"] is not None]
     names = ["block_efficiency", *(["tokens_per_s"] if len(timed) == len(replayed) else [])]
-    figure = Figure(figsize=(1.5 + 5.2 * len(names), 1.6 + 0.42 * len(replayed)), layout="constrained")
+    figure = Figure(
+        figsize=(1.5 + 5.2 * len(names), 1.6 + 0.42 * len(replayed)), layout="constrained"
+    )
     panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
     labels = [found["label"] for found in replayed]
     for axes, name in zip(panels, names, strict=True):
@@ -46,7 +51,9 @@ def _comparison(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
         axes.tick_params(labelsize=8)
     panels[0].invert_yaxis()
     handles, names_shown = panels[-1].get_legend_handles_labels()
-    figure.legend(handles, names_shown, fontsize=8, frameon=False, ncols=2, loc="outside lower center")
+    figure.legend(
+        handles, names_shown, fontsize=8, frameon=False, ncols=2, loc="outside lower center"
+    )
     return _save(figure, path)
 
 
@@ -56,7 +63,15 @@ def _survival(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
     axes = figure.subplots()
     for number, found in enumerate(_different(replayed, "survival")):
         curve = [1.0, *found["survival"]]
-        axes.plot(range(len(curve)), curve, "o-", ms=3, lw=1.2, color=f"C{number % 10}", label=found["label"])
+        axes.plot(
+            range(len(curve)),
+            curve,
+            "o-",
+            ms=3,
+            lw=1.2,
+            color=f"C{number % 10}",
+            label=found["label"],
+        )
     axes.set_xlabel("draft tokens")
     axes.set_ylabel("probability that all of them are accepted")
     axes.set_ylim(0, 1.03)
@@ -89,7 +104,10 @@ def _windows(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
 
 
 def _calibration(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
-    """The draft network's confidence against the chance of acceptance; on the diagonal it knows itself."""
+    """The draft network's confidence against the chance of acceptance.
+
+    On the diagonal it knows itself.
+    """
     figure = Figure(figsize=(5.4, 5), layout="constrained")
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
@@ -108,7 +126,11 @@ def _calibration(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
 
 def _different(replayed: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """The first configuration of every curve: what controllers do does not change it."""
-    return [found for number, found in enumerate(replayed) if found[name] not in [one[name] for one in replayed[:number]]]
+    return [
+        found
+        for number, found in enumerate(replayed)
+        if found[name] not in [one[name] for one in replayed[:number]]
+    ]
 
 
 def _save(figure: Figure, path: Path) -> Path:

@@ -85,8 +85,13 @@ def record_log(
     return LawLog(model=model, rules=rules, texts=tuple(texts), top=top)
 
 
-def identity_of(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> ModelIdentity:
-    """What tells a network from others: its architecture, a sample of its weights, its tokenizer's vocabulary."""
+def identity_of(
+    network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str
+) -> ModelIdentity:
+    """What tells a network from others.
+
+    Its architecture, a sample of its weights, its tokenizer's vocabulary.
+    """
     return ModelIdentity(
         name=name,
         vocab_size=int(network.config.get_text_config().vocab_size),
@@ -101,7 +106,11 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _logged(
-    target: SequenceModel, prompt: PromptProfile, result: GenerationResult, rules: SamplingRules, top: int | None
+    target: SequenceModel,
+    prompt: PromptProfile,
+    result: GenerationResult,
+    rules: SamplingRules,
+    top: int | None,
 ) -> tuple[tuple[int, ...], Masses, PromptProfile]:
     """The text that is kept, its laws, and what the target said of the prompt."""
     if result.error is not None:
@@ -130,14 +139,17 @@ def _read(
 def _possible(probs: Float64[Tensor, "seq vocab"], token_ids: tuple[int, ...]) -> tuple[int, ...]:
     """The text up to the first token without mass.
 
-    Logits read in one pass differ in rounding from those it was written with, which can move the largest of a greedy law, or
-    the last token that a truncated law keeps.
+    Logits read in one pass differ in rounding from those it was written with, which can move the
+    largest of a greedy law, or the last token that a truncated law keeps.
     """
     own = probs[torch.arange(len(token_ids)), torch.tensor(token_ids)]
     impossible = (own == 0.0).nonzero().flatten().tolist()
     cut = impossible[0] if impossible else len(token_ids)
     if cut == 0:
-        raise OptionError("a text cannot be logged: its first token has no mass in a second reading; use another dtype")
+        raise OptionError(
+            "a text cannot be logged: its first token has no mass in a second "
+            "reading; use another dtype"
+        )
     return token_ids[:cut]
 
 
@@ -148,7 +160,11 @@ def _dense(law: SparseLaw, vocab_size: int) -> Tensor:
 
 
 def _network_parts(network: PreTrainedModel) -> list[bytes]:
-    config = {key: value for key, value in network.config.to_dict().items() if key not in {"_name_or_path", "dtype"}}
+    config = {
+        key: value
+        for key, value in network.config.to_dict().items()
+        if key not in {"_name_or_path", "dtype"}
+    }
     config.pop("transformers_version", None)
     parts = [json.dumps(config, sort_keys=True, default=str).encode()]
     for name, weight in sorted(network.named_parameters()):

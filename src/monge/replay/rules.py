@@ -8,7 +8,12 @@ from typing import Final
 from monge.core.proposal import Deterministic, Proposal
 from monge.draft.base import Capabilities
 from monge.engine.components import Components
-from monge.replay.conditional import ConditionalCandidates, IndependentCandidates, ScaledTests, SequentialTests
+from monge.replay.conditional import (
+    ConditionalCandidates,
+    IndependentCandidates,
+    ScaledTests,
+    SequentialTests,
+)
 from monge.replay.conditional_joint import JointDecision, SameTest
 from monge.replay.errors import UnavailableError
 from monge.verify.base import Rule, Walk, unsupported_reason
@@ -32,7 +37,9 @@ CONDITIONAL: Final[Mapping[type[Rule], Callable[[Rule], ConditionalCandidates]]]
         NaiveTree: lambda rule: SequentialTests(num_tests=1),
         Greedy: lambda rule: SequentialTests(num_tests=1),
         KSeq: lambda rule: SameTest(),
-        Optimal: lambda rule: JointDecision(rule) if isinstance(rule, Optimal) else IndependentCandidates(),
+        Optimal: lambda rule: (
+            JointDecision(rule) if isinstance(rule, Optimal) else IndependentCandidates()
+        ),
         Block: lambda rule: ScaledTests(),
         Traversal: lambda rule: ScaledTests(),
     }
@@ -42,7 +49,9 @@ CONDITIONAL: Final[Mapping[type[Rule], Callable[[Rule], ConditionalCandidates]]]
 _WHOLE_PATHS: Final = (Block, Traversal)
 
 
-def conditional_candidates(rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool) -> ConditionalCandidates:
+def conditional_candidates(
+    rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool
+) -> ConditionalCandidates:
     """How candidates are drawn given the text.
 
     Args:
@@ -52,13 +61,17 @@ def conditional_candidates(rule: Rule, can: Capabilities, *, is_compact: bool, r
         reads_confidence: Whether the controller looks at how sure the draft network is.
 
     Raises:
-        UnavailableError: If the log cannot say exactly what the rule would have accepted; the message says why.
+        UnavailableError: If the log cannot say exactly what the rule would have accepted; the
+            message says why.
     """
     rule = rule.rule if isinstance(rule, Walk) else rule
     if can.proposes <= {Deterministic} and not (isinstance(rule, Traversal) and can.max_width != 1):
-        # Nothing is drawn, so nothing is tilted: a candidate is accepted iff the text goes on with it.
+        # Nothing is drawn, so nothing is tilted: a candidate is accepted iff the text goes on with
+        # it.
         return ScaledTests() if isinstance(rule, _WHOLE_PATHS) else IndependentCandidates()
-    reason = _unavailable_reason(rule, can, is_compact=is_compact, reads_confidence=reads_confidence)
+    reason = _unavailable_reason(
+        rule, can, is_compact=is_compact, reads_confidence=reads_confidence
+    )
     if reason is not None:
         raise UnavailableError(f"replay: {rule.title} cannot be replayed here: {reason}")
     return CONDITIONAL[type(rule)](rule)
@@ -66,11 +79,16 @@ def conditional_candidates(rule: Rule, can: Capabilities, *, is_compact: bool, r
 
 def with_replayable_rule(components: Components) -> Components:
     """The components with a rule that a replay can follow: their own if possible."""
-    can, reads_confidence = components.drafter.capabilities, "confidence" in components.controller.reads
+    can, reads_confidence = (
+        components.drafter.capabilities,
+        "confidence" in components.controller.reads,
+    )
     for rule in (components.rule, SingleDraft(), RrsWithoutReplacement(), Rrs()):
         if unsupported_reason(rule, can.proposes, can.max_width) is None:
             try:
-                conditional_candidates(rule, can, is_compact=False, reads_confidence=reads_confidence)
+                conditional_candidates(
+                    rule, can, is_compact=False, reads_confidence=reads_confidence
+                )
             except UnavailableError:
                 continue
             return components if rule is components.rule else replace(components, rule=rule)
@@ -82,23 +100,28 @@ def stands_in(rule: Rule, proposes: frozenset[type[Proposal]], *, is_compact: bo
     return is_compact and not isinstance(rule, TargetWalk) and not proposes <= {Deterministic}
 
 
-def _unavailable_reason(rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool) -> str | None:
+def _unavailable_reason(
+    rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool
+) -> str | None:
     if type(rule) not in CONDITIONAL:
         known = ", ".join(sorted(kind.__name__ for kind in CONDITIONAL))
         return (
-            "the law of its candidates given the text needs target laws off the text, or is not known in closed form; "
+            "the law of its candidates given the text needs target laws off the text, or is not "
+            "known in closed form; "
             f"replay knows {known}"
         )
     if isinstance(rule, _WHOLE_PATHS) and can.max_width != 1:
         return "on trees it decides by target laws off the text, which are not logged; replay it on chains"
     if isinstance(rule, _WHOLE_PATHS) and reads_confidence:
         return (
-            "what it drafts below a rejected token depends on target laws off the text, and the controller looks at how sure "
+            "what it drafts below a rejected token depends on target laws off the text, and the "
+            "controller looks at how sure "
             "the draft network is there; replay it with a controller that does not"
         )
     if stands_in(rule, can.proposes, is_compact=is_compact) and reads_confidence:
         return (
-            "the controller looks at how sure the draft network is below rejected tokens, and the law of these needs "
+            "the controller looks at how sure the draft network is below rejected tokens, and the "
+            "law of these needs "
             "complete target laws; log without --top"
         )
     return None

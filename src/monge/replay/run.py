@@ -18,23 +18,29 @@ from monge.replay.rules import conditional_candidates
 from monge.replay.text import ReplayTarget, TextDraws, TextVerifier
 
 
-def replay_text(components: Components, log: LawLog, text: LoggedText, draws: Draws) -> tuple[StepRecord, ...]:
+def replay_text(
+    components: Components, log: LawLog, text: LoggedText, draws: Draws
+) -> tuple[StepRecord, ...]:
     """The rounds of one text.
 
     Args:
-        components: What is replayed; its target runs only where the drafter lives on what it says, see `following`.
+        components: What is replayed; its target runs only where the drafter lives on what it says,
+            see `following`.
         log: Where the text is from.
         text: One of its texts.
         draws: Source of randomness: what was drafted on the way to the text is random still.
 
     Returns:
-        One record a round. The last token of the text always counts as the round's own token, not as accepted.
+        One record a round. The last token of the text always counts as the round's own token, not
+        as accepted.
 
     Raises:
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
     session, guide = open_text(components, log, text, draws)
-    playing = replace(components, greedy_rule=None, rule=TextVerifier(), target=following(components, log))
+    playing = replace(
+        components, greedy_rule=None, rule=TextVerifier(), target=following(components, log)
+    )
     open_sessions([session], playing)
     try:
         while session.finish_reason is None:
@@ -45,16 +51,24 @@ def replay_text(components: Components, log: LawLog, text: LoggedText, draws: Dr
 
 
 def following(components: Components, log: LawLog) -> SequenceModel:
-    """What stands for the target in a replay: nothing that runs, or the target for a drafter that lives on what it says.
+    """What stands for the target in a replay.
+
+    Nothing that runs, or the target for a drafter that lives on what it says.
 
     The target then reads every round's tree, and the text is followed all the same.
     """
     can = components.drafter.capabilities
-    return components.target if can.reads_states or can.num_successors else ReplayTarget(log.model.vocab_size)
+    return (
+        components.target
+        if can.reads_states or can.num_successors
+        else ReplayTarget(log.model.vocab_size)
+    )
 
 
 def play_round(session: Session, guide: TextDraws, components: Components) -> None:
-    """One round, after which nothing has gone wrong unnoticed: the loop goes on without a drafter that fails, replay must not.
+    """One round, after which nothing has gone wrong unnoticed.
+
+    The loop goes on without a drafter that fails, replay must not.
 
     Raises:
         UnavailableError: If the candidates cannot be drawn given the text, or the drafter fails.
@@ -66,25 +80,38 @@ def play_round(session: Session, guide: TextDraws, components: Components) -> No
     if guide.error is not None:
         raise guide.error
     if session.drafting != "together" or session.error is not None:
-        raise UnavailableError(f"replay: the drafter failed after {guide.start} tokens of a text; decode it once to see how")
-
-
-def open_text(components: Components, log: LawLog, text: LoggedText, draws: Draws) -> tuple[Session, TextDraws]:
-    """A session that follows a text, and the draws that lead it."""
-    if components.drafter.capabilities.num_successors and isinstance(components.target, ReplayTarget):
         raise UnavailableError(
-            f"replay: {type(components.drafter).__name__} learns what the target says at every node that it drafts; a log has "
-            "that along its texts only; use it where the target runs (monge tune, monge bench decode)"
+            f"replay: the drafter failed after {guide.start} tokens of a text; "
+            "decode it once to see how"
+        )
+
+
+def open_text(
+    components: Components, log: LawLog, text: LoggedText, draws: Draws
+) -> tuple[Session, TextDraws]:
+    """A session that follows a text, and the draws that lead it."""
+    if components.drafter.capabilities.num_successors and isinstance(
+        components.target, ReplayTarget
+    ):
+        raise UnavailableError(
+            f"replay: {type(components.drafter).__name__} learns what the target says at every "
+            "node that it drafts; a log has "
+            "that along its texts only; use it where the target runs (monge tune, monge bench "
+            "decode)"
         )
     reads_confidence = "confidence" in components.controller.reads
     given = conditional_candidates(
-        components.rule, components.drafter.capabilities, is_compact=log.top is not None, reads_confidence=reads_confidence
+        components.rule,
+        components.drafter.capabilities,
+        is_compact=log.top is not None,
+        reads_confidence=reads_confidence,
     )
     guide = TextDraws(text, given, draws)
     reader = components.controller
     if text.profile is None and isinstance(reader, PromptReader) and reader.reads_prompt_laws:
         raise UnavailableError(
-            "replay: the controller asks how surprising the target finds a prompt, and the log does not say; make the log "
+            "replay: the controller asks how surprising the target finds a prompt, and the log "
+            "does not say; make the log "
             "again with `monge replay record`, or leave out the features 'surprisal' and 'entropy'"
         )
     total = len(text.all_ids)

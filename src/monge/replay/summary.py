@@ -40,7 +40,11 @@ class Totals:
         sums = np.zeros((3, num_texts))
         for one in played:
             tokens = sum(len(record.token_ids) for record in one.records)
-            sums[:, one.text] += (tokens, len(one.records), sum(record.times.total_s for record in one.records))
+            sums[:, one.text] += (
+                tokens,
+                len(one.records),
+                sum(record.times.total_s for record in one.records),
+            )
         return cls(tokens=sums[0], rounds=sums[1], seconds=sums[2])
 
 
@@ -51,7 +55,9 @@ def resampled(num_texts: int, seed: int = 0) -> Int64[np.ndarray, "resamples tex
     return np.array(drawn, dtype=np.int64)
 
 
-def ratio(top: np.ndarray, bottom: np.ndarray, choices: Int64[np.ndarray, "resamples texts"]) -> Estimate:
+def ratio(
+    top: np.ndarray, bottom: np.ndarray, choices: Int64[np.ndarray, "resamples texts"]
+) -> Estimate:
     """Sum over sum, with its interval."""
     values = top[choices].sum(axis=1) / bottom[choices].sum(axis=1)
     low, high = np.percentile(values, [2.5, 97.5])
@@ -74,12 +80,14 @@ def summary(
         log: On which texts.
         played: The passes.
         seen: What could have been had.
-        is_timed: Whether costs are known; without them speeds are `None`, and regret counts rounds instead of seconds.
+        is_timed: Whether costs are known; without them speeds are `None`, and regret counts rounds
+            instead of seconds.
         seed: Of the bootstrap.
 
     Returns:
-        `block_efficiency`, `tokens_per_s`, `speedup` (each mean, low, high), `acceptance_by_depth`, `draft_utilisation`,
-        `hindsight`, `controller_regret`, `survival`, `calibration`, and `tags` with the main figures of each.
+        `block_efficiency`, `tokens_per_s`, `speedup` (each mean, low, high), `acceptance_by_depth`,
+        `draft_utilisation`, `hindsight`, `controller_regret`, `survival`, `calibration`, and `tags`
+        with the main figures of each.
     """
     choices, every = resampled(len(log.texts), seed), np.arange(len(log.texts))
     totals = Totals.of(played, len(log.texts))
@@ -109,26 +117,37 @@ def survival_curve(positions: Sequence[Sequence[Position]], depth: int) -> tuple
     """Mean over all positions of P(the first k draft tokens are accepted), k = 1, 2, ..."""
     curves = [(survival(text, depth), len(text)) for text in positions]
     total = sum(weight for _, weight in curves)
-    return tuple(sum(curve[level] * weight for curve, weight in curves) / total for level in range(depth))
+    return tuple(
+        sum(curve[level] * weight for curve, weight in curves) / total for level in range(depth)
+    )
 
 
 def calibration(positions: Sequence[Sequence[Position]]) -> dict[str, Any] | None:
     """How far the draft network's confidence in a token is from the chance that its candidate is accepted.
 
     Returns:
-        `bins` (mean confidence, mean chance, number of positions) and `ece`, the mean distance weighted by number; `None` where
-        the drafter says nothing of its confidence.
+        `bins` (mean confidence, mean chance, number of positions) and `ece`, the mean distance
+        weighted by number; `None` where the drafter says nothing of its confidence.
     """
     pairs = np.array([pair for text in positions for pair in confidences(text)])
     if pairs.size == 0:
         return None
     places = np.minimum((pairs[:, 0] * BINS).astype(np.int64), BINS - 1)
     bins = [pairs[places == place] for place in range(BINS)]
-    rows = [[float(group[:, 0].mean()), float(group[:, 1].mean()), len(group)] for group in bins if len(group)]
-    return {"bins": rows, "ece": sum(abs(said - was) * count for said, was, count in rows) / len(pairs)}
+    rows = [
+        [float(group[:, 0].mean()), float(group[:, 1].mean()), len(group)]
+        for group in bins
+        if len(group)
+    ]
+    return {
+        "bins": rows,
+        "ece": sum(abs(said - was) * count for said, was, count in rows) / len(pairs),
+    }
 
 
-def _figures(totals: Totals, seen: OracleBounds, texts: np.ndarray, choices: np.ndarray, *, is_timed: bool) -> dict[str, Any]:
+def _figures(
+    totals: Totals, seen: OracleBounds, texts: np.ndarray, choices: np.ndarray, *, is_timed: bool
+) -> dict[str, Any]:
     tokens = totals.tokens
     lengths = np.array([len(text) for text in seen.positions], dtype=np.float64)
     passes = float(tokens.sum() / lengths.sum())
@@ -143,7 +162,9 @@ def _figures(totals: Totals, seen: OracleBounds, texts: np.ndarray, choices: np.
         "speedup": asdict(_on(texts, plain, totals.seconds, choices)) if is_timed else None,
         "hindsight": {
             "best_window": windows.index(best),
-            "windows": windows if is_timed else [{**window, "tokens_per_s": None} for window in windows],
+            "windows": windows
+            if is_timed
+            else [{**window, "tokens_per_s": None} for window in windows],
             "oracle": ideal if is_timed else {**ideal, "tokens_per_s": None},
         },
         "controller_regret": {
@@ -162,7 +183,10 @@ def _on(texts: np.ndarray, top: np.ndarray, bottom: np.ndarray, choices: np.ndar
 def _expected(row: Sequence[Any], lengths: np.ndarray, texts: np.ndarray) -> dict[str, float]:
     total = float(lengths[texts].sum())
     seconds = sum(row[int(text)].seconds for text in texts)
-    return {"block_efficiency": total / sum(row[int(text)].rounds for text in texts), "tokens_per_s": total / seconds}
+    return {
+        "block_efficiency": total / sum(row[int(text)].rounds for text in texts),
+        "tokens_per_s": total / seconds,
+    }
 
 
 def _trace(played: Sequence[ReplayedText]) -> list[list[list[int]]]:

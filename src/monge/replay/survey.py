@@ -1,7 +1,10 @@
-"""Look at every position of a text: with which chance would each of the next drafted tokens be accepted there?
+"""Look at every position of a text.
 
-From that, without any simulation, what every fixed window expects, and what an oracle expects that knows all chances (not the
-coins) and picks the best window at every position: both by dynamic programming from the end of the text.
+With which chance would each of the next drafted tokens be accepted there?
+
+From that, without any simulation, what every fixed window expects, and what an oracle expects that
+knows all chances (not the coins) and picks the best window at every position: both by dynamic
+programming from the end of the text.
 """
 
 from collections.abc import Sequence
@@ -34,7 +37,8 @@ class Position:
         nodes: Drafted nodes of depth at most 0, 1, 2, ...
         room: Most draft tokens that the request's limit allows here.
         context_length: Tokens before the round.
-        confidence: How sure the draft network was of its first candidate; `None` where it does not say.
+        confidence: How sure the draft network was of its first candidate; `None` where it does not
+            say.
         runs_network: Whether the drafter that drafts here runs one, so that drafting costs time.
     """
 
@@ -63,21 +67,26 @@ class _Full(SoloController[None]):
     def init(self, shared: SharedState) -> None:
         return None
 
-    def plan_one(self, state: None, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
+    def plan_one(
+        self, state: None, info: RoundInfo, context_length: int, draws: Draws
+    ) -> DraftPlan:
         return DraftPlan(max_depth=self.depth, stop=_NEVER_STOPS)
 
     def update(self, state: None, record: StepRecord) -> None:
         return None
 
 
-def survey(components: Components, log: LawLog, text: LoggedText, draws: Draws, *, depth: int) -> tuple[Position, ...]:
+def survey(
+    components: Components, log: LawLog, text: LoggedText, draws: Draws, *, depth: int
+) -> tuple[Position, ...]:
     """The chances at every position of a text.
 
-    The drafter runs once at every position, its tree led along the text. Where siblings decide the shape of what is below (a
-    budget of nodes, merged paths), they are one sample of their law.
+    The drafter runs once at every position, its tree led along the text. Where siblings decide the
+    shape of what is below (a budget of nodes, merged paths), they are one sample of their law.
 
     Args:
-        components: Drafter and verifier; the controller is not used, the target as `following` says.
+        components: Drafter and verifier; the controller is not used, the target as `following`
+            says.
         log: Where the text is from.
         text: One of its texts.
         draws: Source of randomness.
@@ -89,15 +98,28 @@ def survey(components: Components, log: LawLog, text: LoggedText, draws: Draws, 
     looking = replace(components, controller=_Full(depth), shared=SharedState())
     session, guide = open_text(looking, log, text, draws)
     guide.is_forced = True
-    playing = replace(looking, greedy_rule=None, rule=TextVerifier(only_looks=True), target=following(components, log))
+    playing = replace(
+        looking,
+        greedy_rule=None,
+        rule=TextVerifier(only_looks=True),
+        target=following(components, log),
+    )
     found: list[Position] = []
     open_sessions([session], playing)
     try:
         while session.finish_reason is None:
-            length, room = len(session.context.token_ids), text.max_new_tokens - session.num_generated - 1
+            length, room = (
+                len(session.context.token_ids),
+                text.max_new_tokens - session.num_generated - 1,
+            )
             play_round(session, guide, playing)
             record = session.records[-1]
-            seen = _position(guide, room=room, context_length=length, confidence=next(iter(record.confidences), None))
+            seen = _position(
+                guide,
+                room=room,
+                context_length=length,
+                confidence=next(iter(record.confidences), None),
+            )
             found.append(replace(seen, runs_network=components.runs_network(record.drafter)))
     finally:
         close_session(session, playing)
@@ -115,7 +137,10 @@ def oracle(positions: Sequence[Position], costs: Latency, depth: int) -> Expecta
 
 
 def survival(positions: Sequence[Position], depth: int) -> tuple[float, ...]:
-    """Mean over positions of P(the first k draft tokens are accepted), k = 1, 2, ...; positions near the end are left out."""
+    """Mean over positions of P(the first k draft tokens are accepted), k = 1, 2, ....
+
+    Positions near the end are left out.
+    """
     curves: list[list[float]] = []
     for position in positions[: max(1, len(positions) - depth)]:
         reach, curve = 1.0, list[float]()
@@ -130,16 +155,25 @@ def _expected(positions: Sequence[Position], costs: Latency, windows: Sequence[i
     """Backwards over positions: the round's own cost, and what is expected after as many tokens as it may commit."""
     ahead = [Expectation(rounds=0.0, seconds=0.0)]  # ahead[-1 - k]: after k more tokens
     for left, position in enumerate(reversed(positions), start=1):
-        choices = [_round(position, costs, min(window, position.room), ahead, left) for window in windows]
+        choices = [
+            _round(position, costs, min(window, position.room), ahead, left) for window in windows
+        ]
         ahead.append(min(choices, key=lambda choice: choice.seconds))
     return ahead[-1]
 
 
-def _round(position: Position, costs: Latency, window: int, ahead: Sequence[Expectation], left: int) -> Expectation:
+def _round(
+    position: Position, costs: Latency, window: int, ahead: Sequence[Expectation], left: int
+) -> Expectation:
     rounds, seconds, reach = 1.0, round_seconds(position, costs, window), 1.0
-    # The last token of the text is its round's own, so at most left - 1 draft tokens count as accepted.
+    # The last token of the text is its round's own, so at most left - 1 draft tokens count as
+    # accepted.
     for accepted in range(min(window, left - 1) + 1):
-        chance = position.chances[accepted] if accepted < min(window, left - 1, len(position.chances)) else 0.0
+        chance = (
+            position.chances[accepted]
+            if accepted < min(window, left - 1, len(position.chances))
+            else 0.0
+        )
         weight, reach = reach * (1.0 - chance), reach * chance
         after = ahead[left - 1 - accepted]
         rounds, seconds = rounds + weight * after.rounds, seconds + weight * after.seconds
@@ -153,7 +187,9 @@ def round_seconds(position: Position, costs: Latency, window: int) -> float:
     return costs.verify_s(position.nodes[depth], 1, position.context_length) + drafting
 
 
-def _position(guide: TextDraws, *, room: int, context_length: int, confidence: float | None) -> Position:
+def _position(
+    guide: TextDraws, *, room: int, context_length: int, confidence: float | None
+) -> Position:
     """What was seen of the round; a node that the builder drew and left out of the finished tree cannot be accepted."""
     assert guide.tree is not None, "the verifier has seen the tree"
     tree, text = guide.tree, guide.text.all_ids
@@ -165,7 +201,9 @@ def _position(guide: TextDraws, *, room: int, context_length: int, confidence: f
     depths = tree.depths
     return Position(
         chances=tuple(chances),
-        nodes=tuple(sum(0 < depth <= level for depth in depths) for level in range(max(depths) + 1)),
+        nodes=tuple(
+            sum(0 < depth <= level for depth in depths) for level in range(max(depths) + 1)
+        ),
         room=room,
         context_length=context_length,
         confidence=confidence,
@@ -174,4 +212,8 @@ def _position(guide: TextDraws, *, room: int, context_length: int, confidence: f
 
 def confidences(positions: Sequence[Position]) -> tuple[tuple[float, float], ...]:
     """How sure the draft network was of its first candidate, and with which chance that was accepted, by position."""
-    return tuple((place.confidence, place.chances[0]) for place in positions if place.confidence is not None and place.chances)
+    return tuple(
+        (place.confidence, place.chances[0])
+        for place in positions
+        if place.confidence is not None and place.chances
+    )

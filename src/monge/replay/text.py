@@ -34,12 +34,13 @@ class TextDraws(ChildDraws):
         conditional: The law of the candidates, given the emitted token.
         draws: Source of randomness.
         start: Tokens committed when the round started; set before every round.
-        chances: Of the round's nodes on the text, from the root down: P(accepted | text, the node was reached). Kept where the
-            text is forced.
+        chances: Of the round's nodes on the text, from the root down: P(accepted | text, the node
+            was reached). Kept where the text is forced.
         tree: The finished tree of the round.
         scale: Factor of the target at the node where the text leads to.
         error: Why candidates could not be drawn.
-        is_forced: Whether the committed token is always put among the candidates, so that a round sees the text to its end.
+        is_forced: Whether the committed token is always put among the candidates, so that a round
+            sees the text to its end.
     """
 
     text: LoggedText
@@ -99,7 +100,9 @@ class TextDraws(ChildDraws):
 
 @dataclass(frozen=True, slots=True)
 class TextVerifier(Verifier):
-    """Accept what the text goes on with: with candidates drawn given the text, this is every lossless rule at once.
+    """Accept what the text goes on with.
+
+    With candidates drawn given the text, this is every lossless rule at once.
 
     Args:
         only_looks: Accept nothing, so that every round commits one token.
@@ -123,7 +126,9 @@ class TextVerifier(Verifier):
             path.append(node)
             place += 1
         kind = "correction" if tree.candidates[node] else "bonus"
-        return Verdict(path=tuple(path), next_token=tokens[place], next_kind=kind, examined=tuple(examined))
+        return Verdict(
+            path=tuple(path), next_token=tokens[place], next_kind=kind, examined=tuple(examined)
+        )
 
 
 class ReplayTarget:
@@ -151,7 +156,9 @@ class ReplayTarget:
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         """No logits: one empty row a node."""
-        return {sequence: torch.zeros(len(block.token_ids), 0) for sequence, block in blocks.items()}
+        return {
+            sequence: torch.zeros(len(block.token_ids), 0) for sequence, block in blocks.items()
+        }
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
         for sequence, path in paths.items():

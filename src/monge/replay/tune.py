@@ -11,8 +11,16 @@ from monge.replay.compare import Settings, compare
 from monge.replay.configuration import MODEL, Configuration
 from monge.replay.log import LawLog
 
-_TREES: Final = ("chain(8, 'top')", "best_first(num_nodes=16, depth=6)", "best_first(num_nodes=32, depth=8)")
-_DRAWN: Final = (("chain(8)", "single_draft"), ("chain(8)", "block"), ("fixed_width((3, 2, 1, 1))", "rrs_without_replacement"))
+_TREES: Final = (
+    "chain(8, 'top')",
+    "best_first(num_nodes=16, depth=6)",
+    "best_first(num_nodes=32, depth=8)",
+)
+_DRAWN: Final = (
+    ("chain(8)", "single_draft"),
+    ("chain(8)", "block"),
+    ("fixed_width((3, 2, 1, 1))", "rrs_without_replacement"),
+)
 _ADAPTIVE: Final = ("on_the_fly", "goodput", "fsm")
 """Controllers that are tried, as far as they are registered."""
 
@@ -32,7 +40,9 @@ class TuningResult:
     document: dict[str, Any]
 
 
-def first_grid(*, has_draft: bool, is_greedy: bool, drafters: Sequence[str] = ()) -> list[Configuration]:
+def first_grid(
+    *, has_draft: bool, is_greedy: bool, drafters: Sequence[str] = ()
+) -> list[Configuration]:
     """One configuration of every drafter and tree, as deep as a chain is ever worth.
 
     Args:
@@ -41,18 +51,28 @@ def first_grid(*, has_draft: bool, is_greedy: bool, drafters: Sequence[str] = ()
         drafters: Further ones, with their settings.
     """
     found = [Configuration(drafter="none"), Configuration(drafter="ngram")]
-    for drafter in [*([MODEL] if has_draft else []), *(one for one in drafters if one not in ("none", "ngram", MODEL))]:
+    for drafter in [
+        *([MODEL] if has_draft else []),
+        *(one for one in drafters if one not in ("none", "ngram", MODEL)),
+    ]:
         if not any("tree" in options_of(one) for one in drafters_in(drafter)):
             found.append(Configuration(drafter=drafter))
             continue
         found += [Configuration(drafter=drafter, tree=tree) for tree in _TREES]
-        if not is_greedy:  # a greedy target accepts the token that it ranks first: drawing candidates only misses it
-            found += [Configuration(drafter=drafter, tree=tree, verifier=verifier) for tree, verifier in _DRAWN]
+        # A greedy target accepts the token that it ranks first: drawing candidates only misses it.
+        if not is_greedy:
+            found += [
+                Configuration(drafter=drafter, tree=tree, verifier=verifier)
+                for tree, verifier in _DRAWN
+            ]
     return found
 
 
 def second_grid(first: Sequence[dict[str, Any]], count: int = 3) -> list[Configuration]:
-    """For the fastest drafters and trees in hindsight: their best fixed window, and the controllers that adapt it."""
+    """For the fastest drafters and trees in hindsight.
+
+    Their best fixed window, and the controllers that adapt it.
+    """
     found: list[Configuration] = []
     controllers = [name for name in _ADAPTIVE if name in CONTROLLERS]
     drafting = [one for one in first if one["mean_window"] > 0.0]
@@ -83,12 +103,18 @@ def tune(
         on_text: Called after every text of every pass.
     """
     common: dict[str, Any] = {"target": target, "surveys": {}, "on_text": on_text}
-    grid = first_grid(has_draft=draft is not None, is_greedy=log.rules.temperature == 0, drafters=drafters)
+    grid = first_grid(
+        has_draft=draft is not None, is_greedy=log.rules.temperature == 0, drafters=drafters
+    )
     first = compare(grid, log, draft, settings, **common)
     second = compare(second_grid(first["replayed"]), log, draft, settings, **common)
-    replayed = sorted(first["replayed"] + second["replayed"], key=lambda one: -one["tokens_per_s"]["mean"])
+    replayed = sorted(
+        first["replayed"] + second["replayed"], key=lambda one: -one["tokens_per_s"]["mean"]
+    )
     document = {"replayed": replayed, "refused": first["refused"] + second["refused"]}
-    return TuningResult(best=Configuration(**replayed[0]["configuration"]), predicted=replayed[0], document=document)
+    return TuningResult(
+        best=Configuration(**replayed[0]["configuration"]), predicted=replayed[0], document=document
+    )
 
 
 def _hindsight_speed(one: dict[str, Any]) -> float:

@@ -20,7 +20,9 @@ Finished = tuple[int, tuple[str, ...]]
 class Workers(Protocol):
     """Who decodes shards."""
 
-    def decode(self, shards: Iterable[Shard], spec: DecoderSpec, rules: RowRules) -> Iterator[Finished]:
+    def decode(
+        self, shards: Iterable[Shard], spec: DecoderSpec, rules: RowRules
+    ) -> Iterator[Finished]:
         """Finished shards, in any order.
 
         Args:
@@ -35,7 +37,9 @@ class Workers(Protocol):
 class ThisProcess:
     """Decodes shards one after the other, here."""
 
-    def decode(self, shards: Iterable[Shard], spec: DecoderSpec, rules: RowRules) -> Iterator[Finished]:
+    def decode(
+        self, shards: Iterable[Shard], spec: DecoderSpec, rules: RowRules
+    ) -> Iterator[Finished]:
         decoder = spec.load()
         for shard in shards:
             yield shard.number, decode_shard(decoder, shard, rules)
@@ -51,8 +55,8 @@ class BatchJob:
         spec: What decodes.
         options: Options of `Decoder.requests`, for rows that say nothing else.
         seed: The run's seed, which gives the texts again; without, each row has one that is drawn.
-        shard_rows: Rows that are decoded together and kept together. The output may depend on it, since the
-            floating-point sums of a row depend on its neighbours.
+        shard_rows: Rows that are decoded together and kept together. The output may depend on it,
+            since the floating-point sums of a row depend on its neighbours.
         overwrite: Whether an output that is there is replaced.
         restart: Whether an unfinished run is thrown away instead of gone on with.
     """
@@ -72,7 +76,9 @@ class BatchJob:
             raise OptionError(f"a shard must hold at least 1 row; got {self.shard_rows}")
         check_options(self.options, self.seed)
         if self.output.is_dir():
-            raise OptionError(f"{str(self.output)!r} is a directory; give the output the name of a file")
+            raise OptionError(
+                f"{str(self.output)!r} is a directory; give the output the name of a file"
+            )
         if self.output.exists() and self.output.samefile(self.source.path):
             raise OptionError("input and output are the same file; give the output another name")
 
@@ -101,27 +107,38 @@ class BatchReport:
     num_errors: int
 
 
-def run_batch(job: BatchJob, workers: Workers, on_progress: Callable[[int, int], None]) -> BatchReport:
+def run_batch(
+    job: BatchJob, workers: Workers, on_progress: Callable[[int, int], None]
+) -> BatchReport:
     """Decode all rows that are not decoded yet, and write the output once all of them are.
 
     Args:
         job: What is to be done.
         workers: Who does it.
-        on_progress: Told how many rows are done and how many there are; first before anything is decoded.
+        on_progress: Told how many rows are done and how many there are; first before anything is
+            decoded.
 
     Raises:
-        OptionError: If the output is there already, an unfinished run had other settings, or not a single row could be decoded.
+        OptionError: If the output is there already, an unfinished run had other settings, or not a
+            single row could be decoded.
     """
     _check_output(job)
     num_rows = _num_rows(job.source)
-    rows = [range(first, min(first + job.shard_rows, num_rows)) for first in range(0, num_rows, job.shard_rows)]
+    rows = [
+        range(first, min(first + job.shard_rows, num_rows))
+        for first in range(0, num_rows, job.shard_rows)
+    ]
     with shard_store(job.output, job.settings(), rows, restart=job.restart) as store:
         rules = RowRules(seed=job.seed, options=job.options, prompt_field=job.source.prompt_field)
         finished = store.finished
         done = sum(len(rows[number]) for number in finished)
         on_progress(done, num_rows)
         if done < num_rows:
-            pending = (shard for shard in shards_of(job.source.lines(), job.shard_rows) if shard.number not in finished)
+            pending = (
+                shard
+                for shard in shards_of(job.source.lines(), job.shard_rows)
+                if shard.number not in finished
+            )
             for number, lines in workers.decode(pending, job.spec, rules):
                 store.put(number, lines)
                 done += len(lines)
@@ -129,7 +146,10 @@ def run_batch(job: BatchJob, workers: Workers, on_progress: Callable[[int, int],
         if store.num_errors == num_rows:
             error = store.first_error()
             store.discard()  # or it would stand in the way of the command that is right
-            raise OptionError(f"none of {num_rows} rows could be decoded, so nothing was written; the first one: {error}")
+            raise OptionError(
+                f"none of {num_rows} rows could be decoded, so nothing was written; "
+                f"the first one: {error}"
+            )
         _check_output(job)
         store.merge()
         return BatchReport(num_rows=num_rows, num_errors=store.num_errors)
@@ -137,7 +157,10 @@ def run_batch(job: BatchJob, workers: Workers, on_progress: Callable[[int, int],
 
 def _check_output(job: BatchJob) -> None:
     if job.output.exists() and not job.overwrite:
-        raise OptionError(f"{str(job.output)!r} is there already; give another name, or replace it with --overwrite")
+        raise OptionError(
+            f"{str(job.output)!r} is there already; give another name, or replace "
+            "it with --overwrite"
+        )
 
 
 def _num_rows(source: RowFile) -> int:

@@ -39,7 +39,10 @@ class RowFile:
         if self.path.suffix == _PARQUET:
             names = _opened(self.path).schema_arrow.names
             if self.prompt_field not in names:
-                raise OptionError(f"{str(self.path)!r} has no column {self.prompt_field!r}; it has {', '.join(names)}")
+                raise OptionError(
+                    f"{str(self.path)!r} has no column {self.prompt_field!r}; it "
+                    f"has {', '.join(names)}"
+                )
 
     def lines(self) -> Iterator[bytes]:
         """Every row as one line of JSON, malformed ones as they are."""
@@ -58,7 +61,11 @@ class RowFile:
 
     def _of_parquet(self) -> Iterator[bytes]:
         file = _opened(self.path)
-        wanted = [name for name in ("id", self.prompt_field, *ROW_OPTIONS) if name in file.schema_arrow.names]
+        wanted = [
+            name
+            for name in ("id", self.prompt_field, *ROW_OPTIONS)
+            if name in file.schema_arrow.names
+        ]
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=wanted):
             for record in batch.to_pylist():
                 yield json.dumps(record, ensure_ascii=False, default=str).encode()
@@ -77,7 +84,9 @@ def check_suffix(path: Path, what: str) -> None:
 
 
 def write_rows(lines: Iterable[str], path: Path) -> None:
-    """Write output rows in the format that the file's name says; either all of them are there afterwards, or no such file.
+    """Write output rows in the format that the file's name says.
+
+    Either all of them are there afterwards, or no such file.
 
     Args:
         lines: JSON, as `BatchRow.as_json` writes it. For Parquet they are gone through twice.
@@ -96,8 +105,16 @@ def _write_parquet(lines: Iterable[str], path: Path) -> None:
     parquet = _parquet()
     pyarrow = import_module("pyarrow")
     id_type = _id_type(lines)
-    types = {"row": pyarrow.int64(), "id": pyarrow.int64() if id_type is int else pyarrow.string(), "text": pyarrow.string()}
-    types |= {"token_ids": pyarrow.list_(pyarrow.int64()), "finish_reason": pyarrow.string(), "seed": pyarrow.int64()}
+    types = {
+        "row": pyarrow.int64(),
+        "id": pyarrow.int64() if id_type is int else pyarrow.string(),
+        "text": pyarrow.string(),
+    }
+    types |= {
+        "token_ids": pyarrow.list_(pyarrow.int64()),
+        "finish_reason": pyarrow.string(),
+        "seed": pyarrow.int64(),
+    }
     types |= {"num_rounds": pyarrow.int64(), "error": pyarrow.string()}
     schema, records = pyarrow.schema(types), list[dict[str, Any]]()
     with parquet.ParquetWriter(path, schema) as writer:
@@ -135,5 +152,7 @@ def _parquet() -> ModuleType:
     try:
         parquet = import_module("pyarrow.parquet")
     except ImportError as error:
-        raise OptionError(f"Parquet needs a package that is not installed ({error}): pip install 'monge[scale]'") from error
+        raise OptionError(
+            f"Parquet needs a package that is not installed ({error}): pip install 'monge[scale]'"
+        ) from error
     return parquet

@@ -64,10 +64,14 @@ class RankZeroModel:
         return self._model.forward_s
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
-        self._on_all_ranks("open", {sequence: tuple(tokens) for sequence, tokens in prefixes.items()})
+        self._on_all_ranks(
+            "open", {sequence: tuple(tokens) for sequence, tokens in prefixes.items()}
+        )
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
-        self._on_all_ranks("append", {sequence: tuple(tokens) for sequence, tokens in pieces.items()})
+        self._on_all_ranks(
+            "append", {sequence: tuple(tokens) for sequence, tokens in pieces.items()}
+        )
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         return self._on_all_ranks("extend", dict(blocks))

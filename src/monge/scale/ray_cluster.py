@@ -26,8 +26,8 @@ def connect(address: str | None) -> bool:
     """Connect to a cluster, or make one of this machine; whether there was no connection before.
 
     Args:
-        address: Of a running cluster, `auto` for the one that this machine belongs to; `None` makes one of this machine alone,
-            for as long as this process lives.
+        address: Of a running cluster, `auto` for the one that this machine belongs to; `None` makes
+            one of this machine alone, for as long as this process lives.
 
     Raises:
         OptionError: If there is no cluster at the address.
@@ -37,9 +37,15 @@ def connect(address: str | None) -> bool:
         return False
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     # Without an address, Ray would take one from the environment and join that cluster.
-    where = {"address": "local", "include_dashboard": False} if address is None else {"address": address}
+    where = (
+        {"address": "local", "include_dashboard": False}
+        if address is None
+        else {"address": address}
+    )
     try:
         ray.init(**where, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise OptionError(f"no Ray cluster answers at {address!r} ({error}); start one with `ray start --head`") from error
+        raise OptionError(
+            f"no Ray cluster answers at {address!r} ({error}); start one with `ray start --head`"
+        ) from error
     return True

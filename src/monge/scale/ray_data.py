@@ -15,7 +15,9 @@ from monge.scale.spec import DecoderSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayWorkers:
-    """Decodes shards in actors of Ray Data. A shard whose actor or machine is lost is decoded again elsewhere.
+    """Decodes shards in actors of Ray Data.
+
+    A shard whose actor or machine is lost is decoded again elsewhere.
 
     Args:
         num_workers: Actors, each with a decoder of its own.
@@ -38,7 +40,9 @@ class RayWorkers:
         if self.num_cpus < 0 or self.num_gpus < 0:
             raise OptionError(f"a worker cannot have {self.num_cpus} CPUs and {self.num_gpus} GPUs")
 
-    def decode(self, shards: Iterable[Shard], spec: DecoderSpec, rules: RowRules) -> Iterator[Finished]:
+    def decode(
+        self, shards: Iterable[Shard], spec: DecoderSpec, rules: RowRules
+    ) -> Iterator[Finished]:
         ray = require_ray("data")
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         is_ours = connect(self.address)
@@ -48,16 +52,28 @@ class RayWorkers:
             if is_ours:
                 ray.shutdown()
 
-    def _decode(self, data: Any, shards: list[Shard], spec: DecoderSpec, rules: RowRules) -> Iterator[Finished]:  # noqa: ANN401
+    def _decode(
+        self,
+        data: Any,  # noqa: ANN401
+        shards: list[Shard],
+        spec: DecoderSpec,
+        rules: RowRules,
+    ) -> Iterator[Finished]:
         data.DataContext.get_current().enable_progress_bars = False
-        items = [{"number": shard.number, "first_row": shard.first_row, "lines": list(shard.lines)} for shard in shards]
-        # A block a shard, so that an actor gets one at a time and each is kept as soon as it is done.
+        items = [
+            {"number": shard.number, "first_row": shard.first_row, "lines": list(shard.lines)}
+            for shard in shards
+        ]
+        # A block a shard, so that an actor gets one at a time and each is kept as soon as it is
+        # done.
         done = data.from_items(items, override_num_blocks=len(items)).map_batches(
             ShardActor,
             fn_constructor_args=(spec, rules),
             batch_size=1,
             batch_format="pyarrow",  # numpy would cut zeros off the ends of lines
-            compute=data.ActorPoolStrategy(size=min(self.num_workers, len(items)), max_tasks_in_flight_per_actor=2),
+            compute=data.ActorPoolStrategy(
+                size=min(self.num_workers, len(items)), max_tasks_in_flight_per_actor=2
+            ),
             num_cpus=self.num_cpus,
             num_gpus=self.num_gpus or None,
         )
@@ -80,4 +96,7 @@ class ShardActor:
         """Decode the shard of a batch of one."""
         (row,) = given.to_pylist()
         shard = Shard(number=row["number"], first_row=row["first_row"], lines=tuple(row["lines"]))
-        return {"number": [shard.number], "lines": [list(decode_shard(self._decoder, shard, self._rules))]}
+        return {
+            "number": [shard.number],
+            "lines": [list(decode_shard(self._decoder, shard, self._rules))],
+        }

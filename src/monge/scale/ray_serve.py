@@ -40,7 +40,9 @@ class AppArgs(BaseModel):
     drafter: str | None = None
     tree: str | None = None
     verifier: str | None = None
-    controller: str | tuple[str, ...] | None = Field(default=None, description="One, or those that a request may name.")
+    controller: str | tuple[str, ...] | None = Field(
+        default=None, description="One, or those that a request may name."
+    )
     costs: str | None = None
     draft_temperature: float | None = None
     draft_top_k: int | None = None
@@ -52,7 +54,9 @@ class AppArgs(BaseModel):
     max_batch_size: int | None = Field(default=None, ge=1)
     served_model_name: str | None = None
     api_keys: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = Field(default=(), description="Names that requests may be sent to; none for any.")
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(), description="Names that requests may be sent to; none for any."
+    )
     chat_template: str | None = None
     logprobs_of: LogprobSource | None = None
     max_choices: int | None = None
@@ -63,14 +67,20 @@ class AppArgs(BaseModel):
     prefill_chunk: int | None = None
     threads: int | None = Field(default=None, ge=1)
     num_replicas: int = Field(default=1, ge=1)
-    autoscale: tuple[int, int] | None = Field(default=None, description="Fewest and most replicas, in place of a number.")
+    autoscale: tuple[int, int] | None = Field(
+        default=None, description="Fewest and most replicas, in place of a number."
+    )
     upscale_delay_s: float | None = Field(
         default=None, ge=0, description="Seconds of load before a replica is added; Ray has 30."
     )
-    downscale_delay_s: float | None = Field(default=None, ge=0, description="And before one is taken away; Ray has 600.")
+    downscale_delay_s: float | None = Field(
+        default=None, ge=0, description="And before one is taken away; Ray has 600."
+    )
     cpus_per_replica: float = Field(default=1, ge=0)
     gpus_per_replica: float = Field(default=0, ge=0)
-    drain_s: int = Field(default=30, ge=0, description="Seconds that running requests get when a replica leaves.")
+    drain_s: int = Field(
+        default=30, ge=0, description="Seconds that running requests get when a replica leaves."
+    )
 
     def given(self, names: tuple[str, ...]) -> dict[str, Any]:
         """Those of these fields that were given."""
@@ -99,7 +109,9 @@ def app_from(args: AppArgs) -> Any:  # noqa: ANN401 (the host's)
         OptionError: If Ray is not installed, or the numbers of replicas cannot be.
     """
     serve = require_ray("serve").serve
-    return serve.deployment(serve.ingress(_builder(args))(Replica), name="monge", **_deployment(args)).bind()
+    return serve.deployment(
+        serve.ingress(_builder(args))(Replica), name="monge", **_deployment(args)
+    ).bind()
 
 
 def _deployment(args: AppArgs) -> dict[str, Any]:
@@ -107,7 +119,8 @@ def _deployment(args: AppArgs) -> dict[str, Any]:
     rows = args.max_batch_size or 8
     options: dict[str, Any] = {
         "ray_actor_options": {"num_cpus": args.cpus_per_replica, "num_gpus": args.gpus_per_replica},
-        # A full batch, and as many that wait for a place: what is beyond that waits where another replica can still take it.
+        # A full batch, and as many that wait for a place: what is beyond that waits where another
+        # replica can still take it.
         "max_ongoing_requests": 2 * rows,
         "max_queued_requests": args.max_waiting or 256,
         "graceful_shutdown_timeout_s": args.drain_s,
@@ -116,11 +129,15 @@ def _deployment(args: AppArgs) -> dict[str, Any]:
     delays = args.given(_SCALING)
     if args.autoscale is None:
         if delays:
-            raise OptionError(f"{next(iter(delays))} needs autoscale: the number of replicas is fixed")
+            raise OptionError(
+                f"{next(iter(delays))} needs autoscale: the number of replicas is fixed"
+            )
         return options | {"num_replicas": args.num_replicas}
     fewest, most = args.autoscale
     if not 0 <= fewest <= most or most < 1:
-        raise OptionError(f"autoscale needs the fewest and the most replicas, as in 1:4; got {fewest}:{most}")
+        raise OptionError(
+            f"autoscale needs the fewest and the most replicas, as in 1:4; got {fewest}:{most}"
+        )
     scaling = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": rows}
     return options | {"autoscaling_config": scaling | delays}
 
@@ -153,7 +170,9 @@ def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI,
     limits = args.given(_SETTINGS)
     if "request_timeout_s" in limits:
         limits["request_timeout_s"] = limits["request_timeout_s"] or None
-    settings = ServerSettings(model_name=name, api_keys=args.api_keys, allowed_hosts=args.allowed_hosts, **limits)
+    settings = ServerSettings(
+        model_name=name, api_keys=args.api_keys, allowed_hosts=args.allowed_hosts, **limits
+    )
     decoder = DecoderSpec(target=args.target, draft=args.draft, options=args.given(_LOADING)).load()
     chat = chat_format(decoder.tokenizer, args.chat_template, is_built_in=args.target is None)
     metrics = ServerMetrics(name, engine=engine, gather=gather)

@@ -1,4 +1,6 @@
-"""Middleware for Ray Serve proxies: it retries requests of lost replicas and reports errors in OpenAI format.
+"""Middleware for Ray Serve proxies.
+
+It retries requests of lost replicas and reports errors in OpenAI format.
 
 Without it, the client of a lost replica gets a bare 500 or a stream that breaks off.
 """
@@ -66,11 +68,16 @@ class RetryProxy:
         for left in reversed(range(_MOST_SENT)):
             answer = _Answer(scope, body, send)
             # The proxy writes into the scope.
-            await self._app({**scope, "headers": list(scope["headers"])}, body.from_start(), answer.take)
+            await self._app(
+                {**scope, "headers": list(scope["headers"])}, body.from_start(), answer.take
+            )
             if not (left and answer.is_missing and body.can_be_sent_again):
                 await answer.finish()
                 return
-            _LOG.warning("%s: the replica was lost before it answered; the request is sent to another one", scope["path"])
+            _LOG.warning(
+                "%s: the replica was lost before it answered; the request is sent to another one",
+                scope["path"],
+            )
 
 
 class _Body:
@@ -148,13 +155,17 @@ class _Answer:
         if self._has_ended or self._body.has_left:
             return
         lost = "the replica that served this request was lost; send it again: the same seed gives the same text"
-        error = ApiError(503, lost, code="replica_lost", headers={"retry-after": str(RETRY_AFTER_S)})
+        error = ApiError(
+            503, lost, code="replica_lost", headers={"retry-after": str(RETRY_AFTER_S)}
+        )
         if not self._has_begun:
             await self._send_error(error)
         elif self._head is not None and _content_type(self._head).startswith(_EVENTS):
             # A half-written event must not run into this one.
             event = f"\n\ndata: {json.dumps(error.body())}\n\n"
-            await self._send({"type": "http.response.body", "body": event.encode(), "more_body": False})
+            await self._send(
+                {"type": "http.response.body", "body": event.encode(), "more_body": False}
+            )
 
     async def _send_error(self, error: ApiError) -> None:
         self._has_begun = self._has_ended = True
@@ -163,13 +174,20 @@ class _Answer:
 
 def _is_foreign(head: Message) -> bool:
     """Return whether it is an error of the proxy; errors of a replica are JSON."""
-    return head["status"] >= HTTPStatus.BAD_REQUEST and not _content_type(head).startswith((b"application/json", _EVENTS))
+    return head["status"] >= HTTPStatus.BAD_REQUEST and not _content_type(head).startswith(
+        (b"application/json", _EVENTS)
+    )
 
 
 def _error_of(head: Message) -> ApiError:
     status = head["status"]
     again = {"retry-after": str(RETRY_AFTER_S)} if status in {429, 503} else {}
-    return ApiError(status, _WORDS.get(status, HTTPStatus(status).phrase.lower()), code="not_served", headers=again)
+    return ApiError(
+        status,
+        _WORDS.get(status, HTTPStatus(status).phrase.lower()),
+        code="not_served",
+        headers=again,
+    )
 
 
 def _content_type(head: Message) -> bytes:

@@ -32,8 +32,9 @@ class RowRules:
     """How rows are read.
 
     Args:
-        seed: The run's seed. Row i has its stream i, as row i of `Decoder.generate` does; a row that brings its own seed has
-            stream 0 of that. Without, seeds are drawn, and controllers may plan by the clock.
+        seed: The run's seed. Row i has its stream i, as row i of `Decoder.generate` does; a row
+            that brings its own seed has stream 0 of that. Without, seeds are drawn, and controllers
+            may plan by the clock.
         options: Options of `Decoder.requests` for rows that say nothing else.
         prompt_field: Where the prompt stands: text, or a list of token ids.
     """
@@ -66,17 +67,32 @@ class BatchRow:
         session, error = self.session, self.error
         if session is not None and session.error is not None:
             error = said(session.error)
-        told: dict[str, Any] = {"row": self.index, "id": self.row_id, "text": None, "token_ids": None}
-        told |= {"finish_reason": "error", "seed": None, "num_rounds": self.num_rounds, "error": error}
+        told: dict[str, Any] = {
+            "row": self.index,
+            "id": self.row_id,
+            "text": None,
+            "token_ids": None,
+        }
+        told |= {
+            "finish_reason": "error",
+            "seed": None,
+            "num_rounds": self.num_rounds,
+            "error": error,
+        }
         if session is not None:
             told |= {"seed": session.request.told_seed}
         if session is not None and error is None:
             if session.text is not None:
                 session.text.finish()
                 told["text"] = session.text.text
-            told |= {"token_ids": list(session.completion_ids), "finish_reason": session.finish_reason}
+            told |= {
+                "token_ids": list(session.completion_ids),
+                "finish_reason": session.finish_reason,
+            }
         # An id may hold half a surrogate pair, which no file in UTF-8 can.
-        return json.dumps(told, ensure_ascii=_has_surrogates(json.dumps(told["id"], ensure_ascii=False)))
+        return json.dumps(
+            told, ensure_ascii=_has_surrogates(json.dumps(told["id"], ensure_ascii=False))
+        )
 
 
 def check_options(options: Mapping[str, Any], seed: int | None) -> None:
@@ -91,7 +107,11 @@ def check_options(options: Mapping[str, Any], seed: int | None) -> None:
     """
     if seed is not None:
         check_seed(seed)
-    law = {name: options[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in options}
+    law = {
+        name: options[name]
+        for name in ("temperature", "top_k", "top_p", "min_p")
+        if name in options
+    }
     stop = options.get("stop", ())
     Request(
         prompt_ids=(0,),
@@ -139,7 +159,9 @@ def _record(line: bytes) -> dict[str, Any]:
 
 def _session(record: Mapping[str, Any], index: int, decoder: Decoder, rules: RowRules) -> Session:
     prompt = _prompt(record, rules.prompt_field)
-    own = {name: _checked(name, record[name]) for name in ROW_OPTIONS if record.get(name) is not None}
+    own = {
+        name: _checked(name, record[name]) for name in ROW_OPTIONS if record.get(name) is not None
+    }
     row = 0 if rules.seed is None or "seed" in own else index
     (request,) = decoder.requests([prompt], row=row, **{"seed": rules.seed, **rules.options, **own})
     return decoder.session(request, keeps_records=False)
@@ -155,7 +177,8 @@ def _prompt(record: Mapping[str, Any], field_name: str) -> str | list[int]:
     for place, token in enumerate(prompt):
         if type(token) is not int:
             raise OptionError(
-                f"{field_name!r}: token ids must be integers; got {json.dumps(token)[:_MOST_SHOWN]} at place {place}"
+                f"{field_name!r}: token ids must be integers; got "
+                f"{json.dumps(token)[:_MOST_SHOWN]} at place {place}"
             )
     return prompt
 
@@ -163,7 +186,10 @@ def _prompt(record: Mapping[str, Any], field_name: str) -> str | list[int]:
 def _checked(name: str, value: Any) -> Any:  # noqa: ANN401 (what the file holds)
     kinds: Any = ROW_OPTIONS[name]
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise OptionError(f"{name!r} must be {' or '.join(kind.__name__ for kind in kinds)}; got {type(value).__name__}")
+        raise OptionError(
+            f"{name!r} must be {' or '.join(kind.__name__ for kind in kinds)}; got "
+            f"{type(value).__name__}"
+        )
     if isinstance(value, list) and not all(isinstance(item, str) for item in value):
         raise OptionError(f"{name!r} must be a text or a list of texts")
     return value

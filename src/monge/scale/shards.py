@@ -48,7 +48,10 @@ def decode_shard(decoder: Decoder, shard: Shard, rules: RowRules) -> tuple[str, 
     Batches are formed within the shard, so the lines do not depend on the number of workers. A row
     that fails has its error as its line.
     """
-    rows = [read_row(line, shard.first_row + place, decoder, rules) for place, line in enumerate(shard.lines)]
+    rows = [
+        read_row(line, shard.first_row + place, decoder, rules)
+        for place, line in enumerate(shard.lines)
+    ]
     _decode([row for row in rows if row.session is not None], decoder)
     return tuple(row.as_json() for row in rows)
 

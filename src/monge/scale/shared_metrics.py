@@ -27,7 +27,9 @@ def metrics_actor_class() -> type:
             """Store the metrics of a replica, and return those of all live replicas."""
             now = time.monotonic()
             self._pages[engine] = (now, families)
-            self._pages = {name: page for name, page in self._pages.items() if now - page[0] < _FORGOTTEN_S}
+            self._pages = {
+                name: page for name, page in self._pages.items() if now - page[0] < _FORGOTTEN_S
+            }
             return [page for _, (_, page) in sorted(self._pages.items())]
 
     return MetricsActor
@@ -42,7 +44,11 @@ class SharedMetrics:
     """
 
     def __init__(self, application: str, engine: str) -> None:
-        self._ray, self._name, self._engine = require_ray("exceptions"), f"monge-metrics-{application}", engine
+        self._ray, self._name, self._engine = (
+            require_ray("exceptions"),
+            f"monge-metrics-{application}",
+            engine,
+        )
         self._actor: Any = None
 
     def gather(self, own: Sequence[Metric]) -> Sequence[Metric]:
@@ -50,9 +56,18 @@ class SharedMetrics:
         errors = self._ray.exceptions
         try:
             if self._actor is None:
-                options = {"name": self._name, "namespace": "monge", "get_if_exists": True, "num_cpus": 0}
+                options = {
+                    "name": self._name,
+                    "namespace": "monge",
+                    "get_if_exists": True,
+                    "num_cpus": 0,
+                }
                 self._actor = self._ray.remote(metrics_actor_class()).options(**options).remote()
-            return merged(self._ray.get(self._actor.exchange.remote(self._engine, list(own)), timeout=_PERIOD_S))
+            return merged(
+                self._ray.get(
+                    self._actor.exchange.remote(self._engine, list(own)), timeout=_PERIOD_S
+                )
+            )
         except errors.GetTimeoutError:  # it is starting, or busy
             return own
         except errors.RayError:
@@ -75,6 +90,8 @@ def merged(pages: Sequence[Sequence[Metric]]) -> list[Metric]:
     families: dict[str, Metric] = {}
     for page in pages:
         for family in page:
-            known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            known = families.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
             known.samples.extend(family.samples)
     return list(families.values())

@@ -16,7 +16,8 @@ class DecoderSpec:
     """A decoder by names, so that it can be written down, compared and sent.
 
     Args:
-        target: Folder or name of the target, as every process finds it; `None` for the built-in one.
+        target: Folder or name of the target, as every process finds it; `None` for the built-in
+            one.
         draft: Likewise for the draft model, or several of them.
         options: Further options of `monge.load`, plain values and tuples of them only.
 
@@ -29,9 +30,16 @@ class DecoderSpec:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        wrong = [name for name, value in self.options.items() if not all(isinstance(one, _PLAIN) for one in _each(value))]
+        wrong = [
+            name
+            for name, value in self.options.items()
+            if not all(isinstance(one, _PLAIN) for one in _each(value))
+        ]
         if wrong:
-            raise OptionError(f"{wrong[0]} must be written as text or a number, since other processes read it; got an object")
+            raise OptionError(
+                f"{wrong[0]} must be written as text or a number, since other "
+                "processes read it; got an object"
+            )
 
     def load(self) -> Decoder:
         """The decoder, in this process."""

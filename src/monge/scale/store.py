@@ -22,7 +22,9 @@ _LOG: Final = logging.getLogger(__name__)
 def shard_store(
     output: Path, settings: Mapping[str, Any], rows: Sequence[range], *, restart: bool = False
 ) -> Iterator["ShardStore"]:
-    """A folder `OUT.parts` beside the output; while it is open, no other process can work on the same output.
+    """A folder `OUT.parts` beside the output.
+
+    While it is open, no other process can work on the same output.
 
     Args:
         output: The file that is to be written at the end.
@@ -62,8 +64,17 @@ class ShardStore:
     """
 
     def __init__(self, output: Path, rows: Sequence[range], settings: Mapping[str, Any]) -> None:
-        self._output, self._folder, self._rows, self._settings = output, _parts_of(output), rows, settings
-        self._num_errors = {number: count for number in range(len(rows)) if (count := self._errors_in(number)) is not None}
+        self._output, self._folder, self._rows, self._settings = (
+            output,
+            _parts_of(output),
+            rows,
+            settings,
+        )
+        self._num_errors = {
+            number: count
+            for number in range(len(rows))
+            if (count := self._errors_in(number)) is not None
+        }
 
     @property
     def finished(self) -> frozenset[int]:
@@ -95,7 +106,10 @@ class ShardStore:
         """
         damaged = [number for number in range(len(self._rows)) if self._errors_in(number) is None]
         if damaged:
-            raise OptionError(f"{str(self._path(damaged[0]))!r} was changed while others were decoded; give the command again")
+            raise OptionError(
+                f"{str(self._path(damaged[0]))!r} was changed while others were "
+                "decoded; give the command again"
+            )
         write_rows(_Lines(self._paths()), self._output)
         self.discard()
 
@@ -110,7 +124,10 @@ class ShardStore:
         return [self._path(number) for number in range(len(self._rows))]
 
     def _errors_in(self, number: int) -> int | None:
-        """Rows with an error in a shard's file; `None` where it is missing, or is not what a run writes."""
+        """Rows with an error in a shard's file.
+
+        `None` where it is missing, or is not what a run writes.
+        """
         path = self._path(number)
         if not path.exists():
             return None
@@ -118,7 +135,8 @@ class ShardStore:
             lines = list(_Lines([path]))
             if [json.loads(line)["row"] for line in lines] == list(self._rows[number]):
                 return _errors_of(lines)
-        except (OSError, ValueError, KeyError, TypeError):  # unreadable, cut off, or something else altogether
+        # Unreadable, cut off, or something else altogether.
+        except (OSError, ValueError, KeyError, TypeError):
             pass
         _LOG.warning("%s is damaged: its %d rows are decoded again", path, len(self._rows[number]))
         return None
@@ -170,11 +188,14 @@ def _agreed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     if not any(folder.glob(_SHARDS)):
         return ours
     before = _settings_in(folder)
-    differing = [name for name in sorted(before.keys() | ours.keys()) if before.get(name) != ours.get(name)]
+    differing = [
+        name for name in sorted(before.keys() | ours.keys()) if before.get(name) != ours.get(name)
+    ]
     if differing:
         name = differing[0]
         raise OptionError(
-            f"{str(folder)!r} holds an unfinished run with other settings: {name} was {before.get(name)!r} and is "
+            f"{str(folder)!r} holds an unfinished run with other settings: {name} was "
+            f"{before.get(name)!r} and is "
             f"{ours.get(name)!r}; go on with the same, or throw it away with --restart"
         )
     return ours
@@ -187,7 +208,8 @@ def _settings_in(folder: Path) -> dict[str, Any]:
         before = None
     if not isinstance(before, dict) or "seed" not in before:
         raise OptionError(
-            f"{str(folder)!r} holds an unfinished run whose settings.json is missing or damaged, so nobody knows what it was; "
+            f"{str(folder)!r} holds an unfinished run whose settings.json is missing or damaged, "
+            "so nobody knows what it was; "
             "throw it away with --restart"
         )
     return before

@@ -58,7 +58,8 @@ def tensor_parallel(
         draft: Likewise for the draft model, or several of them.
         dtype: Type of the weights.
         attention: As for `monge.load`.
-        drafter: As for `monge.load`, except those that read the target's hidden states or run its layers.
+        drafter: As for `monge.load`, except those that read the target's hidden states or run its
+            layers.
         **options: As for `monge.load`.
 
     Raises:
@@ -67,9 +68,15 @@ def tensor_parallel(
     """
     for name in ("backend", "device"):
         if options.pop(name, None) is not None:
-            raise OptionError(f"{name} cannot be chosen with tensor parallelism: every rank runs eagerly on its own device")
+            raise OptionError(
+                f"{name} cannot be chosen with tensor parallelism: every rank runs "
+                "eagerly on its own device"
+            )
     if find_spec("accelerate") is None:  # without which the host does not shard
-        raise OptionError("tensor parallelism needs accelerate, which is not installed: pip install 'monge[scale]'")
+        raise OptionError(
+            "tensor parallelism needs accelerate, which is not installed: pip "
+            "install 'monge[scale]'"
+        )
     ranks = Ranks()
     source = built_in("target") if target is None else target
     loading: dict[str, Any] = {"dtype": dtype, "attention": attention}

@@ -44,17 +44,30 @@ class Answers:
         """
         choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
         summaries = [completion.summary for completion in completions]
-        return self._envelope(choices, is_chunk=False) | {"usage": self.usage(summaries)} | self.metrics(summaries)
+        return (
+            self._envelope(choices, is_chunk=False)
+            | {"usage": self.usage(summaries)}
+            | self.metrics(summaries)
+        )
 
     def opening(self) -> list[dict[str, Any]]:
         """Chunks before any event: in a chat, the role of every choice."""
         if self.request.kind == "completion":
             return []
-        start = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return [self._envelope([{"index": index, **start}], is_chunk=True) for index in range(len(self.request.generations))]
+        start = {
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return [
+            self._envelope([{"index": index, **start}], is_chunk=True)
+            for index in range(len(self.request.generations))
+        ]
 
     def chunk(self, index: int, event: Event, *, is_first: bool) -> dict[str, Any] | None:
-        """What an event adds to a choice; `None` where that is nothing, since text may be held back.
+        """What an event adds to a choice.
+
+        `None` where that is nothing, since text may be held back.
 
         Raises:
             ApiError: If the choice ended in an error.
@@ -65,13 +78,21 @@ class Answers:
         logprobs = self._logprobs(index, event)
         if not text and logprobs is None and event.finish_reason is None:
             return None
-        part = {"text": text} if self.request.kind == "completion" else {"delta": {"content": text} if text else {}}
+        part = (
+            {"text": text}
+            if self.request.kind == "completion"
+            else {"delta": {"content": text} if text else {}}
+        )
         end = {"logprobs": logprobs, "finish_reason": self._finish(event)}
         return self._envelope([{"index": index, **part, **end}], is_chunk=True)
 
     def last(self, summaries: Sequence[Summary]) -> dict[str, Any]:
         """The chunk with usage and no choices."""
-        return self._envelope([], is_chunk=True) | {"usage": self.usage(summaries)} | self.metrics(summaries)
+        return (
+            self._envelope([], is_chunk=True)
+            | {"usage": self.usage(summaries)}
+            | self.metrics(summaries)
+        )
 
     def usage(self, summaries: Sequence[Summary]) -> dict[str, int]:
         """Tokens of a finished request."""
@@ -100,7 +121,11 @@ class Answers:
         end = {"logprobs": self._logprobs(index, event), "finish_reason": finish}
         text = "" if self.request.hides_completion else completion.text
         if self.request.kind == "chat":
-            return {"index": index, "message": {"role": "assistant", "content": text, "refusal": None}, **end}
+            return {
+                "index": index,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+                **end,
+            }
         echo = self.request.echoes[index] if self.request.echoes else ""
         return {"index": index, "text": echo + text, **end}
 
@@ -109,7 +134,11 @@ class Answers:
             return None
         if event.finish_reason not in FINISH:
             if event.finish_reason == "error":
-                _LOG.error("%s: %s", self.request.response_id, None if event.summary is None else event.summary.error)
+                _LOG.error(
+                    "%s: %s",
+                    self.request.response_id,
+                    None if event.summary is None else event.summary.error,
+                )
             raise failure(event.finish_reason, self.request.response_id)
         return "length" if self.request.hides_completion else FINISH[event.finish_reason]
 
@@ -144,15 +173,19 @@ def failure(reason: GenerationFinish, response_id: str) -> ApiError:
         text = "the request took longer than this server allows; ask for fewer tokens"
         return ApiError(HTTPStatus.GATEWAY_TIMEOUT, text, code="request_timeout")
     if reason == "cancelled":
-        return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the server ended the request to shut down", code="shutting_down")
+        return ApiError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "the server ended the request to shut down",
+            code="shutting_down",
+        )
     return internal(response_id)
 
 
 def metrics_of(summary: Summary) -> dict[str, Any]:
     """Figures of one completion, in the fields of vLLM's per-request metrics.
 
-    Depth of a tree counts as position, nodes without the root as draft tokens. Where nothing can be drafted, there is no
-    `speculative_decoding`.
+    Depth of a tree counts as position, nodes without the root as draft tokens. Where nothing can be
+    drafted, there is no `speculative_decoding`.
     """
     spec, times, count = summary.speculation, summary.timings, summary.num_generated_tokens
     generation_s = times.total_s - times.queue_s

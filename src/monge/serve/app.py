@@ -70,14 +70,20 @@ class _Described(FastAPI):
         if self.openapi_schema is None:
             described = super().openapi()
             _, models = models_json_schema(
-                [(CompletionRequest, "validation"), (ChatRequest, "validation")], ref_template=_MODEL
+                [(CompletionRequest, "validation"), (ChatRequest, "validation")],
+                ref_template=_MODEL,
             )
             described["components"]["schemas"] |= models["$defs"]
         return super().openapi()
 
 
 def create_app(
-    decoder: Decoder, settings: ServerSettings, chat: ChatFormat, *, metrics: ServerMetrics | None = None, **scheduling: Any
+    decoder: Decoder,
+    settings: ServerSettings,
+    chat: ChatFormat,
+    *,
+    metrics: ServerMetrics | None = None,
+    **scheduling: Any,
 ) -> FastAPI:
     """The OpenAI-compatible application over one decoder; its scheduler starts and ends with it.
 
@@ -89,8 +95,8 @@ def create_app(
         **scheduling: Options of `Scheduler`.
 
     Returns:
-        The application. `app.state.snapshot()` returns the state of its scheduler. `app.state.end_generations()`
-        ends all its generations; their clients get a 503.
+        The application. `app.state.snapshot()` returns the state of its scheduler.
+        `app.state.end_generations()` ends all its generations; their clients get a 503.
     """
     metrics = metrics or ServerMetrics(settings.model_name)
     scheduler = Scheduler(decoder, sink=metrics.observe, **scheduling)
@@ -103,17 +109,28 @@ def create_app(
         # The connections are gone by now, and what they had asked for is finished or cancelled.
         await asyncio.to_thread(scheduler.close, drain=True)
 
-    app = _Described(title="monge", version="1", summary="OpenAI-compatible", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = _Described(
+        title="monge",
+        version="1",
+        summary="OpenAI-compatible",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.snapshot = scheduler.snapshot
     app.state.end_generations = partial(scheduler.close, drain=False)
     _add_routes(app, service)
     _add_errors(app, metrics)
     # The last one added is the first one asked.
-    app.add_middleware(BoundedBodies, max_bytes=settings.max_request_bytes, timeout_s=settings.body_timeout_s)
+    app.add_middleware(
+        BoundedBodies, max_bytes=settings.max_request_bytes, timeout_s=settings.body_timeout_s
+    )
     app.add_middleware(ApiKeyGate, keys=settings.api_keys)
     app.add_middleware(AllowedHosts, hosts=settings.allowed_hosts)
     app.add_middleware(
-        CountedAnswers, count=metrics.count_answer, endpoints=[str(getattr(route, "path", "")) for route in app.routes]
+        CountedAnswers,
+        count=metrics.count_answer,
+        endpoints=[str(getattr(route, "path", "")) for route in app.routes],
     )
     return app
 
@@ -134,9 +151,14 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         )
     app.add_api_route("/v1/models", service.models, methods=["GET"], responses={401: _ERRORS[401]})
     app.add_api_route(
-        "/v1/models/{name:path}", service.model, methods=["GET"], responses={status: _ERRORS[status] for status in (401, 404)}
+        "/v1/models/{name:path}",
+        service.model,
+        methods=["GET"],
+        responses={status: _ERRORS[status] for status in (401, 404)},
     )
-    app.add_api_route("/health", service.health, methods=["GET"], responses={503: {"description": "Not serving."}})
+    app.add_api_route(
+        "/health", service.health, methods=["GET"], responses={503: {"description": "Not serving."}}
+    )
     app.add_api_route("/version", service.version, methods=["GET"])
     app.add_api_route("/metrics", service.exposition, methods=["GET"], response_class=Response)
 

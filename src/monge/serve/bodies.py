@@ -14,7 +14,10 @@ from monge.serve.errors import of_validation, refused
 from monge.serve.fields import MAX_MESSAGES
 
 MAX_STRINGS: Final = 32 * MAX_MESSAGES
-"""Names and texts of one body, and its lists and objects. A message has nine fields, and a part has two."""
+"""Names and texts of one body, and its lists and objects.
+
+A message has nine fields, and a part has two.
+"""
 
 MAX_ITEMS: Final = 1 << 19
 """Items of all lists and objects of one body: token ids, above all."""
@@ -25,11 +28,16 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def is_json(content_type: str | None) -> bool:
-    """Whether a content type says JSON; browsers send no other site a body that does, unless that site allows it."""
+    """Whether a content type says JSON.
+
+    Browsers send no other site a body that does, unless that site allows it.
+    """
     message = email.message.Message()
     message["content-type"] = content_type or ""
     subtype = message.get_content_subtype()
-    return message.get_content_maintype() == "application" and (subtype == "json" or subtype.endswith("+json"))
+    return message.get_content_maintype() == "application" and (
+        subtype == "json" or subtype.endswith("+json")
+    )
 
 
 def parsed(content: bytes, model: type[Model]) -> Model:
@@ -47,7 +55,8 @@ def parsed(content: bytes, model: type[Model]) -> Model:
 
 
 def _fields(content: bytes) -> Any:  # noqa: ANN401 (any JSON)
-    # Nothing else of this process runs while a body is parsed, so its size is judged first, by what a scan of bytes can see.
+    # Nothing else of this process runs while a body is parsed, so its size is judged first, by what
+    # a scan of bytes can see.
     no_escapes = content.replace(b"\\\\", b"").replace(b'\\"', b"")
     limit = MAX_STRINGS
     if no_escapes.count(b'"') > 2 * limit:
@@ -56,14 +65,22 @@ def _fields(content: bytes) -> Any:  # noqa: ANN401 (any JSON)
     if no_texts.count(b"[") + no_texts.count(b"{") > limit:
         raise refused(f"the body has more than {limit} lists and objects; no request needs as many")
     if no_texts.count(b",") > MAX_ITEMS:
-        raise refused(f"the body has more than {MAX_ITEMS} items in its lists; send shorter prompts, or fewer in a request")
+        raise refused(
+            f"the body has more than {MAX_ITEMS} items in its lists; send shorter "
+            "prompts, or fewer in a request"
+        )
     try:
         with _no_collections():
             return json.loads(content)
     except json.JSONDecodeError as error:
-        raise refused(f"the body is not JSON: {error.msg} at position {error.pos}", code="invalid_json") from error
-    except (ValueError, RecursionError) as error:  # no UTF-8; integers of thousands of digits; thousands of brackets
-        text = "the body cannot be read; JSON in UTF-8 is expected, without absurd numbers or nesting"
+        raise refused(
+            f"the body is not JSON: {error.msg} at position {error.pos}", code="invalid_json"
+        ) from error
+    # No UTF-8; integers of thousands of digits; thousands of brackets.
+    except (ValueError, RecursionError) as error:
+        text = (
+            "the body cannot be read; JSON in UTF-8 is expected, without absurd numbers or nesting"
+        )
         raise refused(text, code="invalid_json") from error
 
 

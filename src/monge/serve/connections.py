@@ -25,8 +25,10 @@ class ConnectionLimits:
 
     Args:
         max_connections: Connections that are open at a time.
-        backlog: Connections that the system holds until they are taken; all of them may be taken at once.
-        header_timeout_s: Seconds from the first byte of a request, or from the connection, to the end of its headers.
+        backlog: Connections that the system holds until they are taken; all of them may be taken at
+            once.
+        header_timeout_s: Seconds from the first byte of a request, or from the connection, to the
+            end of its headers.
         body_timeout_s: Seconds from there to the end of its body.
         write_timeout_s: Seconds in which a client that is sent something must take some of it.
     """
@@ -45,16 +47,24 @@ def limits_of_process(**others: float | int) -> ConnectionLimits:
         **others: Further fields of the limits.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = max(4, soft - sum(1 for _ in Path("/dev/fd").iterdir())) if soft != resource.RLIM_INFINITY else 4 * _MOST
-    # Together they stay below what is free, since a burst is taken from the backlog before any connection is closed.
-    return ConnectionLimits(max_connections=min(_MOST, free // 2), backlog=min(128, free // 4), **others)  # pyright: ignore[reportArgumentType]
+    free = (
+        max(4, soft - sum(1 for _ in Path("/dev/fd").iterdir()))
+        if soft != resource.RLIM_INFINITY
+        else 4 * _MOST
+    )
+    # Together they stay below what is free, since a burst is taken from the backlog before any
+    # connection is closed.
+    return ConnectionLimits(
+        max_connections=min(_MOST, free // 2), backlog=min(128, free // 4), **others
+    )  # pyright: ignore[reportArgumentType]
 
 
 class Connection(H11Protocol):
     """An HTTP/1.1 connection that is closed where its client takes too long.
 
-    uvicorn bounds the time between two requests and no other. Where too many connections are open, the one that has kept the
-    server waiting for a request the longest is closed, so that clients who ask for something are served.
+    uvicorn bounds the time between two requests and no other. Where too many connections are open,
+    the one that has kept the server waiting for a request the longest is closed, so that clients
+    who ask for something are served.
 
     Args:
         limits: What is allowed.
@@ -73,15 +83,20 @@ class Connection(H11Protocol):
     @property
     def is_served(self) -> bool:
         """Whether it has a whole request that is not answered yet."""
-        return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        return (
+            self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
         self._wait_for("headers")
-        standing = [one for one in self.connections if isinstance(one, Connection) and not one.is_dropped]
+        standing = [
+            one for one in self.connections if isinstance(one, Connection) and not one.is_dropped
+        ]
         if len(standing) > self._limits.max_connections:
             _LOG.warning(
-                "%d connections are open, as many as may be: those that have asked for nothing the longest are closed "
+                "%d connections are open, as many as may be: those that have asked for nothing "
+                "the longest are closed "
                 "(`ulimit -n` bounds the number; told once a minute)",
                 self._limits.max_connections,
             )
@@ -96,11 +111,14 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         state = self.conn.their_state
-        self._wait_for("headers" if state is h11.IDLE else "body" if state is h11.SEND_BODY else None)
+        self._wait_for(
+            "headers" if state is h11.IDLE else "body" if state is h11.SEND_BODY else None
+        )
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.conn.their_state is h11.IDLE:  # as long as nothing of the next request is here, uvicorn's own clock runs
+        # As long as nothing of the next request is here, uvicorn's own clock runs.
+        if self.conn.their_state is h11.IDLE:
             unread, _ = self.conn.trailing_data
             self._wait_for("headers" if unread else None)
 
@@ -120,7 +138,10 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def _wait_for(self, what: Literal["headers", "body"] | None) -> None:
-        """Start the clock for the next part of a request, unless it is running; stop it where nothing is waited for."""
+        """Start the clock for the next part of a request, unless it is running.
+
+        Stop it where nothing is waited for.
+        """
         if what == self._waits_for:
             return
         if self._timer is not None:
@@ -128,7 +149,9 @@ class Connection(H11Protocol):
             self._timer = None
         self._waits_for, self._since = what, self.loop.time()
         if what is not None:
-            seconds = self._limits.header_timeout_s if what == "headers" else self._limits.body_timeout_s
+            seconds = (
+                self._limits.header_timeout_s if what == "headers" else self._limits.body_timeout_s
+            )
             self._timer = self.loop.call_later(seconds, self.drop)
 
 
@@ -149,7 +172,10 @@ class RateLimited(logging.Filter):
 
 
 def log_exhaustion(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """An exception handler for event loops: no traceback for every connection that cannot be taken."""
+    """An exception handler for event loops.
+
+    No traceback for every connection that cannot be taken.
+    """
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in _NO_RESOURCES:
         _LOG.warning("a connection cannot be taken: %s (told once a minute)", error.strerror)

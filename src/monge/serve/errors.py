@@ -59,7 +59,9 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The JSON object."""
         kind = _TYPES.get(self.status, "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        return {
+            "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        }
 
     def response(self) -> JSONResponse:
         """The whole answer."""
@@ -80,7 +82,9 @@ def of_monge(error: MongeError) -> ApiError | None:
         again = {"retry-after": str(RETRY_AFTER_S)}
         return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), code="queue_full", headers=again)
     if isinstance(error, SchedulerClosedError):
-        return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down", code="shutting_down")
+        return ApiError(
+            HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down", code="shutting_down"
+        )
     if isinstance(error, ContextLengthError):
         return refused(str(error), code=TOO_LONG)
     return refused(str(error)) if isinstance(error, OptionError) else None
@@ -114,8 +118,12 @@ def _sentence(error: Mapping[str, Any]) -> str:
     where, kind = _where(error), str(error["type"])
     if kind == "extra_forbidden":
         name = str(error["loc"][-1])
-        near = difflib.get_close_matches(name, FIELD_NAMES, n=1) if len(name) <= _LONGEST_NAME else []
-        return f"unknown field {_clipped(where)!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        near = (
+            difflib.get_close_matches(name, FIELD_NAMES, n=1) if len(name) <= _LONGEST_NAME else []
+        )
+        return f"unknown field {_clipped(where)!r}" + (
+            f"; did you mean {near[0]!r}?" if near else ""
+        )
     if kind == "missing":
         return f"{where}: required"
     message = str(error["msg"]).removeprefix("Value error, ")
@@ -129,7 +137,15 @@ def _where(error: Mapping[str, Any]) -> str:
     """Return the field as a client writes it, such as `messages.0.content`."""
     parts = error["loc"]
     if error["type"] == "extra_forbidden":
-        return ".".join(map(str, [*(part for part in parts[:-1] if isinstance(part, int) or part in FIELD_NAMES), parts[-1]]))
+        return ".".join(
+            map(
+                str,
+                [
+                    *(part for part in parts[:-1] if isinstance(part, int) or part in FIELD_NAMES),
+                    parts[-1],
+                ],
+            )
+        )
     return ".".join(str(part) for part in parts if isinstance(part, int) or part in FIELD_NAMES)
 
 

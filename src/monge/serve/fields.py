@@ -49,7 +49,10 @@ def _prompt(value: object) -> tuple[str | tuple[int, ...], ...]:
 def _token_ids(value: list[Any]) -> tuple[int, ...]:
     # Built-in functions only: a Python loop over two million numbers takes most of a second.
     if set(map(type, value)) != {int} or min(value) < 0 or max(value) > MAX_TOKEN_ID:
-        raise ValueError(f"token ids must be integers in 0..{MAX_TOKEN_ID}, and nothing else may stand beside them")
+        raise ValueError(
+            f"token ids must be integers in 0..{MAX_TOKEN_ID}, and nothing else may "
+            "stand beside them"
+        )
     return tuple(value)
 
 
@@ -69,8 +72,13 @@ def at_most(most: int) -> BeforeValidator:
     """Refuse a list or an object with too many items before any item is checked."""
 
     def check(value: object) -> object:
-        if isinstance(value, list | dict) and len(cast("list[object] | dict[str, object]", value)) > most:
-            raise ValueError(f"at most {most} items; got {len(cast('list[object] | dict[str, object]', value))}")
+        if (
+            isinstance(value, list | dict)
+            and len(cast("list[object] | dict[str, object]", value)) > most
+        ):
+            raise ValueError(
+                f"at most {most} items; got {len(cast('list[object] | dict[str, object]', value))}"
+            )
         return cast(object, value)
 
     return BeforeValidator(check)
@@ -78,16 +86,24 @@ def at_most(most: int) -> BeforeValidator:
 
 def few_parts(value: object) -> object:
     """Refuse messages that have too many parts in total."""
-    messages = [one for one in cast("list[object]", value) if isinstance(one, dict)] if isinstance(value, list) else []
+    messages = (
+        [one for one in cast("list[object]", value) if isinstance(one, dict)]
+        if isinstance(value, list)
+        else []
+    )
     contents = [cast("dict[str, object]", one).get("content") for one in messages]
-    num_parts = sum(len(cast("list[object]", content)) for content in contents if isinstance(content, list))
+    num_parts = sum(
+        len(cast("list[object]", content)) for content in contents if isinstance(content, list)
+    )
     if num_parts > MAX_MESSAGES:
         raise ValueError(f"at most {MAX_MESSAGES} parts in all messages together; got {num_parts}")
     return value
 
 
 def _bias(value: dict[str, float]) -> dict[str, float]:
-    if not all(key.isascii() and key.isdigit() and len(key) <= len(str(MAX_TOKEN_ID)) for key in value):
+    if not all(
+        key.isascii() and key.isdigit() and len(key) <= len(str(MAX_TOKEN_ID)) for key in value
+    ):
         raise ValueError("keys must be token ids")
     if not all(-100 <= bias <= 100 for bias in value.values()):
         raise ValueError("a bias lies in -100..100")
@@ -105,10 +121,16 @@ _PROMPT_SCHEMA: dict[str, Any] = {
 }
 _STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 _STOP_SCHEMA: dict[str, Any] = {
-    "anyOf": [{"type": "null"}, _STOP_TEXT, {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOPS}]
+    "anyOf": [
+        {"type": "null"},
+        _STOP_TEXT,
+        {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOPS},
+    ]
 }
 
 Prompts = Annotated[Any, AfterValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 Stops = Annotated[Any, AfterValidator(_stop), WithJsonSchema(_STOP_SCHEMA)]
-Biases = Annotated[dict[str, float], AfterValidator(_bias), Field(max_length=MAX_BIASES), at_most(MAX_BIASES)]
+Biases = Annotated[
+    dict[str, float], AfterValidator(_bias), Field(max_length=MAX_BIASES), at_most(MAX_BIASES)
+]
 NumTokens = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]

@@ -90,7 +90,9 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         if self.deadline_s is not None and not self.deadline_s > 0:
-            raise OptionError(f"deadline_s must be positive, or None for no limit; got {self.deadline_s}")
+            raise OptionError(
+                f"deadline_s must be positive, or None for no limit; got {self.deadline_s}"
+            )
 
     @property
     def num_reserved_tokens(self) -> int:

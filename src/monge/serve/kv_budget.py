@@ -4,8 +4,9 @@
 class KVBudget:
     """Reserves KV cache tokens for the requests that are open at the same time.
 
-    The caches are rectangular: they have one row per request, and all rows are as wide as the longest. The budget
-    charges this rectangle. It does not count the few columns that hold the tree of a round.
+    The caches are rectangular: they have one row per request, and all rows are as wide as the
+    longest. The budget charges this rectangle. It does not count the few columns that hold the tree
+    of a round.
 
     Args:
         total: Tokens that may be reserved: rows x longest row.

@@ -22,7 +22,9 @@ class LogprobWriter:
         self._texts, self._offset = texts, 0
 
     def completion(
-        self, entries: Sequence[TokenLogprob], prompt: tuple[int, Sequence[TokenLogprob]] | None = None
+        self,
+        entries: Sequence[TokenLogprob],
+        prompt: tuple[int, Sequence[TokenLogprob]] | None = None,
     ) -> dict[str, list[Any]]:
         """Return the lists of `/v1/completions`: one entry a token; offsets add up the token texts.
 
@@ -45,7 +47,12 @@ class LogprobWriter:
         for token in tokens:
             offsets.append(self._offset)
             self._offset += len(token)
-        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
+        return {
+            "tokens": tokens,
+            "token_logprobs": logprobs,
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }
 
     def chat(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         """Return the list of `/v1/chat/completions`."""
@@ -59,12 +66,18 @@ class LogprobWriter:
     def _named(self, entry: TokenLogprob) -> dict[str, float]:
         """Return the most probable tokens and the token itself by text; equal texts keep one."""
         named = dict[str, float]()
-        for token, logprob in sorted([*entry.top, (entry.token_id, entry.logprob)], key=lambda pair: -pair[1]):
+        for token, logprob in sorted(
+            [*entry.top, (entry.token_id, entry.logprob)], key=lambda pair: -pair[1]
+        ):
             named.setdefault(self._texts.name(token), _number(logprob))
         return named
 
     def _described(self, token_id: int, logprob: float) -> dict[str, Any]:
-        return {"token": self._texts.name(token_id), "logprob": _number(logprob), "bytes": self._texts.utf8(token_id)}
+        return {
+            "token": self._texts.name(token_id),
+            "logprob": _number(logprob),
+            "bytes": self._texts.utf8(token_id),
+        }
 
 
 def _number(logprob: float) -> float:

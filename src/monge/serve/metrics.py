@@ -71,13 +71,62 @@ _BETWEEN: Final = (
     40,
     80,
 )
-_WHOLE: Final = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_WHOLE: Final = (
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1,
+    1.5,
+    2,
+    2.5,
+    5,
+    10,
+    15,
+    20,
+    30,
+    40,
+    50,
+    60,
+    120,
+    240,
+    480,
+    960,
+    1920,
+    7680,
+)
 _ROUND: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-_TOKENS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+_TOKENS: Final = (
+    1,
+    2,
+    5,
+    10,
+    20,
+    50,
+    100,
+    200,
+    500,
+    1000,
+    2000,
+    5000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+)
 
 _HISTOGRAMS: Final[Mapping[Measure, tuple[str, str, tuple[float, ...]]]] = {
-    "first_token_s": ("vllm:time_to_first_token_seconds", "From submission to the first token.", _FIRST_TOKEN),
-    "inter_token_s": ("vllm:inter_token_latency_seconds", "Between two rounds of a request.", _BETWEEN),
+    "first_token_s": (
+        "vllm:time_to_first_token_seconds",
+        "From submission to the first token.",
+        _FIRST_TOKEN,
+    ),
+    "inter_token_s": (
+        "vllm:inter_token_latency_seconds",
+        "Between two rounds of a request.",
+        _BETWEEN,
+    ),
     "time_per_output_token_s": (
         "vllm:request_time_per_output_token_seconds",
         "Decoding time per token after the first, one value a request.",
@@ -88,16 +137,33 @@ _HISTOGRAMS: Final[Mapping[Measure, tuple[str, str, tuple[float, ...]]]] = {
     "inference_s": ("vllm:request_inference_time_seconds", "Prefill and decoding.", _WHOLE),
     "prefill_s": ("vllm:request_prefill_time_seconds", "Reading the prompt.", _WHOLE),
     "decode_s": ("vllm:request_decode_time_seconds", "From the first token to the last.", _WHOLE),
-    "round_tokens": ("vllm:iteration_tokens_total", "Prompt tokens read and tokens committed, per round.", _ROUND),
+    "round_tokens": (
+        "vllm:iteration_tokens_total",
+        "Prompt tokens read and tokens committed, per round.",
+        _ROUND,
+    ),
     "prompt_tokens": ("vllm:request_prompt_tokens", "Prompt tokens of a request.", _TOKENS),
-    "generated_tokens": ("vllm:request_generation_tokens", "Generated tokens of a request.", _TOKENS),
+    "generated_tokens": (
+        "vllm:request_generation_tokens",
+        "Generated tokens of a request.",
+        _TOKENS,
+    ),
 }
 
 _BY_CONTROLLER: Final[Mapping[str, tuple[str, Callable[[Speculation], int]]]] = {
-    "monge:rounds_by_controller": ("Rounds, by the controller that planned them.", lambda one: one.num_rounds),
+    "monge:rounds_by_controller": (
+        "Rounds, by the controller that planned them.",
+        lambda one: one.num_rounds,
+    ),
     "monge:drafts_by_controller": ("Rounds with candidates, likewise.", lambda one: one.num_drafts),
-    "monge:draft_tokens_by_controller": ("Candidates verified, likewise.", lambda one: one.num_draft_tokens),
-    "monge:accepted_tokens_by_controller": ("Candidates accepted, likewise.", lambda one: one.num_accepted_tokens),
+    "monge:draft_tokens_by_controller": (
+        "Candidates verified, likewise.",
+        lambda one: one.num_draft_tokens,
+    ),
+    "monge:accepted_tokens_by_controller": (
+        "Candidates accepted, likewise.",
+        lambda one: one.num_accepted_tokens,
+    ),
 }
 
 
@@ -114,7 +180,9 @@ class ServerMetrics:
         self._registry, self._gather = CollectorRegistry(), gather
         labels = {"engine": engine, "model_name": model_name}
         self._histograms = {
-            measure: Histogram(name, text, _LABELS, buckets=buckets, registry=self._registry).labels(**labels)
+            measure: Histogram(
+                name, text, _LABELS, buckets=buckets, registry=self._registry
+            ).labels(**labels)
             for measure, (name, text, buckets) in _HISTOGRAMS.items()
         }
         self._requests = Counter(
@@ -190,26 +258,56 @@ class _SchedulerState(Collector):
     def collect(self) -> Iterator[Metric]:
         now = self._snapshot()
         spec = now.speculation
-        yield self._counter("vllm:spec_decode_num_drafts", "Rounds with candidates.", spec.num_drafts)
-        yield self._counter("vllm:spec_decode_num_draft_tokens", "Candidates verified.", spec.num_draft_tokens)
-        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Candidates accepted.", spec.num_accepted_tokens)
+        yield self._counter(
+            "vllm:spec_decode_num_drafts", "Rounds with candidates.", spec.num_drafts
+        )
+        yield self._counter(
+            "vllm:spec_decode_num_draft_tokens", "Candidates verified.", spec.num_draft_tokens
+        )
+        yield self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Candidates accepted.", spec.num_accepted_tokens
+        )
         yield self._by_position(spec.accepted_by_position)
         yield self._counter("vllm:prompt_tokens", "Prompt tokens read.", now.num_prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens generated.", now.num_generated_tokens)
         yield self._finished(now.finished)
-        yield self._counter("vllm:num_preemptions", "Requests put off after they were started.", now.num_preemptions)
-        yield self._counter("vllm:prefix_cache_queries", "Tokens looked up; there is no prefix cache.", 0)
+        yield self._counter(
+            "vllm:num_preemptions", "Requests put off after they were started.", now.num_preemptions
+        )
+        yield self._counter(
+            "vllm:prefix_cache_queries", "Tokens looked up; there is no prefix cache.", 0
+        )
         yield self._counter("vllm:prefix_cache_hits", "Tokens found; there is no prefix cache.", 0)
-        yield self._gauge("vllm:num_requests_running", "Requests being read or decoded.", now.num_running + now.num_prefilling)
+        yield self._gauge(
+            "vllm:num_requests_running",
+            "Requests being read or decoded.",
+            now.num_running + now.num_prefilling,
+        )
         yield self._gauge("vllm:num_requests_waiting", "Requests in the queue.", now.num_waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the cache that is reserved, 1 for all.", _share(now))
-        yield self._counter("monge:target_rounds", "Rounds of all requests: target forwards after the prompt.", spec.num_rounds)
+        yield self._gauge(
+            "vllm:kv_cache_usage_perc",
+            "Share of the cache that is reserved, 1 for all.",
+            _share(now),
+        )
+        yield self._counter(
+            "monge:target_rounds",
+            "Rounds of all requests: target forwards after the prompt.",
+            spec.num_rounds,
+        )
         for name, (text, figure) in _BY_CONTROLLER.items():
             counts = {controller: figure(one) for controller, one in now.by_controller.items()}
             yield self._by_label(name, text, "controller", counts)
-        yield self._gauge("monge:num_requests_prefilling", "Requests whose prompt is being read.", now.num_prefilling)
-        yield self._gauge("monge:kv_reserved_tokens", "Tokens reserved in the cache.", now.kv_used_tokens)
-        yield self._gauge("monge:kv_budget_tokens", "Tokens that may be reserved.", now.kv_budget_tokens)
+        yield self._gauge(
+            "monge:num_requests_prefilling",
+            "Requests whose prompt is being read.",
+            now.num_prefilling,
+        )
+        yield self._gauge(
+            "monge:kv_reserved_tokens", "Tokens reserved in the cache.", now.kv_used_tokens
+        )
+        yield self._gauge(
+            "monge:kv_budget_tokens", "Tokens that may be reserved.", now.kv_budget_tokens
+        )
 
     def _counter(self, name: str, text: str, value: int) -> Metric:
         family = CounterMetricFamily(name, text, labels=_LABELS)
@@ -224,14 +322,18 @@ class _SchedulerState(Collector):
     def _by_position(self, accepted: tuple[int, ...]) -> Metric:
         counts = {str(position): count for position, count in enumerate(accepted)}
         text = "Drafts that accepted a candidate at this depth."
-        return self._by_label("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position", counts)
+        return self._by_label(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", text, "position", counts
+        )
 
     def _finished(self, finished: Mapping[GenerationFinish, int]) -> Metric:
         counts = {
             word: sum(finished.get(reason, 0) for reason, name in _REASONS.items() if name == word)
             for word in dict.fromkeys(_REASONS.values())
         }
-        return self._by_label("vllm:request_success", "Requests that ended.", "finished_reason", counts)
+        return self._by_label(
+            "vllm:request_success", "Requests that ended.", "finished_reason", counts
+        )
 
     def _by_label(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
         family = CounterMetricFamily(name, text, labels=(*_LABELS, label))

@@ -36,7 +36,8 @@ class RequestHandle:
             waiter, self._waiter = self._waiter, None
         if waiter is not None:
             loop, future = waiter
-            with contextlib.suppress(RuntimeError):  # the reader's loop has ended, and the reader with it
+            # The reader's loop has ended, and the reader with it.
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_wake, future)
 
     def cancel(self) -> None:
@@ -80,7 +81,9 @@ class RequestHandle:
     def _next(self, timeout_s: float | int | None) -> Event:
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self._events), timeout_s):
-                raise TimeoutError(f"generation {self.request_id}: nothing came for {timeout_s} seconds")
+                raise TimeoutError(
+                    f"generation {self.request_id}: nothing came for {timeout_s} seconds"
+                )
             return self._take()
 
     def _take(self) -> Event:
@@ -98,7 +101,9 @@ def gather(events: Iterable[Event]) -> Completion:
         text="".join(event.text for event in every),
         token_ids=tuple(token for event in every for token in event.token_ids),
         logprobs=tuple(entry for event in every for entry in event.logprobs),
-        prompt_logprobs=next((event.prompt_logprobs for event in every if event.prompt_logprobs is not None), None),
+        prompt_logprobs=next(
+            (event.prompt_logprobs for event in every if event.prompt_logprobs is not None), None
+        ),
         finish_reason=last.finish_reason,
         summary=last.summary,
     )

@@ -93,7 +93,9 @@ class RequestParser:
 
     def __post_init__(self) -> None:
         tokenizer = self.decoder.tokenizer
-        longest = max(map(len, tokenizer.get_vocab())) if isinstance(tokenizer, Vocabulary) else None
+        longest = (
+            max(map(len, tokenizer.get_vocab())) if isinstance(tokenizer, Vocabulary) else None
+        )
         object.__setattr__(self, "_longest_token", longest)
 
     def parse_completion(self, request: CompletionRequest) -> ParsedRequest:
@@ -127,19 +129,24 @@ class RequestParser:
         """
         self._check_size("messages", [message.text for message in request.messages])
         try:
-            prompt = self.chat.encode([{"role": message.role, "content": message.text} for message in request.messages])
+            prompt = self.chat.encode(
+                [{"role": message.role, "content": message.text} for message in request.messages]
+            )
         except OptionError as error:
             raise refused(str(error), "messages") from error
         room = self.max_sequence_tokens - len(prompt)
         if room < 1:
             raise refused(
-                f"the conversation has {len(prompt)} tokens; with an answer it may have {self.max_sequence_tokens}; shorten it",
+                f"the conversation has {len(prompt)} tokens; with an answer it may have "
+                f"{self.max_sequence_tokens}; shorten it",
                 "messages",
                 TOO_LONG,
             )
         wanted = request.max_completion_tokens or request.max_tokens or room
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        return self._order(request, "chat", [prompt], [wanted], texts=[], logprobs=logprobs, hides_completion=False)
+        return self._order(
+            request, "chat", [prompt], [wanted], texts=[], logprobs=logprobs, hides_completion=False
+        )
 
     def _check_size(self, param: str, parts: Iterable[str | tuple[int, ...]]) -> None:
         """Refuse a text that is too long for any tokenization, before it is tokenized.
@@ -154,8 +161,16 @@ class RequestParser:
         most = self.max_sequence_tokens * (self._longest_token or 1 if is_text else 1)
         if size > most:
             what = "characters" if is_text else "tokens"
-            why = f": {self.max_sequence_tokens} tokens of up to {self._longest_token} characters" if is_text else ""
-            raise refused(f"{param}: {size} {what}; this server takes at most {most}{why}; shorten it", param, TOO_LONG)
+            why = (
+                f": {self.max_sequence_tokens} tokens of up to {self._longest_token} characters"
+                if is_text
+                else ""
+            )
+            raise refused(
+                f"{param}: {size} {what}; this server takes at most {most}{why}; shorten it",
+                param,
+                TOO_LONG,
+            )
 
     def _order(
         self,
@@ -171,12 +186,17 @@ class RequestParser:
         each = request.n or 1
         if len(prompts) * each > self.settings.max_choices:
             raise refused(
-                f"this server makes at most {self.settings.max_choices} completions for a request; asked for: n={each} for "
+                f"this server makes at most {self.settings.max_choices} completions for a "
+                f"request; asked for: n={each} for "
                 f"{len(prompts)} prompt(s)",
                 "n",
             )
         seed = secrets.randbits(63) if request.seed is None else request.seed
-        rows = [(prompt, limit) for prompt, limit in zip(prompts, limits, strict=True) for _ in range(each)]
+        rows = [
+            (prompt, limit)
+            for prompt, limit in zip(prompts, limits, strict=True)
+            for _ in range(each)
+        ]
         scores_prompt = bool(texts) and logprobs is not None
         stream = request.stream_options
         return ParsedRequest(
@@ -184,7 +204,15 @@ class RequestParser:
             response_id=("chatcmpl-" if kind == "chat" else "cmpl-") + secrets.token_hex(16),
             created=int(time.time()),
             generations=tuple(
-                self._generation(request, prompt, limit, seed, row, logprobs=logprobs, scores_prompt=scores_prompt)
+                self._generation(
+                    request,
+                    prompt,
+                    limit,
+                    seed,
+                    row,
+                    logprobs=logprobs,
+                    scores_prompt=scores_prompt,
+                )
                 for row, (prompt, limit) in enumerate(rows)
             ),
             num_prompts=len(prompts),
@@ -208,13 +236,22 @@ class RequestParser:
         scores_prompt: bool,
     ) -> GenerationRequest:
         if not prompt:
-            raise refused("the prompt has no tokens; give at least one, for example the tokenizer's bos token", "prompt")
+            raise refused(
+                "the prompt has no tokens; give at least one, for example the "
+                "tokenizer's bos token",
+                "prompt",
+            )
         if len(prompt) + limit > self.max_sequence_tokens:
             older = "max_completion_tokens" not in request.model_fields_set
             raise refused(
-                f"prompt of {len(prompt)} tokens + max_tokens={limit} exceeds {self.max_sequence_tokens}, the limit "
+                f"prompt of {len(prompt)} tokens + max_tokens={limit} exceeds "
+                f"{self.max_sequence_tokens}, the limit "
                 "of a request here; shorten the prompt or ask for fewer tokens",
-                "prompt" if len(prompt) >= self.max_sequence_tokens else "max_tokens" if older else "max_completion_tokens",
+                "prompt"
+                if len(prompt) >= self.max_sequence_tokens
+                else "max_tokens"
+                if older
+                else "max_completion_tokens",
                 TOO_LONG,
             )
         return GenerationRequest(
@@ -233,7 +270,9 @@ class RequestParser:
             deadline_s=self.settings.request_timeout_s,
         )
 
-    def _processors(self, request: SamplingRequest, num_prompt_tokens: int) -> tuple[Processor, ...]:
+    def _processors(
+        self, request: SamplingRequest, num_prompt_tokens: int
+    ) -> tuple[Processor, ...]:
         with _at("logit_bias"):  # the schema has checked the others
             return text_processors(
                 num_prompt_tokens,
@@ -250,8 +289,15 @@ class RequestParser:
             return {"speculative": asked is not False, "controller": self._planner(request, None)}
         offered = self.decoder.components.controllers
         if asked.controller is not None and asked.controller not in offered:
-            known = f"there are: {', '.join(offered)}" if offered else "this server's has no name; leave it out"
-            raise refused(f"speculation.controller: no such controller here; {known}", "speculation.controller")
+            known = (
+                f"there are: {', '.join(offered)}"
+                if offered
+                else "this server's has no name; leave it out"
+            )
+            raise refused(
+                f"speculation.controller: no such controller here; {known}",
+                "speculation.controller",
+            )
         return {
             # Without candidates, the drafter does not need to read the prompt.
             "speculative": 0 not in {asked.max_depth, asked.max_nodes},
@@ -263,10 +309,14 @@ class RequestParser:
     def _repeats(self, request: SamplingRequest) -> bool:
         asked = self._drafting(request)
         is_planned = asked["speculative"] and asked.get("adaptive", True)
-        return self.decoder.components.repeats(asked["controller"], _rules(request), is_planned=is_planned)
+        return self.decoder.components.repeats(
+            asked["controller"], _rules(request), is_planned=is_planned
+        )
 
     def _planner(self, request: SamplingRequest, name: str | None) -> str | None:
-        return self.decoder.components.named_for(name, _rules(request), is_seeded=request.seed is not None)
+        return self.decoder.components.named_for(
+            name, _rules(request), is_seeded=request.seed is not None
+        )
 
     def _text(self, prompt: str | tuple[int, ...]) -> str:
         if isinstance(prompt, str):

@@ -38,7 +38,10 @@ class RequestWorker:
             QueueFullError: If too many pieces wait.
         """
         if self._num_waiting >= self._max_waiting:
-            raise QueueFullError(f"{self._num_waiting} requests are waiting to be read, as many as may; try again later")
+            raise QueueFullError(
+                f"{self._num_waiting} requests are waiting to be read, as many "
+                "as may; try again later"
+            )
         self._num_waiting += 1
         try:
             await self._turn.acquire()
@@ -59,7 +62,9 @@ def _hand_over(loop: asyncio.AbstractEventLoop, turn: asyncio.Semaphore, _: "Fut
         loop.call_soon_threadsafe(turn.release)
 
 
-async def unless_disconnected(request: Request, work: "asyncio.Future[Result]", timeout_s: float | int | None = None) -> Result:
+async def unless_disconnected(
+    request: Request, work: "asyncio.Future[Result]", timeout_s: float | int | None = None
+) -> Result:
     """Return the result of the work, unless the client disconnects first.
 
     Args:

@@ -15,7 +15,13 @@ from fastapi import FastAPI
 
 from monge.core.errors import OptionError
 from monge.engine.garbage import settle_objects
-from monge.serve.connections import Connection, ConnectionLimits, RateLimited, limits_of_process, log_exhaustion
+from monge.serve.connections import (
+    Connection,
+    ConnectionLimits,
+    RateLimited,
+    limits_of_process,
+    log_exhaustion,
+)
 
 _LARGEST_PORT: Final = 65535
 _KEEP_ALIVE_S: Final = 30
@@ -34,7 +40,9 @@ class Server(uvicorn.Server):
         drain_s: Seconds of the drain period.
     """
 
-    def __init__(self, config: uvicorn.Config, end_generations: Callable[[], None], drain_s: int) -> None:
+    def __init__(
+        self, config: uvicorn.Config, end_generations: Callable[[], None], drain_s: int
+    ) -> None:
         super().__init__(config)
         self._end_generations, self._drain_s = end_generations, drain_s
 
@@ -74,7 +82,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=limits_of_process().backlog)
     except (OSError, OverflowError) as error:
-        raise OptionError(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from error
+        raise OptionError(
+            f"cannot listen on {host}:{port}: {error}; choose another --host or --port"
+        ) from error
 
 
 def url_of(listener: socket.socket) -> str:
@@ -84,7 +94,12 @@ def url_of(listener: socket.socket) -> str:
 
 
 def server_of(
-    app: FastAPI, *, drain_s: int, access_log: bool = False, limits: ConnectionLimits | None = None, **options: Any
+    app: FastAPI,
+    *,
+    drain_s: int,
+    access_log: bool = False,
+    limits: ConnectionLimits | None = None,
+    **options: Any,
 ) -> Server:
     """Return a server that runs until a signal stops it.
 
@@ -114,7 +129,9 @@ def server_of(
     return Server(config, app.state.end_generations, drain_s)
 
 
-def serve_until_signal(app: FastAPI, listener: socket.socket, *, drain_s: int, access_log: bool = False) -> None:
+def serve_until_signal(
+    app: FastAPI, listener: socket.socket, *, drain_s: int, access_log: bool = False
+) -> None:
     """Serve until SIGTERM or SIGINT: then no more requests are taken, and those that run are finished.
 
     Args:
@@ -137,7 +154,10 @@ def serve_until_signal(app: FastAPI, listener: socket.socket, *, drain_s: int, a
 @contextmanager
 def _few_warnings() -> Iterator[None]:
     """Warnings that clients can cause are written once a minute."""
-    loggers, rate_limited = [logging.getLogger(name) for name in ("uvicorn.error", Connection.__module__)], RateLimited()
+    loggers, rate_limited = (
+        [logging.getLogger(name) for name in ("uvicorn.error", Connection.__module__)],
+        RateLimited(),
+    )
     for logger in loggers:
         logger.addFilter(rate_limited)
     try:

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from monge.core.verdict import StepRecord
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.session import Request, Session, catch
-from monge.serve.generation import Event, GenerationFinish, GenerationRequest, Measure, Sink, Summary, Timings
+from monge.serve.generation import (
+    Event,
+    GenerationFinish,
+    GenerationRequest,
+    Measure,
+    Sink,
+    Summary,
+    Timings,
+)
 from monge.serve.request_handle import RequestHandle
 from monge.serve.speculation_counter import SpeculationCounter
 
@@ -42,7 +50,10 @@ class ScheduledGeneration:
 
     def is_late(self, now: float) -> bool:
         """Whether its deadline has passed."""
-        return self.generation.deadline_s is not None and now - self.submitted_at >= self.generation.deadline_s
+        return (
+            self.generation.deadline_s is not None
+            and now - self.submitted_at >= self.generation.deadline_s
+        )
 
     def advance(self) -> tuple[Event, StepRecord | None]:
         """What the last round added, and the round's record if there is one."""
@@ -62,7 +73,9 @@ class ScheduledGeneration:
             token_ids=token_ids,
             num_accepted=0 if record is None else min(record.num_accepted, len(token_ids)),
             logprobs=session.logprobs if token_ids else (),
-            prompt_logprobs=session.prompt_logprobs if is_first and self.generation.prompt_logprobs is not None else None,
+            prompt_logprobs=session.prompt_logprobs
+            if is_first and self.generation.prompt_logprobs is not None
+            else None,
             finish_reason=session.finish_reason,
             summary=None if session.finish_reason is None else self._summary(now),
         )
@@ -72,7 +85,11 @@ class ScheduledGeneration:
         """The last event of a generation that is ended from outside, with the text that it has."""
         if error is not None:
             self.session.fail(error)
-        return Event(text=self._new_text(last=True), finish_reason=reason, summary=self._summary(time.perf_counter()))
+        return Event(
+            text=self._new_text(last=True),
+            finish_reason=reason,
+            summary=self._summary(time.perf_counter()),
+        )
 
     def _new_text(self, *, last: bool) -> str:
         found: list[str] = []
@@ -106,7 +123,9 @@ class ScheduledGeneration:
             num_generated_tokens=self.num_sent,
             speculation=self.counter.total(),
             timings=timings,
-            error=None if self.session.error is None else f"{type(self.session.error).__name__}: {self.session.error}",
+            error=None
+            if self.session.error is None
+            else f"{type(self.session.error).__name__}: {self.session.error}",
         )
 
     def _measures(self, timings: Timings) -> dict[Measure, float | int]:

@@ -43,12 +43,13 @@ def no_sink(measure: Measure, value: float | int) -> None:
 class Scheduler:
     """Decodes generations in one thread, which is the only thread that runs the networks.
 
-    Between two rounds, three things happen. Generations that ended, were cancelled or passed their deadline leave.
-    Waiting generations join, first come, first served, if the batch and the caches have room for their longest
-    completion. One chunk of the new prompts is read.
+    Between two rounds, three things happen. Generations that ended, were cancelled or passed their
+    deadline leave. Waiting generations join, first come, first served, if the batch and the caches
+    have room for their longest completion. One chunk of the new prompts is read.
 
-    An error of one generation (in a processor, in the drafter, or NaN logits) ends only that generation. The others
-    get the text that they would get alone, unless the controller depends on the batch or on clocks.
+    An error of one generation (in a processor, in the drafter, or NaN logits) ends only that
+    generation. The others get the text that they would get alone, unless the controller depends on
+    the batch or on clocks.
 
     No other code may use the decoder while the scheduler runs.
 
@@ -80,12 +81,17 @@ class Scheduler:
         self._max_batch_size = decoder.max_batch_size if max_batch_size is None else max_batch_size
         self.max_waiting = max_waiting
         row = decoder.components.target.max_length or _UNBOUNDED_CONTEXT
-        self._kv_budget = KVBudget(self._max_batch_size * row if kv_budget_tokens is None else kv_budget_tokens)
+        self._kv_budget = KVBudget(
+            self._max_batch_size * row if kv_budget_tokens is None else kv_budget_tokens
+        )
         for name, value in (("max_batch_size", self._max_batch_size), ("max_waiting", max_waiting)):
             if value < 1:
                 raise OptionError(f"{name} must be at least 1; got {value}")
         if self._kv_budget.total < 2:
-            raise OptionError(f"kv_budget_tokens must hold a prompt and a token, at least 2; got {kv_budget_tokens}")
+            raise OptionError(
+                "kv_budget_tokens must hold a prompt and a token, at least 2; got "
+                f"{kv_budget_tokens}"
+            )
         self._max_depth = decoder.components.drafter.capabilities.max_depth
         self._changed = threading.Condition()
         self._waiting: deque[ScheduledGeneration] = deque()
@@ -121,7 +127,9 @@ class Scheduler:
         (handle,) = self.submit_all([generation])
         return handle
 
-    def submit_all(self, generations: Sequence[GenerationRequest], *, arrived: float | None = None) -> list[RequestHandle]:
+    def submit_all(
+        self, generations: Sequence[GenerationRequest], *, arrived: float | None = None
+    ) -> list[RequestHandle]:
         """Queue the generations of one client request, all or none. Any thread may call this.
 
         Args:
@@ -159,7 +167,9 @@ class Scheduler:
                 num_generated_tokens=self._totals.num_generated_tokens,
                 finished=dict(self._totals.finished),
                 speculation=self._totals.speculation.total(),
-                by_controller={name: counter.total() for name, counter in self._totals.by_controller.items()},
+                by_controller={
+                    name: counter.total() for name, counter in self._totals.by_controller.items()
+                },
             )
 
     def close(self, *, drain: bool = True, timeout_s: float | int | None = None) -> None:
@@ -176,17 +186,23 @@ class Scheduler:
         if drain and self._thread.is_alive():
             self._thread.join(timeout_s)
         with self._changed:
-            self._cancelled.update(entry.handle.request_id for entry in (*self._waiting, *self._running.values()))
+            self._cancelled.update(
+                entry.handle.request_id for entry in (*self._waiting, *self._running.values())
+            )
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
         self._sweep()
 
-    def _entry(self, generation: GenerationRequest, group_id: int, submitted_at: float) -> ScheduledGeneration:
+    def _entry(
+        self, generation: GenerationRequest, group_id: int, submitted_at: float
+    ) -> ScheduledGeneration:
         if generation.num_reserved_tokens > self._kv_budget.total:
             raise ContextLengthError(
-                f"prompt of {len(generation.prompt_ids)} tokens + max_new_tokens={generation.max_new_tokens} = "
-                f"{generation.num_reserved_tokens} exceeds the {self._kv_budget.total} tokens of all caches together; "
+                f"prompt of {len(generation.prompt_ids)} tokens + "
+                f"max_new_tokens={generation.max_new_tokens} = "
+                f"{generation.num_reserved_tokens} exceeds the {self._kv_budget.total} tokens of "
+                "all caches together; "
                 "shorten the prompt or ask for fewer tokens"
             )
         session = self._decoder.session(request_of(generation), keeps_records=False)
@@ -205,10 +221,14 @@ class Scheduler:
     def _check_queue(self) -> None:
         """Refuse a request if the queue is full or closed; the caller holds the lock."""
         if not self._is_open:
-            raise SchedulerClosedError(f"no more generations are taken: {self._failure or 'the scheduler is closing'}")
+            raise SchedulerClosedError(
+                f"no more generations are taken: {self._failure or 'the scheduler is closing'}"
+            )
         num_waiting = len({entry.group_id for entry in self._waiting})
         if num_waiting >= self.max_waiting:
-            raise QueueFullError(f"{num_waiting} requests are waiting, as many as may; try again later")
+            raise QueueFullError(
+                f"{num_waiting} requests are waiting, as many as may; try again later"
+            )
 
     def _cancel(self, request_id: int) -> None:
         with self._changed:
@@ -216,7 +236,12 @@ class Scheduler:
             self._changed.notify_all()
 
     def _new_batch(self) -> Batch:
-        return Batch(self._decoder.components, prefill_chunk=self._prefill_chunk, piece_s=_PIECE_S, isolated=True)
+        return Batch(
+            self._decoder.components,
+            prefill_chunk=self._prefill_chunk,
+            piece_s=_PIECE_S,
+            isolated=True,
+        )
 
     def _run(self) -> None:
         error = catch(self._decode)
@@ -254,9 +279,15 @@ class Scheduler:
         with self._changed:
             cancelled, self._cancelled = self._cancelled, set()
             known = [*self._waiting, *self._running.values()]
-            leaving = [entry for entry in known if entry.handle.request_id in cancelled or entry.is_late(now)]
+            leaving = [
+                entry
+                for entry in known
+                if entry.handle.request_id in cancelled or entry.is_late(now)
+            ]
             gone = {entry.handle.request_id for entry in leaving}
-            self._waiting = deque(entry for entry in self._waiting if entry.handle.request_id not in gone)
+            self._waiting = deque(
+                entry for entry in self._waiting if entry.handle.request_id not in gone
+            )
         for entry in leaving:
             if entry.handle.request_id in self._running:
                 self._batch.leave(entry.session)
@@ -321,7 +352,9 @@ class Scheduler:
             self._end(entry, "error", error)
         batch.close()
 
-    def _end(self, entry: ScheduledGeneration, reason: GenerationFinish, error: Exception | None = None) -> None:
+    def _end(
+        self, entry: ScheduledGeneration, reason: GenerationFinish, error: Exception | None = None
+    ) -> None:
         event = entry.end(reason, error)
         self._forget(entry, reason)
         entry.handle.put(event)

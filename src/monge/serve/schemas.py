@@ -1,4 +1,7 @@
-"""What clients may send: every field is honoured, or neutral, or refused with its reason; unknown fields are refused."""
+"""What clients may send: every field is honoured, or neutral, or refused with its reason.
+
+Unknown fields are refused.
+"""
 
 import json
 from itertools import islice
@@ -49,7 +52,9 @@ def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's
         values: Values that ask for nothing, beside null.
     """
     return Field(
-        default=None, description=f"Refused unless it asks for nothing: {why}.", json_schema_extra={"enum": [None, *values]}
+        default=None,
+        description=f"Refused unless it asks for nothing: {why}.",
+        json_schema_extra={"enum": [None, *values]},
     )
 
 
@@ -67,7 +72,9 @@ class _Strict(BaseModel):
     @classmethod
     def _few_unknown(cls, data: object) -> object:
         """Leave out unknown fields beyond the first few: every one would become an error."""
-        if not isinstance(data, dict) or len(cast("dict[str, object]", data)) <= len(cls.model_fields):
+        if not isinstance(data, dict) or len(cast("dict[str, object]", data)) <= len(
+            cls.model_fields
+        ):
             return cast(object, data)
         sent = cast("dict[str, object]", data)
         known = [name for name in cls.model_fields if name in sent]
@@ -97,11 +104,13 @@ class SpeculationOptions(_Strict):
         default=None, description="Most tokens along a path that a round drafts; 0 drafts nothing."
     )
     max_nodes: Annotated[int, Field(ge=0, le=MAX_DRAFT)] | None = Field(
-        default=None, description="Most tokens that a round drafts, on all paths together; 0 drafts nothing."
+        default=None,
+        description="Most tokens that a round drafts, on all paths together; 0 drafts nothing.",
     )
     adaptive: bool | None = Field(
         default=None,
-        description="Whether a controller plans each round; false drafts the largest tree within the limits.",
+        description="Whether a controller plans each round; false drafts the largest tree within "
+        "the limits.",
     )
     controller: Annotated[str, Field(max_length=MAX_LABEL)] | None = Field(
         default=None, description="Which of the server's controllers plans; absent means its first."
@@ -126,7 +135,9 @@ class StreamOptions(_Strict):
 Speculation = Annotated[
     Annotated[bool, Tag("switch")] | Annotated[SpeculationOptions, Tag("options")],
     # Or errors would speak of both.
-    Discriminator(lambda value: "options" if isinstance(value, dict | SpeculationOptions) else "switch"),
+    Discriminator(
+        lambda value: "options" if isinstance(value, dict | SpeculationOptions) else "switch"
+    ),
 ]
 
 
@@ -134,21 +145,30 @@ class SamplingRequest(_Strict):
     """What both endpoints take."""
 
     model: str | None = Field(default=None, description="The served model; it may be left out.")
-    temperature: float | None = Field(default=None, ge=0, description="0 decodes greedily; absent means 1.")
+    temperature: float | None = Field(
+        default=None, ge=0, description="0 decodes greedily; absent means 1."
+    )
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=MAX_TOKEN_ID, description="-1 and 0 keep all tokens.")
+    top_k: int | None = Field(
+        default=None, ge=-1, le=MAX_TOKEN_ID, description="-1 and 0 keep all tokens."
+    )
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
     logit_bias: Biases | None = None
     seed: int | None = Field(
-        default=None, ge=MIN_SEED, le=MAX_SEED, description="Drawn where absent; returned where it gives the text again."
+        default=None,
+        ge=MIN_SEED,
+        le=MAX_SEED,
+        description="Drawn where absent; returned where it gives the text again.",
     )
     stop: Stops = Field(default=(), description="Texts before which the completion ends.")
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     ignore_eos: bool | None = None
-    speculation: Speculation | None = Field(default=None, description="Whether to draft, or how; absent means true.")
+    speculation: Speculation | None = Field(
+        default=None, description="Whether to draft, or how; absent means true."
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = label()
@@ -162,7 +182,9 @@ class SamplingRequest(_Strict):
     spaces_between_special_tokens: Any = neutral("special tokens are not written out", True)
     truncate_prompt_tokens: Any = neutral("prompts are not cut")
     prompt_logprobs: Any = neutral("use `echo` with `logprobs` on /v1/completions")
-    response_format: Any = neutral("there is no grammar that would be exact under speculation", {"type": "text"})
+    response_format: Any = neutral(
+        "there is no grammar that would be exact under speculation", {"type": "text"}
+    )
     priority: Any = neutral("requests are served in their order", 0)
 
     @field_validator("stream_options")
@@ -207,7 +229,11 @@ class Message(_Strict):
     @property
     def text(self) -> str:
         """The whole text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return (
+            self.content
+            if isinstance(self.content, str)
+            else "".join(part.text for part in self.content)
+        )
 
 
 class ChatRequest(SamplingRequest):
@@ -217,14 +243,16 @@ class ChatRequest(SamplingRequest):
         min_length=1, max_length=MAX_MESSAGES, fail_fast=True
     )
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID)] | None = Field(default=None, description="The older name.")
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID)] | None = Field(
+        default=None, description="The older name."
+    )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     safety_identifier: str | None = label()
     prompt_cache_key: str | None = label()
-    metadata: Annotated[dict[str, str], Field(max_length=MAX_LABELS), at_most(MAX_LABELS)] | None = Field(
-        default=None, description="Labels; they change nothing."
-    )
+    metadata: (
+        Annotated[dict[str, str], Field(max_length=MAX_LABELS), at_most(MAX_LABELS)] | None
+    ) = Field(default=None, description="Labels; they change nothing.")
     tools: Any = neutral("tools are not called", [])
     tool_choice: Any = neutral("tools are not called", "none", "auto")
     parallel_tool_calls: Any = neutral("tools are not called", True, False)
@@ -261,6 +289,19 @@ class ChatRequest(SamplingRequest):
 
 
 FIELD_NAMES: Final = frozenset().union(
-    *(one.model_fields for one in (CompletionRequest, ChatRequest, StreamOptions, SpeculationOptions, Message, TextPart))
+    *(
+        one.model_fields
+        for one in (
+            CompletionRequest,
+            ChatRequest,
+            StreamOptions,
+            SpeculationOptions,
+            Message,
+            TextPart,
+        )
+    )
 )
-"""Names of all fields at any depth: other words in the place of an error name branches of a union."""
+"""Names of all fields at any depth.
+
+Other words in the place of an error name branches of a union.
+"""

@@ -28,7 +28,9 @@ class CountedAnswers:
             values.
     """
 
-    def __init__(self, app: ASGIApp, count: Callable[[str, int, str], None], endpoints: Sequence[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, count: Callable[[str, int, str], None], endpoints: Sequence[str]
+    ) -> None:
         self._app, self._count, self._endpoints = app, count, frozenset(endpoints)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,7 +42,11 @@ class CountedAnswers:
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._count(endpoint, int(message["status"]), str(scope.get("state", {}).get("error_code") or "none"))
+                self._count(
+                    endpoint,
+                    int(message["status"]),
+                    str(scope.get("state", {}).get("error_code") or "none"),
+                )
             await send(message)
 
         await self._app(scope, receive, counted)
@@ -59,7 +65,12 @@ class ApiKeyGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
-        if scope["type"] != "http" or not self._keys or scope["path"] in _OPEN or self._brings_key(scope):
+        if (
+            scope["type"] != "http"
+            or not self._keys
+            or scope["path"] in _OPEN
+            or self._brings_key(scope)
+        ):
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -102,7 +113,8 @@ class AllowedHosts:
             return
         error = ApiError(
             HTTPStatus.FORBIDDEN,
-            "the Host header of this request is no name of this server; send it to localhost or 127.0.0.1, or start the "
+            "the Host header of this request is no name of this server; send it to localhost or "
+            "127.0.0.1, or start the "
             "server with --allowed-host NAME or with an API key",
             code="host_not_allowed",
             headers=_CLOSE,
@@ -136,7 +148,10 @@ class BoundedBodies:
             body = await asyncio.wait_for(self._read(scope, receive), self._timeout_s)
         except TimeoutError:
             error = ApiError(
-                HTTPStatus.REQUEST_TIMEOUT, f"the body took longer than {self._timeout_s:g} s", code="slow_body", headers=_CLOSE
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"the body took longer than {self._timeout_s:g} s",
+                code="slow_body",
+                headers=_CLOSE,
             )
             await _refuse(error, scope, receive, send)
             return
@@ -154,7 +169,9 @@ class BoundedBodies:
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the body, or `None` if the client disconnected."""
-        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        declared = next(
+            (value for name, value in scope["headers"] if name == b"content-length"), b""
+        )
         if declared.isdigit() and int(declared[:20]) > self._max_bytes:
             raise self._too_large()
         parts, size = list[bytes](), 0
@@ -171,7 +188,9 @@ class BoundedBodies:
 
     def _too_large(self) -> ApiError:
         text = f"the body is larger than {self._max_bytes} bytes, this server's limit"
-        return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, code="request_too_large", headers=_CLOSE)
+        return ApiError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, code="request_too_large", headers=_CLOSE
+        )
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -38,7 +38,9 @@ class EventStream(StreamingResponse):
     """A stream that cancels its generations when it ends or its client disconnects."""
 
     def __init__(self, answers: Answers, handles: Sequence[RequestHandle]) -> None:
-        super().__init__(stream(answers, handles), media_type="text/event-stream", headers=_EVENT_HEADERS)
+        super().__init__(
+            stream(answers, handles), media_type="text/event-stream", headers=_EVENT_HEADERS
+        )
         self._handles = handles
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,14 +63,29 @@ class Service:
     """
 
     def __init__(
-        self, decoder: Decoder, scheduler: Scheduler, *, settings: ServerSettings, metrics: ServerMetrics, chat: ChatFormat
+        self,
+        decoder: Decoder,
+        scheduler: Scheduler,
+        *,
+        settings: ServerSettings,
+        metrics: ServerMetrics,
+        chat: ChatFormat,
     ) -> None:
         self._scheduler, self._settings, self._metrics = scheduler, settings, metrics
-        lengths = [decoder.components.target.max_length, decoder.components.drafter.capabilities.max_length]
-        bounds = [scheduler.snapshot().kv_budget_tokens, *(length for length in lengths if length is not None)]
+        lengths = [
+            decoder.components.target.max_length,
+            decoder.components.drafter.capabilities.max_length,
+        ]
+        bounds = [
+            scheduler.snapshot().kv_budget_tokens,
+            *(length for length in lengths if length is not None),
+        ]
         self._max_sequence_tokens = min(bounds)
         self._parser = RequestParser(
-            decoder=decoder, settings=settings, chat=chat, max_sequence_tokens=self._max_sequence_tokens
+            decoder=decoder,
+            settings=settings,
+            chat=chat,
+            max_sequence_tokens=self._max_sequence_tokens,
         )
         self._controller_names = ControllerNames(decoder.components)
         self._texts = TokenTexts(decoder.tokenizer)
@@ -98,7 +115,9 @@ class Service:
         """Return 200 while requests are accepted and served, else 503."""
         now = self._scheduler.snapshot()
         is_well = now.is_open and now.failure is None
-        return JSONResponse({"status": "ok" if is_well else "unavailable"}, status_code=200 if is_well else 503)
+        return JSONResponse(
+            {"status": "ok" if is_well else "unavailable"}, status_code=200 if is_well else 503
+        )
 
     async def version(self) -> dict[str, str]:
         """Version of the library."""
@@ -108,15 +127,24 @@ class Service:
         """Metrics, for Prometheus."""
         return Response(await asyncio.to_thread(self._metrics.text), media_type=CONTENT_TYPE_LATEST)
 
-    async def _answer(self, request: Request, model: type[Body], parse: Callable[[Body], ParsedRequest]) -> Response:
+    async def _answer(
+        self, request: Request, model: type[Body], parse: Callable[[Body], ParsedRequest]
+    ) -> Response:
         arrived, timeout_s = time.perf_counter(), self._settings.request_timeout_s
         content = await request.body() if is_json(request.headers.get("content-type")) else b""
         reading = self._worker.do(partial(self._read, content, model, parse))
-        body, parsed_request = await unless_disconnected(request, asyncio.ensure_future(reading), timeout_s)
+        body, parsed_request = await unless_disconnected(
+            request, asyncio.ensure_future(reading), timeout_s
+        )
         handles = self._scheduler.submit_all(parsed_request.generations, arrived=arrived)
-        self._metrics.count_request(_asked(body), self._controller_names.of(parsed_request.generations[0]))
+        self._metrics.count_request(
+            _asked(body), self._controller_names.of(parsed_request.generations[0])
+        )
         answers = Answers(
-            request=parsed_request, model_name=self._settings.model_name, fingerprint=self._fingerprint, texts=self._texts
+            request=parsed_request,
+            model_name=self._settings.model_name,
+            fingerprint=self._fingerprint,
+            texts=self._texts,
         )
         if parsed_request.is_stream:
             return EventStream(answers, handles)
@@ -126,7 +154,9 @@ class Service:
         finally:
             _cancel(handles)
 
-    def _read(self, content: bytes, model: type[Body], parse: Callable[[Body], ParsedRequest]) -> tuple[Body, ParsedRequest]:
+    def _read(
+        self, content: bytes, model: type[Body], parse: Callable[[Body], ParsedRequest]
+    ) -> tuple[Body, ParsedRequest]:
         body = parsed(content, model)
         if body.model is not None:
             self._check_model(body.model)

@@ -45,19 +45,39 @@ class ServerSettings:
     logprobs_of: LogprobSource = "raw"
 
     def __post_init__(self) -> None:
-        if not self.model_name or any(character.isspace() or not character.isprintable() for character in self.model_name):
+        if not self.model_name or any(
+            character.isspace() or not character.isprintable() for character in self.model_name
+        ):
             raise OptionError(
-                f"the served model's name must be one word, since clients split metrics at blanks; got {self.model_name!r}"
+                "the served model's name must be one word, since clients split metrics at "
+                f"blanks; got {self.model_name!r}"
             )
-        if not all(key.isascii() and key.isprintable() and key.strip() == key != "" for key in self.api_keys):
-            raise OptionError("an API key must be printable ASCII, without blanks at its ends, and not empty")
+        if not all(
+            key.isascii() and key.isprintable() and key.strip() == key != ""
+            for key in self.api_keys
+        ):
+            raise OptionError(
+                "an API key must be printable ASCII, without blanks at its ends, and not empty"
+            )
         for host in self.allowed_hosts:
-            if not host.isascii() or not host.strip("[]") or set(host) & set("/@ ") or (":" in host and host[0] != "["):
-                raise OptionError(f"an allowed host is a name or an address without a port, as in my.machine; got {host!r}")
+            if (
+                not host.isascii()
+                or not host.strip("[]")
+                or set(host) & set("/@ ")
+                or (":" in host and host[0] != "[")
+            ):
+                raise OptionError(
+                    "an allowed host is a name or an address without a port, as in "
+                    f"my.machine; got {host!r}"
+                )
         if self.logprobs_of not in get_args(LogprobSource):
-            raise OptionError(f"logprobs_of must be one of {', '.join(get_args(LogprobSource))}; got {self.logprobs_of!r}")
+            raise OptionError(
+                f"logprobs_of must be one of {', '.join(get_args(LogprobSource))}; "
+                f"got {self.logprobs_of!r}"
+            )
         numbers = {
-            name: getattr(self, name) for name in ("max_request_bytes", "max_choices", "body_timeout_s", "request_timeout_s")
+            name: getattr(self, name)
+            for name in ("max_request_bytes", "max_choices", "body_timeout_s", "request_timeout_s")
         }
         for name, value in numbers.items():
             if value is not None and not (value > 0 and math.isfinite(value)):

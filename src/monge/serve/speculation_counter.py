@@ -31,7 +31,9 @@ class SpeculationCounter:
             num_rounds=self._num_rounds,
             num_drafts=sum(self._histogram),
             num_draft_tokens=self._num_draft_tokens,
-            num_accepted_tokens=sum(accepted * count for accepted, count in enumerate(self._histogram)),
+            num_accepted_tokens=sum(
+                accepted * count for accepted, count in enumerate(self._histogram)
+            ),
             acceptance_histogram=tuple(self._histogram),
         )
 

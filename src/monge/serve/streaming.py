@@ -33,7 +33,11 @@ async def stream(answers: Answers, handles: Sequence[RequestHandle]) -> AsyncIte
                 if event.summary is not None:
                     summaries[index] = event.summary
                 if chunk is not None:
-                    running = {"usage": answers.usage_of(num_generated)} if request.has_running_usage else {}
+                    running = (
+                        {"usage": answers.usage_of(num_generated)}
+                        if request.has_running_usage
+                        else {}
+                    )
                     yield _event(chunk | running)
         if request.has_usage:
             yield _event(answers.last([summaries[index] for index in sorted(summaries)]))
@@ -65,4 +69,6 @@ async def _merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int,
 
 
 def _event(chunk: dict[str, Any]) -> str:
-    return f"data: {json.dumps(chunk, ensure_ascii=False, allow_nan=False, separators=(',', ':'))}\n\n"
+    return (
+        f"data: {json.dumps(chunk, ensure_ascii=False, allow_nan=False, separators=(',', ':'))}\n\n"
+    )

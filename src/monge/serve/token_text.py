@@ -39,12 +39,22 @@ class TokenTexts:
         return [letters[letter] for letter in spelled] if set(spelled) <= letters.keys() else None
 
     def _decoded(self, token_id: int) -> str:
-        return str(token_id) if self.tokenizer is None else self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return (
+            str(token_id)
+            if self.tokenizer is None
+            else self.tokenizer.decode([token_id], skip_special_tokens=False)
+        )
 
 
 @cache
 def _byte_letters() -> Mapping[str, int]:
     """Return the letters of byte-level tokenizers: printable bytes, then from 256 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + rank): byte for rank, byte in enumerate(others)
+    }

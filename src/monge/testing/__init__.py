@@ -1,1 +1,4 @@
-"""The test kit, for this library and for those who add to it: exact enumeration, tabular models, known-bad controls."""
+"""The test kit, for this library and for those who add to it.
+
+Exact enumeration, tabular models, known-bad controls.
+"""

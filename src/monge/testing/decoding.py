@@ -31,7 +31,8 @@ class Case:
         slot: Place of the enumerated request in the batch.
         limits: Of the enumerated request's trees.
         adaptive: Whether the controller plans for the enumerated request.
-        controllers: Names of the controllers that plan, by place in the batch; empty where no request names one.
+        controllers: Names of the controllers that plan, by place in the batch; empty where no
+            request names one.
     """
 
     prompt: Text = (0,)
@@ -46,7 +47,9 @@ class Case:
     controllers: tuple[str | None, ...] = ()
 
 
-def output_law(make_components: Callable[[], Components], case: Case, *, max_runs: int = 200_000) -> dict[Text, float]:
+def output_law(
+    make_components: Callable[[], Components], case: Case, *, max_runs: int = 200_000
+) -> dict[Text, float]:
     """Law of the first `horizon` tokens written by the real loop, by enumeration of every draw.
 
     Args:
@@ -58,7 +61,10 @@ def output_law(make_components: Callable[[], Components], case: Case, *, max_run
 
 
 def target_law(target: TabularModel, case: Case) -> dict[Text, float]:
-    """The law that plain decoding has: the product of the target's laws, ended by end-of-text tokens."""
+    """The law that plain decoding has.
+
+    The product of the target's laws, ended by end-of-text tokens.
+    """
     laws: dict[Text, float] = {(): 1.0}
     for _ in range(case.horizon):
         longer: dict[Text, float] = {}

@@ -1,7 +1,9 @@
-"""Wrong verifiers and drafters, each a mistake that was really made somewhere: every law test must reject them.
+"""Wrong verifiers and drafters, each a mistake that was really made somewhere.
 
-Wrong rules are node rules; wrong drafters are tree builders that draw in one way and declare another. The engine's own types
-would not let most of them arise, so they forge finished trees.
+Every law test must reject them.
+
+Wrong rules are node rules; wrong drafters are tree builders that draw in one way and declare
+another. The engine's own types would not let most of them arise, so they forge finished trees.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +29,9 @@ class EpsilonInRatio(NodeRule):
     epsilon: float = 1e-9
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, Iid)
         p, q = target_law, proposal.law
         for x in candidates:
@@ -43,7 +47,9 @@ class TargetAfterRejection(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, Iid)
         p, q = target_law, proposal.law
         for x in candidates:
@@ -59,7 +65,9 @@ class FirstRatioForAll(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, Iid)
         for x in candidates:
             if draws.bernoulli(min(1.0, target_law.prob(x) / proposal.law.prob(x))):
@@ -73,7 +81,9 @@ class RejectedZeroedOut(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, Iid)
         p = target_law
         for x in candidates:
@@ -89,7 +99,9 @@ class WithoutReplacementAsIid(NodeRule):
 
     accepts = frozenset[type[Proposal]]({WithoutReplacement})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, WithoutReplacement)
         return Rrs().emit(target_law, Iid(proposal.law, len(candidates)), candidates, draws)
 
@@ -100,7 +112,9 @@ class RepeatsDropped(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         return Rrs().emit(target_law, proposal, tuple(dict.fromkeys(candidates)), draws)
 
 
@@ -110,7 +124,9 @@ class SharedCoin(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, Iid)
         p, q = target_law, proposal.law
         first = min(1.0, p.prob(candidates[0]) / q.prob(candidates[0]))
@@ -157,7 +173,12 @@ class Forged(TreeBuilder):
         return TreeLimits(proposes=frozenset({self.kind}), max_width=2, max_depth=1, max_nodes=2)
 
     def expand(
-        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+        self,
+        tree: GrowingTree,
+        frontier: Sequence[int],
+        laws: Sequence[Law],
+        plan: DraftPlan,
+        draws: Draws,
     ) -> Sequence[int]:
         tree.grow(0, _Claim(self.draw(laws[0], draws), laws[0]), draws)
         return ()
@@ -166,7 +187,11 @@ class Forged(TreeBuilder):
         finished = tree.finish()
         claim = finished.proposals[0]
         if not isinstance(claim, _Claim) or not claim.token_ids:
-            return finished if not isinstance(claim, _Claim) else replace(finished, proposals=(Deterministic(),))
+            return (
+                finished
+                if not isinstance(claim, _Claim)
+                else replace(finished, proposals=(Deterministic(),))
+            )
         declared = self.declare(claim.law, len(claim.token_ids))
         return replace(finished, proposals=(declared, *finished.proposals[1:]))
 
@@ -198,7 +223,9 @@ def _from_top_two(law: Law, draws: Draws) -> tuple[int, ...]:
     masses = law.sparse()
     ids = sorted(law.top(2))
     kept = [law.prob(token) for token in ids]
-    truncated = SparseLaw(masses.token_ids.new_tensor(ids), masses.probs.new_tensor(kept) / sum(kept))
+    truncated = SparseLaw(
+        masses.token_ids.new_tensor(ids), masses.probs.new_tensor(kept) / sum(kept)
+    )
     return Iid(truncated, 1).draw(draws)
 
 
@@ -222,7 +249,10 @@ def _sorted_without_replacement(law: Law, draws: Draws) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _IfRoom(Proposal):
-    """Independent draws, if as many nodes are left once the nodes before this one are drawn; otherwise nothing."""
+    """Independent draws, if as many nodes are left once the nodes before this one are drawn.
+
+    Otherwise nothing.
+    """
 
     tree: GrowingTree
     budget: int
@@ -255,13 +285,21 @@ class DrawnBudget(TreeBuilder):
         )
 
     def expand(
-        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+        self,
+        tree: GrowingTree,
+        frontier: Sequence[int],
+        laws: Sequence[Law],
+        plan: DraftPlan,
+        draws: Draws,
     ) -> Sequence[int]:
         depth = tree.depths[frontier[0]]
         proposals = {
-            node: _IfRoom(tree, self.num_nodes, Iid(law, self.widths[depth])) for node, law in zip(frontier, laws, strict=True)
+            node: _IfRoom(tree, self.num_nodes, Iid(law, self.widths[depth]))
+            for node, law in zip(frontier, laws, strict=True)
         }
-        grown = [child for children in tree.grow_level(proposals, draws).values() for child in children]
+        grown = [
+            child for children in tree.grow_level(proposals, draws).values() for child in children
+        ]
         return grown if depth + 1 < len(self.widths) else ()
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
@@ -296,11 +334,17 @@ KNOWN_BAD_TREES: Final[Mapping[str, Forged]] = MappingProxyType(
         "improbable draw dropped": Forged(_drop_improbable, Iid),
         "draw discarded where the draft model fails to read it": Forged(_drop_unreadable, Iid),
         "best of two draws kept": Forged(_best_of_two, Iid),
-        "sorted after drawing without replacement": Forged(_sorted_without_replacement, WithoutReplacement, WithoutReplacement),
-        "top two declared as drawn without replacement": Forged(_top_two, WithoutReplacement, WithoutReplacement),
+        "sorted after drawing without replacement": Forged(
+            _sorted_without_replacement, WithoutReplacement, WithoutReplacement
+        ),
+        "top two declared as drawn without replacement": Forged(
+            _top_two, WithoutReplacement, WithoutReplacement
+        ),
     }
 )
 """Wrong drafters, to be shown to `rrs` (i.i.d. claims) and `rrs_without_replacement`."""
 
-KNOWN_BAD_LEVELS: Final[Mapping[str, TreeBuilder]] = MappingProxyType({"budget by drawn nodes": DrawnBudget()})
+KNOWN_BAD_LEVELS: Final[Mapping[str, TreeBuilder]] = MappingProxyType(
+    {"budget by drawn nodes": DrawnBudget()}
+)
 """Wrong drafters whose mistake only rules for whole trees show: to be shown to `layer`."""

@@ -13,7 +13,10 @@ from monge.verify.block import Block
 
 @dataclass(frozen=True, slots=True)
 class TokenLevelResidual(Verifier):
-    """Block acceptance with the residual of the token-level rule: the first version of an engine's block verification."""
+    """Block acceptance with the residual of the token-level rule.
+
+    The first version of an engine's block verification.
+    """
 
     accepts = Block.accepts
     max_width = 1
@@ -24,12 +27,17 @@ class TokenLevelResidual(Verifier):
         proposal = tree.proposals[node]
         if verdict.next_kind == "bonus" or not isinstance(proposal, Iid):
             return verdict
-        return replace(verdict, next_token=draws.categorical(residual(target_laws[node], proposal.law)))
+        return replace(
+            verdict, next_token=draws.categorical(residual(target_laws[node], proposal.law))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class BonusLeftOut(Verifier):
-    """No token after a wholly accepted chain, whose last token stands in for it: exact, and a token shorter."""
+    """No token after a wholly accepted chain, whose last token stands in for it.
+
+    Exact, and a token shorter.
+    """
 
     accepts = Block.accepts
     max_width = 1

@@ -1,4 +1,6 @@
-"""Wrong decisions at one node, each a mistake that was really made or that is easily made; every law test must reject them.
+"""Wrong decisions at one node, each a mistake that was really made or that is easily made.
+
+Every law test must reject them.
 
 p = target law, q = draft law, K = number of candidates.
 """
@@ -66,7 +68,9 @@ class OtherTarget(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         return Rrs().emit(tempered(target_law, 0.7), proposal, candidates, draws)
 
 
@@ -76,7 +80,9 @@ class EpsilonInResidual(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, Iid)
         p, q = masses_of(target_law), masses_of(proposal.law)
         for x in candidates:
@@ -89,11 +95,16 @@ class EpsilonInResidual(NodeRule):
 
 @dataclass(frozen=True, slots=True)
 class SmallResidualDropped(NodeRule):
-    """A residual of less than 0.01 taken for rounding, and p emitted instead: wrong where p almost equals q."""
+    """A residual of less than 0.01 taken for rounding, and p emitted instead.
+
+    Wrong where p almost equals q.
+    """
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, Iid)
         p, q = masses_of(target_law), masses_of(proposal.law)
         (x,) = candidates
@@ -108,13 +119,16 @@ class KSeqRounded(NodeRule):
     """K-SEQ with rho rounded to one decimal.
 
     Args:
-        up: Rounded up, with the gamma of the exact rho; otherwise down, the negative part of the residual cut off.
+        up: Rounded up, with the gamma of the exact rho; otherwise down, the negative part of the
+            residual cut off.
     """
 
     up: bool
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, Iid)
         exact, gamma = divisors(target_law, proposal.law, len(candidates))
         rho = (np.ceil(10 * exact) if self.up else np.floor(10 * exact)) / 10
@@ -134,7 +148,9 @@ class KSeqWithoutRepeats(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, Iid)
         distinct = tuple(dict.fromkeys(candidates))
         p, q = target_law, proposal.law
@@ -143,7 +159,9 @@ class KSeqWithoutRepeats(NodeRule):
             if draws.bernoulli(min(1.0, p.prob(x) / (rho * q.prob(x)))):
                 return x
         masses, drafts = masses_of(p), masses_of(q)
-        return draws.categorical(law_of(np.maximum(masses - gamma * np.minimum(masses / rho, drafts), 0.0)))
+        return draws.categorical(
+            law_of(np.maximum(masses - gamma * np.minimum(masses / rho, drafts), 0.0))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +169,17 @@ class PerturbedProgram(NodeRule):
     """The canonical rule with a program that was solved to 1e-3 only.
 
     Args:
-        recomputed: Whether the law of the selected candidate is computed from the choices that are carried out; otherwise it is
-            the one that the solver reports, of the choices before they were disturbed.
+        recomputed: Whether the law of the selected candidate is computed from the choices that are
+            carried out; otherwise it is the one that the solver reports, of the choices before they
+            were disturbed.
     """
 
     recomputed: bool
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, Iid)
         p, q = masses_of(target_law), masses_of(proposal.law)
         solved = truncated_program(p, q, q, num_leading=p.size)
@@ -177,7 +198,9 @@ class SpecHubShortcut(NodeRule):
 
     accepts = frozenset[type[Proposal]]({HubPairs})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, HubPairs)
         if target_law.prob(proposal.hub) > 1.0 - 1e-3:
             return proposal.hub
@@ -186,15 +209,19 @@ class SpecHubShortcut(NodeRule):
 
 @dataclass(frozen=True, slots=True)
 class SpecTrGbv(NodeRule):
-    """The released rule of SpecTr-GBV (arXiv 2604.25925) for one token: right for one candidate only.
+    """The released rule of SpecTr-GBV (arXiv 2604.25925) for one token.
 
-    With r = min(q / p, 1), accept in order with probability `p (1 - (1 - r)^K) / (1 - (1 - q)^K)`, at most one; otherwise emit
-    from `p (1 - r^K)`.
+    Right for one candidate only.
+
+    With r = min(q / p, 1), accept in order with probability `p (1 - (1 - r)^K) / (1 - (1 - q)^K)`,
+    at most one; otherwise emit from `p (1 - r^K)`.
     """
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, Iid)
         p, q, count = masses_of(target_law), masses_of(proposal.law), len(candidates)
         r = np.minimum(q / p, 1.0)
@@ -212,10 +239,14 @@ class RepeatsDroppedProperly(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, Iid)
         distinct = tuple(dict.fromkeys(candidates))
-        return RrsWithoutReplacement().emit(target_law, WithoutReplacement(proposal.law, len(distinct)), distinct, draws)
+        return RrsWithoutReplacement().emit(
+            target_law, WithoutReplacement(proposal.law, len(distinct)), distinct, draws
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +255,17 @@ class CoinInResidual(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, Iid)
         p, q, (x,) = target_law, proposal.law, candidates
         accept = min(1.0, p.prob(x) / q.prob(x))
-        return x if draws.bernoulli(accept) else draws.categorical(between(residual(p, q), accept, 1.0))
+        return (
+            x
+            if draws.bernoulli(accept)
+            else draws.categorical(between(residual(p, q), accept, 1.0))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +274,9 @@ class DraftNoiseInRecovery(NodeRule):
 
     accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         assert isinstance(proposal, Iid)
         p, q, (x,) = target_law, proposal.law, candidates
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
@@ -274,45 +313,73 @@ def pair(law: Law) -> Proposal:
 
 KNOWN_BAD_NODES: Final[Mapping[str, Mutant]] = MappingProxyType(
     {
-        "drawn at another temperature than declared": Mutant(rule=Rrs(), drawn=lambda q: pair(tempered(q, 0.7)), declared=pair),
+        "drawn at another temperature than declared": Mutant(
+            rule=Rrs(), drawn=lambda q: pair(tempered(q, 0.7)), declared=pair
+        ),
         "target at another temperature than asked for": Mutant(rule=OtherTarget(), drawn=pair),
         "sorted by token after drawing without replacement": Mutant(
-            rule=RrsWithoutReplacement(), drawn=Reordered, declared=lambda q: WithoutReplacement(q, 2)
+            rule=RrsWithoutReplacement(),
+            drawn=Reordered,
+            declared=lambda q: WithoutReplacement(q, 2),
         ),
         "repeats dropped, k_seq": Mutant(rule=KSeqWithoutRepeats(), drawn=pair),
         "epsilon 1e-4 in the residual": Mutant(rule=EpsilonInResidual(), drawn=pair),
         "k_seq with rho rounded down": Mutant(rule=KSeqRounded(up=False), drawn=pair),
-        "k_seq with rho rounded up and a stale gamma": Mutant(rule=KSeqRounded(up=True), drawn=pair),
-        "law of the selected candidate from the solver": Mutant(rule=PerturbedProgram(recomputed=False), drawn=pair),
+        "k_seq with rho rounded up and a stale gamma": Mutant(
+            rule=KSeqRounded(up=True), drawn=pair
+        ),
+        "law of the selected candidate from the solver": Mutant(
+            rule=PerturbedProgram(recomputed=False), drawn=pair
+        ),
         "SpecTr-GBV, two candidates": Mutant(rule=SpecTrGbv(), drawn=pair),
         "SpecTr-GBV, three candidates": Mutant(rule=SpecTrGbv(), drawn=lambda q: Iid(q, 3)),
-        "acceptance uniform used again in the residual": Mutant(rule=CoinInResidual(), drawn=lambda q: Iid(q, 1)),
-        "draft noise used again for recovery": Mutant(rule=DraftNoiseInRecovery(), drawn=lambda q: Iid(q, 1)),
+        "acceptance uniform used again in the residual": Mutant(
+            rule=CoinInResidual(), drawn=lambda q: Iid(q, 1)
+        ),
+        "draft noise used again for recovery": Mutant(
+            rule=DraftNoiseInRecovery(), drawn=lambda q: Iid(q, 1)
+        ),
         "raw q declared for a processed draft": Mutant(
             rule=SingleDraft(), drawn=lambda q: Iid(processed(q), 1), declared=lambda q: Iid(q, 1)
         ),
         "softmax q declared for a top-1 draft": Mutant(
-            rule=SingleDraft(), drawn=lambda q: Deterministic(q.top(1)), declared=lambda q: Iid(q, 1)
+            rule=SingleDraft(),
+            drawn=lambda q: Deterministic(q.top(1)),
+            declared=lambda q: Iid(q, 1),
         ),
-        "drawn from the top two, declared whole": Mutant(rule=Rrs(), drawn=lambda q: pair(truncated(q)), declared=pair),
+        "drawn from the top two, declared whole": Mutant(
+            rule=Rrs(), drawn=lambda q: pair(truncated(q)), declared=pair
+        ),
     }
 )
 """To be refused on a bank of ordinary laws."""
 
 HARMLESS_NODES: Final[Mapping[str, Mutant]] = MappingProxyType(
     {
-        "repeats dropped, verified as draws without replacement": Mutant(rule=RepeatsDroppedProperly(), drawn=pair),
-        "a program solved badly, its law recomputed": Mutant(rule=PerturbedProgram(recomputed=True), drawn=pair),
+        "repeats dropped, verified as draws without replacement": Mutant(
+            rule=RepeatsDroppedProperly(), drawn=pair
+        ),
+        "a program solved badly, its law recomputed": Mutant(
+            rule=PerturbedProgram(recomputed=True), drawn=pair
+        ),
         "SpecTr-GBV, one candidate": Mutant(rule=SpecTrGbv(), drawn=lambda q: Iid(q, 1)),
-        "processed draft, declared so": Mutant(rule=SingleDraft(), drawn=lambda q: Iid(processed(q), 1)),
-        "top-1 draft, declared so": Mutant(rule=SingleDraft(), drawn=lambda q: Deterministic(q.top(1))),
-        "drawn from the top two, and declared so": Mutant(rule=Rrs(), drawn=lambda q: pair(truncated(q))),
+        "processed draft, declared so": Mutant(
+            rule=SingleDraft(), drawn=lambda q: Iid(processed(q), 1)
+        ),
+        "top-1 draft, declared so": Mutant(
+            rule=SingleDraft(), drawn=lambda q: Deterministic(q.top(1))
+        ),
+        "drawn from the top two, and declared so": Mutant(
+            rule=Rrs(), drawn=lambda q: pair(truncated(q))
+        ),
     }
 )
 """Their neighbours, which look as suspicious and are exact."""
 
 
-def _selectedlaw_of(selection: PairSelection, q: Float64[np.ndarray, " vocab"]) -> Float64[np.ndarray, " vocab"]:
+def _selectedlaw_of(
+    selection: PairSelection, q: Float64[np.ndarray, " vocab"]
+) -> Float64[np.ndarray, " vocab"]:
     x = np.zeros(q.size)
     for first in range(q.size):
         for second in range(q.size):

@@ -1,4 +1,7 @@
-"""The exact law of a program that draws only through `Draws`: run it once per branch and add up the weights."""
+"""The exact law of a program that draws only through `Draws`.
+
+Run it once per branch and add up the weights.
+"""
 
 import math
 from collections import defaultdict
@@ -12,11 +15,17 @@ from monge.core.law import Law
 Outcome = TypeVar("Outcome", bound=Hashable)
 
 _WEIGHT_TOLERANCE: Final = 1e-10
-"""How far the weights of all branches may sum from one: rounding of up to a million products of a few dozen float64 factors."""
+"""How far the weights of all branches may sum from one.
+
+Rounding of up to a million products of a few dozen float64 factors.
+"""
 
 
 class OracleError(MongeError, AssertionError):
-    """The program cannot be enumerated: it is not a function of its draws, has too many branches, or draws improperly."""
+    """The program cannot be enumerated.
+
+    It is not a function of its draws, has too many branches, or draws improperly.
+    """
 
 
 class PositionError(OracleError):
@@ -40,7 +49,9 @@ class ExactDraws:
 
     def bernoulli(self, prob: float) -> bool:
         if not 0.0 <= prob <= 1.0:
-            raise OracleError(f"bernoulli: {prob!r} is no probability; clamping it would hide a wrong rule")
+            raise OracleError(
+                f"bernoulli: {prob!r} is no probability; clamping it would hide a wrong rule"
+            )
         return self._choose([1.0 - prob, prob]) == 1
 
     def categorical(self, law: Law) -> int:
@@ -49,7 +60,9 @@ class ExactDraws:
         return token_ids[self._choose(sparse.probs.tolist())]
 
     def uniform(self) -> float:
-        raise PositionError("uniform: a position in [0, 1] has no branches; prove such a rule pointwise instead")
+        raise PositionError(
+            "uniform: a position in [0, 1] has no branches; prove such a rule pointwise instead"
+        )
 
     def mark(self) -> None:
         self._marked = self._place
@@ -62,7 +75,8 @@ class ExactDraws:
         return self._place > self._marked
 
     def _choose(self, probs: list[float]) -> int:
-        options = [(index, weight) for index, weight in enumerate(probs) if weight > 0]  # mass zero: no branch
+        # Mass zero: no branch.
+        options = [(index, weight) for index, weight in enumerate(probs) if weight > 0]
         step, self._place = self._place, self._place + 1
         if step < len(self.weights):
             return self._again(step, options)
@@ -70,7 +84,8 @@ class ExactDraws:
             self._script.append(0)
         elif step < len(self._expected) and len(options) != self._expected[step]:
             raise OracleError(
-                f"choice {step} had {self._expected[step]} branches and now has {len(options)}: the program is no function of "
+                f"choice {step} had {self._expected[step]} branches and now has {len(options)}: "
+                "the program is no function of "
                 "its draws"
             )
         index, weight = options[self._script[step]]
@@ -81,11 +96,16 @@ class ExactDraws:
     def _again(self, step: int, options: list[tuple[int, float]]) -> int:
         """A choice that was made before a rewind."""
         if len(options) != self.arity[step] or options[self._script[step]][1] != self.weights[step]:
-            raise OracleError(f"choice {step} is another one after the rewind: the same draws were to be made again")
+            raise OracleError(
+                f"choice {step} is another one after the rewind: the same draws "
+                "were to be made again"
+            )
         return options[self._script[step]][0]
 
 
-def exact_law(program: Callable[[Draws], Outcome], *, max_runs: int = 200_000) -> dict[Outcome, float]:
+def exact_law(
+    program: Callable[[Draws], Outcome], *, max_runs: int = 200_000
+) -> dict[Outcome, float]:
     """The law of a program's outcome.
 
     Args:
@@ -109,12 +129,16 @@ def exact_law(program: Callable[[Draws], Outcome], *, max_runs: int = 200_000) -
             _check_total(law)
             return dict(law)
         script[-1] += 1
-    raise OracleError(f"exact_law: more than {max_runs} branches; make vocabulary, tree or horizon smaller")
+    raise OracleError(
+        f"exact_law: more than {max_runs} branches; make vocabulary, tree or horizon smaller"
+    )
 
 
 def law_error(output: Mapping[Outcome, float], truth: Mapping[Outcome, float]) -> float:
     """Largest absolute difference between the two probabilities of an outcome."""
-    return max(abs(output.get(key, 0.0) - truth.get(key, 0.0)) for key in output.keys() | truth.keys())
+    return max(
+        abs(output.get(key, 0.0) - truth.get(key, 0.0)) for key in output.keys() | truth.keys()
+    )
 
 
 def _check_total(law: Mapping[Outcome, float]) -> None:

@@ -1,4 +1,7 @@
-"""Hypothesis strategies for laws and trees: zeros, ties, point masses, equal and disjoint supports."""
+"""Hypothesis strategies for laws and trees.
+
+Zeros, ties, point masses, equal and disjoint supports.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,9 +20,12 @@ def weight_lists(vocab_size: int) -> SearchStrategy[Any]:
 
 @st.composite
 def weight_pairs(draw: Callable[..., Any], max_vocab: int = 5) -> tuple[Any, Any]:
-    """Weights of a target and a draft law over one vocabulary: unrelated, equal, or of disjoint supports.
+    """Weights of a target and a draft law over one vocabulary.
 
-    Weights, not laws: a run-time type checker looks at random elements of what it checks, and a strategy must not.
+    Unrelated, equal, or of disjoint supports.
+
+    Weights, not laws: a run-time type checker looks at random elements of what it checks, and a
+    strategy must not.
     """
     vocab_size = draw(st.integers(2, max_vocab))
     p = draw(weight_lists(vocab_size))

@@ -44,8 +44,13 @@ class RandomTable:
         return self._made[token_ids]
 
     def _make(self, token_ids: tuple[int, ...]) -> list[float]:
-        digest = hashlib.blake2b(repr((self._seed, token_ids)).encode(), digest_size=2 * self._vocab_size).digest()
-        units = [int.from_bytes(digest[2 * i : 2 * i + 2], "big") / 65536 for i in range(self._vocab_size)]
+        digest = hashlib.blake2b(
+            repr((self._seed, token_ids)).encode(), digest_size=2 * self._vocab_size
+        ).digest()
+        units = [
+            int.from_bytes(digest[2 * i : 2 * i + 2], "big") / 65536
+            for i in range(self._vocab_size)
+        ]
         if self._style == "ties":
             weights = [float(1 + int(3 * unit)) for unit in units]
         else:
@@ -58,7 +63,9 @@ class RandomTable:
 
 
 class TabularModel:
-    """A `FeatureModel` whose logits are the logarithms of a table; its hidden states are these logits, at every layer.
+    """A `FeatureModel` whose logits are the logarithms of a table.
+
+    Its hidden states are these logits, at every layer.
 
     Args:
         table: Masses of the next token after any text.
@@ -89,7 +96,10 @@ class TabularModel:
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
         for sequence, tokens in pieces.items():
             if self._nodes[sequence]:
-                raise MongeError(f"tabular model: sequence {sequence} has uncommitted nodes; commit before reading on")
+                raise MongeError(
+                    f"tabular model: sequence {sequence} has uncommitted nodes; "
+                    "commit before reading on"
+                )
             if tokens:
                 self._read(sequence, NodeBlock.chain(tokens))
                 self.commit({sequence: range(len(tokens))})
@@ -103,7 +113,8 @@ class TabularModel:
             for earlier, later in zip(path, list(path)[1:], strict=False):
                 if nodes[later][:-1] != nodes[earlier]:
                     raise MongeError(
-                        f"tabular model: node {later} is no child of node {earlier}; a path is committed from the top"
+                        f"tabular model: node {later} is no child of node {earlier}; a path is "
+                        "committed from the top"
                     )
             if path:
                 self._committed[sequence] = nodes[path[-1]]

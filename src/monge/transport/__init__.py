@@ -1,4 +1,7 @@
-"""The theory in float64, slow and exact: problems, couplings, optima and the constructions that attain them.
+"""The theory in float64, slow and exact.
 
-Nothing here draws, times or prints. p = target law, q = draft law, K = number of candidates (`width`).
+Problems, couplings, optima and the constructions that attain them.
+
+Nothing here draws, times or prints. p = target law, q = draft law, K = number of candidates
+(`width`).
 """

@@ -1,11 +1,14 @@
 """The optimum in closed form: minimum cuts of the flow from candidates to tokens.
 
-p = target law, q = draft law, K = `width`. For any joint law of the candidates, with Q(H) = P(all candidates lie in H),
+p = target law, q = draft law, K = `width`. For any joint law of the candidates, with Q(H) = P(all
+candidates lie in H),
 
-    alpha* = 1 + min over H of [ p(H) - Q(H) ]                                                          (cut)
+    alpha* = 1 + min over H of [ p(H) - Q(H) ]
+    (cut)
 
-(max-flow/min-cut; Hu et al., arXiv 2502.18779, through the unimodular dual). Where Q is q-convex, as for independent draws and
-draws without replacement, a minimising H is a prefix of the tokens sorted by increasing p/q.
+(max-flow/min-cut; Hu et al., arXiv 2502.18779, through the unimodular dual). Where Q is q-convex,
+as for independent draws and draws without replacement, a minimising H is a prefix of the tokens
+sorted by increasing p/q.
 """
 
 import math
@@ -18,7 +21,16 @@ from jaxtyping import Float64, Int64
 
 from monge.core.errors import OptionError
 from monge.transport.candidates import TokenTuple
-from monge.transport.laws import Tabular, by_ratio, check_fixed, check_law, check_pair, check_sub_law, check_width, normalised
+from monge.transport.laws import (
+    Tabular,
+    by_ratio,
+    check_fixed,
+    check_law,
+    check_pair,
+    check_sub_law,
+    check_width,
+    normalised,
+)
 from monge.transport.problem import TransportProblem
 from monge.transport.race import prefix_containment
 from monge.transport.random_tree import string_laws
@@ -38,7 +50,8 @@ class Cut:
 
     Args:
         acceptance: alpha*, the largest P(Y in t) of a lossless rule.
-        tokens: One H that attains the minimum; where several do, which one is an accident of rounding.
+        tokens: One H that attains the minimum; where several do, which one is an accident of
+            rounding.
     """
 
     acceptance: float
@@ -57,14 +70,19 @@ def subset_optimum(problem: TransportProblem) -> Cut:
     contained = np.zeros(1 << tokens.size)
     for candidate_ids, prob in problem.candidates:
         contained[sum(bit[token] for token in set(candidate_ids))] += prob
-    for position in range(tokens.size):  # from "exactly this set of tokens" to "a subset of this set"
+    # From "exactly this set of tokens" to "a subset of this set".
+    for position in range(tokens.size):
         view = contained.reshape(-1, 2, 1 << position)
         view[:, 1] += view[:, 0]
     return _smallest(problem.target, tokens, contained)
 
 
-def different_drafts_optimum(p: Float64[np.ndarray, " vocab"], draft_laws: Sequence[Float64[np.ndarray, " vocab"]]) -> Cut:
-    """Independent candidates from different draft laws: Q(H) is the product of q_k(H), and no sorted prefix need be minimal.
+def different_drafts_optimum(
+    p: Float64[np.ndarray, " vocab"], draft_laws: Sequence[Float64[np.ndarray, " vocab"]]
+) -> Cut:
+    """Independent candidates from different draft laws.
+
+    Q(H) is the product of q_k(H), and no sorted prefix need be minimal.
 
     Raises:
         OptionError: If more than `MAX_SUBSET_TOKENS` tokens can be drafted.
@@ -79,24 +97,37 @@ def different_drafts_optimum(p: Float64[np.ndarray, " vocab"], draft_laws: Seque
     return _smallest(p, tokens, contained)
 
 
-def iid_optimum(p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int) -> Cut:
+def iid_optimum(
+    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int
+) -> Cut:
     """`width` independent draws from q; p may be a sub-target, whose missing mass is never drafted.
 
-    With K = 2 this is Theorem 3 of Khisti et al. (arXiv 2410.18234), for larger K the conjecture made there.
+    With K = 2 this is Theorem 3 of Khisti et al. (arXiv 2410.18234), for larger K the conjecture
+    made there.
     """
     check_width(width)
     tokens, kept, drawn = _prefixes(p, q)
     return _best_prefix(tokens, kept, drawn**width)
 
 
-def without_replacement_optimum(p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int) -> Cut:
-    """`width` draws without replacement: closed form for two, exponential race for more (absolute error below 1e-13)."""
+def without_replacement_optimum(
+    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int
+) -> Cut:
+    """`width` draws without replacement.
+
+    Closed form for two, exponential race for more (absolute error below 1e-13).
+    """
     check_width(width)
     tokens, kept, _ = _prefixes(p, q)
     return _best_prefix(tokens, kept, prefix_containment(q[tokens], width))
 
 
-def mixed_optimum(p: Float64[np.ndarray, " vocab"], fixed: TokenTuple, q: Float64[np.ndarray, " vocab"], width: int) -> Cut:
+def mixed_optimum(
+    p: Float64[np.ndarray, " vocab"],
+    fixed: TokenTuple,
+    q: Float64[np.ndarray, " vocab"],
+    width: int,
+) -> Cut:
     """Deterministic candidates D and `width` independent draws from q, which gives D no mass.
 
     alpha* = p(D) + min over H outside D of [ p(H) + 1 - q(H)^K ].
@@ -106,13 +137,18 @@ def mixed_optimum(p: Float64[np.ndarray, " vocab"], fixed: TokenTuple, q: Float6
     outside = p.copy()
     outside[list(fixed)] = 0.0
     sampled = iid_optimum(outside, q, width)
-    # A tuple always contains D, so Q(H) is zero unless H does, and H then pays p(D): the minimum is over the rest of H.
+    # A tuple always contains D, so Q(H) is zero unless H does, and H then pays p(D): the minimum is
+    # over the rest of H.
     tokens = (*fixed, *sampled.tokens) if sampled.tokens else ()
     return Cut(acceptance=float(p[list(fixed)].sum()) + sampled.acceptance, tokens=tokens)
 
 
-def greedy_proposal(q: Float64[np.ndarray, " vocab"], width: int) -> tuple[TokenTuple, Float64[np.ndarray, " vocab"] | None]:
-    """The top `width - 1` tokens of q, and the law of the last candidate: q outside them, or `None` where nothing is left.
+def greedy_proposal(
+    q: Float64[np.ndarray, " vocab"], width: int
+) -> tuple[TokenTuple, Float64[np.ndarray, " vocab"] | None]:
+    """The top `width - 1` tokens of q, and the law of the last candidate.
+
+    Q outside them, or `None` where nothing is left.
 
     Reference: Hu et al. (arXiv 2502.18779).
     """
@@ -125,7 +161,9 @@ def greedy_proposal(q: Float64[np.ndarray, " vocab"], width: int) -> tuple[Token
     return tuple(fixed.tolist()), normalised(rest) if support.size > fixed.size else None
 
 
-def greedy_optimum(p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int) -> Cut:
+def greedy_optimum(
+    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int
+) -> Cut:
     """Greedy drafting: the top `width - 1` tokens of q and one draw from the rest, a mixed set with one draw."""
     fixed, rest = greedy_proposal(q, width)
     if rest is None:
@@ -151,11 +189,16 @@ class AcceptanceOne:
         return self.num_drafts is not None and self.num_drafts <= width
 
 
-def acceptance_one(p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"]) -> AcceptanceOne:
-    """The acceptance-one condition for independent draws from q: `p(H) >= q(H)^K` for every set H of tokens.
+def acceptance_one(
+    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"]
+) -> AcceptanceOne:
+    """The acceptance-one condition for independent draws from q.
 
-    Equivalently `K >= log p(H) / log q(H)` for every H with q(H) < 1; sets that are prefixes of the tokens sorted by increasing
-    p/q suffice. No K is enough where q drafts a token that p never emits, or p emits a token that q never drafts.
+    `p(H) >= q(H)^K` for every set H of tokens.
+
+    Equivalently `K >= log p(H) / log q(H)` for every H with q(H) < 1; sets that are prefixes of the
+    tokens sorted by increasing p/q suffice. No K is enough where q drafts a token that p never
+    emits, or p emits a token that q never drafts.
 
     Reference:
         Theorem 2 of Khisti et al. (arXiv 2410.18234) for K = 2; the cut gives every K.
@@ -165,24 +208,33 @@ def acceptance_one(p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vo
     tokens, _ = by_ratio(p, q)
     never = tokens[p[tokens] == 0.0]
     if never.size or p[q == 0.0].any():
-        return AcceptanceOne(num_drafts=None, tokens=tuple((never if never.size else tokens).tolist()))
+        return AcceptanceOne(
+            num_drafts=None, tokens=tuple((never if never.size else tokens).tolist())
+        )
     if tokens.size == 1:
         return AcceptanceOne(num_drafts=1, tokens=())
     asked = _log_prefixes(p[tokens]) / _log_prefixes(q[tokens])
     size = int(asked.argmax())
     least = float(asked[size])
     count = max(1, math.ceil(least * (1.0 - DRAFTS_ROUNDING)))
-    return AcceptanceOne(num_drafts=count, tokens=tuple(sorted(tokens[: size + 1].tolist())) if count > 1 else ())
+    return AcceptanceOne(
+        num_drafts=count, tokens=tuple(sorted(tokens[: size + 1].tolist())) if count > 1 else ()
+    )
 
 
 def layer_bound(target: Tabular, draft: Tabular, *, depth: int, width: int) -> float:
-    """Upper bound of E[tau] for `width` independent paths: one optimum per layer, over strings instead of tokens.
+    """Upper bound of E[tau] for `width` independent paths.
 
-    E[tau] <= sum over d of ( 1 + min over sets H of strings of length d of [ p_d(H) - q_d(H)^K ] ): whatever the verifier does,
-    its accepted prefix of length d is one of the K drafted strings, and follows a law dominated by p_d.
+    One optimum per layer, over strings instead of tokens.
+
+    E[tau] <= sum over d of ( 1 + min over sets H of strings of length d of [ p_d(H) - q_d(H)^K ] ):
+    whatever the verifier does, its accepted prefix of length d is one of the K drafted strings, and
+    follows a law dominated by p_d.
     """
     total = 0.0
-    for p_law, q_law in zip(string_laws(target, depth)[1:], string_laws(draft, depth)[1:], strict=True):
+    for p_law, q_law in zip(
+        string_laws(target, depth)[1:], string_laws(draft, depth)[1:], strict=True
+    ):
         strings = sorted(p_law.keys() | q_law.keys())
         p, q = (np.array([law.get(string, 0.0) for string in strings]) for law in (p_law, q_law))
         total += iid_optimum(p, q, width).acceptance
@@ -191,8 +243,13 @@ def layer_bound(target: Tabular, draft: Tabular, *, depth: int, width: int) -> f
 
 def _prefixes(
     p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"]
-) -> tuple[Int64[np.ndarray, " support"], Float64[np.ndarray, " support"], Float64[np.ndarray, " support"]]:
-    """Tokens of the support of q by increasing p/q, with p and q of each prefix; q of the whole support is one."""
+) -> tuple[
+    Int64[np.ndarray, " support"], Float64[np.ndarray, " support"], Float64[np.ndarray, " support"]
+]:
+    """Tokens of the support of q by increasing p/q, with p and q of each prefix.
+
+    Q of the whole support is one.
+    """
     p, q = check_sub_law("target", p), check_law("draft law", q)
     check_pair(p, q)
     tokens, _ = by_ratio(p, q)
@@ -207,14 +264,19 @@ def _log_prefixes(masses: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n-
     return np.where(heads < tails, np.log(heads), np.log1p(-tails))
 
 
-def _best_prefix(tokens: Int64[np.ndarray, " support"], kept: np.ndarray, contained: np.ndarray) -> Cut:
-    # The whole support is always contained, and p of it stands alone: 1 + p - 1 would leave rounding where the answer is zero.
+def _best_prefix(
+    tokens: Int64[np.ndarray, " support"], kept: np.ndarray, contained: np.ndarray
+) -> Cut:
+    # The whole support is always contained, and p of it stands alone: 1 + p - 1 would leave
+    # rounding where the answer is zero.
     values = np.concatenate([[1.0], 1.0 + (kept - contained)[:-1], kept[-1:]])
     size = int(values.argmin())
     return Cut(acceptance=float(values[size]), tokens=tuple(tokens[:size].tolist()))
 
 
-def _smallest(p: Float64[np.ndarray, " vocab"], tokens: Int64[np.ndarray, " n"], contained: np.ndarray) -> Cut:
+def _smallest(
+    p: Float64[np.ndarray, " vocab"], tokens: Int64[np.ndarray, " n"], contained: np.ndarray
+) -> Cut:
     values = 1.0 + (_subset_sums(p[tokens]) - contained)
     subset = int(values.argmin())
     members = [token for position, token in enumerate(tokens.tolist()) if subset >> position & 1]
@@ -230,4 +292,7 @@ def _subset_sums(masses: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " sub
 
 def _check_searchable(num_tokens: int) -> None:
     if num_tokens > MAX_SUBSET_TOKENS:
-        raise OptionError(f"subset search: {num_tokens} draftable tokens, at most {MAX_SUBSET_TOKENS}; use a closed form")
+        raise OptionError(
+            f"subset search: {num_tokens} draftable tokens, at most "
+            f"{MAX_SUBSET_TOKENS}; use a closed form"
+        )

@@ -17,7 +17,10 @@ from monge.core.systematic import Systematic
 from monge.transport.laws import check_fixed, check_law, check_width, dense
 
 MAX_TUPLES: Final = 1 << 18
-"""Most tuples that are listed. The theory is for small vocabularies; a larger request is a mistake, not a long wait."""
+"""Most tuples that are listed.
+
+The theory is for small vocabularies; a larger request is a mistake, not a long wait.
+"""
 
 TokenTuple = tuple[int, ...]
 
@@ -32,7 +35,8 @@ class CandidateLaw:
         probs: Their masses, positive, summing to one, `[tuples]`.
 
     Raises:
-        LawError: If the masses are no law, a tuple is listed twice, or a token is outside the vocabulary.
+        LawError: If the masses are no law, a tuple is listed twice, or a token is outside the
+            vocabulary.
     """
 
     num_tokens: int
@@ -41,28 +45,47 @@ class CandidateLaw:
 
     def __post_init__(self) -> None:
         if self.probs.shape != (len(self.tuples),) or not self.tuples:
-            raise LawError(f"candidates: {len(self.tuples)} tuples but masses of shape {self.probs.shape}")
+            raise LawError(
+                f"candidates: {len(self.tuples)} tuples but masses of shape {self.probs.shape}"
+            )
         if len(set(self.tuples)) != len(self.tuples):
             raise LawError("candidates: a tuple is listed twice; add its masses first")
-        outside = {token for candidates in self.tuples for token in candidates if not 0 <= token < self.num_tokens}
+        outside = {
+            token
+            for candidates in self.tuples
+            for token in candidates
+            if not 0 <= token < self.num_tokens
+        }
         if outside:
-            raise LawError(f"candidates: tokens {sorted(outside)} are outside a vocabulary of {self.num_tokens}")
+            raise LawError(
+                f"candidates: tokens {sorted(outside)} are outside a vocabulary of "
+                f"{self.num_tokens}"
+            )
         smallest, total = float(self.probs.min()), float(self.probs.sum())
         # A product of K laws, each within the tolerance of one law, is within K tolerances of one.
         allowed = MASS_TOLERANCE * max(1, *(len(candidates) for candidates in self.tuples))
         if not (smallest > 0.0 and abs(total - 1.0) <= allowed):  # written so that NaN fails
-            raise LawError(f"candidates: masses must be positive and sum to 1; got smallest {smallest:.6g}, sum {total:.12g}")
+            raise LawError(
+                "candidates: masses must be positive and sum to 1; got smallest "
+                f"{smallest:.6g}, sum {total:.12g}"
+            )
         self.probs.setflags(write=False)
 
     @classmethod
     def explicit(cls, num_tokens: int, masses: Mapping[TokenTuple, float]) -> "CandidateLaw":
-        """Any joint law: systematic draws, hub pairs, a drafter's own. Tuples of mass zero are dropped.
+        """Any joint law: systematic draws, hub pairs, a drafter's own.
+
+        Tuples of mass zero are dropped.
 
         Raises:
             LawError: If a mass is negative or NaN, or they do not sum to one.
         """
         drawn = {candidates: mass for candidates, mass in masses.items() if mass != 0.0}
-        return cls(num_tokens=num_tokens, tuples=tuple(drawn), probs=np.array(list(drawn.values()), dtype=np.float64))
+        return cls(
+            num_tokens=num_tokens,
+            tuples=tuple(drawn),
+            probs=np.array(list(drawn.values()), dtype=np.float64),
+        )
 
     @classmethod
     def deterministic(cls, num_tokens: int, tokens: TokenTuple) -> "CandidateLaw":
@@ -75,11 +98,16 @@ class CandidateLaw:
         check_width(len(draft_laws))
         laws = [check_law(f"draft law {index}", law) for index, law in enumerate(draft_laws)]
         if len({law.size for law in laws}) > 1:
-            raise LawError(f"draft laws over {[law.size for law in laws]} tokens; all must cover one vocabulary")
+            raise LawError(
+                f"draft laws over {[law.size for law in laws]} tokens; all must cover "
+                "one vocabulary"
+            )
         supports = [np.flatnonzero(law).tolist() for law in laws]
         _check_count(np.prod([len(support) for support in supports], dtype=float))
         masses = {
-            candidates: float(np.prod([law[token] for law, token in zip(laws, candidates, strict=True)]))
+            candidates: float(
+                np.prod([law[token] for law, token in zip(laws, candidates, strict=True)])
+            )
             for candidates in itertools.product(*supports)
         }
         return cls.explicit(laws[0].size, masses)
@@ -91,28 +119,43 @@ class CandidateLaw:
 
     @classmethod
     def without_replacement(cls, q: Float64[np.ndarray, " vocab"], width: int) -> "CandidateLaw":
-        """`width` draws from q, each given that it is new; the whole support where that is smaller."""
+        """`width` draws from q, each given that it is new.
+
+        The whole support where that is smaller.
+        """
         check_width(width)
         law = check_law("draft law", q)
         support: list[int] = np.flatnonzero(law).tolist()
         width = min(width, len(support))
         _check_count(np.prod(np.arange(len(support), len(support) - width, -1), dtype=float))
-        masses = {candidates: _successive_mass(law, candidates) for candidates in itertools.permutations(support, width)}
+        masses = {
+            candidates: _successive_mass(law, candidates)
+            for candidates in itertools.permutations(support, width)
+        }
         return cls.explicit(law.size, masses)
 
     @classmethod
-    def mixed(cls, fixed: TokenTuple, q: Float64[np.ndarray, " vocab"], width: int) -> "CandidateLaw":
+    def mixed(
+        cls, fixed: TokenTuple, q: Float64[np.ndarray, " vocab"], width: int
+    ) -> "CandidateLaw":
         """Deterministic candidates, then `width` independent draws from q, which gives them no mass."""
         law = check_law("draft law", q)
         check_fixed(fixed, law)
         drawn = cls.iid(law, width)
-        return cls(num_tokens=law.size, tuples=tuple(fixed + candidates for candidates in drawn.tuples), probs=drawn.probs)
+        return cls(
+            num_tokens=law.size,
+            tuples=tuple(fixed + candidates for candidates in drawn.tuples),
+            probs=drawn.probs,
+        )
 
     @classmethod
     def hub_pairs(cls, q: Float64[np.ndarray, " vocab"], hub: int | None = None) -> "CandidateLaw":
-        """Pairs that contain the most probable token a: Q(i, a) = q_i and Q(a, i) = q_a q_i / (1 - q_a), i != a.
+        """Pairs that contain the most probable token a.
 
-        Any other token may be named as the hub, and the first of several equally probable ones is the default.
+        Q(i, a) = q_i and Q(a, i) = q_a q_i / (1 - q_a), i != a.
+
+        Any other token may be named as the hub, and the first of several equally probable ones is
+        the default.
 
         Reference: SpecHub (Sun et al., arXiv 2411.05289). Needs a second token in the support of q.
         """
@@ -120,7 +163,10 @@ class CandidateLaw:
         hub = int(law.argmax()) if hub is None else hub
         others: list[int] = [token for token in np.flatnonzero(law).tolist() if token != hub]
         if not others:
-            raise LawError(f"hub pairs: the draft law is the point mass at token {hub}; there is no pair to draw")
+            raise LawError(
+                f"hub pairs: the draft law is the point mass at token {hub}; there is "
+                "no pair to draw"
+            )
         rest = float(law[others].sum())
         masses = {(token, hub): float(law[token]) for token in others}
         masses |= {(hub, token): float(law[hub] * law[token] / rest) for token in others}
@@ -147,13 +193,26 @@ class CandidateLaw:
             case HubPairs():
                 q = dense(proposal.law, num_tokens)
                 is_point = np.count_nonzero(q) == 1
-                made = cls.deterministic(num_tokens, (proposal.hub,)) if is_point else cls.hub_pairs(q, proposal.hub)
+                made = (
+                    cls.deterministic(num_tokens, (proposal.hub,))
+                    if is_point
+                    else cls.hub_pairs(q, proposal.hub)
+                )
             case Systematic():
-                made = cls.explicit(num_tokens, dict(zip(proposal.cells.candidates, proposal.cells.lengths, strict=True)))
+                made = cls.explicit(
+                    num_tokens,
+                    dict(zip(proposal.cells.candidates, proposal.cells.lengths, strict=True)),
+                )
             case Arbitrary():
-                raise LawError("candidates: those of an Arbitrary proposal follow no declared law; list it with `explicit`")
+                raise LawError(
+                    "candidates: those of an Arbitrary proposal follow no declared "
+                    "law; list it with `explicit`"
+                )
             case _:
-                raise LawError(f"candidates: the joint law of {type(proposal).__name__} is unknown; list it with `explicit`")
+                raise LawError(
+                    f"candidates: the joint law of {type(proposal).__name__} is "
+                    "unknown; list it with `explicit`"
+                )
         return made
 
     def __iter__(self) -> Iterator[tuple[TokenTuple, float]]:
@@ -185,4 +244,7 @@ def _successive_mass(law: Float64[np.ndarray, " vocab"], candidates: TokenTuple)
 
 def _check_count(count: float) -> None:
     if count > MAX_TUPLES:
-        raise OptionError(f"candidates: {count:.3g} tuples to list, at most {MAX_TUPLES}; take a smaller vocabulary or width")
+        raise OptionError(
+            f"candidates: {count:.3g} tuples to list, at most {MAX_TUPLES}; take a "
+            "smaller vocabulary or width"
+        )

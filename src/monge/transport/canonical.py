@@ -1,9 +1,10 @@
 """The canonical decomposition: select one candidate, then accept it as if it were the only one.
 
-p = target law. A *selection* kernel beta(i | t), summing to one over the candidates of t, gives the selected candidate a law
-x; accept it with probability min(1, p_i / x_i), else emit from (p - x)_+. The output law is p and the acceptance
-sum(min(p, x)) for every kernel, provided x is the law of the kernel that is executed. The best kernel attains the optimum
-(Khisti et al., arXiv 2410.18234, Theorem 1).
+p = target law. A *selection* kernel beta(i | t), summing to one over the candidates of t, gives the
+selected candidate a law x; accept it with probability min(1, p_i / x_i), else emit from (p - x)_+.
+The output law is p and the acceptance sum(min(p, x)) for every kernel, provided x is the law of the
+kernel that is executed. The best kernel attains the optimum (Khisti et al., arXiv 2410.18234,
+Theorem 1).
 """
 
 from collections.abc import Sequence
@@ -25,12 +26,16 @@ MAX_LEADING: Final = 64
 Tail = Literal["ranked", "first"]
 
 
-def selection_law(problem: TransportProblem, selection: Float64[np.ndarray, "tuples vocab"]) -> Float64[np.ndarray, " vocab"]:
+def selection_law(
+    problem: TransportProblem, selection: Float64[np.ndarray, "tuples vocab"]
+) -> Float64[np.ndarray, " vocab"]:
     """Law x of the selected candidate."""
     return problem.candidates.probs @ selection
 
 
-def canonical_coupling(problem: TransportProblem, selection: Float64[np.ndarray, "tuples vocab"]) -> Coupling:
+def canonical_coupling(
+    problem: TransportProblem, selection: Float64[np.ndarray, "tuples vocab"]
+) -> Coupling:
     """The coupling of a selection kernel, with x computed from that kernel.
 
     Raises:
@@ -38,13 +43,18 @@ def canonical_coupling(problem: TransportProblem, selection: Float64[np.ndarray,
     """
     totals = selection.sum(axis=1)
     if not (np.abs(totals - 1.0) <= FLOW_TOLERANCE).all():
-        raise LawError(f"selection: every row must sum to one; they sum to {totals.min():.12g}..{totals.max():.12g}")
+        raise LawError(
+            "selection: every row must sum to one; they sum to "
+            f"{totals.min():.12g}..{totals.max():.12g}"
+        )
     x = selection_law(problem, selection)
     return Coupling.from_kernel(problem, selection * _accept(problem.target, x))
 
 
 def selection_of(coupling: Coupling) -> Float64[np.ndarray, "tuples vocab"]:
-    """A selection kernel at least as good as a coupling: what the flow leaves undecided selects the first candidate.
+    """A selection kernel at least as good as a coupling.
+
+    What the flow leaves undecided selects the first candidate.
 
     Then x >= y, so sum(min(p, x)) >= sum(y): the relaxed and the canonical optimum are one number.
     """
@@ -63,8 +73,10 @@ class PairSelection:
     Args:
         draft_laws: q1 and q2.
         order: Tokens of either support by decreasing `p - q1 q2`, `[support]`.
-        leading_choice: w_ij = P(select i | the pair is {i, j}) for the leading tokens, by rank, `[leading, leading]`.
-        tail: What a pair outside the leading tokens selects: the higher "ranked" token, or the "first" candidate.
+        leading_choice: w_ij = P(select i | the pair is {i, j}) for the leading tokens, by rank,
+            `[leading, leading]`.
+        tail: What a pair outside the leading tokens selects: the higher "ranked" token, or the
+            "first" candidate.
         winner_law: x, computed from the clipped choices, `[vocab]`.
     """
 
@@ -76,7 +88,9 @@ class PairSelection:
 
     def first_prob(self, first: int, second: int) -> float:
         """P(select the first candidate | both)."""
-        (i, *_), (j, *_) = (np.flatnonzero(self.order == token).tolist() for token in (first, second))
+        (i, *_), (j, *_) = (
+            np.flatnonzero(self.order == token).tolist() for token in (first, second)
+        )
         num_leading = len(self.leading_choice)
         if i == j:
             return 1.0
@@ -96,24 +110,29 @@ def truncated_program(
     """The truncated linear program for two candidates.
 
     Law:
-        Lossless for every `num_leading`, since x is computed from the choices after they are clipped to [0, 1].
+        Lossless for every `num_leading`, since x is computed from the choices after they are
+        clipped to [0, 1].
 
     Rule:
-        Order tokens by `p - q1 q2`; a pair inside the leading ones selects by the program's w; a pair with one token outside
-        selects the leading one; a pair outside selects the higher ranked token (variant 1) or X1 (variant 2, which needs no
-        full sort). Maximise sum(min(p, x)) over w_ij + w_ji = 1.
+        Order tokens by `p - q1 q2`; a pair inside the leading ones selects by the program's w; a
+        pair with one token outside selects the leading one; a pair outside selects the higher
+        ranked token (variant 1) or X1 (variant 2, which needs no full sort). Maximise sum(min(p,
+        x)) over w_ij + w_ji = 1.
 
     Cost:
         A linear program with s (s + 1) / 2 variables; optimal where the leading tokens are all.
 
     Reference:
-        Khisti et al., arXiv 2410.18234, section 4; the second variant's tail is ours, the paper's was not available.
+        Khisti et al., arXiv 2410.18234, section 4; the second variant's tail is ours, the paper's
+        was not available.
     """
     p, q1, q2 = check_law("target", p), check_law("draft law 1", q1), check_law("draft law 2", q2)
     check_pair(p, q1)
     check_pair(p, q2)
     if not 1 <= num_leading <= MAX_LEADING:
-        raise OptionError(f"truncated program: num_leading must lie in 1..{MAX_LEADING}; got {num_leading}")
+        raise OptionError(
+            f"truncated program: num_leading must lie in 1..{MAX_LEADING}; got {num_leading}"
+        )
     support = np.flatnonzero(q1 + q2)
     order = support[np.argsort((q1 * q2 - p)[support])]
     leading = order[:num_leading]
@@ -122,7 +141,9 @@ def truncated_program(
     choice = _best_choice(p[leading], base[leading], pairs + pairs.T)
     x = base.copy()
     x[leading] += (choice * (pairs + pairs.T)).sum(axis=1)
-    return PairSelection(draft_laws=(q1, q2), order=order, leading_choice=choice, tail=tail, winner_law=x)
+    return PairSelection(
+        draft_laws=(q1, q2), order=order, leading_choice=choice, tail=tail, winner_law=x
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,7 +151,8 @@ class Tournament:
     """Select between the first two candidates, then between the winner and the third, and so on.
 
     Args:
-        rounds: One selection per candidate after the first; the first draft law of each is the winner law of the one before.
+        rounds: One selection per candidate after the first; the first draft law of each is the
+            winner law of the one before.
     """
 
     rounds: tuple[PairSelection, ...]
@@ -141,7 +163,11 @@ class Tournament:
         for row, candidate_ids in enumerate(problem.candidates.tuples):
             winners = {candidate_ids[0]: 1.0}
             for pair, challenger in zip(self.rounds, candidate_ids[1:], strict=True):
-                stays = {token: mass * pair.first_prob(token, challenger) for token, mass in winners.items() if mass > 0.0}
+                stays = {
+                    token: mass * pair.first_prob(token, challenger)
+                    for token, mass in winners.items()
+                    if mass > 0.0
+                }
                 left = sum(winners.values()) - sum(stays.values())
                 winners = stays | {challenger: stays.get(challenger, 0.0) + left}
             selection[row, list(winners)] = list(winners.values())
@@ -155,7 +181,9 @@ def tournament(
     num_leading: int,
     tail: Tail = "ranked",
 ) -> Tournament:
-    """Selections for any number of independent candidates, from equal or different draft laws. Lossless, not optimal.
+    """Selections for any number of independent candidates, from equal or different draft laws.
+
+    Lossless, not optimal.
 
     Reference: Khisti et al., arXiv 2410.18234, section 5.
     """
@@ -169,7 +197,9 @@ def tournament(
     return Tournament(rounds=tuple(rounds))
 
 
-def _accept(p: Float64[np.ndarray, " vocab"], x: Float64[np.ndarray, " vocab"]) -> Float64[np.ndarray, " vocab"]:
+def _accept(
+    p: Float64[np.ndarray, " vocab"], x: Float64[np.ndarray, " vocab"]
+) -> Float64[np.ndarray, " vocab"]:
     # A token that is never selected is never accepted either; its entry is not used.
     return np.divide(np.minimum(p, x), x, out=np.zeros_like(x), where=x > 0.0)
 
@@ -196,11 +226,14 @@ def _tail_law(
     return x
 
 
-def _best_choice(p: np.ndarray, base: np.ndarray, pair_masses: np.ndarray) -> Float64[np.ndarray, "leading leading"]:
+def _best_choice(
+    p: np.ndarray, base: np.ndarray, pair_masses: np.ndarray
+) -> Float64[np.ndarray, "leading leading"]:
     """The w in [0, 1] that maximises sum(min(p, base + sum_j w_ij pair_ij)); w_ij + w_ji = 1.
 
-    A flow from pairs to their tokens, as far as these lack mass: what a token has too much of goes to another one along the
-    shortest chain of pairs that can be decided the other way (Edmonds and Karp 1972), until no such chain is left.
+    A flow from pairs to their tokens, as far as these lack mass: what a token has too much of goes
+    to another one along the shortest chain of pairs that can be decided the other way (Edmonds and
+    Karp 1972), until no such chain is left.
     """
     size = p.size
     needs = (p - base).tolist()

@@ -1,7 +1,7 @@
 """Acceptance of the published rules, in closed form where one is known.
 
-p = target law, q = draft law, K = `width`. Acceptance is P(the emitted token is among the candidates), whichever branch emits
-it.
+p = target law, q = draft law, K = `width`. Acceptance is P(the emitted token is among the
+candidates), whichever branch emits it.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,10 @@ def target_walk_acceptance(problem: TransportProblem) -> float:
 
 
 def naive_tree_acceptance(p: Vector, q: Vector, width: int) -> float:
-    """Single-draft step with the first of K independent candidates; the residual token may hit one of the others."""
+    """Single-draft step with the first of K independent candidates.
+
+    The residual token may hit one of the others.
+    """
     check_width(width)
     p, q = _checked(p, q)
     accepted, residual = _step(p, q)
@@ -39,10 +42,13 @@ def naive_tree_acceptance(p: Vector, q: Vector, width: int) -> float:
 
 
 def rrs_acceptance(p: Vector, draft_laws: Sequence[Vector]) -> float:
-    """Recursive rejection of independent candidates, each from its own draft law: 1 - prod_k (1 - beta_k).
+    """Recursive rejection of independent candidates, each from its own draft law.
 
-    beta_k = sum(min(P_k, q_k)), P_1 = p, P_{k+1} = (P_k - q_k)_+ normalised. A residual token never hits a candidate that was
-    drawn from the same law: rejected tokens have no mass left. Different laws keep that, since P only loses support.
+    1 - prod_k (1 - beta_k).
+
+    beta_k = sum(min(P_k, q_k)), P_1 = p, P_{k+1} = (P_k - q_k)_+ normalised. A residual token never
+    hits a candidate that was drawn from the same law: rejected tokens have no mass left. Different
+    laws keep that, since P only loses support.
 
     Reference: SpecInfer (arXiv 2305.09781), RSD (arXiv 2402.14160).
     """
@@ -62,8 +68,9 @@ def rrs_acceptance(p: Vector, draft_laws: Sequence[Vector]) -> float:
 def rrs_without_replacement_acceptance(p: Vector, q: Vector, width: int) -> float:
     """Recursive rejection of candidates drawn without replacement, each tested against the law it was drawn from.
 
-    alpha = beta + sum_i (q_i - p_i)_+ alpha'(i), where alpha'(i) is the acceptance of the rest against (p - q)_+ and q without
-    i, both normalised: closed form for K = 2, O(support^(K-1)) for larger K. Stops with the support of q.
+    alpha = beta + sum_i (q_i - p_i)_+ alpha'(i), where alpha'(i) is the acceptance of the rest
+    against (p - q)_+ and q without i, both normalised: closed form for K = 2, O(support^(K-1)) for
+    larger K. Stops with the support of q.
 
     Reference: RSD-C and RSD-S (arXiv 2402.14160); Sequoia (arXiv 2402.12374).
     """
@@ -77,7 +84,9 @@ def rrs_without_replacement_acceptance(p: Vector, q: Vector, width: int) -> floa
         rest = q.copy()
         rest[token] = 0.0
         if rest.any():  # else this was the last token of the support
-            again = rrs_without_replacement_acceptance(residual / mass, rest / rest.sum(), width - 1)
+            again = rrs_without_replacement_acceptance(
+                residual / mass, rest / rest.sum(), width - 1
+            )
             accepted += float(q[token] - p[token]) * again
     return accepted
 
@@ -90,7 +99,8 @@ class KSeqConstants:
         rho: Divisor of the acceptance ratio, at least the optimal one.
         beta: Acceptance of one test.
         accepted: Acceptance of K tests, `1 - (1 - beta)^K`.
-        gamma: `accepted / beta`, at most rho, so that the residual `p - gamma min(p / rho, q)` is non-negative.
+        gamma: `accepted / beta`, at most rho, so that the residual `p - gamma min(p / rho, q)` is
+            non-negative.
     """
 
     rho: float
@@ -118,7 +128,10 @@ def k_seq_constants(p: Vector, q: Vector, width: int, rho: float | None = None) 
     if rho is not None:
         constants = _k_seq_at(p, q, width, rho)
         if constants.gamma > rho:
-            raise LawError(f"k-seq: rho = {rho} is below gamma = {constants.gamma}, so the residual would be negative")
+            raise LawError(
+                f"k-seq: rho = {rho} is below gamma = {constants.gamma}, so the "
+                "residual would be negative"
+            )
         return constants
     low, high = 1.0, float(width)
     constants = _k_seq_at(p, q, width, low)
@@ -137,9 +150,9 @@ def k_seq_constants(p: Vector, q: Vector, width: int, rho: float | None = None) 
 def k_seq_acceptance(p: Vector, q: Vector, width: int, rho: float | None = None) -> float:
     """K-SEQ with residual tokens that coincide with a candidate, which the bound of the paper leaves out.
 
-    alpha = accepted + (1 - accepted) sum_t res_t (1 - (1 - r_t)^K), where r = (q - p / rho)_+ / (1 - beta) is the law of a
-    candidate that was rejected. At the smallest rho, gamma = rho and no residual token can be a rejected one; at a larger
-    rho the hits count.
+    alpha = accepted + (1 - accepted) sum_t res_t (1 - (1 - r_t)^K), where r = (q - p / rho)_+ / (1
+    - beta) is the law of a candidate that was rejected. At the smallest rho, gamma = rho and no
+    residual token can be a rejected one; at a larger rho the hits count.
     """
     p, q = _checked(p, q)
     constants = k_seq_constants(p, q, width, rho)
@@ -155,7 +168,8 @@ def k_seq_acceptance(p: Vector, q: Vector, width: int, rho: float | None = None)
 def greedy_acceptance(p: Vector, q: Vector, width: int) -> float:
     """Top K - 1 tokens T of q and one draw x ~ q' outside: p(T) + sum outside T of min(p, q').
 
-    Single-draft step with proposal q'; residual tokens in T count as accepted. Reference: Hu et al., arXiv 2502.18779.
+    Single-draft step with proposal q'; residual tokens in T count as accepted. Reference: Hu et
+    al., arXiv 2502.18779.
     """
     p, q = _checked(p, q)
     fixed, rest = greedy_proposal(q, width)
@@ -164,16 +178,21 @@ def greedy_acceptance(p: Vector, q: Vector, width: int) -> float:
 
 
 def spechub_acceptance(p: Vector, q: Vector) -> float:
-    """SpecHub's pairs with the hub a = argmax q: what its four tests take from p (arXiv 2411.05289).
+    """SpecHub's pairs with the hub a = argmax q.
 
-    A residual token is in no undecided pair: what a test leaves of it means that the test accepted it for certain.
+    What its four tests take from p (arXiv 2411.05289).
+
+    A residual token is in no undecided pair: what a test leaves of it means that the test accepted
+    it for certain.
     """
     p, q = _checked(p, q)
     hub = int(q.argmax())
     first = q.copy()  # Q(i, a)
     first[hub] = 0.0
     if not first.any():
-        raise LawError(f"hub pairs: the draft law is the point mass at token {hub}; there is no pair to draw")
+        raise LawError(
+            f"hub pairs: the draft law is the point mass at token {hub}; there is no pair to draw"
+        )
     second = q[hub] * first / first.sum()  # Q(a, i)
     after_first = np.maximum(p - first, 0.0)
     left = np.maximum(after_first - second, 0.0)
@@ -185,7 +204,8 @@ def spechub_acceptance(p: Vector, q: Vector) -> float:
 def block_acceptance(target: Tabular, draft: Tabular, *, depth: int) -> float:
     """E[tau] of Block Verification, the multi-step optimum of one path (Sun et al., arXiv 2403.10444).
 
-    Sum over strings of min over k of q(first k tokens) p(the others | them), for every length up to `depth`.
+    Sum over strings of min over k of q(first k tokens) p(the others | them), for every length up to
+    `depth`.
     """
     targets, drafts = string_laws(target, depth), string_laws(draft, depth)
     total = 0.0
@@ -193,7 +213,8 @@ def block_acceptance(target: Tabular, draft: Tabular, *, depth: int) -> float:
         for string, p_string in targets[length].items():
             # p_string is positive, so every prefix has target mass
             total += min(
-                drafts[cut].get(string[:cut], 0.0) * p_string / targets[cut][string[:cut]] for cut in range(length + 1)
+                drafts[cut].get(string[:cut], 0.0) * p_string / targets[cut][string[:cut]]
+                for cut in range(length + 1)
             )
     return total
 

@@ -10,20 +10,27 @@ from monge.core.errors import LawError
 from monge.transport.problem import TransportProblem
 
 FLOW_TOLERANCE: Final = 1e-12
-"""How far a flow may exceed P(t) or p by rounding of its sums. What is clipped away changes the output law by at most this much
-per token; a larger excess is a wrong flow and raises."""
+"""How far a flow may exceed P(t) or p by rounding of its sums.
+
+What is clipped away changes the output law by at most this much per token; a larger excess is a
+wrong flow and raises.
+"""
 
 LOSSLESS_TOLERANCE: Final = 1e-12
-"""Largest law error that rounding explains: sums of at most a few hundred thousand products of numbers below one."""
+"""Largest law error that rounding explains.
+
+Sums of at most a few hundred thousand products of numbers below one.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Coupling:
     """A lossless acceptance rule for one node, in the form of *relaxed transport and completion*.
 
-    Accept candidate i of the tuple t with probability S(i, t) / P(t); otherwise emit from the residual, proportional to p - y,
-    where y_i = sum_t S(i, t). The mass not accepted and the mass of the residual are both 1 - sum(y), so the output law is p
-    for *every* flow with S(i, t) = 0 for i not in t, sum_i S(i, t) <= P(t) and y <= p, optimal or not.
+    Accept candidate i of the tuple t with probability S(i, t) / P(t); otherwise emit from the
+    residual, proportional to p - y, where y_i = sum_t S(i, t). The mass not accepted and the mass
+    of the residual are both 1 - sum(y), so the output law is p for *every* flow with S(i, t) = 0
+    for i not in t, sum_i S(i, t) <= P(t) and y <= p, optimal or not.
 
     Args:
         problem: Target law and candidates.
@@ -40,18 +47,27 @@ class Coupling:
         candidates = self.problem.candidates
         expected = (len(candidates.tuples), candidates.num_tokens)
         if self.flow.shape != expected:
-            raise LawError(f"flow: expected shape {expected} (tuples, vocab); got {self.flow.shape}")
+            raise LawError(
+                f"flow: expected shape {expected} (tuples, vocab); got {self.flow.shape}"
+            )
         if not (self.flow >= 0.0).all():  # NaN fails
-            raise LawError(f"flow: masses must be non-negative; the smallest is {self.flow.min():.6g}")
+            raise LawError(
+                f"flow: masses must be non-negative; the smallest is {self.flow.min():.6g}"
+            )
         strange = np.argwhere((self.flow > 0.0) & ~candidates.membership)
         if strange.size:
             row, token = strange[0].tolist()
-            raise LawError(f"flow: accepts token {token}, which is not among the candidates {candidates.tuples[row]}")
+            raise LawError(
+                f"flow: accepts token {token}, which is not among the candidates "
+                f"{candidates.tuples[row]}"
+            )
         _check_below("tuple", self.flow.sum(axis=1), candidates.probs)
         _check_below("token", self.accepted_masses, self.problem.target)
 
     @classmethod
-    def from_kernel(cls, problem: TransportProblem, kernel: Float64[np.ndarray, "tuples vocab"]) -> "Coupling":
+    def from_kernel(
+        cls, problem: TransportProblem, kernel: Float64[np.ndarray, "tuples vocab"]
+    ) -> "Coupling":
         """The coupling that accepts i from t with probability pi(i | t), completed so that the output law is p.
 
         Args:
@@ -77,7 +93,10 @@ class Coupling:
 
     @property
     def residual_law(self) -> Float64[np.ndarray, " vocab"]:
-        """Law of the token after a rejection; p itself where nothing is left, since then nothing is ever rejected."""
+        """Law of the token after a rejection.
+
+        P itself where nothing is left, since then nothing is ever rejected.
+        """
         residual = self.residual
         mass = residual.sum()
         return residual / mass if mass > 0.0 else self.problem.target
@@ -116,8 +135,13 @@ class Coupling:
         return self.law_error <= LOSSLESS_TOLERANCE
 
 
-def _check_below(kind: str, masses: Float64[np.ndarray, " n"], limits: Float64[np.ndarray, " n"]) -> None:
+def _check_below(
+    kind: str, masses: Float64[np.ndarray, " n"], limits: Float64[np.ndarray, " n"]
+) -> None:
     excess = masses - limits
     worst = int(excess.argmax())
     if excess[worst] > FLOW_TOLERANCE:
-        raise LawError(f"flow: {kind} {worst} carries {masses[worst]:.12g}, more than its mass {limits[worst]:.12g}")
+        raise LawError(
+            f"flow: {kind} {worst} carries {masses[worst]:.12g}, more than its mass "
+            f"{limits[worst]:.12g}"
+        )

@@ -19,19 +19,23 @@ def check_law(name: str, probs: Float64[np.ndarray, " vocab"]) -> Float64[np.nda
     """A read-only copy of a vector that is a law.
 
     Raises:
-        LawError: If it is not one non-empty vector of non-negative finite masses that sum to one. It is never renormalised: a
-            law that does not sum to one was made wrongly, and only its maker knows how.
+        LawError: If it is not one non-empty vector of non-negative finite masses that sum to one.
+            It is never renormalised: a law that does not sum to one was made wrongly, and only its
+            maker knows how.
     """
     law = check_sub_law(name, probs)
     total = float(law.sum())
     if abs(total - 1.0) > MASS_TOLERANCE:
         raise LawError(
-            f"{name}: masses must sum to 1; got {total:.12g} over {law.size} tokens; normalise where the law is made"
+            f"{name}: masses must sum to 1; got {total:.12g} over {law.size} tokens; normalise "
+            "where the law is made"
         )
     return law
 
 
-def check_sub_law(name: str, masses: Float64[np.ndarray, " vocab"]) -> Float64[np.ndarray, " vocab"]:
+def check_sub_law(
+    name: str, masses: Float64[np.ndarray, " vocab"]
+) -> Float64[np.ndarray, " vocab"]:
     """A read-only copy of a vector of masses that sum to one or less.
 
     Raises:
@@ -43,7 +47,8 @@ def check_sub_law(name: str, masses: Float64[np.ndarray, " vocab"]) -> Float64[n
     smallest, total = float(law.min()), float(law.sum())
     if not (smallest >= 0.0 and total <= 1.0 + MASS_TOLERANCE):  # written so that NaN fails
         raise LawError(
-            f"{name}: masses must be non-negative and sum to at most 1; got smallest {smallest:.6g}, sum {total:.12g}"
+            f"{name}: masses must be non-negative and sum to at most 1; got smallest "
+            f"{smallest:.6g}, sum {total:.12g}"
         )
     law.setflags(write=False)
     return law
@@ -52,7 +57,10 @@ def check_sub_law(name: str, masses: Float64[np.ndarray, " vocab"]) -> Float64[n
 def check_pair(p: Float64[np.ndarray, "..."], q: Float64[np.ndarray, "..."]) -> None:
     """Raises `LawError` unless target and draft law speak about the same tokens."""
     if p.shape != q.shape:
-        raise LawError(f"target over {p.shape} and draft law over {q.shape} tokens; both must cover one vocabulary")
+        raise LawError(
+            f"target over {p.shape} and draft law over {q.shape} tokens; both must "
+            "cover one vocabulary"
+        )
 
 
 def check_width(width: int) -> None:
@@ -68,7 +76,9 @@ def check_fixed(fixed: tuple[int, ...], q: Float64[np.ndarray, " vocab"]) -> Non
         raise LawError(f"fixed candidates {outside} are outside a vocabulary of {q.size}")
     heavy = [token for token in fixed if q[token] > 0]
     if heavy:
-        raise LawError(f"the sampled law gives mass to fixed candidates {heavy}; remove them and renormalise")
+        raise LawError(
+            f"the sampled law gives mass to fixed candidates {heavy}; remove them and renormalise"
+        )
 
 
 def dense(law: Law, num_tokens: int) -> Float64[np.ndarray, " vocab"]:
@@ -82,7 +92,10 @@ def dense(law: Law, num_tokens: int) -> Float64[np.ndarray, " vocab"]:
     part = law.sparse()
     token_ids, masses = part.token_ids.cpu().numpy(), part.probs.cpu().numpy()
     if token_ids[0] < 0 or token_ids[-1] >= num_tokens:
-        raise LawError(f"draft law: token {max(token_ids[-1], -token_ids[0])} is outside a vocabulary of {num_tokens}")
+        raise LawError(
+            f"draft law: token {max(token_ids[-1], -token_ids[0])} is outside a "
+            f"vocabulary of {num_tokens}"
+        )
     probs = np.zeros(num_tokens)
     probs[token_ids] = masses
     return probs
@@ -101,7 +114,10 @@ def by_ratio(
         ratios = p[tokens] / q[tokens]
     if not np.isfinite(ratios).all():
         worst = int(tokens[np.argmax(ratios)])
-        raise LawError(f"draft law: mass {q[worst]:.3g} of token {worst} is too small for p/q to be a float64; set it to zero")
+        raise LawError(
+            f"draft law: mass {q[worst]:.3g} of token {worst} is too small for p/q to "
+            "be a float64; set it to zero"
+        )
     order = np.argsort(ratios, kind="stable")
     return tokens[order], ratios[order]
 
@@ -110,7 +126,8 @@ def normalised(masses: Float64[np.ndarray, " vocab"]) -> Float64[np.ndarray, " v
     """Masses over their sum.
 
     Raises:
-        LawError: If there is no mass; what that means is the caller's to say, in a branch of its own.
+        LawError: If there is no mass; what that means is the caller's to say, in a branch of its
+            own.
     """
     total = masses.sum()
     if total == 0.0:

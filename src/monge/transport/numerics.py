@@ -1,4 +1,7 @@
-"""Two small tools that keep every digit: the border between two answers, and a difference quotient without a difference."""
+"""Two small tools that keep every digit.
+
+The border between two answers, and a difference quotient without a difference.
+"""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -28,7 +31,10 @@ def bisect(
 
 
 def power_quotient(a: Real, b: Real, power: int) -> Real:
-    """(b^n - a^n) / (b - a) as a sum of n products: the mean of n u^(n-1) between a and b, also where they meet."""
+    """(b^n - a^n) / (b - a) as a sum of n products.
+
+    The mean of n u^(n-1) between a and b, also where they meet.
+    """
     total = b ** (power - 1)
     for degree in range(1, power):
         total = total + a**degree * b ** (power - 1 - degree)

@@ -1,7 +1,7 @@
 """P(every draw without replacement falls in H), by racing exponential clocks.
 
-Drawing K tokens without replacement from q is the order of arrival of independent clocks, token i at rate q_i. All K draws lie
-in H when at least K clocks of H ring before the first one outside.
+Drawing K tokens without replacement from q is the order of arrival of independent clocks, token i
+at rate q_i. All K draws lie in H when at least K clocks of H ring before the first one outside.
 """
 
 import math
@@ -20,13 +20,16 @@ LAST_WAIT: Final = 42.0
 def log_step(width: int) -> float:
     """Step of the trapezoidal rule in log time.
 
-    The integrand is analytic for |Im log t| < pi/2 and, up to pi/3, at most about 2^K large, so the error on the line is below
-    `2^K exp(-2 pi (pi/3) / step)`, which this step keeps below 1e-19 for every K. A power of two: multiples of it are exact.
+    The integrand is analytic for |Im log t| < pi/2 and, up to pi/3, at most about 2^K large, so the
+    error on the line is below `2^K exp(-2 pi (pi/3) / step)`, which this step keeps below 1e-19 for
+    every K. A power of two: multiples of it are exact.
     """
     return 2.0 ** math.floor(math.log2(2.0 * math.pi**2 / 3.0 / (width * math.log(2.0) + 45.0)))
 
 
-def prefix_containment(q: Float64[np.ndarray, " support"], width: int) -> Float64[np.ndarray, " support"]:
+def prefix_containment(
+    q: Float64[np.ndarray, " support"], width: int
+) -> Float64[np.ndarray, " support"]:
     """P(all `width` draws without replacement from q are among its first h tokens), for h = 1..support.
 
     Args:
@@ -47,7 +50,8 @@ def _pairs(q: Float64[np.ndarray, " support"]) -> Float64[np.ndarray, " support"
     before = np.concatenate([[0.0], np.cumsum(q)[:-1]])
     after = np.concatenate([np.cumsum(q[::-1])[-2::-1], [0.0]])
     odds = q / (before + after)  # q_i / (1 - q_i), exact also where q_i is close to one
-    # Token h joins as second draw after each earlier token, or as first draw before one: no term is ever subtracted.
+    # Token h joins as second draw after each earlier token, or as first draw before one: no term is
+    # ever subtracted.
     joins = q * np.concatenate([[0.0], np.cumsum(odds)[:-1]]) + odds * before
     return np.concatenate([np.cumsum(joins)[:-1], [1.0]])
 
@@ -58,7 +62,9 @@ def _race(q: Float64[np.ndarray, " support"], width: int) -> Float64[np.ndarray,
     stop = np.log(LAST_WAIT / outside[-1])
     step = log_step(width)
     times = np.exp(np.arange(np.log(FIRST_TIME), stop + step, step))
-    rang = np.zeros((width + 1, times.size))  # [number of clocks that rang, the last entry for `width` or more; times]
+    rang = np.zeros(
+        (width + 1, times.size)
+    )  # [number of clocks that rang, the last entry for `width` or more; times]
     rang[0] = 1.0
     contained = np.ones(q.size)
     for prefix, rate in enumerate(outside.tolist()):

@@ -25,8 +25,9 @@ Nodes = frozenset[Path]
 class RandomTree:
     """P(tree) for every tree that can be drawn.
 
-    A tree is the set of its nodes, each named by the tokens on the way to it; the root, which is the empty path, is not listed.
-    Trees that differ only in drawing order or repeats are merged: averaging a verifier over them changes no constraint.
+    A tree is the set of its nodes, each named by the tokens on the way to it; the root, which is
+    the empty path, is not listed. Trees that differ only in drawing order or repeats are merged:
+    averaging a verifier over them changes no constraint.
 
     Args:
         trees: Distinct sets of nodes, each closed under taking parents.
@@ -40,18 +41,35 @@ class RandomTree:
     probs: Float64[np.ndarray, " trees"]
 
     def __post_init__(self) -> None:
-        if self.probs.shape != (len(self.trees),) or not self.trees or len(set(self.trees)) != len(self.trees):
-            raise LawError(f"trees: {len(self.trees)} trees, which must be distinct, and masses of shape {self.probs.shape}")
-        if not (self.probs.min() > 0.0 and abs(self.probs.sum() - 1.0) <= MASS_TOLERANCE):  # written so that NaN fails
-            raise LawError(f"trees: masses must be positive and sum to 1; got sum {self.probs.sum():.12g}")
-        orphans = [node for nodes in self.trees for node in nodes if len(node) > 1 and node[:-1] not in nodes]
+        if (
+            self.probs.shape != (len(self.trees),)
+            or not self.trees
+            or len(set(self.trees)) != len(self.trees)
+        ):
+            raise LawError(
+                f"trees: {len(self.trees)} trees, which must be distinct, and masses "
+                f"of shape {self.probs.shape}"
+            )
+        # Written so that NaN fails.
+        if not (self.probs.min() > 0.0 and abs(self.probs.sum() - 1.0) <= MASS_TOLERANCE):
+            raise LawError(
+                f"trees: masses must be positive and sum to 1; got sum {self.probs.sum():.12g}"
+            )
+        orphans = [
+            node
+            for nodes in self.trees
+            for node in nodes
+            if len(node) > 1 and node[:-1] not in nodes
+        ]
         if orphans or any(() in nodes for nodes in self.trees):
             raise LawError(f"trees: nodes {orphans[:3]} lack their parent, or the root is listed")
 
     @classmethod
     def from_children(cls, children: Callable[[Path], CandidateLaw], depth: int) -> "RandomTree":
         """Every node above `depth` draws its children, independently of the rest of the tree."""
-        return cls._from_law(_grow((), depth, lambda path, _: ((o, p) for o, p in children(path)), 1))
+        return cls._from_law(
+            _grow((), depth, lambda path, _: ((o, p) for o, p in children(path)), 1)
+        )
 
     @classmethod
     def from_paths(cls, draft: Tabular, *, depth: int, width: int) -> "RandomTree":
@@ -64,7 +82,8 @@ class RandomTree:
 
     @classmethod
     def _from_law(cls, law: dict[Nodes, float]) -> "RandomTree":
-        held = {nodes: prob for nodes, prob in law.items() if prob > 0.0}  # products of tiny masses vanish
+        # Products of tiny masses vanish.
+        held = {nodes: prob for nodes, prob in law.items() if prob > 0.0}
         return cls(trees=tuple(held), probs=np.array(list(held.values())))
 
 
@@ -86,18 +105,27 @@ def _grow(
         for token, count in Counter(candidate_ids).items():
             key = (token, count if keep_copies else 1)
             if key not in below:
-                below[key] = _grow((*path, token), depth - 1, draws, key[1], keep_copies=keep_copies)
+                below[key] = _grow(
+                    (*path, token), depth - 1, draws, key[1], keep_copies=keep_copies
+                )
             child = (*path, token)
             parts.append([(nodes | {child}, mass) for nodes, mass in below[key].items()])
         for choice in itertools.product(*parts):
-            law[frozenset().union(*(nodes for nodes, _ in choice))] += prob * float(np.prod([mass for _, mass in choice]))
+            law[frozenset().union(*(nodes for nodes, _ in choice))] += prob * float(
+                np.prod([mass for _, mass in choice])
+            )
         if len(law) > MAX_TREES:
-            raise OptionError(f"trees: more than {MAX_TREES} to list; take a smaller vocabulary, depth or width")
+            raise OptionError(
+                f"trees: more than {MAX_TREES} to list; take a smaller vocabulary, depth or width"
+            )
     return dict(law)
 
 
 def string_laws(model: Tabular, depth: int) -> list[dict[Path, float]]:
-    """Law of the string of the first d tokens, for d = 0..depth; strings of mass zero are left out."""
+    """Law of the string of the first d tokens, for d = 0..depth.
+
+    Strings of mass zero are left out.
+    """
     laws: list[dict[Path, float]] = [{(): 1.0}]
     for _ in range(depth):
         longer: dict[Path, float] = {}

@@ -1,17 +1,18 @@
 """The rearrangement coupling: one score per independent candidate, the smallest score below a threshold is accepted.
 
-p = target law (or sub-target: p outside deterministic candidates, or s p in a tree), q = draft law, K = `width`.
-The optimum is alpha = min over H of [ p(H) + 1 - q(H)^K ].
+p = target law (or sub-target: p outside deterministic candidates, or s p in a tree), q = draft law,
+K = `width`. The optimum is alpha = min over H of [ p(H) + 1 - q(H)^K ].
 
-Quantile space: the support of q lies side by side on [0, 1] by *decreasing* ratio p/q, token y on a window of length q(y). The
-smallest of K uniform scores has density K (1-v)^(K-1); cut off at v0 = 1 - (1 - alpha)^(1/K) it has mass alpha:
+Quantile space: the support of q lies side by side on [0, 1] by *decreasing* ratio p/q, token y on a
+window of length q(y). The smallest of K uniform scores has density K (1-v)^(K-1); cut off at v0 = 1
+- (1 - alpha)^(1/K) it has mass alpha:
 
     xt(v) = K (1-v)^(K-1) for v < v0, else 0        X(v) = integral of xt
 
-Token y is to receive a(y) = q(y) g(y), g = min(p/q, mu), the flattest masses that sum to alpha. With G the integral of g along
-[0, 1], E = X - G >= 0 vanishes at both ends (Hardy, Littlewood, Polya). A candidate draws its position u in its own window;
-rising and falling positions of E are *swap partners* at equal height, last in first out; the score is the partner u' with
-probability
+Token y is to receive a(y) = q(y) g(y), g = min(p/q, mu), the flattest masses that sum to alpha.
+With G the integral of g along [0, 1], E = X - G >= 0 vanishes at both ends (Hardy, Littlewood,
+Polya). A candidate draws its position u in its own window; rising and falling positions of E are
+*swap partners* at equal height, last in first out; the score is the partner u' with probability
 
     m(u) = ( xt(u) - g(u) ) / ( xt(u) - xt(u') ),   else u.
 
@@ -35,8 +36,9 @@ class Rearrangement:
     """The score map of one node.
 
     Law:
-        Accept the candidate with the smallest score if that is below `threshold`, else emit from p - a, over the whole
-        vocabulary: the output law is p, and the acceptance is the optimum for independent candidates.
+        Accept the candidate with the smallest score if that is below `threshold`, else emit from p
+        - a, over the whole vocabulary: the output law is p, and the acceptance is the optimum for
+        independent candidates.
 
     Rule:
         See the head of this module. Windows are split at v0, so that xt is smooth in each.
@@ -45,7 +47,8 @@ class Rearrangement:
         One sort and prefix sums; a partner is one search over the windows and one bisection.
 
     Reference:
-        Own construction (`docs/concepts/optimal_coupling.md`); novelty not established. Optimum: Hu et al., arXiv 2502.18779.
+        Own construction (`docs/concepts/optimal_coupling.md`); novelty not established. Optimum: Hu
+        et al., arXiv 2502.18779.
 
     Args:
         width: K.
@@ -70,7 +73,9 @@ class Rearrangement:
     accepted_masses: Float64[np.ndarray, " vocab"]
 
     @classmethod
-    def build(cls, p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int) -> "Rearrangement":
+    def build(
+        cls, p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int
+    ) -> "Rearrangement":
         """The score map for `width` independent draws from q; p may sum to less than one.
 
         Raises:
@@ -90,7 +95,10 @@ class Rearrangement:
         split = int(np.searchsorted(edges, threshold))
         if edges[split] != threshold:
             edges = np.insert(edges, split, threshold)
-            tokens, gains = np.insert(tokens, split, tokens[split - 1]), np.insert(gains, split, gains[split - 1])
+            tokens, gains = (
+                np.insert(tokens, split, tokens[split - 1]),
+                np.insert(gains, split, gains[split - 1]),
+            )
         return cls(
             width=width,
             num_tokens=p.size,
@@ -108,7 +116,10 @@ class Rearrangement:
         return np.where(v < self.threshold, self.width * (1.0 - v) ** (self.width - 1), 0.0)
 
     def windows_of(self, u: Float64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Index of the window of each position in [0, 1]; windows are closed on the left, the last on both sides."""
+        """Index of the window of each position in [0, 1].
+
+        Windows are closed on the left, the last on both sides.
+        """
         return np.minimum(np.searchsorted(self.edges, u, side="right"), self.owners.size) - 1
 
     def heights(self, u: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
@@ -116,21 +127,30 @@ class Rearrangement:
         return self._offered(np.zeros_like(u), u) + self._given(u, self.edges[:1])[:, 0]
 
     def partners(self, u: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
-        """The swap partner of each position; positions where E is flat, or zero but for rounding, are their own."""
+        """The swap partner of each position.
+
+        Positions where E is flat, or zero but for rounding, are their own.
+        """
         slopes = self.densities(u) - self.gains[self.windows_of(u)]
         return np.where(slopes == 0.0, u, self.nearest_below(u, slopes > 0.0))
 
-    def nearest_below(self, u: Float64[np.ndarray, " n"], is_right: Bool[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
-        """The nearest point, to the right or left of u, beyond which E is below E(u); u itself where there is none.
+    def nearest_below(
+        self, u: Float64[np.ndarray, " n"], is_right: Bool[np.ndarray, " n"]
+    ) -> Float64[np.ndarray, " n"]:
+        """The nearest point, to the right or left of u, beyond which E is below E(u).
 
-        Everything is counted from u on: differences of E itself would lose half of the digits where E is almost flat.
+        U itself where there is none.
+
+        Everything is counted from u on: differences of E itself would lose half of the digits where
+        E is almost flat.
         """
         every, num_windows = np.arange(u.size), self.owners.size
         given = self._given(u, self.edges)  # [n, edges]
         rises = self._offered(u[:, None], self.edges) - given
         below = (rises < 0.0) & ((self.edges > u[:, None]) == is_right[:, None])
         edge = np.where(is_right, below.argmax(axis=1), num_windows - below[:, ::-1].argmax(axis=1))
-        # E is concave in a window, so the window that ends (or starts) in that edge holds the crossing, beyond its peak.
+        # E is concave in a window, so the window that ends (or starts) in that edge holds the
+        # crossing, beyond its peak.
         landing = np.clip(np.where(is_right, edge - 1, edge), 0, num_windows - 1)
         near = np.where(is_right, landing, landing + 1)
         is_inside = landing == self.windows_of(u)
@@ -146,11 +166,14 @@ class Rearrangement:
 
         return np.where(below.any(axis=1), bisect(is_past, low, high), u)
 
-    def swap_probs(self, u: Float64[np.ndarray, " n"], partners: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    def swap_probs(
+        self, u: Float64[np.ndarray, " n"], partners: Float64[np.ndarray, " n"]
+    ) -> Float64[np.ndarray, " n"]:
         """Probability m(u) that the score is the partner."""
         here, there = self.densities(u), self.densities(partners)
         surplus = here - self.gains[self.windows_of(u)]
-        # Equal densities: nothing to exchange (K = 1 away from the threshold, or a position that is its own partner).
+        # Equal densities: nothing to exchange (K = 1 away from the threshold, or a position that is
+        # its own partner).
         swap = np.divide(surplus, here - there, out=np.zeros_like(u), where=here != there)
         return np.clip(swap, 0.0, 1.0)  # in [0, 1] but for rounding where E touches zero
 
@@ -168,20 +191,29 @@ class Rearrangement:
         partner = self.partners(u)
         return float(partner[0] if swap < self.swap_probs(u, partner)[0] else u[0])
 
-    def _offered(self, u: Float64[np.ndarray, "..."], v: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    def _offered(
+        self, u: Float64[np.ndarray, "..."], v: Float64[np.ndarray, "..."]
+    ) -> Float64[np.ndarray, "..."]:
         """X(v) - X(u), without subtracting two numbers close to each other."""
         u, v = np.minimum(u, self.threshold), np.minimum(v, self.threshold)
         return (v - u) * power_quotient(1.0 - u, 1.0 - v, self.width)
 
-    def _given(self, u: Float64[np.ndarray, " n"], v: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, "n m"]:
+    def _given(
+        self, u: Float64[np.ndarray, " n"], v: Float64[np.ndarray, " m"]
+    ) -> Float64[np.ndarray, "n m"]:
         """G(v) - G(u), as a sum over the windows in between."""
         starts, stops = self.edges[:-1], self.edges[1:]
-        distance = np.clip(v[:, None], starts, stops) - np.clip(u[:, None, None], starts, stops)  # [n, m, windows]
+        distance = np.clip(v[:, None], starts, stops) - np.clip(
+            u[:, None, None], starts, stops
+        )  # [n, m, windows]
         return distance @ self.gains
 
 
 def _peaks(
-    edges: Float64[np.ndarray, " edges"], gains: Float64[np.ndarray, " windows"], width: int, threshold: float
+    edges: Float64[np.ndarray, " edges"],
+    gains: Float64[np.ndarray, " windows"],
+    width: int,
+    threshold: float,
 ) -> Float64[np.ndarray, " windows"]:
     """Where xt crosses g from above, clipped to the window."""
     left, right = edges[:-1], edges[1:]

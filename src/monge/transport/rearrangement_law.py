@@ -4,9 +4,10 @@ Given its token y, the score of a candidate has density
 
     f_y(v) = [ 1(v in window of y) (1 - m(v)) + 1(partner of v in window of y) m(v) ] / q(y),
 
-because m(u) du = m(u') du' moves the partner's share to v itself. Between neighbouring *break points* (window edges, peaks of
-E, partners of edges) owner and partner's owner are constant and m is analytic: it is no polynomial, since partners are roots of
-polynomials, so pieces are integrated by Gauss-Legendre rules that reach rounding.
+because m(u) du = m(u') du' moves the partner's share to v itself. Between neighbouring *break
+points* (window edges, peaks of E, partners of edges) owner and partner's owner are constant and m
+is analytic: it is no polynomial, since partners are roots of polynomials, so pieces are integrated
+by Gauss-Legendre rules that reach rounding.
 """
 
 from dataclasses import dataclass
@@ -23,11 +24,14 @@ from monge.transport.rearrangement import Rearrangement
 from monge.transport.score_law import NUM_NODES, ScoreLaw, running_integral, unit_nodes
 
 PIECE_TOLERANCE: Final = 1e-14
-"""Largest change of a piece's integral of m by halving: rounding of a sum of numbers below one. It also ends the halving, since
-m lies in [0, 1] and a piece this short changes nothing."""
+"""Largest change of a piece's integral of m by halving: rounding of a sum of numbers below one.
+
+It also ends the halving, since m lies in [0, 1] and a piece this short changes nothing.
+"""
 
 _UNIT, _UNIT_WEIGHTS = unit_nodes(NUM_NODES)
-# Where xt just touches g the partner moves like a square root; the substitution u = 3 s^2 - 2 s^3 makes that analytic in s.
+# Where xt just touches g the partner moves like a square root; the substitution u = 3 s^2 - 2 s^3
+# makes that analytic in s.
 _PLACES: Final = _UNIT**2 * (3.0 - 2.0 * _UNIT)
 _SLOPES: Final = 6.0 * _UNIT * (1.0 - _UNIT)
 _WEIGHTS: Final = _UNIT_WEIGHTS * _SLOPES
@@ -85,12 +89,19 @@ class ScoreTable:
             if length > 0.0:
                 density.append(dense / length)
                 loses.append(np.maximum(1.0 - below / length, 0.0))  # rounding at the far end
-            else:  # a window too short for float64: the token, drafted with probability below 1e-16, is never accepted
+            # A window too short for float64: the token, drafted with probability below 1e-16, is
+            # never accepted.
+            else:
                 density.append(np.zeros_like(dense))
                 loses.append(np.ones_like(dense))
         weights = (self.weights * self.accepted[:, None]).ravel()
         shape = (len(tokens), weights.size)
-        return ScoreLaw(tokens=tokens, weights=weights, density=np.reshape(density, shape), loses=np.reshape(loses, shape))
+        return ScoreLaw(
+            tokens=tokens,
+            weights=weights,
+            density=np.reshape(density, shape),
+            loses=np.reshape(loses, shape),
+        )
 
     def accept_probs(self, candidate_ids: TokenTuple) -> dict[int, float]:
         """pi(x | candidates): probability that each distinct independent candidate is accepted."""
@@ -98,7 +109,10 @@ class ScoreTable:
 
 
 def rearrangement_coupling(
-    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int, fixed: TokenTuple = ()
+    p: Float64[np.ndarray, " vocab"],
+    q: Float64[np.ndarray, " vocab"],
+    width: int,
+    fixed: TokenTuple = (),
 ) -> Coupling:
     """The rearrangement coupling of deterministic candidates `fixed` and `width` independent draws from q, enumerated.
 
@@ -113,7 +127,8 @@ def rearrangement_coupling(
     kernel = np.zeros((len(candidates.tuples), p.size))
     known: dict[TokenTuple, dict[int, float]] = {}
     for row, candidate_ids in enumerate(candidates.tuples):
-        drawn = tuple(sorted(candidate_ids[len(fixed) :]))  # independent draws: their order does not matter
+        # Independent draws: their order does not matter.
+        drawn = tuple(sorted(candidate_ids[len(fixed) :]))
         if drawn not in known:
             known[drawn] = table.accept_probs(drawn)
         kernel[row, list(known[drawn])] = list(known[drawn].values())
@@ -122,17 +137,23 @@ def rearrangement_coupling(
 
 def _break_points(scores: Rearrangement) -> Float64[np.ndarray, " points"]:
     inner = scores.edges[1:-1]
-    partners = [scores.nearest_below(inner, np.full(inner.size, is_right)) for is_right in (False, True)]
+    partners = [
+        scores.nearest_below(inner, np.full(inner.size, is_right)) for is_right in (False, True)
+    ]
     return np.unique(np.concatenate([scores.edges, scores.peaks, *partners]))
 
 
 def _smooth_pieces(
     scores: Rearrangement, points: Float64[np.ndarray, " points"]
-) -> tuple[Float64[np.ndarray, " pieces"], Float64[np.ndarray, " pieces"], Float64[np.ndarray, "pieces nodes"]]:
+) -> tuple[
+    Float64[np.ndarray, " pieces"],
+    Float64[np.ndarray, " pieces"],
+    Float64[np.ndarray, "pieces nodes"],
+]:
     """Starts, lengths and m at the nodes of pieces on which the quadrature has converged.
 
-    Where an excursion of E ends just below a peak, m is analytic but almost has a square root near the end of the piece; such
-    pieces are halved until halving changes the integral of m no more.
+    Where an excursion of E ends just below a peak, m is analytic but almost has a square root near
+    the end of the piece; such pieces are halved until halving changes the integral of m no more.
     """
     starts, lengths = points[:-1], np.diff(points)
     swap = _swap_probs(scores, starts, lengths)
@@ -152,7 +173,9 @@ def _smooth_pieces(
 
 
 def _swap_probs(
-    scores: Rearrangement, starts: Float64[np.ndarray, " pieces"], lengths: Float64[np.ndarray, " pieces"]
+    scores: Rearrangement,
+    starts: Float64[np.ndarray, " pieces"],
+    lengths: Float64[np.ndarray, " pieces"],
 ) -> Float64[np.ndarray, "pieces nodes"]:
     u = (starts[:, None] + lengths[:, None] * _PLACES).ravel()
     return scores.swap_probs(u, scores.partners(u)).reshape(starts.size, -1)

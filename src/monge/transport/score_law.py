@@ -1,4 +1,7 @@
-"""Who wins when every candidate draws a score: the law of the winner given the tuple, from tables at quadrature nodes."""
+"""Who wins when every candidate draws a score.
+
+The law of the winner given the tuple, from tables at quadrature nodes.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -12,8 +15,10 @@ from numpy.polynomial import legendre
 from monge.transport.candidates import TokenTuple
 
 NUM_NODES: Final = 20
-"""Gauss-Legendre nodes per piece where the integrand is analytic but no polynomial: rounding, on a piece without a near-by
-singularity."""
+"""Gauss-Legendre nodes per piece where the integrand is analytic but no polynomial.
+
+Rounding, on a piece without a near-by singularity.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,7 +29,8 @@ class ScoreLaw:
         tokens: Tokens with a score, `distinct` of them.
         weights: Quadrature weights, summing to the length of the accepted range, `[nodes]`.
         density: Density of the score of each token, `[distinct, nodes]`.
-        loses: Probability that a candidate with that token loses against a score at the node, `[distinct, nodes]`.
+        loses: Probability that a candidate with that token loses against a score at the node,
+            `[distinct, nodes]`.
     """
 
     tokens: tuple[int, ...]
@@ -35,7 +41,8 @@ class ScoreLaw:
     def winner_probs(self, candidate_ids: TokenTuple) -> dict[int, float]:
         """P(the best score is held by token x, and lies in the accepted range), for every distinct candidate x.
 
-        Copies of one token draw independent scores: x wins with probability integral of n f F^(n-1) prod over others of F^n.
+        Copies of one token draw independent scores: x wins with probability integral of n f F^(n-1)
+        prod over others of F^n.
         """
         rows = {token: self.tokens.index(token) for token in candidate_ids}
         copies = Counter(candidate_ids)
@@ -44,21 +51,31 @@ class ScoreLaw:
             integrand = self.weights * self.density[row]
             for other, count in copies.items():
                 factor = self.loses[rows[other]]
-                integrand = integrand * (count * factor ** (count - 1) if other == token else factor**count)
+                integrand = integrand * (
+                    count * factor ** (count - 1) if other == token else factor**count
+                )
             probs[token] = float(integrand.sum())
         return probs
 
 
 @cache
-def unit_nodes(num_nodes: int) -> tuple[Float64[np.ndarray, " nodes"], Float64[np.ndarray, " nodes"]]:
-    """Gauss-Legendre nodes and weights on [0, 1]: exact for polynomials of degree 2 * num_nodes - 1."""
+def unit_nodes(
+    num_nodes: int,
+) -> tuple[Float64[np.ndarray, " nodes"], Float64[np.ndarray, " nodes"]]:
+    """Gauss-Legendre nodes and weights on [0, 1].
+
+    Exact for polynomials of degree 2 * num_nodes - 1.
+    """
     nodes, weights = legendre.leggauss(num_nodes)
     return (nodes + 1.0) / 2.0, weights / 2.0
 
 
 @cache
 def running_integral(num_nodes: int) -> Float64[np.ndarray, "nodes nodes"]:
-    """The matrix that takes values at the unit nodes to integrals from 0 to each node: exact up to degree num_nodes - 1."""
+    """The matrix that takes values at the unit nodes to integrals from 0 to each node.
+
+    Exact up to degree num_nodes - 1.
+    """
     nodes, weights = legendre.leggauss(num_nodes)
     degrees = np.arange(num_nodes)
     values = legendre.legvander(nodes, num_nodes)

@@ -28,7 +28,8 @@ class NodeRule(ABC):
         is_lossless: Whether the emitted token follows the target law exactly.
         is_enumerable: Whether it draws discrete variables only, so that the oracle can run every
             branch. A rule that draws positions in [0, 1] is proved by integration instead.
-        invariant_for: Proposals for which the text is a function of the seed and the target, whatever the candidates.
+        invariant_for: Proposals for which the text is a function of the seed and the target,
+            whatever the candidates.
     """
 
     accepts: frozenset[type[Proposal]]
@@ -43,7 +44,9 @@ class NodeRule(ABC):
         return type(self).__name__
 
     @abstractmethod
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         """Emit the next token.
 
         Args:
@@ -53,7 +56,8 @@ class NodeRule(ABC):
             draws: Source of randomness.
 
         Returns:
-            A token that follows `target_law`; if it is one of the candidates, by whatever branch, the walk descends.
+            A token that follows `target_law`; if it is one of the candidates, by whatever branch,
+            the walk descends.
         """
 
     def emit_many(self, problems: Sequence[NodeProblem]) -> list[int]:
@@ -85,7 +89,8 @@ class Verifier(ABC):
 
         Args:
             tree: The scored tree.
-            target_laws: The target's law after every node, `tree.num_nodes` of them; may be computed on demand.
+            target_laws: The target's law after every node, `tree.num_nodes` of them; may be
+                computed on demand.
             draws: Source of randomness.
         """
 
@@ -135,12 +140,16 @@ class Walk(Verifier):
             return [self.verify_one(scored[0])]
         descents = {row: Descent(one) for row, one in enumerate(scored)}
         errors: dict[int, NonFiniteLogitsError] = {}
-        while going := {row: one for row, one in descents.items() if row not in errors and one.is_open}:
+        while going := {
+            row: one for row, one in descents.items() if row not in errors and one.is_open
+        }:
             for row, token in self._emit(going, errors).items():
                 descents[row].follow(token)
         return [errors.get(row) or _ended(one) for row, one in descents.items()]
 
-    def _emit(self, descents: Mapping[int, Descent], errors: dict[int, NonFiniteLogitsError]) -> dict[int, int]:
+    def _emit(
+        self, descents: Mapping[int, Descent], errors: dict[int, NonFiniteLogitsError]
+    ) -> dict[int, int]:
         """Return the token of each descent, and add those without a target law to `errors`."""
         problems: dict[int, NodeProblem] = {}
         for row, one in descents.items():
@@ -153,12 +162,16 @@ class Walk(Verifier):
         for row, problem in ruled.items():
             self._check(descents[row], problem)
         tokens = dict(zip(ruled, self.rule.emit_many(list(ruled.values())), strict=True))
-        return tokens | {row: problems[row].draws.categorical(problems[row].target_law) for row in walked}
+        return tokens | {
+            row: problems[row].draws.categorical(problems[row].target_law) for row in walked
+        }
 
     def _check(self, descent: Descent, problem: NodeProblem) -> None:
         """Refuse candidates for which the rule is not exact."""
         kind, num_candidates = type(problem.proposal), len(problem.candidates)
-        if kind in self.rule.accepts and (self.rule.max_width is None or num_candidates <= self.rule.max_width):
+        if kind in self.rule.accepts and (
+            self.rule.max_width is None or num_candidates <= self.rule.max_width
+        ):
             return
         reason = unsupported_reason(self.rule, (kind,), num_candidates)
         if reason is not None:
@@ -177,7 +190,9 @@ def as_verifier(rule: Rule) -> Verifier:
     return Walk(rule) if isinstance(rule, NodeRule) else rule
 
 
-def unsupported_reason(rule: Rule, proposals: Iterable[type[Proposal]], max_width: int | None) -> str | None:
+def unsupported_reason(
+    rule: Rule, proposals: Iterable[type[Proposal]], max_width: int | None
+) -> str | None:
     """Return why a rule is not exact for these candidates, or `None` if it is.
 
     Args:
@@ -194,6 +209,7 @@ def unsupported_reason(rule: Rule, proposals: Iterable[type[Proposal]], max_widt
         return f"{name} is exact for {known} candidates only; these are drawn as {', '.join(wrong)}"
     if rule.max_width is not None and (max_width is None or max_width > rule.max_width):
         return (
-            f"{name} is exact for at most {rule.max_width} candidate(s) a node; up to {max_width or 'any number'} are offered"
+            f"{name} is exact for at most {rule.max_width} candidate(s) a node; up to "
+            f"{max_width or 'any number'} are offered"
         )
     return None

@@ -17,15 +17,17 @@ class Block(Verifier):
     """Decide on the whole drafted block: a probable token can compensate an improbable earlier one.
 
     Law:
-        The accepted prefix, the token after it, and the target's own continuation together follow the target's law, for a chain
-        whose tokens were each drawn from the declared law (`Iid`, width 1) or are a function of the path (`Deterministic`, one
-        candidate). From a candidate of `Arbitrary` origin on, the target walk decides.
+        The accepted prefix, the token after it, and the target's own continuation together follow
+        the target's law, for a chain whose tokens were each drawn from the declared law (`Iid`,
+        width 1) or are a function of the path (`Deterministic`, one candidate). From a candidate of
+        `Arbitrary` origin on, the target walk decides.
 
     Rule:
-        For a chain x_1 .. x_L: `a_0 = 1`, `a_i = min(1, a_(i-1) p(x_i | x_<i) / q(x_i | x_<i))`; with
-        `S_i = |(a_i p(. | x_<=i) - q(. | x_<=i))_+|`, `h_i = S_i / (S_i + 1 - a_i)` for i < L, and `h_L = a_L`. From i = L down
-        to 1 accept the first i tokens with probability h_i, and stop at the first success; none is accepted otherwise. With t
-        tokens accepted emit `y ~ p` where t = L, else y proportional to `(a_t p - q)_+` after x_t. S_i + 1 - a_i vanishes only
+        For a chain x_1 .. x_L: `a_0 = 1`, `a_i = min(1, a_(i-1) p(x_i | x_<i) / q(x_i | x_<i))`;
+        with `S_i = |(a_i p(. | x_<=i) - q(. | x_<=i))_+|`, `h_i = S_i / (S_i + 1 - a_i)` for i < L,
+        and `h_L = a_L`. From i = L down to 1 accept the first i tokens with probability h_i, and
+        stop at the first success; none is accepted otherwise. With t tokens accepted emit `y ~ p`
+        where t = L, else y proportional to `(a_t p - q)_+` after x_t. S_i + 1 - a_i vanishes only
         where a_i = 1 and p = q: acceptance further down is then certain, and h_i = 0.
 
     Cost:
@@ -33,9 +35,10 @@ class Block(Verifier):
         ends.
 
     Reference:
-        Block Verification (Sun et al., arXiv 2403.10444), Algorithm 2 and Theorem 3: no rule for one path that leaves later
-        rounds alone accepts more on average, `sum over d and x of min over k of q(x_1..x_k) p(x_(k+1)..x_d | x_1..x_k)`. The
-        capped rule of Hierarchical Speculative Decoding (arXiv 2601.05724) is this one in other letters.
+        Block Verification (Sun et al., arXiv 2403.10444), Algorithm 2 and Theorem 3: no rule for
+        one path that leaves later rounds alone accepts more on average, `sum over d and x of min
+        over k of q(x_1..x_k) p(x_(k+1)..x_d | x_1..x_k)`. The capped rule of Hierarchical
+        Speculative Decoding (arXiv 2601.05724) is this one in other letters.
     """
 
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
@@ -65,7 +68,9 @@ def _decided(tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict
     )
 
 
-def _weigh(tree: TokenTree, target_laws: LawSequence, last: int) -> tuple[list[float], list[Excess]]:
+def _weigh(
+    tree: TokenTree, target_laws: LawSequence, last: int
+) -> tuple[list[float], list[Excess]]:
     """Every a_i from the root to the end of the chain or to the last positive one, and the excess there (the end has none)."""
     scales, leftovers = [1.0], list[Excess]()
     for node in range(last):  # nodes of a chain are numbered from the root down

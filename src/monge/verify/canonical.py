@@ -21,31 +21,36 @@ from monge.verify.problem import NodeProblem
 
 @dataclass(frozen=True, slots=True)
 class Canonical(FlowRule):
-    """Select between candidates by a truncated linear program, pair by pair; one single-draft step with the selected one.
+    """Select between candidates by a truncated linear program, pair by pair.
+
+    One single-draft step with the selected one.
 
     Law:
-        The emitted token follows p for independent draws from one law (`Iid`) or from different ones (`Independent`), and for
-        deterministic candidates, which are left to the target walk.
+        The emitted token follows p for independent draws from one law (`Iid`) or from different
+        ones (`Independent`), and for deterministic candidates, which are left to the target walk.
 
     Rule:
-        For X_1 ~ q_1 and X_2 ~ q_2, tokens by decreasing `p - q_1 q_2`: a pair of two of the first s tokens selects i with
-        probability w_ij, a pair with one of them selects that one, any other pair the higher ranked token (`ranked`) or X_1
-        (`first`). w maximises `sum min(p, x)`, x the law of the selected token; x is *recomputed from w clipped to [0, 1]*. The
-        winner, of law x, meets X_3 ~ q_3 in the same way, and so on. Accept the last winner z with probability
-        `min(1, p_z / x_z)`; otherwise emit y proportional to `(p - x)_+`. Acceptance is `sum min(p, x)`: the optimum for two
-        candidates where s covers the support, and at most the optimum for more.
+        For X_1 ~ q_1 and X_2 ~ q_2, tokens by decreasing `p - q_1 q_2`: a pair of two of the first
+        s tokens selects i with probability w_ij, a pair with one of them selects that one, any
+        other pair the higher ranked token (`ranked`) or X_1 (`first`). w maximises `sum min(p, x)`,
+        x the law of the selected token; x is *recomputed from w clipped to [0, 1]*. The winner, of
+        law x, meets X_3 ~ q_3 in the same way, and so on. Accept the last winner z with probability
+        `min(1, p_z / x_z)`; otherwise emit y proportional to `(p - x)_+`. Acceptance is `sum min(p,
+        x)`: the optimum for two candidates where s covers the support, and at most the optimum for
+        more.
 
     Cost:
-        For each candidate after the first a linear program with s (s + 1) / 2 variables, about a millisecond at s = 5, and a
-        sort of the draft laws' supports; O(vocab) after a rejection.
+        For each candidate after the first a linear program with s (s + 1) / 2 variables, about a
+        millisecond at s = 5, and a sort of the draft laws' supports; O(vocab) after a rejection.
 
     Reference:
-        Khisti et al., arXiv 2410.18234, Theorem 1 and section 4 (p and q are swapped there). The tail `first` is our reading of
-        the second variant, whose text was not available.
+        Khisti et al., arXiv 2410.18234, Theorem 1 and section 4 (p and q are swapped there). The
+        tail `first` is our reading of the second variant, whose text was not available.
 
     Args:
         size: s, the number of leading tokens.
-        tail: What a pair outside the leading tokens selects: the higher `ranked` token, or the `first` candidate.
+        tail: What a pair outside the leading tokens selects: the higher `ranked` token, or the
+            `first` candidate.
     """
 
     size: int = 5
@@ -59,7 +64,9 @@ class Canonical(FlowRule):
         if self.tail not in {"ranked", "first"}:
             raise OptionError(f"canonical: tail must be 'ranked' or 'first'; got {self.tail!r}")
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         p = target_law
         if not isinstance(proposal, Iid | Independent):
             return draws.categorical(p)  # no draw to couple with: the target walk is optimal
@@ -79,21 +86,30 @@ class Canonical(FlowRule):
         match = self._match(p, scale, proposal, len(problem.candidates))
         accept = {
             int(match.tokens[z]): prob * match.accept_prob(z) if prob > 0.0 else 0.0
-            for z, prob in match.selection([match.index(token) for token in problem.candidates]).items()
+            for z, prob in match.selection(
+                [match.index(token) for token in problem.candidates]
+            ).items()
         }
         return Flow(accept_probs=accept, token_ids=match.tokens, masses=match.accepted)
 
     def _match(self, p: Law, scale: float, proposal: Iid | Independent, count: int) -> "_Match":
         laws = (proposal.law,) if isinstance(proposal, Iid) else proposal.laws
         first, *others = (law.sparse().token_ids for law in laws)
-        tokens = first if all(ids is first for ids in others) else torch.cat([first, *others]).unique()
+        tokens = (
+            first if all(ids is first for ids in others) else torch.cat([first, *others]).unique()
+        )
         target = scale * p.at(tokens).cpu().numpy()
-        # One more symbol, never drafted, carries what p has elsewhere and what the scale leaves out.
+        # One more symbol, never drafted, carries what p has elsewhere and what the scale leaves
+        # out.
         with_rest = np.append(target, max(0.0, 1.0 - target.sum()))
         drafts = [np.append(law.at(tokens).cpu().numpy(), 0.0) for law in laws]
         drafts = drafts * count if isinstance(proposal, Iid) else drafts
         tail = "first" if self.tail == "first" else "ranked"
-        rounds = tournament(with_rest, drafts, num_leading=self.size, tail=tail).rounds if count > 1 else ()
+        rounds = (
+            tournament(with_rest, drafts, num_leading=self.size, tail=tail).rounds
+            if count > 1
+            else ()
+        )
         winner_law = rounds[-1].winner_law if rounds else drafts[0]
         return _Match(tokens=tokens, target=target, rounds=rounds, winner_law=winner_law[:-1])
 

@@ -18,10 +18,14 @@ class Descent:
         ProposalMismatchError: If there is not one law for every node.
     """
 
-    def __init__(self, scored: ScoredTree, path: tuple[int, ...] = (), examined: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, scored: ScoredTree, path: tuple[int, ...] = (), examined: tuple[int, ...] = ()
+    ) -> None:
         num_nodes, num_laws = scored.tree.num_nodes, len(scored.target_laws)
         if num_laws != num_nodes:
-            raise ProposalMismatchError(f"verify: the tree has {num_nodes} nodes but {num_laws} laws came")
+            raise ProposalMismatchError(
+                f"verify: the tree has {num_nodes} nodes but {num_laws} laws came"
+            )
         self._scored, self._node = scored, path[-1] if path else 0
         self._path, self._examined = list(path), list(examined)
         self._verdict: Verdict | None = None
@@ -59,7 +63,10 @@ class Descent:
             self._path.append(self._node)
         else:
             self._verdict = Verdict(
-                path=tuple(self._path), next_token=token, next_kind="correction", examined=tuple(self._examined)
+                path=tuple(self._path),
+                next_token=token,
+                next_kind="correction",
+                examined=tuple(self._examined),
             )
 
     def verdict(self) -> Verdict:
@@ -67,4 +74,9 @@ class Descent:
         if self._verdict is not None:
             return self._verdict
         token = self._scored.draws.categorical(self._scored.target_laws[self._node])
-        return Verdict(path=tuple(self._path), next_token=token, next_kind="bonus", examined=tuple(self._examined))
+        return Verdict(
+            path=tuple(self._path),
+            next_token=token,
+            next_kind="bonus",
+            examined=tuple(self._examined),
+        )

@@ -24,7 +24,8 @@ class Flow:
     Args:
         accept_probs: pi(x | candidates) of every distinct candidate; they sum to at most one.
         token_ids: Increasing ids of the tokens with accepted mass, `[support]`.
-        masses: y(x) = E[pi(x | candidates)] over the draws of the candidates (and of the rule), `[support]`; y <= s p.
+        masses: y(x) = E[pi(x | candidates)] over the draws of the candidates (and of the rule),
+            `[support]`; y <= s p.
     """
 
     accept_probs: Mapping[int, float]
@@ -36,7 +37,8 @@ class Flow:
 class Emission:
     """The emitted law given one tuple of candidates, if the averages y have no closed form.
 
-    With e(x | candidates) the law of the emitted token (1 - s is missing from it on average), E[e(x | candidates)] = s p(x).
+    With e(x | candidates) the law of the emitted token (1 - s is missing from it on average), E[e(x
+    | candidates)] = s p(x).
 
     Args:
         accept_probs: e(x | candidates) of every distinct candidate.
@@ -52,11 +54,12 @@ class Emission:
 class FlowRule(NodeRule):
     """A node rule that can be lifted to whole trees: it has flows of scaled targets.
 
-    A scaled target is the rule run on the law (s p, 1 - s) with one more symbol that is never drafted; that symbol and every
-    token that is not a candidate read "nothing accepted".
+    A scaled target is the rule run on the law (s p, 1 - s) with one more symbol that is never
+    drafted; that symbol and every token that is not a candidate read "nothing accepted".
 
     Attributes:
-        counts_hits: Whether `accept_probs` of its flows hold candidates that the rule emits as its correction token, too.
+        counts_hits: Whether `accept_probs` of its flows hold candidates that the rule emits as its
+            correction token, too.
     """
 
     counts_hits: ClassVar[bool] = False
@@ -66,16 +69,26 @@ class FlowRule(NodeRule):
         """The flow at one node."""
 
     def flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow | Emission]:
-        """The flows at many nodes, of one layer or of many requests; a rule with a batched twin overrides this."""
+        """The flows at many nodes, of one layer or of many requests.
+
+        A rule with a batched twin overrides this.
+        """
         return [self.flow(problem) for problem in problems]
 
 
 def walked(problem: NodeProblem) -> Flow:
-    """The flow of deterministic candidates, which have nothing to be coupled with: pi(t) = y(t) = s p(t)."""
+    """The flow of deterministic candidates, which have nothing to be coupled with.
+
+    Pi(t) = y(t) = s p(t).
+    """
     p, scale = problem.target_law, problem.scale
     token_ids = p.sparse().token_ids.new_tensor(sorted(problem.candidates))
     masses = scale * p.at(token_ids)
-    return Flow(accept_probs=dict(zip(token_ids.tolist(), masses.tolist(), strict=True)), token_ids=token_ids, masses=masses)
+    return Flow(
+        accept_probs=dict(zip(token_ids.tolist(), masses.tolist(), strict=True)),
+        token_ids=token_ids,
+        masses=masses,
+    )
 
 
 def with_fixed(

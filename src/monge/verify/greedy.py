@@ -16,31 +16,38 @@ from monge.verify.trial_rule import TrialRule
 
 @dataclass(frozen=True, slots=True)
 class Greedy(TrialRule):
-    """Single-draft step with the one sampled candidate; the residual delivers the deterministic ones.
+    """Single-draft step with the one sampled candidate.
+
+    The residual delivers the deterministic ones.
 
     Law:
-        The emitted token follows p for deterministic candidates T and draws from a law q' that gives T no mass (`Mixed`), and
-        for deterministic candidates alone. With several draws the rule reads the first of them only: still exact, no longer
-        optimal.
+        The emitted token follows p for deterministic candidates T and draws from a law q' that
+        gives T no mass (`Mixed`), and for deterministic candidates alone. With several draws the
+        rule reads the first of them only: still exact, no longer optimal.
 
     Rule:
-        With x the first draw, accept x with probability `min(1, p_x / q'_x)`; otherwise emit
-        `y ~ (p - q')_+ / |(p - q')_+|`. q' is zero on T, so the residual keeps all of p(T): a y in T is an accepted candidate.
-        Acceptance with one draw is `p(T) + sum over i outside T of min(p_i, q'_i)`, the optimum for these candidates.
+        With x the first draw, accept x with probability `min(1, p_x / q'_x)`; otherwise emit `y ~
+        (p - q')_+ / |(p - q')_+|`. q' is zero on T, so the residual keeps all of p(T): a y in T is
+        an accepted candidate. Acceptance with one draw is `p(T) + sum over i outside T of min(p_i,
+        q'_i)`, the optimum for these candidates.
 
     Cost:
-        Two look-ups; O(vocab) after the draw's rejection. Nothing is computed for the deterministic candidates.
+        Two look-ups; O(vocab) after the draw's rejection. Nothing is computed for the deterministic
+        candidates.
 
     Reference:
-        Greedy drafting of Hu et al., arXiv 2502.18779 (T the K - 1 most probable tokens of q, q' the rest of q, as the children
-        kind `greedy_plus_one` draws them). It equals SpecHub (Sun et al., arXiv 2411.05289) at K = 2.
+        Greedy drafting of Hu et al., arXiv 2502.18779 (T the K - 1 most probable tokens of q, q'
+        the rest of q, as the children kind `greedy_plus_one` draws them). It equals SpecHub (Sun et
+        al., arXiv 2411.05289) at K = 2.
     """
 
     counts_hits = True
     method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Mixed, Deterministic})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         p = target_law
         if not isinstance(proposal, Mixed):
             return draws.categorical(p)  # no draw to couple with: the target walk is optimal
@@ -54,9 +61,15 @@ class Greedy(TrialRule):
         if not isinstance(proposal, Mixed):
             return None
         drawn = problem.candidates[len(proposal.fixed) :][:1]
-        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=drawn, draws=problem.draws)
+        return Trial(
+            target_law=problem.target_law, draft_law=proposal.law, drawn=drawn, draws=problem.draws
+        )
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, the residual's hits included."""
         proposal = problem.proposal
-        return flow_of_first(problem, proposal.fixed, proposal.law) if isinstance(proposal, Mixed) else walked(problem)
+        return (
+            flow_of_first(problem, proposal.fixed, proposal.law)
+            if isinstance(proposal, Mixed)
+            else walked(problem)
+        )

@@ -20,29 +20,33 @@ class Gumbel(Verifier):
     """Every token is the winner of a race between clocks that belong to its place in the text.
 
     Law:
-        The text has the target's law, for candidates of any origin: no token depends on the candidates. It is a function of the
-        seed, the prompt and the target: the same text for every drafter, tree and controller, and without speculation.
+        The text has the target's law, for candidates of any origin: no token depends on the
+        candidates. It is a function of the seed, the prompt and the target: the same text for every
+        drafter, tree and controller, and without speculation.
 
     Rule:
-        With clocks S_i^k, exponential and independent, K = `num_drafts` of them for every token and place:
-        `y = argmin_i (min over k < K of S_i^k) / p_i`. Descend while y is a candidate. The children `shared` are
-        `x_k = argmin_i S_i^k / q_i` in the same clocks, so that target and draft agree where one token leads both races: with K
-        such candidates draft k hits with probability
-        `sum_j 1 / (sum_i max(q_i / q_j, p_i / p_j) + (K - 1) / p_j)` each, and with one candidate at least
-        `(1 - TV) / (1 + TV)`. Other candidates are accepted as the target walk accepts them.
+        With clocks S_i^k, exponential and independent, K = `num_drafts` of them for every token and
+        place: `y = argmin_i (min over k < K of S_i^k) / p_i`. Descend while y is a candidate. The
+        children `shared` are `x_k = argmin_i S_i^k / q_i` in the same clocks, so that target and
+        draft agree where one token leads both races: with K such candidates draft k hits with
+        probability `sum_j 1 / (sum_i max(q_i / q_j, p_i / p_j) + (K - 1) / p_j)` each, and with one
+        candidate at least `(1 - TV) / (1 + TV)`. Other candidates are accepted as the target walk
+        accepts them.
 
     Cost:
-        K random numbers for every token of the support of p a node, and O(vocab) for the race; as many for each shared child.
+        K random numbers for every token of the support of p a node, and O(vocab) for the race; as
+        many for each shared child.
 
     Args:
-        num_drafts: K, best the width of the `shared` children: further ones race on clocks that nobody compares. Another K is
-            another text.
+        num_drafts: K, best the width of the `shared` children: further ones race on clocks that
+            nobody compares. Another K is another text.
 
     Raises:
         OptionError: If K is below one.
 
     Reference:
-        Daliri et al., arXiv 2408.07978 (K = 1, drafter invariance); Rowan et al., arXiv 2506.05632 (lists of drafts).
+        Daliri et al., arXiv 2408.07978 (K = 1, drafter invariance); Rowan et al., arXiv 2506.05632
+        (lists of drafts).
     """
 
     num_drafts: int = 1
@@ -57,7 +61,9 @@ class Gumbel(Verifier):
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         if len(target_laws) != tree.num_nodes:
-            raise ProposalMismatchError(f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came")
+            raise ProposalMismatchError(
+                f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came"
+            )
         source, node = clock_draws(draws), 0
         path, examined = list[int](), list[int]()
         while True:
@@ -67,11 +73,15 @@ class Gumbel(Verifier):
             token = self._winner(target_laws[node], source, len(path))
             if token not in child_of:
                 kind = "correction" if child_of else "bonus"
-                return Verdict(path=tuple(path), next_token=token, next_kind=kind, examined=tuple(examined))
+                return Verdict(
+                    path=tuple(path), next_token=token, next_kind=kind, examined=tuple(examined)
+                )
             node = child_of[token]
             path.append(node)
 
     def _winner(self, p: Law, source: ClockDraws, depth: int) -> int:
         size = num_clocks(p)
-        clocks = torch.stack([source.clocks(depth, draft, size) for draft in range(self.num_drafts)])
+        clocks = torch.stack(
+            [source.clocks(depth, draft, size) for draft in range(self.num_drafts)]
+        )
         return first_token(clocks.min(dim=0).values, p)

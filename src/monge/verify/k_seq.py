@@ -24,28 +24,33 @@ class KSeq(TrialRule):
     """Test every draw against the same p / (rho q), rho large enough that one residual pays for all tests.
 
     Law:
-        The emitted token follows p for independent draws from q (`Iid`), repeats kept: their number K is part of the rule. Also
-        for deterministic candidates, which are left to the target walk.
+        The emitted token follows p for independent draws from q (`Iid`), repeats kept: their number
+        K is part of the rule. Also for deterministic candidates, which are left to the target walk.
 
     Rule:
-        `beta(rho) = sum_i min(p_i / rho, q_i)`; rho in [1, K] is the root of `1 - (1 - beta)^K = rho beta`, *rounded up*, and
-        `gamma = (1 - (1 - beta)^K) / beta <= rho` is computed from the rounded rho. For X in drawing order: accept with
-        probability `min(1, p_X / (rho q_X))`; when none is accepted emit y proportional to `p - gamma min(p / rho, q)`, whose
-        mass is `(1 - beta)^K`. Acceptance is `1 - (1 - beta)^K`, and at least (1 - (1 - 1/K)^K) times the optimum; with a
-        larger rho residual tokens would hit candidates as well.
+        `beta(rho) = sum_i min(p_i / rho, q_i)`; rho in [1, K] is the root of `1 - (1 - beta)^K =
+        rho beta`, *rounded up*, and `gamma = (1 - (1 - beta)^K) / beta <= rho` is computed from the
+        rounded rho. For X in drawing order: accept with probability `min(1, p_X / (rho q_X))`; when
+        none is accepted emit y proportional to `p - gamma min(p / rho, q)`, whose mass is `(1 -
+        beta)^K`. Acceptance is `1 - (1 - beta)^K`, and at least (1 - (1 - 1/K)^K) times the
+        optimum; with a larger rho residual tokens would hit candidates as well.
 
     Cost:
-        A bisection over the support of q, about 50 sums, then K look-ups; O(vocab) when no candidate is accepted.
+        A bisection over the support of q, about 50 sums, then K look-ups; O(vocab) when no
+        candidate is accepted.
 
     Reference:
-        SpecTr (Sun et al., arXiv 2310.15141), Algorithm 2; p and q are swapped there. The root is found to the last bit.
+        SpecTr (Sun et al., arXiv 2310.15141), Algorithm 2; p and q are swapped there. The root is
+        found to the last bit.
     """
 
     method = staticmethod(k_seq)
     min_cpu_batch = 4
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         p = target_law
         if not isinstance(proposal, Iid):
             return draws.categorical(p)
@@ -60,13 +65,19 @@ class KSeq(TrialRule):
         proposal = problem.proposal
         if not isinstance(proposal, Iid):
             return None
-        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=problem.candidates, draws=problem.draws)
+        return Trial(
+            target_law=problem.target_law,
+            draft_law=proposal.law,
+            drawn=problem.candidates,
+            draws=problem.draws,
+        )
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, the residual's hits included.
 
-        With `m = min(s p / rho, q)`, what the K tests leave, `s p - gamma m`, is emitted where none accepts, and is then one of
-        the candidates with probability `1 - (1 - (q - m) / (1 - beta))^K`.
+        With `m = min(s p / rho, q)`, what the K tests leave, `s p - gamma m`, is emitted where none
+        accepts, and is then one of the candidates with probability `1 - (1 - (q - m) / (1 -
+        beta))^K`.
         """
         proposal, candidates = problem.proposal, problem.candidates
         if not isinstance(proposal, Iid):
@@ -86,11 +97,17 @@ class KSeq(TrialRule):
             reach *= 1.0 - accept
         if refused == 0.0:  # the first candidate is always accepted
             return Flow(accept_probs=probs, token_ids=part.token_ids, masses=gamma * taken)
-        hits = {x: float(left[place]) / refused**width for x, place in places.items()} if reach > 0.0 else {}
+        hits = (
+            {x: float(left[place]) / refused**width for x, place in places.items()}
+            if reach > 0.0
+            else {}
+        )
         for x, hit in hits.items():
             probs[x] += reach * hit / max(1.0, sum(hits.values()))  # above one by rounding only
         hit_probs = 1.0 - (1.0 - (part.probs - taken) / refused) ** width
-        return Flow(accept_probs=probs, token_ids=part.token_ids, masses=gamma * taken + left * hit_probs)
+        return Flow(
+            accept_probs=probs, token_ids=part.token_ids, masses=gamma * taken + left * hit_probs
+        )
 
 
 def divisors(p: Law, q: Law, width: int, scale: float = 1.0) -> tuple[float, float]:
@@ -101,13 +118,20 @@ def divisors(p: Law, q: Law, width: int, scale: float = 1.0) -> tuple[float, flo
     gamma = _gamma(p_masses, q_masses, width, low)
     if gamma <= low:
         return low, gamma
-    too_low, enough = gamma - low, _gamma(p_masses, q_masses, width, high) - high  # of opposite signs, or zero
+    # Of opposite signs, or zero.
+    too_low, enough = gamma - low, _gamma(p_masses, q_masses, width, high) - high
     for step in count():
-        # A secant finds the root in a few steps; every third step halves the bracket, so that it closes whatever its shape.
-        rho = low + (high - low) * too_low / (too_low - enough) if step % 3 and too_low > enough else 0.5 * (low + high)
+        # A secant finds the root in a few steps; every third step halves the bracket, so that it
+        # closes whatever its shape.
+        rho = (
+            low + (high - low) * too_low / (too_low - enough)
+            if step % 3 and too_low > enough
+            else 0.5 * (low + high)
+        )
         if not low < rho < high:
             rho = 0.5 * (low + high)
-        if not low < rho < high:  # neighbouring floats: take the upper one, or the residual could be negative
+        # Neighbouring floats: take the upper one, or the residual could be negative.
+        if not low < rho < high:
             break
         missing = _gamma(p_masses, q_masses, width, rho) - rho
         if missing <= 0.0:
@@ -117,10 +141,16 @@ def divisors(p: Law, q: Law, width: int, scale: float = 1.0) -> tuple[float, flo
     return high, _gamma(p_masses, q_masses, width, high)
 
 
-def _gamma(p_masses: Float64[Tensor, " support"], q_masses: Float64[Tensor, " support"], width: int, rho: float) -> float:
+def _gamma(
+    p_masses: Float64[Tensor, " support"],
+    q_masses: Float64[Tensor, " support"],
+    width: int,
+    rho: float,
+) -> float:
     beta = min(1.0, float((p_masses / rho).minimum(q_masses).sum()))
     if beta == 0.0:
-        return 1.0  # disjoint supports: nothing is ever accepted, and the residual is p for every gamma
+        # Disjoint supports: nothing is ever accepted, and the residual is p for every gamma.
+        return 1.0
     if beta == 1.0:
         return 1.0  # p equals q at rho = 1: the first candidate is always accepted
     return -math.expm1(width * math.log1p(-beta)) / beta

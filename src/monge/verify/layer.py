@@ -37,7 +37,10 @@ RULE_OF: Final[Mapping[type[Proposal], FlowRule]] = {
     Systematic: EarliestDeadline(),
     Independent: Canonical(),
 }
-"""The rule for every way of drawing, and for its subclasses, where the user names none: the optimal one where there is one."""
+"""The rule for every way of drawing, and for its subclasses, where the user names none.
+
+The optimal one where there is one.
+"""
 
 ONE_DRAW: Final = SingleDraft()
 """Optimal for a single draw, with nothing to sort and no positions to draw."""
@@ -51,33 +54,39 @@ class Layer(Verifier):
     """Weigh all paths of the tree from the root down with a coupling of one node, then decide from the deepest layer up.
 
     Law:
-        The accepted path, the token after it, and the target's own continuation together follow the target's law, for every
-        way of drawing that the inner rule accepts. Which nodes of a level have candidates, and how these are drawn, may depend
-        on earlier levels only, as `GrowingTree` makes sure; the scale s is then known before they are drawn. Below a
-        node with candidates of `Arbitrary` origin the target walk decides.
+        The accepted path, the token after it, and the target's own continuation together follow the
+        target's law, for every way of drawing that the inner rule accepts. Which nodes of a level
+        have candidates, and how these are drawn, may depend on earlier levels only, as
+        `GrowingTree` makes sure; the scale s is then known before they are drawn. Below a node with
+        candidates of `Arbitrary` origin the target walk decides.
 
     Rule:
-        Down: the root has w = 1. In each layer let s be the sum of w over the nodes with candidates. At such a node v the inner
-        rule couples its candidates with s p: it accepts x with probability pi(x | candidates), and with mass
-        `y(x) = E[pi] <= s p(x)` on average. The child of x gets `(w_v / s) pi(x)`, and v keeps `R_v = w_v p - (w_v / s) y`.
-        A node without candidates keeps `R_v = w_v p`. Where y has no closed form, what the inner rule emits beside the
-        candidates, `(w_v / s) e(. | candidates)`, is kept in the layer of the children instead.
-        Up: in each layer let r be the sum of all |R|, and f one minus the sum of all w and of what is kept from above. With
-        probability `r / (r + f)` stop here: pick R with probability |R| / r, emit `y ~ R`. The first layer always stops.
-        The expected number of accepted tokens is the expected sum of all w: in the first layer the inner rule's own acceptance;
-        deeper, a smaller s lets it accept a larger part of s p than node by node.
+        Down: the root has w = 1. In each layer let s be the sum of w over the nodes with
+        candidates. At such a node v the inner rule couples its candidates with s p: it accepts x
+        with probability pi(x | candidates), and with mass `y(x) = E[pi] <= s p(x)` on average. The
+        child of x gets `(w_v / s) pi(x)`, and v keeps `R_v = w_v p - (w_v / s) y`. A node without
+        candidates keeps `R_v = w_v p`. Where y has no closed form, what the inner rule emits beside
+        the candidates, `(w_v / s) e(. | candidates)`, is kept in the layer of the children instead.
+        Up: in each layer let r be the sum of all |R|, and f one minus the sum of all w and of what
+        is kept from above. With probability `r / (r + f)` stop here: pick R with probability |R| /
+        r, emit `y ~ R`. The first layer always stops. The expected number of accepted tokens is the
+        expected sum of all w: in the first layer the inner rule's own acceptance; deeper, a smaller
+        s lets it accept a larger part of s p than node by node.
 
     Cost:
-        One flow for every node with candidates and w > 0; the target's laws at the other nodes are not looked at, except at the
-        one that is stopped at. All requests of a round are weighed together, a layer at a time.
+        One flow for every node with candidates and w > 0; the target's laws at the other nodes are
+        not looked at, except at the one that is stopped at. All requests of a round are weighed
+        together, a layer at a time.
 
     Reference:
-        Layer Verification (Cha, Cho, Yun, AdaptFM workshop at ICML 2026), from its abstract: the form here is re-derived, the
-        proof our own. For one candidate a node it is Block Verification (Sun et al., arXiv 2403.10444); with one greedy draw,
-        our reading of UniVer (arXiv 2605.04543).
+        Layer Verification (Cha, Cho, Yun, AdaptFM workshop at ICML 2026), from its abstract: the
+        form here is re-derived, the proof our own. For one candidate a node it is Block
+        Verification (Sun et al., arXiv 2403.10444); with one greedy draw, our reading of UniVer
+        (arXiv 2605.04543).
 
     Args:
-        inner: A node rule, or its name with settings; `None` takes the best known one for the way each node was drawn.
+        inner: A node rule, or its name with settings; `None` takes the best known one for the way
+            each node was drawn.
     """
 
     inner: FlowRule | str | None = None
@@ -89,7 +98,11 @@ class Layer(Verifier):
 
     def __post_init__(self) -> None:
         rule = FLOW_RULES.parse(self.inner) if isinstance(self.inner, str) else self.inner
-        rules = tuple(dict.fromkeys((ONE_DRAW, ONE_DRAW_BESIDE, *RULE_OF.values()))) if rule is None else (rule,)
+        rules = (
+            tuple(dict.fromkeys((ONE_DRAW, ONE_DRAW_BESIDE, *RULE_OF.values())))
+            if rule is None
+            else (rule,)
+        )
         settings = {
             "_rules": rules,
             "accepts": frozenset(RULE_OF) if rule is None else rule.accepts,
@@ -114,7 +127,9 @@ class Layer(Verifier):
         passes: dict[int, LayerPass] = {}
         outcomes: dict[int, Verdict | NonFiniteLogitsError] = {}
         for row, one in enumerate(scored):
-            passes[row] = LayerPass(replace(one, tree=decided_part(self, one.tree, one.target_laws)))
+            passes[row] = LayerPass(
+                replace(one, tree=decided_part(self, one.tree, one.target_laws))
+            )
         while open_rows := [row for row in passes if row not in outcomes and passes[row].is_open]:
             problems: dict[int, Sequence[NodeProblem]] = {}
             for row in open_rows:
@@ -134,7 +149,10 @@ class Layer(Verifier):
         return [outcomes[row] for row in range(len(scored))]
 
     def flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow | Emission]:
-        """The flows of one layer, one call a rule, in the table's order: a request's draws do not depend on the others."""
+        """The flows of one layer, one call a rule, in the table's order.
+
+        A request's draws do not depend on the others.
+        """
         if self.inner is not None:
             return self._rules[0].flows(problems)
         flows: dict[int, Flow | Emission] = {}

@@ -1,14 +1,18 @@
-"""The two passes of Layer Verification over one tree: weights from the root down, a decision from the deepest layer up.
+"""The two passes of Layer Verification over one tree.
 
-p = target law. H_j is the tree down to layer j, with all that its flows have drawn. *Theorem.* Let w be adapted to H, not above
-one in any layer together with what is kept there from above, and let every node v pass on `E[w_vx | H_j] = F_v(x) <= w_v p(x)`
-and keep R_v = w_v p - F_v in its own layer, or pass on w_vx and keep e_v in the layer of its children, with
-`E[w_vx + e_v(x) | H_j] = w_v p(x)`. Then the decision from below is lossless, and E[tau] is the expected sum of all w.
+Weights from the root down, a decision from the deepest layer up.
 
-*Proof.* In both cases r_j + f_j = 1 - (what is passed on from layer j) = E[f_(j+1) | H_j], and r_L + f_L = 1. By induction from
-below the chance to get past all layers deeper than j is r_j + f_j given H_j, so R is emitted with mass E[R] wherever it is
-kept. With W(u) = E[w_u], what is emitted at v is then W(v) p(x | v) - W(vx); continued by the target, these terms telescope to
-the law of the whole text, and P(tau >= j) telescopes to the sum of W over layer j.
+p = target law. H_j is the tree down to layer j, with all that its flows have drawn. *Theorem.* Let
+w be adapted to H, not above one in any layer together with what is kept there from above, and let
+every node v pass on `E[w_vx | H_j] = F_v(x) <= w_v p(x)` and keep R_v = w_v p - F_v in its own
+layer, or pass on w_vx and keep e_v in the layer of its children, with `E[w_vx + e_v(x) | H_j] = w_v
+p(x)`. Then the decision from below is lossless, and E[tau] is the expected sum of all w.
+
+*Proof.* In both cases r_j + f_j = 1 - (what is passed on from layer j) = E[f_(j+1) | H_j], and r_L
++ f_L = 1. By induction from below the chance to get past all layers deeper than j is r_j + f_j
+given H_j, so R is emitted with mass E[R] wherever it is kept. With W(u) = E[w_u], what is emitted
+at v is then W(v) p(x | v) - W(vx); continued by the target, these terms telescope to the law of the
+whole text, and P(tau >= j) telescopes to the sum of W over layer j.
 """
 
 from collections.abc import Sequence
@@ -103,7 +107,9 @@ class LayerPass:
         self._weights = below
         self.expected_accepted += sum(below.values())
         self._kept.append(from_above)
-        self._free.append(max(0.0, 1.0 - sum(below.values()) - sum(kept.mass for kept in from_above)))
+        self._free.append(
+            max(0.0, 1.0 - sum(below.values()) - sum(kept.mass for kept in from_above))
+        )
 
     def ascend(self) -> Verdict:
         """Decide where to stop, and emit."""
@@ -116,7 +122,11 @@ class LayerPass:
         masses = torch.tensor([one.mass for one in kept], dtype=torch.float64)
         rows = masses.nonzero().squeeze(-1)
         # Where nothing is kept the layer is never reached, but for rounding.
-        row = draws.categorical(SparseLaw(rows, masses[rows] / masses.sum())) if rows.numel() > 1 else int(masses.argmax())
+        row = (
+            draws.categorical(SparseLaw(rows, masses[rows] / masses.sum()))
+            if rows.numel() > 1
+            else int(masses.argmax())
+        )
         token = draws.categorical(kept[row].law(self._scored.target_laws))
         return verdict_at(self._scored.tree, kept[row].node, token)
 
@@ -128,7 +138,8 @@ class LayerPass:
         return [node for node in self._weights if self._scored.tree.candidates[node]]
 
     def _scale(self) -> float:
-        return min(1.0, sum(self._weights[node] for node in self._parents()))  # above one by rounding only
+        # Above one by rounding only.
+        return min(1.0, sum(self._weights[node] for node in self._parents()))
 
     def _keep_leaves(self) -> None:
         leaves = [node for node in self._weights if not self._scored.tree.candidates[node]]

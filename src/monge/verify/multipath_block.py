@@ -18,27 +18,32 @@ from monge.verify.whole_tree import decided_part, walk_on
 
 @dataclass(frozen=True, slots=True)
 class MultipathBlock(Verifier):
-    """Select the path whose tokens have the largest p / q, first token first; block verification with that path's own law.
+    """Select the path whose tokens have the largest p / q, first token first.
+
+    Block verification with that path's own law.
 
     Law:
-        The accepted prefix, the token after it, and the target's own continuation together follow the target's law, for K
-        independent paths (`PathDraws`) and for trees whose nodes draw independently (`Iid`). Below a node with other candidates
-        the target walk decides.
+        The accepted prefix, the token after it, and the target's own continuation together follow
+        the target's law, for K independent paths (`PathDraws`) and for trees whose nodes draw
+        independently (`Iid`). Below a node with other candidates the target walk decides.
 
     Rule:
-        At every node order tokens by increasing (p / q, id) and follow the largest candidate. With C_x the mass of q up to and
-        with x in that order and C_x- without x, the path of K independent ones selected in this way has the law
-        `r(x | u) = [(l + Q C_x)^K - (l + Q C_x-)^K] / [(l + Q)^K - l^K]`; at the root l = 0 and Q = 1, and below x
-        `l' = l + Q C_x-`, `Q' = Q q_x`. Where the number of draws was fixed for the node itself (`Iid`), K is that number and
-        l = 0, Q = 1 start anew. Block verification on the path, with r in place of q.
+        At every node order tokens by increasing (p / q, id) and follow the largest candidate. With
+        C_x the mass of q up to and with x in that order and C_x- without x, the path of K
+        independent ones selected in this way has the law `r(x | u) = [(l + Q C_x)^K - (l + Q
+        C_x-)^K] / [(l + Q)^K - l^K]`; at the root l = 0 and Q = 1, and below x `l' = l + Q C_x-`,
+        `Q' = Q q_x`. Where the number of draws was fixed for the node itself (`Iid`), K is that
+        number and l = 0, Q = 1 start anew. Block verification on the path, with r in place of q.
 
     Cost:
-        O(s log s) for each node of the selected path, s = support of q, and then as `block`; the other paths cost nothing.
+        O(s log s) for each node of the selected path, s = support of q, and then as `block`; the
+        other paths cost nothing.
 
     Reference:
-        Greedy multi-path block verification, Thomas and Pal, arXiv 2602.16961. Differences of powers are taken as
-        `a^K - b^K = (a - b) (a^(K-1) + ... + b^(K-1))`, which loses no digits; l and Q are kept relative to their sum. Starting
-        anew is our own extension; for one path it is `block`.
+        Greedy multi-path block verification, Thomas and Pal, arXiv 2602.16961. Differences of
+        powers are taken as `a^K - b^K = (a - b) (a^(K-1) + ... + b^(K-1))`, which loses no digits;
+        l and Q are kept relative to their sum. Starting anew is our own extension; for one path it
+        is `block`.
     """
 
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
@@ -56,7 +61,9 @@ class MultipathBlock(Verifier):
         decided = replace(
             verdict,
             path=tuple(path[node] for node in verdict.path),
-            examined=tuple(len(set(tree.candidates[node])) for node in path[: len(verdict.examined)]),
+            examined=tuple(
+                len(set(tree.candidates[node])) for node in path[: len(verdict.examined)]
+            ),
         )
         return walk_on(ScoredTree(tree=tree, target_laws=target_laws, draws=draws), decided)
 
@@ -107,7 +114,9 @@ class _Order:
         order = _increasing(p.at(part.token_ids) / part.probs)  # ids increase already
         masses = part.probs[order]
         upper = masses.cumsum(0)
-        return cls(part.token_ids, order, masses, torch.cat([upper.new_zeros(1), upper[:-1]]), upper)
+        return cls(
+            part.token_ids, order, masses, torch.cat([upper.new_zeros(1), upper[:-1]]), upper
+        )
 
     def rank(self, token: int) -> int:
         return int((self.order == torch.searchsorted(self.token_ids, token)).nonzero())

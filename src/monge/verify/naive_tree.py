@@ -15,33 +15,40 @@ from monge.verify.trial_rule import TrialRule
 
 @dataclass(frozen=True, slots=True)
 class NaiveTree(TrialRule):
-    """Single-draft step with the first candidate; a residual token that is another candidate is kept too.
+    """Single-draft step with the first candidate.
+
+    A residual token that is another candidate is kept too.
 
     Law:
-        The emitted token follows p for independent draws from q (`Iid`) and for deterministic candidates. The rule reads the
-        first candidate only, and that one was drawn from q whatever the others are.
+        The emitted token follows p for independent draws from q (`Iid`) and for deterministic
+        candidates. The rule reads the first candidate only, and that one was drawn from q whatever
+        the others are.
 
     Rule:
-        Accept X_1 with probability `min(1, p_X1 / q_X1)`; otherwise emit `y ~ res = (p - q)_+ / |(p - q)_+|`, which is an
-        accepted token where it is one of the other K - 1 candidates. Acceptance is
-        `beta + (1 - beta) sum_t res_t (1 - (1 - q_t)^(K - 1))`, `beta = sum_i min(p_i, q_i)`.
+        Accept X_1 with probability `min(1, p_X1 / q_X1)`; otherwise emit `y ~ res = (p - q)_+ / |(p
+        - q)_+|`, which is an accepted token where it is one of the other K - 1 candidates.
+        Acceptance is `beta + (1 - beta) sum_t res_t (1 - (1 - q_t)^(K - 1))`, `beta = sum_i
+        min(p_i, q_i)`.
 
     Cost:
         Two look-ups; O(vocab) after the first candidate's rejection, whatever K is.
 
     Reference:
-        A baseline of the delayed tree expansion paper, arXiv 2602.16994, under this name; the step is Algorithm 1 of Leviathan
-        et al., arXiv 2211.17192.
+        A baseline of the delayed tree expansion paper, arXiv 2602.16994, under this name; the step
+        is Algorithm 1 of Leviathan et al., arXiv 2211.17192.
     """
 
     counts_hits = True
     method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         p, x = target_law, candidates[0]
         if not isinstance(proposal, Iid):
-            # q is the point mass at the first candidate: accepting with p_x, else drawing from p without x, is a draw from p.
+            # q is the point mass at the first candidate: accepting with p_x, else drawing from p
+            # without x, is a draw from p.
             return draws.categorical(p)
         q = proposal.law
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
@@ -52,18 +59,33 @@ class NaiveTree(TrialRule):
         proposal = problem.proposal
         if not isinstance(proposal, Iid):
             return None
-        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=problem.candidates[:1], draws=problem.draws)
+        return Trial(
+            target_law=problem.target_law,
+            draft_law=proposal.law,
+            drawn=problem.candidates[:1],
+            draws=problem.draws,
+        )
 
     def flow(self, problem: NodeProblem) -> Flow:
-        """As emitted, the residual's hits included: the other candidates are independent of the first."""
-        return flow_of_first(problem, (), problem.proposal.law) if isinstance(problem.proposal, Iid) else walked(problem)
+        """As emitted, the residual's hits included.
+
+        The other candidates are independent of the first.
+        """
+        return (
+            flow_of_first(problem, (), problem.proposal.law)
+            if isinstance(problem.proposal, Iid)
+            else walked(problem)
+        )
 
 
 def flow_of_first(problem: NodeProblem, fixed: tuple[int, ...], q: Law) -> Flow:
-    """Single-draft step with the first of K independent draws from q; the residual hits fixed candidates and the other draws.
+    """Single-draft step with the first of K independent draws from q.
 
-    With `m = min(s p, q)`: `pi(X_1) = m / q`, then `pi(t) = (1 - pi(X_1)) (s p - m)(t) / (1 - |m|)` for the other candidates;
-    `y = m + (s p - m) (1 - (1 - q)^(K - 1))`, and `y = s p` for fixed ones.
+    The residual hits fixed candidates and the other draws.
+
+    With `m = min(s p, q)`: `pi(X_1) = m / q`, then `pi(t) = (1 - pi(X_1)) (s p - m)(t) / (1 - |m|)`
+    for the other candidates; `y = m + (s p - m) (1 - (1 - q)^(K - 1))`, and `y = s p` for fixed
+    ones.
     """
     p, scale, drawn = problem.target_law, problem.scale, problem.candidates[len(fixed) :]
     part = q.sparse()

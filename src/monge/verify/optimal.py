@@ -1,4 +1,7 @@
-"""The optimal coupling of one node: every draw gets a score, the smallest one below a threshold is accepted."""
+"""The optimal coupling of one node.
+
+Every draw gets a score, the smallest one below a threshold is accepted.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +18,10 @@ from monge.verify.problem import NodeProblem
 from monge.verify.score_search import DraftLine
 
 GIVEN: Final = ("positions", "candidates")
-"""What the decision is a function of: positions that are drawn for the draws, or the draws alone."""
+"""What the decision is a function of.
+
+Positions that are drawn for the draws, or the draws alone.
+"""
 
 MAX_BINS: Final = 2**20
 
@@ -25,30 +31,35 @@ class Optimal(FlowRule):
     """The optimal rule for independent draws, with or without deterministic candidates beside them.
 
     Law:
-        The emitted token follows p for K independent draws from q (`Iid`), for deterministic candidates D followed by K
-        independent draws from a law that gives them no mass (`Mixed`), and for deterministic candidates alone.
+        The emitted token follows p for K independent draws from q (`Iid`), for deterministic
+        candidates D followed by K independent draws from a law that gives them no mass (`Mixed`),
+        and for deterministic candidates alone.
 
     Rule:
-        `alpha = min over sets H of [p(H) + 1 - q(H)^K]`, H outside D; `v0 = 1 - (1 - alpha)^(1/K)`; `a = min(p, mu q)` with mu
-        such that a sums to alpha. The support of q lies on [0, 1] by decreasing p / q. Each draw takes a uniform position u in
-        the window of its token, and its score is u or the swap partner of u (see `transport/rearrangement.py`), so that scores
-        are uniform and token y, if its score is the smallest of K, is below v0 with mass a(y) in all. Accept the draw with the
-        smallest score if that is below v0; otherwise emit y proportional to `p - a`, over the whole vocabulary, D included.
-        Acceptance is p(D) + alpha, the optimum.
+        `alpha = min over sets H of [p(H) + 1 - q(H)^K]`, H outside D; `v0 = 1 - (1 - alpha)^(1/K)`;
+        `a = min(p, mu q)` with mu such that a sums to alpha. The support of q lies on [0, 1] by
+        decreasing p / q. Each draw takes a uniform position u in the window of its token, and its
+        score is u or the swap partner of u (see `transport/rearrangement.py`), so that scores are
+        uniform and token y, if its score is the smallest of K, is below v0 with mass a(y) in all.
+        Accept the draw with the smallest score if that is below v0; otherwise emit y proportional
+        to `p - a`, over the whole vocabulary, D included. Acceptance is p(D) + alpha, the optimum.
 
     Cost:
-        O(s log s) for the line and O(K s) for the partners of K draws, s = support of q; O(vocab) when no draw is accepted.
-        Two uniforms a draw: not enumerable, proved by exact integration instead. Given the candidates alone, positions and
-        swaps are integrated out: a quadrature of 20 nodes for each piece of the line, for proofs and measurements.
+        O(s log s) for the line and O(K s) for the partners of K draws, s = support of q; O(vocab)
+        when no draw is accepted. Two uniforms a draw: not enumerable, proved by exact integration
+        instead. Given the candidates alone, positions and swaps are integrated out: a quadrature of
+        20 nodes for each piece of the line, for proofs and measurements.
 
     Reference:
-        Own construction, novelty not established. The optimum: Hu et al., arXiv 2502.18779; for K = 2 Khisti et al.,
-        arXiv 2410.18234.
+        Own construction, novelty not established. The optimum: Hu et al., arXiv 2502.18779; for K =
+        2 Khisti et al., arXiv 2410.18234.
 
     Args:
-        given: `positions` draws them; `candidates` decides by exact probabilities, slowly, and can be enumerated.
-        bins: Where it is a number, a power of two, tokens are emitted from a grid of ratios with so many cells an octave, which
-            needs no sort; exact, with a little less than the optimal acceptance. Flows keep the exact order.
+        given: `positions` draws them; `candidates` decides by exact probabilities, slowly, and can
+            be enumerated.
+        bins: Where it is a number, a power of two, tokens are emitted from a grid of ratios with so
+            many cells an octave, which needs no sort; exact, with a little less than the optimal
+            acceptance. Flows keep the exact order.
     """
 
     given: str = "positions"
@@ -60,18 +71,29 @@ class Optimal(FlowRule):
     def __post_init__(self) -> None:
         if self.given not in GIVEN:
             raise unknown_name("what the optimal rule is given:", self.given, GIVEN)
-        if self.bins is not None and not (1 <= self.bins <= MAX_BINS and self.bins & (self.bins - 1) == 0):
-            raise OptionError(f"Optimal: bins must be a power of two from 1 to {MAX_BINS}, or none; got {self.bins}")
+        if self.bins is not None and not (
+            1 <= self.bins <= MAX_BINS and self.bins & (self.bins - 1) == 0
+        ):
+            raise OptionError(
+                f"Optimal: bins must be a power of two from 1 to {MAX_BINS}, or "
+                f"none; got {self.bins}"
+            )
         object.__setattr__(self, "is_enumerable", self.given == "candidates")
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         p = target_law
         if not isinstance(proposal, Iid | Mixed):
             return draws.categorical(p)  # no draw to couple with: the target walk is optimal
         drawn = candidates[len(proposal.fixed) :] if isinstance(proposal, Mixed) else candidates
         if len(drawn) == 1:  # the maximal coupling is optimal, with nothing to lay on a line
             (x,), q = drawn, proposal.law
-            return x if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))) else draws.categorical(residual(p, q))
+            return (
+                x
+                if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x)))
+                else draws.categorical(residual(p, q))
+            )
         if self.given == "positions":
             found = decide(p, proposal.law, drawn, draws, self.bins)
             if found.token is not None:
@@ -83,16 +105,25 @@ class Optimal(FlowRule):
         return draws.categorical(below(p, node.tokens, node.accepted)) if token is None else token
 
     def flow(self, problem: NodeProblem) -> Flow:
-        """As emitted, given the positions or the candidates alone; deterministic candidates are what the residual delivers."""
+        """As emitted, given the positions or the candidates alone.
+
+        Deterministic candidates are what the residual delivers.
+        """
         (flow,) = self.flows([problem])
         return flow
 
     def flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow]:
         """The flows at many nodes; given the positions, all nodes at once."""
         drawn = [problem for problem in problems if isinstance(problem.proposal, Iid | Mixed)]
-        found = iter(chances(drawn) if self.given == "positions" else [_enumerated(problem) for problem in drawn])
+        found = iter(
+            chances(drawn)
+            if self.given == "positions"
+            else [_enumerated(problem) for problem in drawn]
+        )
         return [
-            _completed(problem, next(found)) if isinstance(problem.proposal, Iid | Mixed) else walked(problem)
+            _completed(problem, next(found))
+            if isinstance(problem.proposal, Iid | Mixed)
+            else walked(problem)
             for problem in problems
         ]
 
@@ -110,7 +141,10 @@ def _completed(problem: NodeProblem, flow: Flow) -> Flow:
     fixed = problem.proposal.fixed if isinstance(problem.proposal, Mixed) else ()
     if not fixed:
         return flow
-    rejected, refused = max(0.0, 1.0 - sum(flow.accept_probs.values())), 1.0 - float(flow.masses.sum())
+    rejected, refused = (
+        max(0.0, 1.0 - sum(flow.accept_probs.values())),
+        1.0 - float(flow.masses.sum()),
+    )
     probs = dict(flow.accept_probs)
     for token in fixed:
         due = problem.scale * problem.target_law.prob(token)

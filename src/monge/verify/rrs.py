@@ -20,35 +20,41 @@ class Rrs(TrialRule):
     """Try the candidates one after another, each against what the rejections so far have left of p.
 
     Law:
-        The emitted token follows p for independent draws from q (`Iid`), deterministic candidates (each a point mass), and
-        deterministic candidates followed by independent draws (`Mixed`). Invariant: before each test, if its candidate were the
-        only one, the output law would be the current P.
+        The emitted token follows p for independent draws from q (`Iid`), deterministic candidates
+        (each a point mass), and deterministic candidates followed by independent draws (`Mixed`).
+        Invariant: before each test, if its candidate were the only one, the output law would be the
+        current P.
 
     Rule:
-        `P = p`; for X in drawing order, drawn from q: accept with probability `min(1, P_X / q_X)`, else
-        `P = (P - q)_+ / |(P - q)_+|`; when none is accepted emit `y ~ P`. A repeated candidate is tested again, and fails,
-        since a rejected token has no mass left; its residual step still counts.
+        `P = p`; for X in drawing order, drawn from q: accept with probability `min(1, P_X / q_X)`,
+        else `P = (P - q)_+ / |(P - q)_+|`; when none is accepted emit `y ~ P`. A repeated candidate
+        is tested again, and fails, since a rejected token has no mass left; its residual step still
+        counts.
 
     Cost:
         O(K vocab) for K candidates in the worst case, one residual per rejection.
 
     Reference:
-        SpecInfer (Miao et al., arXiv 2305.09781, Algorithm 2; it visits candidates in random order, which is the same law for
-        exchangeable ones); recursive speculative decoding (Jeon et al., arXiv 2402.14160); MCSD (Yang et al.,
-        arXiv 2401.06706).
+        SpecInfer (Miao et al., arXiv 2305.09781, Algorithm 2; it visits candidates in random order,
+        which is the same law for exchangeable ones); recursive speculative decoding (Jeon et al.,
+        arXiv 2402.14160); MCSD (Yang et al., arXiv 2401.06706).
     """
 
     method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Iid, Mixed, Deterministic})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         p = target_law
         if not isinstance(proposal, Iid | Mixed):
-            # Each q is a point mass: accepting x with probability P_x, else drawing from P without x, is one draw from p.
+            # Each q is a point mass: accepting x with probability P_x, else drawing from P without
+            # x, is one draw from p.
             return draws.categorical(p)
         num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else 0
         for index, x in enumerate(candidates):
-            fixed = index < num_fixed  # q is then the point mass at x: the ratio is P_x, the residual P without x
+            # Q is then the point mass at x: the ratio is P_x, the residual P without x.
+            fixed = index < num_fixed
             accept = p.prob(x) if fixed else min(1.0, p.prob(x) / proposal.law.prob(x))
             if draws.bernoulli(accept):
                 return x
@@ -71,7 +77,9 @@ class Rrs(TrialRule):
         )
 
     def flow(self, problem: NodeProblem) -> Flow:
-        """As emitted. What is left is the same whichever tokens were rejected, so y has a closed form.
+        """As emitted.
+
+        What is left is the same whichever tokens were rejected, so y has a closed form.
 
         With T = s p and M = 1, each draw takes `min(T, M q)` of T, and as much in all of M.
         """

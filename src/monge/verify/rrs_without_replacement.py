@@ -20,30 +20,34 @@ class RrsWithoutReplacement(TrialRule):
     """Recursive rejection where each candidate is tested against the law it had given the ones before it.
 
     Law:
-        The emitted token follows p for candidates drawn without replacement *in drawing order* (sorting them by q or by id
-        breaks it), for deterministic candidates, and for independent draws: these, repeats dropped, are draws without
-        replacement whose number does not depend on the tokens still to come.
+        The emitted token follows p for candidates drawn without replacement *in drawing order*
+        (sorting them by q or by id breaks it), for deterministic candidates, and for independent
+        draws: these, repeats dropped, are draws without replacement whose number does not depend on
+        the tokens still to come.
 
     Rule:
-        `P = p, Q = q`; for X in drawing order: accept with probability `min(1, P_X / Q_X)`, else `P = (P - Q)_+` and `Q`
-        without X, both renormalised; when none is accepted emit `y ~ P`.
+        `P = p, Q = q`; for X in drawing order: accept with probability `min(1, P_X / Q_X)`, else `P
+        = (P - Q)_+` and `Q` without X, both renormalised; when none is accepted emit `y ~ P`.
 
     Cost:
         O(K vocab) for K candidates in the worst case.
 
     Reference:
-        RSD-C and RSD-S (Jeon et al., arXiv 2402.14160); MCSD (Yang et al., arXiv 2401.06706); Sequoia (Chen et al.,
-        arXiv 2402.12374, Algorithm 2; its uniform draws after the support is exhausted do not occur here, because
-        `WithoutReplacement` then stops).
+        RSD-C and RSD-S (Jeon et al., arXiv 2402.14160); MCSD (Yang et al., arXiv 2401.06706);
+        Sequoia (Chen et al., arXiv 2402.12374, Algorithm 2; its uniform draws after the support is
+        exhausted do not occur here, because `WithoutReplacement` then stops).
     """
 
     method = staticmethod(recursive_without_replacement)
     accepts = frozenset[type[Proposal]]({WithoutReplacement, Iid, Deterministic})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         p = target_law
         if not isinstance(proposal, WithoutReplacement | Iid):
-            # Each q is a point mass: accepting x with probability P_x, else drawing from P without x, is one draw from p.
+            # Each q is a point mass: accepting x with probability P_x, else drawing from P without
+            # x, is one draw from p.
             return draws.categorical(p)
         q: Law | None = proposal.law
         for x in dict.fromkeys(candidates):
@@ -53,7 +57,8 @@ class RrsWithoutReplacement(TrialRule):
             rest = p.excess_over(q)
             if rest is not None:  # nothing is left only where x was certain to be accepted
                 p = rest
-            q = q.without(x)  # None only after the last token of the support, which is also the last candidate
+            # None only after the last token of the support, which is also the last candidate
+            q = q.without(x)
         return draws.categorical(p)
 
     def trial(self, problem: NodeProblem) -> Trial | None:
@@ -61,10 +66,16 @@ class RrsWithoutReplacement(TrialRule):
         if not isinstance(proposal, WithoutReplacement | Iid):
             return None
         drawn = tuple(dict.fromkeys(problem.candidates))
-        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=drawn, draws=problem.draws)
+        return Trial(
+            target_law=problem.target_law, draft_law=proposal.law, drawn=drawn, draws=problem.draws
+        )
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
-        """As emitted. What is left depends on which tokens were rejected: y has no closed form for two candidates or more."""
+        """As emitted.
+
+        What is left depends on which tokens were rejected: y has no closed form for two candidates
+        or more.
+        """
         proposal = problem.proposal
         if not isinstance(proposal, WithoutReplacement | Iid):
             return walked(problem)

@@ -1,6 +1,7 @@
 """Scores of the rearrangement coupling for a few draws, in O(support) a draw, and what they decide.
 
-The theory is in `transport/rearrangement.py`; this is the search that a rule runs on a large support.
+The theory is in `transport/rearrangement.py`; this is the search that a rule runs on a large
+support.
 """
 
 from collections.abc import Sequence
@@ -20,8 +21,11 @@ from monge.transport.rearrangement import Rearrangement
 from monge.transport.rearrangement_law import ScoreTable
 
 SMALLEST_MASS: Final = 1e-290
-"""Draft masses below this have no finite ratio p / q. Such a token has no place on the line and is never accepted as a draw:
-less than 1e-284 of total variation, for up to a million tokens."""
+"""Draft masses below this have no finite ratio p / q.
+
+Such a token has no place on the line and is never accepted as a draw: less than 1e-284 of total
+variation, for up to a million tokens.
+"""
 
 Positions = Float64[np.ndarray, " n"]
 
@@ -59,7 +63,11 @@ class DraftLine:
     def chances(self, drawn: Sequence[int], draws: Draws) -> dict[int, float]:
         """Accept probability of every distinct draw given the positions of all of them, from one uniform a draw."""
         placed = [(token, self.windows(token), draws.uniform()) for token in drawn]
-        on_line = [(token, place(self.line, windows, position)) for token, windows, position in placed if windows.size]
+        on_line = [
+            (token, place(self.line, windows, position))
+            for token, windows, position in placed
+            if windows.size
+        ]
         probs = dict.fromkeys(drawn, 0.0)
         chances = winning_chances(self.line, np.array([u for _, u in on_line])) if on_line else ()
         for (token, _), chance in zip(on_line, chances, strict=True):
@@ -86,12 +94,17 @@ def _table(line: Rearrangement) -> ScoreTable:
 
 
 def place(line: Rearrangement, windows: Int64[np.ndarray, " own"], position: float) -> float:
-    """The point of a draw on the line, from a uniform; its token owns one window, or two where the threshold splits it."""
+    """The point of a draw on the line, from a uniform.
+
+    Its token owns one window, or two where the threshold splits it.
+    """
     left, right = float(line.edges[windows[0]]), float(line.edges[windows[-1] + 1])
     return min(left + position * (right - left), float(np.nextafter(right, 0.0)))
 
 
-def score(line: Rearrangement, windows: Int64[np.ndarray, " own"], position: float, swap: float) -> float:
+def score(
+    line: Rearrangement, windows: Int64[np.ndarray, " own"], position: float, swap: float
+) -> float:
     """Score of a draw, from two uniforms."""
     if windows.size == 0:
         return 1.0  # a mass too small for the line: refused
@@ -103,8 +116,8 @@ def score(line: Rearrangement, windows: Int64[np.ndarray, " own"], position: flo
 def winning_chances(line: Rearrangement, u: Positions) -> Positions:
     """For draws at known points: the chance of each, over all swaps, to be the one that is accepted.
 
-    Every draw has two possible scores, independent of the others: its own point, and its partner. Of equal scores the earlier
-    draw's counts as the smaller.
+    Every draw has two possible scores, independent of the others: its own point, and its partner.
+    Of equal scores the earlier draw's counts as the smaller.
     """
     partner = partners(line, u)
     swap = line.swap_probs(u, partner)
@@ -123,19 +136,25 @@ def partners(line: Rearrangement, u: Positions) -> Positions:
 
 
 def nearest_below(line: Rearrangement, u: Positions, is_right: Bool[np.ndarray, " n"]) -> Positions:
-    """The nearest point, to the right or left of u, beyond which the surplus is below that at u; u itself where there is none.
+    """The nearest point, to the right or left of u, beyond which the surplus is below that at u.
 
-    As `Rearrangement.nearest_below`, in O(s) a position: sums run outwards from u, so what is near u keeps all its digits.
+    U itself where there is none.
+
+    As `Rearrangement.nearest_below`, in O(s) a position: sums run outwards from u, so what is near
+    u keeps all its digits.
     """
     starts, stops, every = line.edges[:-1], line.edges[1:], np.arange(u.size)
     at = u[:, None]
     ahead = np.cumsum((np.maximum(stops, at) - np.maximum(starts, at)) * line.gains, axis=1)
-    behind = np.cumsum(((np.minimum(stops, at) - np.minimum(starts, at)) * line.gains)[:, ::-1], axis=1)[:, ::-1]
+    behind = np.cumsum(
+        ((np.minimum(stops, at) - np.minimum(starts, at)) * line.gains)[:, ::-1], axis=1
+    )[:, ::-1]
     given = np.pad(ahead, ((0, 0), (1, 0))) - np.pad(behind, ((0, 0), (0, 1)))  # [n, edges]
     below = (_offered(line, at, line.edges) < given) & ((line.edges > at) == is_right[:, None])
     last = starts.size
     edge = np.where(is_right, below.argmax(axis=1), last - below[:, ::-1].argmax(axis=1))
-    # The surplus is concave in a window: the window that ends (or starts) in that edge holds the crossing, beyond its peak.
+    # The surplus is concave in a window: the window that ends (or starts) in that edge holds the
+    # crossing, beyond its peak.
     window = np.clip(np.where(is_right, edge - 1, edge), 0, last - 1)
     near = np.where(is_right, window, window + 1)
     is_own = window == line.windows_of(u)
@@ -150,7 +169,10 @@ def nearest_below(line: Rearrangement, u: Positions, is_right: Bool[np.ndarray, 
 
 
 def _offered(line: Rearrangement, u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Integral of the smallest score's density from u to v, cut off at the threshold: (b - a) times a sum of products."""
+    """Integral of the smallest score's density from u to v, cut off at the threshold.
+
+    (b - a) times a sum of products.
+    """
     u, v = np.minimum(u, line.threshold), np.minimum(v, line.threshold)
     near, far = 1.0 - u, 1.0 - v
     power, total = np.ones_like(far), np.ones_like(near + far)

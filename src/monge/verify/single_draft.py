@@ -18,29 +18,33 @@ class SingleDraft(TrialRule):
     """Accept the one candidate with probability min(1, p/q), otherwise draw from what p has beyond q.
 
     Law:
-        The emitted token follows p when the candidate x was drawn from q (`Iid`, width 1), or is a function of the path
-        (`Deterministic`, one candidate; q is then the point mass at x).
+        The emitted token follows p when the candidate x was drawn from q (`Iid`, width 1), or is a
+        function of the path (`Deterministic`, one candidate; q is then the point mass at x).
 
     Rule:
-        Accept x with probability `min(1, p_x / q_x)`; otherwise emit `y ~ (p - q)_+ / |(p - q)_+|`. Acceptance is
-        `sum_i min(p_i, q_i) = 1 - TV(p, q)`, the optimum for one candidate.
+        Accept x with probability `min(1, p_x / q_x)`; otherwise emit `y ~ (p - q)_+ / |(p - q)_+|`.
+        Acceptance is `sum_i min(p_i, q_i) = 1 - TV(p, q)`, the optimum for one candidate.
 
     Cost:
         Two look-ups; O(vocab) only after a rejection.
 
     Reference:
-        Leviathan et al., arXiv 2211.17192, Algorithm 1 (p and q as here); Chen et al., arXiv 2302.01318 (p and q swapped).
+        Leviathan et al., arXiv 2211.17192, Algorithm 1 (p and q as here); Chen et al., arXiv
+        2302.01318 (p and q swapped).
     """
 
     method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
     max_width = 1
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         (x,) = candidates
         p = target_law
         if not isinstance(proposal, Iid):
-            # q is a point mass: accepting with probability p_x and otherwise drawing from p without x is a draw from p.
+            # q is a point mass: accepting with probability p_x and otherwise drawing from p without
+            # x is a draw from p.
             return draws.categorical(p)
         q = proposal.law
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
@@ -51,7 +55,12 @@ class SingleDraft(TrialRule):
         proposal = problem.proposal
         if not isinstance(proposal, Iid):
             return None
-        return Trial(target_law=problem.target_law, draft_law=proposal.law, drawn=problem.candidates, draws=problem.draws)
+        return Trial(
+            target_law=problem.target_law,
+            draft_law=proposal.law,
+            drawn=problem.candidates,
+            draws=problem.draws,
+        )
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, with y = min(s p, q)."""

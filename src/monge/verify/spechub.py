@@ -21,30 +21,36 @@ class SpecHub(FlowRule):
     """Test the other token of a hub pair first, then the hub, which takes what the other tokens leave.
 
     Law:
-        The emitted token follows p for pairs that contain the most probable token of q (`HubPairs`), and for deterministic
-        candidates, which are left to the target walk.
+        The emitted token follows p for pairs that contain the most probable token of q
+        (`HubPairs`), and for deterministic candidates, which are left to the target walk.
 
     Rule:
         With hub a, `Q(i, a) = q_i` and `Q(a, i) = q_a q_i / (1 - q_a)` for i != a, and P = p:
-        1. (i, a) accepts i with probability `min(1, P_i / Q(i, a))`; `r_i = (Q(i, a) - P_i)_+`, `P_i = (P_i - Q(i, a))_+`.
-        2. (a, i) accepts i with probability `min(1, P_i / Q(a, i))`; `s_i = (Q(a, i) - P_i)_+`, `P_i = (P_i - Q(a, i))_+`.
-        3. (a, i), undecided, accepts a with probability `min(1, P_a / sum s)`; `P_a = (P_a - sum s)_+`.
-        4. (i, a), undecided, accepts a with probability `min(1, P_a / sum r)`; `P_a = (P_a - sum r)_+`.
-        5. Undecided: emit y proportional to P.
-        P changes for all i and whatever pair was drawn. Acceptance is the optimum for these pairs, and the same as that of
-        `greedy` with two candidates: the pair is the hub and one draw from the rest of q either way.
+        1. (i, a) accepts i with probability `min(1, P_i / Q(i, a))`; `r_i = (Q(i, a) - P_i)_+`,
+           `P_i = (P_i - Q(i, a))_+`.
+        2. (a, i) accepts i with probability `min(1, P_i / Q(a, i))`; `s_i = (Q(a, i) - P_i)_+`,
+           `P_i = (P_i - Q(a, i))_+`.
+        3. (a, i), undecided, accepts a with probability `min(1, P_a / sum s)`; `P_a = (P_a - sum
+           s)_+`.
+        4. (i, a), undecided, accepts a with probability `min(1, P_a / sum r)`; `P_a = (P_a - sum
+           r)_+`.
+        5. Undecided: emit y proportional to P. P changes for all i and whatever pair was drawn.
+           Acceptance is the optimum for these pairs, and the same as that of `greedy` with two
+           candidates: the pair is the hub and one draw from the rest of q either way.
 
     Cost:
         O(support of q) a node; O(vocab) when neither is accepted.
 
     Reference:
-        SpecHub (Sun et al., arXiv 2411.05289). The released code accepts the hub where p_a > 1 - 1e-3; that is not exact, and
-        is left out.
+        SpecHub (Sun et al., arXiv 2411.05289). The released code accepts the hub where p_a > 1 -
+        1e-3; that is not exact, and is left out.
     """
 
     accepts = frozenset[type[Proposal]]({HubPairs, Deterministic})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         p = target_law
         if not isinstance(proposal, HubPairs) or len(candidates) == 1:
             return draws.categorical(p)  # no draw to couple with: the target walk is optimal
@@ -63,7 +69,11 @@ class SpecHub(FlowRule):
         tests = _Tests.of_node(p, scale, proposal)
         token, accept, accept_hub = tests.of(problem.candidates)
         token_ids, masses = tests.accepted()
-        return Flow(accept_probs={token: accept, proposal.hub: (1.0 - accept) * accept_hub}, token_ids=token_ids, masses=masses)
+        return Flow(
+            accept_probs={token: accept, proposal.hub: (1.0 - accept) * accept_hub},
+            token_ids=token_ids,
+            masses=masses,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,7 +108,13 @@ class _Tests:
         left_of_hub = scale * p.prob(hub)
         hub_second = min(left_of_hub, float((second - taken_later).sum()))
         hub_first = min(left_of_hub - hub_second, float((first - taken).sum()))
-        return cls(hub=hub, rest=rest, pairs=(first, second), taken=(taken, taken_later), hub_taken=(hub_first, hub_second))
+        return cls(
+            hub=hub,
+            rest=rest,
+            pairs=(first, second),
+            taken=(taken, taken_later),
+            hub_taken=(hub_first, hub_second),
+        )
 
     def of(self, candidates: Sequence[int]) -> tuple[int, float, float]:
         """The other token of a pair, its acceptance, and the hub's where the other is refused."""
@@ -114,6 +130,12 @@ class _Tests:
     def accepted(self) -> tuple[Int64[Tensor, " tokens"], Float64[Tensor, " tokens"]]:
         """Increasing token ids, the hub among them, and the mass accepted of each."""
         hub_mass = self.taken[0].new_tensor([sum(self.hub_taken)])
-        taken, ids, hub = self.taken[0] + self.taken[1], self.rest.token_ids, self.rest.token_ids.new_tensor([self.hub])
+        taken, ids, hub = (
+            self.taken[0] + self.taken[1],
+            self.rest.token_ids,
+            self.rest.token_ids.new_tensor([self.hub]),
+        )
         place = int(torch.searchsorted(ids, self.hub))
-        return torch.cat([ids[:place], hub, ids[place:]]), torch.cat([taken[:place], hub_mass, taken[place:]])
+        return torch.cat([ids[:place], hub, ids[place:]]), torch.cat(
+            [taken[:place], hub_mass, taken[place:]]
+        )

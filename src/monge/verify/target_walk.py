@@ -19,27 +19,42 @@ class TargetWalk(FlowRule):
     """Draw the token from the target law; keep it as accepted if it happens to be a candidate.
 
     Law:
-        The emitted token is a draw from p that never looks at the candidates, so the output law is p for any candidates of any
-        origin: deterministic, sampled, pruned, anticipating.
+        The emitted token is a draw from p that never looks at the candidates, so the output law is
+        p for any candidates of any origin: deterministic, sampled, pruned, anticipating.
 
     Rule:
-        `y ~ p`; descend if y is a candidate. Acceptance is `sum over candidates of p`: the optimum for a deterministic set, and
-        for sampled candidates `sum_i p_i P(i is offered)`, which throws the coupling with q away.
+        `y ~ p`; descend if y is a candidate. Acceptance is `sum over candidates of p`: the optimum
+        for a deterministic set, and for sampled candidates `sum_i p_i P(i is offered)`, which
+        throws the coupling with q away.
 
     Cost:
         One draw from p a node.
 
     Reference:
-        "Naive sampling" of SpecInfer (Miao et al., arXiv 2305.09781, section 4.3); the rule of EAGLE-2 (arXiv 2406.16858) for
-        its deterministic trees, where zeroing and renormalising after each rejected child is the same draw in another order.
+        "Naive sampling" of SpecInfer (Miao et al., arXiv 2305.09781, section 4.3); the rule of
+        EAGLE-2 (arXiv 2406.16858) for its deterministic trees, where zeroing and renormalising
+        after each rejected child is the same draw in another order.
     """
 
     accepts = frozenset[type[Proposal]](
-        {Deterministic, Iid, Independent, WithoutReplacement, Mixed, HubPairs, Systematic, SharedClocks, Arbitrary}
+        {
+            Deterministic,
+            Iid,
+            Independent,
+            WithoutReplacement,
+            Mixed,
+            HubPairs,
+            Systematic,
+            SharedClocks,
+            Arbitrary,
+        }
     )
-    invariant_for = frozenset[type[Proposal]]({Deterministic})  # of the others, drawing them uses up random numbers
+    # Of the others, drawing them uses up random numbers.
+    invariant_for = frozenset[type[Proposal]]({Deterministic})
 
-    def emit(self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws) -> int:
+    def emit(
+        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
+    ) -> int:
         return draws.categorical(target_law)
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:

@@ -14,27 +14,31 @@ from monge.verify.whole_tree import decided_part, drawn_from, excess, share, ver
 
 @dataclass(frozen=True, slots=True)
 class Traversal(Verifier):
-    """Visit the tree leaf by leaf in drawing order; a node is decided after everything below it has been rejected.
+    """Visit the tree leaf by leaf in drawing order.
+
+    A node is decided after everything below it has been rejected.
 
     Law:
-        The accepted path, the token after it, and the target's own continuation together follow the target's law, for
-        candidates drawn without replacement *in drawing order*, for independent draws (repeats dropped), deterministic
-        candidates, and deterministic ones followed by independent draws. Whether a node has candidates may depend on anything
-        known before they are drawn. Below a node with candidates of `Arbitrary` origin the target walk decides.
+        The accepted path, the token after it, and the target's own continuation together follow the
+        target's law, for candidates drawn without replacement *in drawing order*, for independent
+        draws (repeats dropped), deterministic candidates, and deterministic ones followed by
+        independent draws. Whether a node has candidates may depend on anything known before they
+        are drawn. Below a node with candidates of `Arbitrary` origin the target walk decides.
 
     Rule:
-        To visit a node with weight a: `P = p`, `Q = q`; for each child c in drawing order, visit it with weight
-        `min(1, a P_c / Q_c)` and stop if anything there is accepted; else `R = (a P - Q)_+`, `a = |R| / (|R| + 1 - a)`,
-        `P = R / |R|`, and Q without c, renormalised. After its children accept the node with probability a, and emit `y ~ P`.
-        The root has weight 1 and is accepted in the end: its last P is drawn from. A child sees a, P and Q as the rejection of
+        To visit a node with weight a: `P = p`, `Q = q`; for each child c in drawing order, visit it
+        with weight `min(1, a P_c / Q_c)` and stop if anything there is accepted; else `R = (a P -
+        Q)_+`, `a = |R| / (|R| + 1 - a)`, `P = R / |R|`, and Q without c, renormalised. After its
+        children accept the node with probability a, and emit `y ~ P`. The root has weight 1 and is
+        accepted in the end: its last P is drawn from. A child sees a, P and Q as the rejection of
         its elder siblings has left them.
 
     Cost:
         O(support of p) for each child that is rejected; all nodes are visited in the worst case.
 
     Reference:
-        Traversal Verification (arXiv 2505.12398). For one child a node it is Block Verification (Sun et al.,
-        arXiv 2403.10444), and optimal; for more it is lossless, not optimal.
+        Traversal Verification (arXiv 2505.12398). For one child a node it is Block Verification
+        (Sun et al., arXiv 2403.10444), and optimal; for more it is lossless, not optimal.
     """
 
     accepts = frozenset[type[Proposal]]({WithoutReplacement, Iid, Mixed, Deterministic})
@@ -48,14 +52,20 @@ class Traversal(Verifier):
         return walk_on(ScoredTree(tree=tree, target_laws=target_laws, draws=draws), verdict)
 
 
-def _visit(tree: TokenTree, target_laws: LawSequence, node: int, weight: float, draws: Draws) -> tuple[int, Law] | None:
+def _visit(
+    tree: TokenTree, target_laws: LawSequence, node: int, weight: float, draws: Draws
+) -> tuple[int, Law] | None:
     """The accepted node at or below `node` with the law of the token after it, or `None` where all of them are rejected."""
     p = target_laws[node]
     candidates = tuple(tree.token_ids[child] for child in tree.candidates[node])
     child_of = dict(zip(candidates, tree.candidates[node], strict=True))
     for token, q in drawn_from(tree.proposals[node], candidates, p.device):
         child_weight = min(1.0, weight * p.prob(token) / q.prob(token))
-        found = _visit(tree, target_laws, child_of[token], child_weight, draws) if child_weight > 0.0 else None
+        found = (
+            _visit(tree, target_laws, child_of[token], child_weight, draws)
+            if child_weight > 0.0
+            else None
+        )
         if found is not None:
             return found
         rest = excess(weight, p, q)

@@ -1,4 +1,7 @@
-"""Rules that try candidates one after another: one node with plain laws, many nodes with their batched twin."""
+"""Rules that try candidates one after another.
+
+One node with plain laws, many nodes with their batched twin.
+"""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,13 +16,14 @@ from monge.verify.problem import NodeProblem
 class TrialRule(FlowRule):
     """A rule whose tests have a batched twin, `monge.verify.fast.trials`.
 
-    The twin makes all tests of all nodes, but few calls. On a GPU, where every look-up of the plain rule waits for the device,
-    it decides whenever there is more than one node. On a CPU most plain rules stop at their first test and are the faster ones.
+    The twin makes all tests of all nodes, but few calls. On a GPU, where every look-up of the plain
+    rule waits for the device, it decides whenever there is more than one node. On a CPU most plain
+    rules stop at their first test and are the faster ones.
 
     Attributes:
         method: The twin's tests.
-        min_cpu_batch: Nodes from which the twin is the faster one on a CPU, `None` where it never is; measured by
-            `python -m lab.verify --batch 2 --batch 4 --batch 8 --batch 32`.
+        min_cpu_batch: Nodes from which the twin is the faster one on a CPU, `None` where it never
+            is; measured by `python -m lab.verify --batch 2 --batch 4 --batch 8 --batch 32`.
     """
 
     method: ClassVar[Method]
@@ -30,14 +34,23 @@ class TrialRule(FlowRule):
         """What is tried at a node, or `None` where the candidates are deterministic and the rule draws from p."""
 
     def emit_many(self, problems: Sequence[NodeProblem]) -> list[int]:
-        trials = {row: trial for row, problem in enumerate(problems) if (trial := self.trial(problem)) is not None}
+        trials = {
+            row: trial
+            for row, problem in enumerate(problems)
+            if (trial := self.trial(problem)) is not None
+        }
         if not self._pays(list(trials.values())):
             return super().emit_many(problems)
         found = dict(zip(trials, emitted(list(trials.values()), type(self).method), strict=True))
-        return [found[row] if row in found else self.emit_one(problem) for row, problem in enumerate(problems)]
+        return [
+            found[row] if row in found else self.emit_one(problem)
+            for row, problem in enumerate(problems)
+        ]
 
     def _pays(self, trials: Sequence[Trial]) -> bool:
         if len(trials) < 2 or not all(can_peek(trial.draws) for trial in trials):
             return False
         is_on_cpu = trials[0].draft_law.device.type == "cpu"
-        return not is_on_cpu or (self.min_cpu_batch is not None and len(trials) >= self.min_cpu_batch)
+        return not is_on_cpu or (
+            self.min_cpu_batch is not None and len(trials) >= self.min_cpu_batch
+        )

@@ -1,4 +1,6 @@
-"""What rules share that look at whole paths: the law a candidate was drawn from, and what a scaled target has beyond it.
+"""What rules share that look at whole paths.
+
+The law a candidate was drawn from, and what a scaled target has beyond it.
 
 p = target law, q = draft law.
 """
@@ -39,7 +41,10 @@ class Excess:
 
     @property
     def law(self) -> Law:
-        """The same, normalised; p where there is no mass. Made when it is asked for: few are drawn from."""
+        """The same, normalised; p where there is no mass.
+
+        Made when it is asked for: few are drawn from.
+        """
         if isinstance(self.p, DenseLaw) and isinstance(self.q, DenseLaw):
             left = _difference(self.scale, self.p, self.q)
             total = left.sum()
@@ -68,17 +73,20 @@ def _difference(scale: float, p: DenseLaw, q: DenseLaw) -> Float64[Tensor, " voc
 def share(mass: float, scale: float) -> float:
     """`S / (S + 1 - a)`: how much of what the candidates leave undecided belongs to the node itself.
 
-    Both vanish only where a = 1 and p = q; a deeper token is then accepted for certain, and the answer is never used.
+    Both vanish only where a = 1 and p = q; a deeper token is then accepted for certain, and the
+    answer is never used.
     """
     undecided = mass + (1.0 - scale)
     return mass / undecided if undecided > 0.0 else 0.0
 
 
-def drawn_from(proposal: Proposal, tokens: tuple[int, ...], device: torch.device) -> Iterator[tuple[int, Law]]:
+def drawn_from(
+    proposal: Proposal, tokens: tuple[int, ...], device: torch.device
+) -> Iterator[tuple[int, Law]]:
     """Every distinct candidate in drawing order, with its law given the ones before it.
 
-    A deterministic candidate has a point mass. Independent draws, repeats dropped, are draws without replacement whose number
-    does not depend on which tokens are still to come.
+    A deterministic candidate has a point mass. Independent draws, repeats dropped, are draws
+    without replacement whose number does not depend on which tokens are still to come.
 
     Args:
         proposal: How they were drawn.
@@ -103,12 +111,18 @@ def drawn_from(proposal: Proposal, tokens: tuple[int, ...], device: torch.device
 
 
 def decided_part(
-    rule: Rule, tree: TokenTree, target_laws: LawSequence, walked: tuple[type[Proposal], ...] = (Arbitrary,)
+    rule: Rule,
+    tree: TokenTree,
+    target_laws: LawSequence,
+    walked: tuple[type[Proposal], ...] = (Arbitrary,),
 ) -> TokenTree:
-    """The part of a tree that a rule decides: nodes whose candidates are left to the target walk become leaves.
+    """The part of a tree that a rule decides.
 
-    Nodes keep their numbers; nodes below such a leaf stay, and are no candidates. The rule is asked about the same part
-    whatever is below it, since choosing between a rule and the target walk by a drawn token would bias the text.
+    Nodes whose candidates are left to the target walk become leaves.
+
+    Nodes keep their numbers; nodes below such a leaf stay, and are no candidates. The rule is asked
+    about the same part whatever is below it, since choosing between a rule and the target walk by a
+    drawn token would bias the text.
 
     Args:
         rule: The rule.
@@ -117,10 +131,13 @@ def decided_part(
         walked: Kinds of proposals that are left to the target walk; see `walk_on`.
 
     Raises:
-        ProposalMismatchError: If there is not one law a node, or the rule is not exact for this tree.
+        ProposalMismatchError: If there is not one law a node, or the rule is not exact for this
+            tree.
     """
     if len(target_laws) != tree.num_nodes:
-        raise ProposalMismatchError(f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came")
+        raise ProposalMismatchError(
+            f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came"
+        )
     cut, is_drawn = set[int](), False
     for node, candidates in enumerate(tree.candidates):
         if candidates:
@@ -137,7 +154,9 @@ def decided_part(
         return tree
     return replace(
         tree,
-        proposals=tuple(Deterministic() if node in cut else one for node, one in enumerate(tree.proposals)),
+        proposals=tuple(
+            Deterministic() if node in cut else one for node, one in enumerate(tree.proposals)
+        ),
         candidates=tuple(() if node in cut else one for node, one in enumerate(tree.candidates)),
     )
 
@@ -145,7 +164,8 @@ def decided_part(
 def walk_on(scored: ScoredTree, verdict: Verdict) -> Verdict:
     """The target walk from where a rule has come to, if it ended at a leaf of its part that has candidates in the whole tree.
 
-    The token after a leaf is a draw from the target's law; where it is a candidate, the next one is, and so on.
+    The token after a leaf is a draw from the target's law; where it is a candidate, the next one
+    is, and so on.
 
     Args:
         scored: The whole tree.

@@ -1,4 +1,7 @@
-"""The published heads once more, from their formulas: no cache, no tree, one path at a time, in plain torch."""
+"""The published heads once more, from their formulas.
+
+No cache, no tree, one path at a time, in plain torch.
+"""
 
 import cmath
 from collections.abc import Callable, Sequence
@@ -42,15 +45,24 @@ def silu(values: Tensor) -> Tensor:
 def turned(vector: Tensor, place: int, base: float = 50.0) -> Tensor:
     """Rotation of one head's vector as complex numbers."""
     half = len(vector) // 2
-    pairs = [complex(vector[one], vector[half + one]) * cmath.exp(1j * place * base ** (-one / half)) for one in range(half)]
-    return torch.tensor([pair.real for pair in pairs] + [pair.imag for pair in pairs], dtype=torch.float64)
+    pairs = [
+        complex(vector[one], vector[half + one]) * cmath.exp(1j * place * base ** (-one / half))
+        for one in range(half)
+    ]
+    return torch.tensor(
+        [pair.real for pair in pairs] + [pair.imag for pair in pairs], dtype=torch.float64
+    )
 
 
 class Layer:
     """One layer under a name, for a list of places."""
 
     def __init__(self, made: Published, name: str, *, centred: bool = False) -> None:
-        self.t = {key.removeprefix(f"{name}."): tensor for key, tensor in made.tensors.items() if key.startswith(f"{name}.")}
+        self.t = {
+            key.removeprefix(f"{name}."): tensor
+            for key, tensor in made.tensors.items()
+            if key.startswith(f"{name}.")
+        }
         self.centred = centred
 
     def norm(self, name: str, values: Tensor) -> Tensor:
@@ -63,7 +75,9 @@ class Layer:
             keys = torch.stack([self.norm("self_attn.k_norm", key) for key in keys])
         return [turned(key, place) for key in keys], list(found)
 
-    def attend(self, values: Tensor, place: int, seen: list[tuple[list[Tensor], list[Tensor]]]) -> Tensor:
+    def attend(
+        self, values: Tensor, place: int, seen: list[tuple[list[Tensor], list[Tensor]]]
+    ) -> Tensor:
         raw = self.t["self_attn.q_proj.weight"] @ values
         gated = len(raw) == 2 * HEADS * DIM
         heads = raw.view(HEADS, -1)
@@ -76,7 +90,12 @@ class Layer:
             query, shared = turned(query, place), number // (HEADS // KV)
             scores = torch.stack([query @ keys[shared] for keys, _ in seen]) / DIM**0.5
             weights = torch.softmax(scores, dim=0)
-            out.append(sum(weight * values[shared] for weight, (_, values) in zip(weights, seen, strict=True)))
+            out.append(
+                sum(
+                    weight * values[shared]
+                    for weight, (_, values) in zip(weights, seen, strict=True)
+                )
+            )
         mixed = torch.cat(out)
         if gated:
             mixed = mixed / (1 + torch.exp(-torch.cat(gates)))
@@ -84,7 +103,9 @@ class Layer:
 
     def network(self, values: Tensor) -> Tensor:
         assert self.t["mlp.gate_proj.weight"].shape[0] == INNER
-        inner = silu(self.t["mlp.gate_proj.weight"] @ values) * (self.t["mlp.up_proj.weight"] @ values)
+        inner = silu(self.t["mlp.gate_proj.weight"] @ values) * (
+            self.t["mlp.up_proj.weight"] @ values
+        )
         return self.t["mlp.down_proj.weight"] @ inner
 
     def causal(self, read: list[Tensor], residual: list[Tensor], first: int = 0) -> list[Tensor]:
@@ -97,17 +118,24 @@ class Layer:
         return found
 
 
-def res_blocks(made: Published, names: list[str], values: Tensor, skip: str | None = None) -> Tensor:
+def res_blocks(
+    made: Published, names: list[str], values: Tensor, skip: str | None = None
+) -> Tensor:
     t = made.tensors
     for name in names:
         through = values if skip is None else t[f"{skip}.weight"] @ values + t[f"{skip}.bias"]
-        values, skip = through + silu(t[f"{name}.linear.weight"] @ values + t[f"{name}.linear.bias"]), None
+        values, skip = (
+            through + silu(t[f"{name}.linear.weight"] @ values + t[f"{name}.linear.bias"]),
+            None,
+        )
     return values
 
 
 def medusa(made: Published, case: Case) -> Law:
     last = case.states[len(case.tokens) - 2][1]
-    return lambda path: made.tensors[f"{len(path)}.1.weight"] @ res_blocks(made, [f"{len(path)}.0"], last)
+    return lambda path: (
+        made.tensors[f"{len(path)}.1.weight"] @ res_blocks(made, [f"{len(path)}.0"], last)
+    )
 
 
 def hydra(made: Published, case: Case) -> Law:
@@ -148,7 +176,10 @@ def chain(case: Case, states: list[Tensor], advance: Callable, logits: Callable)
 
 def eagle(made: Published, case: Case) -> Law:
     t, is_hydra = made.tensors, "hydra_head_arch" in made.config
-    layer, embed = Layer(made, "attn" if is_hydra else "layers.0"), t.get("embed_tokens.weight", case.embed)
+    layer, embed = (
+        Layer(made, "attn" if is_hydra else "layers.0"),
+        t.get("embed_tokens.weight", case.embed),
+    )
 
     def advance(states: list[Tensor], tokens: list[int]) -> list[Tensor]:
         values = [
@@ -175,7 +206,10 @@ def widened(made: Published, logits: Tensor, vocab: int) -> Tensor:
 def eagle3(made: Published, case: Case) -> Law:
     t, config = made.tensors, made.config
     layer = Layer(made, "midlayer" if "midlayer.hidden_norm.weight" in t else "layers.0")
-    embed, ids = t.get("embed_tokens.weight", case.embed), config["eagle_aux_hidden_state_layer_ids"]
+    embed, ids = (
+        t.get("embed_tokens.weight", case.embed),
+        config["eagle_aux_hidden_state_layer_ids"],
+    )
     states = []
     for place in range(len(case.tokens) - 1):
         parts = [case.states[place][one] for one in ids]
@@ -186,7 +220,10 @@ def eagle3(made: Published, case: Case) -> Law:
     def advance(own: list[Tensor], tokens: list[int]) -> list[Tensor]:
         normed = [layer.norm("hidden_norm", state) for state in own]
         pairs = zip(tokens, normed, strict=True)
-        read = [torch.cat([layer.norm("input_layernorm", embed[token]), state]) for token, state in pairs]
+        read = [
+            torch.cat([layer.norm("input_layernorm", embed[token]), state])
+            for token, state in pairs
+        ]
         found = layer.causal(read, normed if config.get("norm_before_residual") else own)
         return [rms(one, t["norm.weight"]) for one in found] if config.get("norm_output") else found
 
@@ -198,15 +235,23 @@ def eagle3(made: Published, case: Case) -> Law:
 
 
 LAYOUTS = {
-    "mtp.fc.weight": ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm", "mtp.layers.0"),
+    "mtp.fc.weight": (
+        "mtp.pre_fc_norm_embedding",
+        "mtp.pre_fc_norm_hidden",
+        "mtp.fc",
+        "mtp.norm",
+        "mtp.layers.0",
+    ),
     "model.layers.7.eh_proj.weight": tuple(
         f"model.layers.7{one}" for one in (".enorm", ".hnorm", ".eh_proj", ".shared_head.norm", "")
     ),
     "model.mtp_layers.0.input_proj.weight": tuple(
-        f"model.mtp_layers.0{one}" for one in (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
+        f"model.mtp_layers.0{one}"
+        for one in (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
     ),
     "mtp_layers.0.input_proj.weight": tuple(
-        f"mtp_layers.0{one}" for one in (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
+        f"mtp_layers.0{one}"
+        for one in (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
     ),
 }
 
@@ -215,7 +260,8 @@ def mtp(made: Published, case: Case) -> Law:
     t = made.tensors
     key = next(name for name in LAYOUTS if name in t)
     names, is_mimo = LAYOUTS[key], key.startswith("model.mtp_layers")
-    centred = key.startswith("mtp")  # Qwen's two layouts, as this library and `speculators` write them
+    # Qwen's two layouts, as this library and `speculators` write them
+    centred = key.startswith("mtp")
     layer = Layer(made, names[4], centred=centred)
 
     def advance(states: list[Tensor], tokens: list[int]) -> list[Tensor]:
@@ -231,20 +277,35 @@ def mtp(made: Published, case: Case) -> Law:
     return chain(case, states, advance, lambda state: case.unembed @ state)
 
 
-def convolved(made: Published, name: str, side: int, values: list[Tensor], own: list[Tensor]) -> list[Tensor]:
+def convolved(
+    made: Published, name: str, side: int, values: list[Tensor], own: list[Tensor]
+) -> list[Tensor]:
     """Two taps, groups of one; the kernels are those of the sub-layer's argument."""
     base, width = made.tensors[f"{name}.base_kernel"], len(values[0])
-    kernels = [(made.tensors[f"{name}.kernel_projection.weight"] @ one).view(2, 2, width)[side] for one in own]
+    kernels = [
+        (made.tensors[f"{name}.kernel_projection.weight"] @ one).view(2, 2, width)[side]
+        for one in own
+    ]
     found = []
     for row in range(len(values)):
         before = values[row - 1] if row else torch.zeros_like(values[0])
-        found.append((base[side, 0] + kernels[row][0]) * values[row] + (base[side, 1] + kernels[row][1]) * before)
+        found.append(
+            (base[side, 0] + kernels[row][0]) * values[row]
+            + (base[side, 1] + kernels[row][1]) * before
+        )
     return found
 
 
 def block_states(made: Published, case: Case, ids: list[int], size: int) -> list[Tensor]:
-    t, embed, end = made.tensors, made.tensors.get("embed_tokens.weight", case.embed), len(case.tokens) - 1
-    context = [rms(t["fc.weight"] @ case.state(place, ids), t["hidden_norm.weight"]) for place in range(end)]
+    t, embed, end = (
+        made.tensors,
+        made.tensors.get("embed_tokens.weight", case.embed),
+        len(case.tokens) - 1,
+    )
+    context = [
+        rms(t["fc.weight"] @ case.state(place, ids), t["hidden_norm.weight"])
+        for place in range(end)
+    ]
     values = [embed[case.tokens[-1]]] + [embed[2]] * (size - 1)
     for number in range(2):
         layer, name = Layer(made, f"layers.{number}"), f"layers.{number}"
@@ -286,17 +347,27 @@ def block(made: Published, case: Case) -> Law:
                 )
                 full = torch.full_like(logits, -torch.inf)
                 for one in best:
-                    full[one] = logits[one] + known @ t["candidate_selector.successor_codebook"][one]
+                    full[one] = (
+                        logits[one] + known @ t["candidate_selector.successor_codebook"][one]
+                    )
                 logits = full
             elif "markov_head.markov_w1.weight" in t:
                 known, kind = t["markov_head.markov_w1.weight"][token], config["markov_head_type"]
                 if kind == "gated":
                     pair = torch.cat([state, known])
-                    known = torch.sigmoid(t["markov_head.gate_proj.weight"] @ pair + t["markov_head.gate_proj.bias"]) * known
+                    known = (
+                        torch.sigmoid(
+                            t["markov_head.gate_proj.weight"] @ pair
+                            + t["markov_head.gate_proj.bias"]
+                        )
+                        * known
+                    )
                 elif kind == "rnn":
                     joint = t["markov_head.joint_proj.weight"] @ torch.cat([memory, known, state])
                     gate, new, out = (joint + t["markov_head.joint_proj.bias"]).view(3, 2)
-                    memory = torch.sigmoid(gate) * memory + (1 - torch.sigmoid(gate)) * torch.tanh(new)
+                    memory = torch.sigmoid(gate) * memory + (1 - torch.sigmoid(gate)) * torch.tanh(
+                        new
+                    )
                     known = torch.tanh(out)
                 logits = logits + t["markov_head.markov_w2.weight"] @ known
         return widened(made, logits, len(case.embed))

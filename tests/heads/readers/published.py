@@ -36,7 +36,9 @@ class Published:
     def add(self, name: str, *shape: int, around: float = 0.0) -> None:
         """Numbers that depend on nothing but their name and place."""
         start = zlib.crc32(name.encode()) % 1000
-        numbers = torch.sin(1.7 * torch.arange(math.prod(shape), dtype=torch.float64) + start).reshape(shape)
+        numbers = torch.sin(
+            1.7 * torch.arange(math.prod(shape), dtype=torch.float64) + start
+        ).reshape(shape)
         self.tensors[name] = around + numbers * (0.2 if around else 1.0)
 
     def norm(self, name: str, width: int) -> None:
@@ -52,7 +54,15 @@ class Published:
         return folder
 
 
-def layer(made: Published, name: str, hidden: int, *, doubled: bool = False, norms: bool = False, gated: bool = False) -> None:
+def layer(
+    made: Published,
+    name: str,
+    hidden: int,
+    *,
+    doubled: bool = False,
+    norms: bool = False,
+    gated: bool = False,
+) -> None:
     """Attention and network of one layer; its first norm is the caller's."""
     width = 2 * hidden if doubled else hidden
     made.add(f"{name}.self_attn.q_proj.weight", HEADS * DIM * (2 if gated else 1), width)
@@ -80,7 +90,12 @@ def medusa(hidden: int, vocab: int) -> Published:
 
 
 def hydra(hidden: int, vocab: int, *, arch: str = "mlp", grounded: bool = True) -> Published:
-    config = {"hydra_num_heads": 3, "hydra_num_layers": 2, "hydra_head_arch": arch, "grounded_heads": grounded}
+    config = {
+        "hydra_num_heads": 3,
+        "hydra_num_layers": 2,
+        "hydra_head_arch": arch,
+        "grounded_heads": grounded,
+    }
     made = Published(config, file="hydra_lm_head.pt")
     made.add("input_embed_fn.weight", vocab, hidden)
     if arch == "eagle-attn":
@@ -112,7 +127,13 @@ def hydra(hidden: int, vocab: int, *, arch: str = "mlp", grounded: bool = True) 
 
 
 def eagle(hidden: int, vocab: int) -> Published:
-    config = {**LLAMA, "architectures": ["LlamaForCausalLM"], "hidden_size": hidden, "vocab_size": vocab, "bias": True}
+    config = {
+        **LLAMA,
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden,
+        "vocab_size": vocab,
+        "bias": True,
+    }
     made = Published(config, file="pytorch_model.bin")
     made.add("embed_tokens.weight", vocab, hidden)
     made.add("fc.weight", hidden, 2 * hidden)
@@ -127,7 +148,9 @@ def vocabulary(made: Published, drafted: list[int], vocab: int) -> None:
     made.tensors["t2d"] = torch.tensor([token in drafted for token in range(vocab)])
 
 
-def eagle3(hidden: int, vocab: int, *, name: str = "midlayer", version: str = "3", fused: int = 3) -> Published:
+def eagle3(
+    hidden: int, vocab: int, *, name: str = "midlayer", version: str = "3", fused: int = 3
+) -> Published:
     config = {
         **LLAMA,
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -150,8 +173,13 @@ def eagle3(hidden: int, vocab: int, *, name: str = "midlayer", version: str = "3
     return made
 
 
-def mtp_parts(made: Published, names: tuple[str, str, str, str, str], hidden: int, **kind: bool) -> Published:
-    """A prediction module under a layout's names: norms of embedding and state, projection, last norm, layer."""
+def mtp_parts(
+    made: Published, names: tuple[str, str, str, str, str], hidden: int, **kind: bool
+) -> Published:
+    """A prediction module under a layout's names.
+
+    Norms of embedding and state, projection, last norm, layer.
+    """
     embedding, state, projection, last, inner = names
     for norm in (embedding, state, last, f"{inner}.input_layernorm"):
         made.norm(norm, hidden)
@@ -161,14 +189,35 @@ def mtp_parts(made: Published, names: tuple[str, str, str, str, str], hidden: in
 
 
 def qwen_mtp(hidden: int, vocab: int) -> Published:
-    text = {**LLAMA, "model_type": "qwen3_5_text", "hidden_size": hidden, "vocab_size": vocab, "mtp_num_hidden_layers": 1}
-    names = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm", "mtp.layers.0")
+    text = {
+        **LLAMA,
+        "model_type": "qwen3_5_text",
+        "hidden_size": hidden,
+        "vocab_size": vocab,
+        "mtp_num_hidden_layers": 1,
+    }
+    names = (
+        "mtp.pre_fc_norm_embedding",
+        "mtp.pre_fc_norm_hidden",
+        "mtp.fc",
+        "mtp.norm",
+        "mtp.layers.0",
+    )
     return mtp_parts(Published({"text_config": text}), names, hidden, norms=True, gated=True)
 
 
 def deepseek_mtp(hidden: int, vocab: int) -> Published:
-    config = {**LLAMA, "hidden_size": hidden, "vocab_size": vocab, "num_hidden_layers": 7, "num_nextn_predict_layers": 1}
-    names = tuple(f"model.layers.7{part}" for part in (".enorm", ".hnorm", ".eh_proj", ".shared_head.norm", ""))
+    config = {
+        **LLAMA,
+        "hidden_size": hidden,
+        "vocab_size": vocab,
+        "num_hidden_layers": 7,
+        "num_nextn_predict_layers": 1,
+    }
+    names = tuple(
+        f"model.layers.7{part}"
+        for part in (".enorm", ".hnorm", ".eh_proj", ".shared_head.norm", "")
+    )
     made = mtp_parts(Published(config), names, hidden)
     made.add("model.layers.7.shared_head.head.weight", vocab, hidden)
     made.add("model.layers.7.embed_tokens.weight", vocab, hidden)
@@ -178,13 +227,19 @@ def deepseek_mtp(hidden: int, vocab: int) -> Published:
 def mimo_mtp(hidden: int, vocab: int) -> Published:
     config = {**LLAMA, "model_type": "mimo", "hidden_size": hidden, "vocab_size": vocab}
     parts = (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
-    return mtp_parts(Published(config), tuple(f"model.mtp_layers.0{part}" for part in parts), hidden)
+    return mtp_parts(
+        Published(config), tuple(f"model.mtp_layers.0{part}" for part in parts), hidden
+    )
 
 
 def dflash(hidden: int, vocab: int, *, method: str = "dflash", block: int = 4) -> Published:
     config = {
         **LLAMA,
-        "architectures": [{"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}.get(method, "DSparkDraftModel")],
+        "architectures": [
+            {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}.get(
+                method, "DSparkDraftModel"
+            )
+        ],
         "hidden_size": hidden,
         "vocab_size": vocab,
         "num_hidden_layers": 2,
@@ -201,9 +256,16 @@ def dflash(hidden: int, vocab: int, *, method: str = "dflash", block: int = 4) -
         if method == "dflash2":
             for part in ("attention", "mlp"):
                 made.add(f"layers.{one}.{part}_conv.base_kernel", 2, 2, hidden)
-                made.add(f"layers.{one}.{part}_conv.kernel_projection.weight", 2 * 2 * hidden, hidden)
+                made.add(
+                    f"layers.{one}.{part}_conv.kernel_projection.weight", 2 * 2 * hidden, hidden
+                )
     if method == "dflash2":
-        settings = {"conv_kernel_size": 2, "conv_group_size": 1, "selector_rank": 2, "selector_top_k": vocab - 1}
+        settings = {
+            "conv_kernel_size": 2,
+            "conv_group_size": 1,
+            "selector_rank": 2,
+            "selector_top_k": vocab - 1,
+        }
         made.config["dflash_config"] |= settings
         made.add("candidate_selector.predecessor_codebook", vocab, 2)
         made.add("candidate_selector.successor_codebook", vocab, 2)
@@ -229,13 +291,26 @@ def markov(made: Published, kind: str, hidden: int, sizes: tuple[int, int]) -> N
 
 def speculators(made: Published, algorithm: str, outer: Mapping[str, Any]) -> Published:
     """The same tensors with the configuration that the library writes."""
-    inner = {key: value for key, value in made.config.items() if key in {*LLAMA, "hidden_size", "vocab_size", "model_type"}}
-    method = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    inner = {
+        key: value
+        for key, value in made.config.items()
+        if key in {*LLAMA, "hidden_size", "vocab_size", "model_type"}
+    }
+    method = {
+        "proposal_type": "greedy",
+        "speculative_tokens": 3,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
     config = {
         "speculators_model_type": algorithm,
         "speculators_version": "0.3",
         "architectures": ["Speculator"],
-        "speculators_config": {"algorithm": algorithm, "proposal_methods": [method], "verifier": {"name_or_path": "elsewhere"}},
+        "speculators_config": {
+            "algorithm": algorithm,
+            "proposal_methods": [method],
+            "verifier": {"name_or_path": "elsewhere"},
+        },
         "transformer_layer_config": inner,
         **outer,
     }
@@ -248,7 +323,11 @@ def speculators_eagle3(hidden: int, vocab: int) -> Published:
     return speculators(
         made,
         "eagle3",
-        {"draft_vocab_size": vocab - 1, "eagle_aux_hidden_state_layer_ids": [0, 1, 1], "norm_before_residual": True},
+        {
+            "draft_vocab_size": vocab - 1,
+            "eagle_aux_hidden_state_layer_ids": [0, 1, 1],
+            "norm_before_residual": True,
+        },
     )
 
 
@@ -275,7 +354,13 @@ def speculators_block(hidden: int, vocab: int, algorithm: str) -> Published:
 def speculators_mtp(hidden: int, vocab: int) -> Published:
     config = {**LLAMA, "model_type": "qwen3_next", "hidden_size": hidden, "vocab_size": vocab}
     parts = (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
-    made = mtp_parts(Published(config), tuple(f"mtp_layers.0{part}" for part in parts), hidden, norms=True, gated=True)
+    made = mtp_parts(
+        Published(config),
+        tuple(f"mtp_layers.0{part}" for part in parts),
+        hidden,
+        norms=True,
+        gated=True,
+    )
     return speculators(made, "mtp", {"num_nextn_predict_layers": 1})
 
 

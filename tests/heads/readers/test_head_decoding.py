@@ -1,4 +1,7 @@
-"""Published heads in the real loop: lossless with every legal pairing, refused with the others, and aligned with the text."""
+"""Published heads in the real loop.
+
+Lossless with every legal pairing, refused with the others, and aligned with the text.
+"""
 
 from functools import cache
 from pathlib import Path
@@ -44,7 +47,9 @@ def table(seed: int = 3) -> TabularModel:
 def components(kind: str, folder: Path, tree: str, verifier: str | None) -> Components:
     target = table()
     return make_components(
-        target, drafter=HeadDrafter(target=target, head=head_of(kind, folder), tree=TREES.parse(tree)), verifier=verifier
+        target,
+        drafter=HeadDrafter(target=target, head=head_of(kind, folder), tree=TREES.parse(tree)),
+        verifier=verifier,
     )
 
 
@@ -54,7 +59,9 @@ DEEP = ("hydra", "eagle3", "dspark-rnn")
 FAMILIES = ("medusa", "hydra", "eagle", "eagle3", "mtp-deepseek", "dflash", "dflash2", "dspark-rnn")
 """One layout of each; the others are enumerated at one temperature, and at all with the slow tests."""
 CHAINS = [
-    pytest.param(kind, heat, marks=[pytest.mark.slow] if kind not in FAMILIES and heat != 0.7 else [])
+    pytest.param(
+        kind, heat, marks=[pytest.mark.slow] if kind not in FAMILIES and heat != 0.7 else []
+    )
     for kind in KINDS
     for heat in (0.0, 0.7, 1.0)
 ]
@@ -64,7 +71,9 @@ CHAINS = [
 def test_sampled_chains_are_lossless(kind: str, temperature: float, folder: Path) -> None:
     """Two rounds; for one of each kind of head also a chain of two that reaches beyond the end."""
     num_tokens = 3 if kind in DEEP and temperature == 0.7 else 2
-    case = Case(prompt=(0, 1), rules=SamplingRules(temperature=temperature), max_new_tokens=num_tokens)
+    case = Case(
+        prompt=(0, 1), rules=SamplingRules(temperature=temperature), max_new_tokens=num_tokens
+    )
     found = output_law(lambda: components(kind, folder, "chain(2)", "single_draft"), case)
     assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
 
@@ -73,30 +82,54 @@ PAIRINGS = [
     ("eagle3", "best_first(4, 2, 2)", "target_walk", 1),
     ("dflash2", "best_first(4, 2, 2)", "target_walk", 0.7),
     ("hydra", "best_first(3, 2, 2)", "target_walk", 0),
-    ("medusa", "fixed_width((2, 1), children='without_replacement')", "rrs_without_replacement", 0.7),
+    (
+        "medusa",
+        "fixed_width((2, 1), children='without_replacement')",
+        "rrs_without_replacement",
+        0.7,
+    ),
     ("eagle", "fixed_width((2,), children='iid')", "rrs", 1),
-    ("dspark-rnn", "fixed_width((2, 1), children='without_replacement')", "rrs_without_replacement", 1),
+    (
+        "dspark-rnn",
+        "fixed_width((2, 1), children='without_replacement')",
+        "rrs_without_replacement",
+        1,
+    ),
     ("mtp-deepseek", "fixed_width((2,), children='iid')", "canonical", 0.7),
     ("speculators-dspark", "fixed_width((2,), children='greedy_plus_one')", "greedy", 1),
 ]
 
 
 @pytest.mark.parametrize(("kind", "tree", "verifier", "temperature"), PAIRINGS)
-def test_trees_are_lossless(kind: str, folder: Path, tree: str, verifier: str, temperature: float | int) -> None:
+def test_trees_are_lossless(
+    kind: str, folder: Path, tree: str, verifier: str, temperature: float | int
+) -> None:
     case = Case(prompt=(0, 1), rules=SamplingRules(temperature=temperature))
     found = output_law(lambda: components(kind, folder, tree, verifier), case)
     assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
 
 
-def test_lossless_in_a_ragged_batch_beyond_the_end_and_from_a_prompt_of_one_token(folder: Path) -> None:
-    case = Case(prompt=(2,), horizon=2, max_new_tokens=3, neighbours=((0, 1, 2),), slot=1, eos_ids=frozenset({1}))
+def test_lossless_in_a_ragged_batch_beyond_the_end_and_from_a_prompt_of_one_token(
+    folder: Path,
+) -> None:
+    case = Case(
+        prompt=(2,),
+        horizon=2,
+        max_new_tokens=3,
+        neighbours=((0, 1, 2),),
+        slot=1,
+        eos_ids=frozenset({1}),
+    )
     found = output_law(lambda: components("eagle3", folder, "chain(2)", "single_draft"), case)
     assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
 
 
 @pytest.mark.parametrize(
     ("tree", "verifier"),
-    [("best_first(4, 2, 2)", "single_draft"), ("fixed_width((2,), children='without_replacement')", "rrs")],
+    [
+        ("best_first(4, 2, 2)", "single_draft"),
+        ("fixed_width((2,), children='without_replacement')", "rrs"),
+    ],
 )
 def test_biased_pairings_are_refused(folder: Path, tree: str, verifier: str) -> None:
     with pytest.raises(ProposalMismatchError):
@@ -119,13 +152,18 @@ def test_a_head_in_a_pool_follows_the_text(folder: Path) -> None:
 
     def made() -> Components:
         return make_components(
-            table(), drafter="pool('ngram', 'head')", head=folder / "eagle3", tree="chain(1)", verifier="single_draft"
+            table(),
+            drafter="pool('ngram', 'head')",
+            head=folder / "eagle3",
+            tree="chain(1)",
+            verifier="single_draft",
         )
 
     assert law_error(output_law(made, case), target_law(table(), case)) < LARGEST_ERROR
 
 
-# Heads with chosen weights, which are right about every token exactly if states, tokens and steps are paired as published.
+# Heads with chosen weights, which are right about every token exactly if states, tokens and steps
+# are paired as published.
 
 
 def markov_table(token_ids: tuple[int, ...]) -> list[float]:
@@ -135,14 +173,18 @@ def markov_table(token_ids: tuple[int, ...]) -> list[float]:
 
 def next_tokens() -> torch.Tensor:
     """Matrix that takes a token's indicator to the logits of the next."""
-    columns = [torch.tensor(markov_table((token,)), dtype=torch.float64).log() for token in range(VOCAB)]
+    columns = [
+        torch.tensor(markov_table((token,)), dtype=torch.float64).log() for token in range(VOCAB)
+    ]
     return torch.stack(columns, dim=1)
 
 
 def silent(made: Published) -> Published:
     """Layers that add nothing to what goes around them."""
     for name in made.tensors:
-        if name.endswith(("o_proj.weight", "down_proj.weight", "linear.weight", "linear.bias", "fc.bias")):
+        if name.endswith(
+            ("o_proj.weight", "down_proj.weight", "linear.weight", "linear.bias", "fc.bias")
+        ):
             made.tensors[name].zero_()
     return made
 
@@ -150,7 +192,9 @@ def silent(made: Published) -> Published:
 def perfect_eagle() -> Published:
     made = silent(eagle(VOCAB, VOCAB))
     made.tensors["embed_tokens.weight"] = torch.eye(VOCAB, dtype=torch.float64)
-    made.tensors["fc.weight"] = torch.cat([next_tokens(), torch.zeros(VOCAB, VOCAB, dtype=torch.float64)], dim=1)
+    made.tensors["fc.weight"] = torch.cat(
+        [next_tokens(), torch.zeros(VOCAB, VOCAB, dtype=torch.float64)], dim=1
+    )
     return made
 
 
@@ -158,7 +202,9 @@ def perfect_medusa() -> Published:
     """Head i moves the state's largest entry on by i + 1."""
     made = silent(medusa(VOCAB, VOCAB))
     for head in range(3):
-        made.tensors[f"{head}.1.weight"] = torch.eye(VOCAB, dtype=torch.float64).roll(head + 1, 0).contiguous()
+        made.tensors[f"{head}.1.weight"] = (
+            torch.eye(VOCAB, dtype=torch.float64).roll(head + 1, 0).contiguous()
+        )
     return made
 
 
@@ -173,10 +219,14 @@ def perfect_dspark() -> Published:
     return made
 
 
-@pytest.mark.parametrize(("make", "depth"), [(perfect_eagle, 5), (perfect_medusa, 3), (perfect_dspark, 4)])
+@pytest.mark.parametrize(
+    ("make", "depth"), [(perfect_eagle, 5), (perfect_medusa, 3), (perfect_dspark, 4)]
+)
 def test_a_head_that_knows_the_text_is_always_accepted(make, depth: int, tmp_path: Path) -> None:
     target = TabularModel(markov_table, VOCAB)
-    drafter = HeadDrafter(target=target, head=make().write(tmp_path), tree=TREES.parse(f"chain({depth})"))
+    drafter = HeadDrafter(
+        target=target, head=make().write(tmp_path), tree=TREES.parse(f"chain({depth})")
+    )
     decoder = Decoder(make_components(target, drafter=drafter), tokenizer=None)
     (result,) = decoder.generate([(0, 1)], max_new_tokens=4 * (depth + 1), temperature=0.0)
     assert result.token_ids == tuple((2 + place) % VOCAB for place in range(4 * (depth + 1)))
@@ -186,7 +236,10 @@ def test_a_head_that_knows_the_text_is_always_accepted(make, depth: int, tmp_pat
 # A tiny transformer as the target: trees read by its real passes, states taken from them.
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra-prefix", "eagle", "eagle3", "mtp-qwen", "dflash2", "speculators-dspark"])
+@pytest.mark.parametrize(
+    "kind",
+    ["medusa", "hydra-prefix", "eagle", "eagle3", "mtp-qwen", "dflash2", "speculators-dspark"],
+)
 def test_greedy_text_of_a_network_stays_what_it_is(kind: str, tmp_path: Path) -> None:
     target_network = network("llama")
     hidden = target_network.config.hidden_size
@@ -201,6 +254,8 @@ def test_greedy_text_of_a_network_stays_what_it_is(kind: str, tmp_path: Path) ->
     expected = [one.token_ids for one in plain.generate(texts, max_new_tokens=24, temperature=0.0)]
     for tree in ("chain(3)", "best_first(6, 3, 3)"):
         components = make_components(HfTreeModel(target_network), drafter=drafter, tree=tree)
-        found = Decoder(components, tokenizer=None).generate(texts, max_new_tokens=24, temperature=0.0)
+        found = Decoder(components, tokenizer=None).generate(
+            texts, max_new_tokens=24, temperature=0.0
+        )
         assert [one.token_ids for one in found] == expected
         assert max(record.num_nodes for record in found[0].records) >= 3

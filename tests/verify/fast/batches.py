@@ -32,11 +32,18 @@ def proposal_of(way: str, q: Law, width: int) -> Proposal:
                 return Deterministic(heavy)
             rest = left
         return Mixed(heavy, rest, width)
-    return WithoutReplacement(q, width) if way == "without_replacement" else Iid(q, 1 if way == "one" else width)
+    return (
+        WithoutReplacement(q, width)
+        if way == "without_replacement"
+        else Iid(q, 1 if way == "one" else width)
+    )
 
 
 def problems(regime: str, way: str) -> list[tuple[NodeProblem, TapeDraws]]:
-    """Nodes of all widths and supports, dense and sparse; each with its tape and another copy of it."""
+    """Nodes of all widths and supports, dense and sparse.
+
+    Each with its tape and another copy of it.
+    """
     found = []
     for seed in range(24):
         p, q = laws(regime, seed)
@@ -45,7 +52,12 @@ def problems(regime: str, way: str) -> list[tuple[NodeProblem, TapeDraws]]:
         candidates = proposal.draw(TapeDraws(rng.random(12).tolist()))
         tape = rng.random(30).tolist()
         draws = TapeDraws(tape)
-        problem = NodeProblem(target_law=law_of(p, seed % 3 > 0), proposal=proposal, candidates=candidates, draws=draws)
+        problem = NodeProblem(
+            target_law=law_of(p, seed % 3 > 0),
+            proposal=proposal,
+            candidates=candidates,
+            draws=draws,
+        )
         found.append((problem, TapeDraws(tape)))
     return found
 
@@ -54,7 +66,13 @@ def random_trials(regime: str, way: str, device: str) -> Trials:
     """The tests of a recursive rejection at such nodes."""
     rule = FLOW_RULES.parse("rrs_without_replacement" if way == "without_replacement" else "rrs")
     assert isinstance(rule, TrialRule)
-    trials = [trial for node, _ in problems(regime, way)[::3] if (trial := rule.trial(node)) is not None]
-    uniforms = [trial.draws.peek(len(trial.tokens)) for trial in trials if isinstance(trial.draws, TapeDraws)]
+    trials = [
+        trial for node, _ in problems(regime, way)[::3] if (trial := rule.trial(node)) is not None
+    ]
+    uniforms = [
+        trial.draws.peek(len(trial.tokens))
+        for trial in trials
+        if isinstance(trial.draws, TapeDraws)
+    ]
     on_cpu = Trials.of(trials, uniforms)
     return Trials(**{name: getattr(on_cpu, name).to(device) for name in Trials.__slots__})

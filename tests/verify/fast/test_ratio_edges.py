@@ -35,7 +35,10 @@ def edge_law(line: EdgeLine, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("width", "bins"), [(1, 1), (2, 1), (2, 4), (3, 1)])
 def test_every_token_is_accepted_with_its_mass(width: int, bins: int) -> None:
-    """By integration over positions and swaps: what all tuples of edges accept of each edge, handed down to the tokens."""
+    """By integration over positions and swaps.
+
+    What all tuples of edges accept of each edge, handed down to the tokens.
+    """
     p, q = laws(width, 5)
     line = EdgeLine.build(p, q, width, bins)
     drawn = edge_law(line, line.gains.size)
@@ -80,7 +83,10 @@ def test_same_noise_same_verdict_as_the_plain_search_on_the_edges(width: int) ->
     verdicts = []
     for _ in range(30):
         candidates, noise = rng.choice(q.size, size=width, p=q), rng.random((width, 2)).tolist()
-        placed = [line.stands_for(int(y), position) for y, (position, _) in zip(candidates, noise, strict=True)]
+        placed = [
+            line.stands_for(int(y), position)
+            for y, (position, _) in zip(candidates, noise, strict=True)
+        ]
         scores = [
             score(plain, np.flatnonzero(plain.owners == edge), position, swap)
             for (edge, position), (_, swap) in zip(placed, noise, strict=True)
@@ -96,7 +102,8 @@ def test_the_rule_with_bins() -> None:
     draws = SeededDraws(1)
     rule, proposal = Optimal(bins=64), Iid(q, 2)
     pairs = [
-        (rule.emit(p, proposal, candidates, draws), candidates) for candidates in (proposal.draw(draws) for _ in range(80))
+        (rule.emit(p, proposal, candidates, draws), candidates)
+        for candidates in (proposal.draw(draws) for _ in range(80))
     ]
     assert {token in candidates for token, candidates in pairs} == {True, False}
     assert all(p.prob(token) > 0.0 for token, _ in pairs)

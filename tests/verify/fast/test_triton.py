@@ -1,5 +1,8 @@
-"""The kernel against torch: same tests, same remainders. On a CPU the kernel runs in Triton's interpreter, in a process of its
-own, because it has to be chosen before the kernel is compiled."""
+"""The kernel against torch: same tests, same remainders.
+
+On a CPU the kernel runs in Triton's interpreter, in a process of its own, because it has to be
+chosen before the kernel is compiled.
+"""
 
 import os
 import subprocess
@@ -30,7 +33,16 @@ for regime in ("rough", "ties", "equal", "single token"):
 
 
 def test_the_kernel_decides_as_torch_does() -> None:
-    environment = dict(os.environ) | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    environment = dict(os.environ) | (
+        {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    assert len({line.rsplit("[", 1)[1] for line in done.stdout.splitlines()}) > 3  # accepted early, late, and not at all
+    # Accepted early, late, and not at all.
+    assert len({line.rsplit("[", 1)[1] for line in done.stdout.splitlines()}) > 3

@@ -1,4 +1,7 @@
-"""The fast twins of the optimal rule: same noise, same verdict as the plain search, and the masses of the theory."""
+"""The fast twins of the optimal rule.
+
+Same noise, same verdict as the plain search, and the masses of the theory.
+"""
 
 import numpy as np
 import pytest
@@ -21,7 +24,17 @@ from monge.verify.problem import NodeProblem
 from monge.verify.score_search import SMALLEST_MASS, DraftLine, place, score, winning_chances
 from tests.verify.acceptance import EXACT, masses
 
-REGIMES = ("rough", "ties", "nearly equal", "equal", "peaked", "sub-target", "tiny masses", "disjoint", "single token")
+REGIMES = (
+    "rough",
+    "ties",
+    "nearly equal",
+    "equal",
+    "peaked",
+    "sub-target",
+    "tiny masses",
+    "disjoint",
+    "single token",
+)
 WIDTHS = (1, 2, 3, 4, 8, 16)
 
 
@@ -31,7 +44,9 @@ def laws(regime: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     size = int(rng.integers(2, 40))
     p, q = rng.dirichlet(np.ones(size), 2)
     if regime == "ties":
-        p, q = (weights / weights.sum() for weights in rng.integers(0, 5, (2, size)) + np.eye(2, size))
+        p, q = (
+            weights / weights.sum() for weights in rng.integers(0, 5, (2, size)) + np.eye(2, size)
+        )
     elif regime == "nearly equal":
         q = p * np.exp(1e-6 * rng.normal(size=size))
     elif regime == "equal":
@@ -50,10 +65,15 @@ def laws(regime: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return p if regime == "sub-target" else p / p.sum(), q / q.sum()
 
 
-def plain(p: np.ndarray, q: np.ndarray, candidates: np.ndarray, noise: np.ndarray) -> tuple[Rearrangement, int]:
+def plain(
+    p: np.ndarray, q: np.ndarray, candidates: np.ndarray, noise: np.ndarray
+) -> tuple[Rearrangement, int]:
     """The verdict of the plain search: index of the accepted draw, -1 where none is."""
     line = Rearrangement.build(p, np.where(q > SMALLEST_MASS, q, 0.0), len(candidates))
-    scores = [score(line, np.flatnonzero(line.owners == y), *pair) for y, pair in zip(candidates, noise.tolist(), strict=True)]
+    scores = [
+        score(line, np.flatnonzero(line.owners == y), *pair)
+        for y, pair in zip(candidates, noise.tolist(), strict=True)
+    ]
     best = int(np.argmin(scores))
     return line, best if scores[best] < line.threshold else -1
 
@@ -69,9 +89,13 @@ def test_same_noise_same_verdict(regime: str) -> None:
     pairs = [laws(regime, seed) for seed in range(30)]
     widths = [WIDTHS[seed % len(WIDTHS)] for seed in range(30)]
     rng = np.random.default_rng(7)
-    candidates = [rng.choice(q.size, size=width, p=q) for (_, q), width in zip(pairs, widths, strict=True)]
+    candidates = [
+        rng.choice(q.size, size=width, p=q) for (_, q), width in zip(pairs, widths, strict=True)
+    ]
     noise = [rng.random((width, 2)) for width in widths]
-    lines = Lines.build(rows([p for p, _ in pairs]), rows([q for _, q in pairs]), torch.tensor(widths))
+    lines = Lines.build(
+        rows([p for p, _ in pairs]), rows([q for _, q in pairs]), torch.tensor(widths)
+    )
     scores = Scores.of(lines, rows(candidates, -1), rows([pair[:, 0] for pair in noise]))
     winners = scores.winners(rows([pair[:, 1] for pair in noise])).tolist()
     probs = scores.win_probs()
@@ -81,13 +105,20 @@ def test_same_noise_same_verdict(regime: str) -> None:
         single = NodeLine.build(p, q, widths[node])
         found = single.winner(candidates[node].tolist(), TapeDraws(noise[node].ravel().tolist()))
         assert (winners[node], -1 if found is None else found) == (expected, expected)
-        np.testing.assert_allclose(lines.masses[node, : p.size].numpy(), line.accepted_masses, rtol=0, atol=EXACT)
+        np.testing.assert_allclose(
+            lines.masses[node, : p.size].numpy(), line.accepted_masses, rtol=0, atol=EXACT
+        )
         np.testing.assert_allclose(single.masses, line.accepted_masses, rtol=0, atol=EXACT)
         assert float(lines.floors[node]) == pytest.approx(single.floor, abs=EXACT)
         windows = [np.flatnonzero(line.owners == y) for y in candidates[node]]
-        places = [place(line, own, pair[0]) for own, pair in zip(windows, noise[node].tolist(), strict=True)]
+        places = [
+            place(line, own, pair[0])
+            for own, pair in zip(windows, noise[node].tolist(), strict=True)
+        ]
         expected_probs = winning_chances(line, np.array(places))
-        np.testing.assert_allclose(probs[node, : widths[node]].numpy(), expected_probs, rtol=0, atol=1e-7)
+        np.testing.assert_allclose(
+            probs[node, : widths[node]].numpy(), expected_probs, rtol=0, atol=1e-7
+        )
         assert not probs[node, widths[node] :].any()
 
 
@@ -97,7 +128,9 @@ def test_verdicts_of_small_laws(pair: tuple[list[int], list[int]], width: int, s
     p, q = map(masses, pair)
     rng = np.random.default_rng(seed)
     candidates, noise = rng.choice(q.size, size=(8, width), p=q), rng.random((8, width, 2))
-    line = Lines.build(*(torch.from_numpy(law).expand(8, -1) for law in (p, q)), torch.full((8,), width))
+    line = Lines.build(
+        *(torch.from_numpy(law).expand(8, -1) for law in (p, q)), torch.full((8,), width)
+    )
     scores = Scores.of(line, torch.from_numpy(candidates), torch.from_numpy(noise[..., 0].copy()))
     winners = scores.winners(torch.from_numpy(noise[..., 1].copy())).tolist()
     assert winners == [plain(p, q, *one)[1] for one in zip(candidates, noise, strict=True)]
@@ -106,27 +139,41 @@ def test_verdicts_of_small_laws(pair: tuple[list[int], list[int]], width: int, s
 @pytest.mark.parametrize("regime", ["rough", "nearly equal", "peaked", "sub-target"])
 @pytest.mark.parametrize("width", [2, 3, 16])
 def test_partners_bring_what_positions_lack(regime: str, width: int) -> None:
-    """The identity behind the law, on the twin alone: E[xt(score) | position] = g, and |dE| is equal at both ends."""
+    """The identity behind the law, on the twin alone:
+
+    E[xt(score) | position] = g, and |dE| is equal at both ends.
+    """
     p, q = laws(regime, width)
     line = Lines.build(rows([p]), rows([q]), torch.tensor([width]))
     support = np.flatnonzero(q)
     candidates = torch.from_numpy(np.repeat(support, 8))[None]
-    positions = torch.rand(candidates.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(width))
+    positions = torch.rand(
+        candidates.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(width)
+    )
     scores = Scores.of(line, candidates, positions)
 
     def offered(w: torch.Tensor) -> torch.Tensor:
         return torch.where(w > line.floors, width * w ** (width - 1), 0.0)
 
-    received = (1.0 - scores.swap_probs) * offered(scores.own) + scores.swap_probs * offered(scores.swapped)
+    received = (1.0 - scores.swap_probs) * offered(scores.own) + scores.swap_probs * offered(
+        scores.swapped
+    )
     gains = line.masses.gather(1, candidates) / torch.from_numpy(q)[candidates]
     torch.testing.assert_close(received, gains, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("fixed", [(), (0, 3)])
 def test_flows_of_many_nodes(fixed: tuple[int, ...]) -> None:
-    """Different widths, scales and supports in one call; against the plain line of each node, on one tape."""
+    """Different widths, scales and supports in one call.
+
+    Against the plain line of each node, on one tape.
+    """
     q = dense_law([0, 3, 5, 0, 2])
-    nodes = [(dense_law([5, 3, 2, 4, 1]), 1.0, (1,)), (dense_law([1, 1, 4, 0, 4]), 0.4, (2, 2, 4)), (q, 0.75, (4, 1))]
+    nodes = [
+        (dense_law([5, 3, 2, 4, 1]), 1.0, (1,)),
+        (dense_law([1, 1, 4, 0, 4]), 0.4, (2, 2, 4)),
+        (q, 0.75, (4, 1)),
+    ]
     tape = torch.rand(6, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).tolist()
 
     def problems() -> list[NodeProblem]:
@@ -143,10 +190,14 @@ def test_flows_of_many_nodes(fixed: tuple[int, ...]) -> None:
         ]
 
     draws = TapeDraws(tape)
-    for (p, scale, drawn), flow, twin in zip(nodes, Optimal().flows(problems()), chances(problems()), strict=True):
+    for (p, scale, drawn), flow, twin in zip(
+        nodes, Optimal().flows(problems()), chances(problems()), strict=True
+    ):
         line = DraftLine.of_node(p, scale, q, len(drawn))
         expected = line.chances(drawn, draws)
-        assert {token: flow.accept_probs[token] for token in expected} == pytest.approx(expected, abs=EXACT)
+        assert {token: flow.accept_probs[token] for token in expected} == pytest.approx(
+            expected, abs=EXACT
+        )
         torch.testing.assert_close(twin.masses, line.accepted, rtol=0, atol=EXACT)
         assert set(flow.accept_probs) == {*fixed, *drawn}
         assert sum(flow.accept_probs.values()) <= 1.0 + EXACT
@@ -163,7 +214,12 @@ def test_flows_of_supports_of_different_sizes() -> None:
     def problems(part: slice) -> list[NodeProblem]:
         draws = TapeDraws(tape[2 * part.start :])
         return [
-            NodeProblem(target_law=dense_law(range(40, 1, -1)), proposal=Iid(q, 2), candidates=drawn, draws=draws)
+            NodeProblem(
+                target_law=dense_law(range(40, 1, -1)),
+                proposal=Iid(q, 2),
+                candidates=drawn,
+                draws=draws,
+            )
             for q in laws_[part]
         ]
 
@@ -182,8 +238,18 @@ def test_a_draw_outside_the_draft_law_is_refused() -> None:
 def test_the_rule_runs_the_twins(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     for name, twin in (("decide", decide), ("chances", chances)):
-        monkeypatch.setattr(optimal, name, lambda *given, name=name, twin=twin: (ran.append(name), twin(*given))[1])
+        monkeypatch.setattr(
+            optimal, name, lambda *given, name=name, twin=twin: (ran.append(name), twin(*given))[1]
+        )
     p, q = dense_law([5, 3, 2]), dense_law([2, 3, 5])
     Optimal().emit(p, Iid(q, 2), (0, 1), TapeDraws([0.5] * 5))
-    Optimal().flow(NodeProblem(target_law=p, scale=0.5, proposal=Iid(q, 2), candidates=(0, 1), draws=TapeDraws([0.5] * 2)))
+    Optimal().flow(
+        NodeProblem(
+            target_law=p,
+            scale=0.5,
+            proposal=Iid(q, 2),
+            candidates=(0, 1),
+            draws=TapeDraws([0.5] * 2),
+        )
+    )
     assert ran == ["decide", "chances"]

@@ -33,8 +33,9 @@ class TreeLimits:
 class TreeBuilder(ABC):
     """Grows a tree level by level. Usable by every drafter that has a law for each node.
 
-    Which nodes of a level get children, how many, and how they are drawn may depend on the text, the plan, earlier levels and
-    the draft laws at the level's own nodes: on nothing that this level draws. `GrowingTree.grow_level` checks it.
+    Which nodes of a level get children, how many, and how they are drawn may depend on the text,
+    the plan, earlier levels and the draft laws at the level's own nodes: on nothing that this level
+    draws. `GrowingTree.grow_level` checks it.
     """
 
     @property
@@ -48,7 +49,12 @@ class TreeBuilder(ABC):
 
     @abstractmethod
     def expand(
-        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+        self,
+        tree: GrowingTree,
+        frontier: Sequence[int],
+        laws: Sequence[Law],
+        plan: DraftPlan,
+        draws: Draws,
     ) -> Sequence[int]:
         """Draw the children of the frontier's nodes, given their draft laws.
 
@@ -64,8 +70,9 @@ class TreeBuilder(ABC):
 def nodes_left(tree: GrowingTree, plan: DraftPlan, own: int) -> int:
     """Drafted nodes that a plan still allows, to be read before a level is drawn.
 
-    A builder takes the *declared* width of every node that gets children off this number. Counting the nodes drawn so far in
-    the same level would let its repeated tokens decide which of its nodes get children; rules for whole trees are then biased.
+    A builder takes the *declared* width of every node that gets children off this number. Counting
+    the nodes drawn so far in the same level would let its repeated tokens decide which of its nodes
+    get children; rules for whole trees are then biased.
 
     Args:
         tree: The tree, down to the level whose children come next.

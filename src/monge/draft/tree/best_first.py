@@ -15,9 +15,10 @@ from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes
 class BestFirst(TreeBuilder):
     """The `num_nodes` nodes of largest path probability under the draft law.
 
-    Every level reads the `beam` most probable nodes that can still be among the best, and looks at the `width` most probable
-    children of each; at the end the best `num_nodes` stay. Path probabilities fall along a path, so these form a tree, and with
-    a wide enough beam it is the tree of largest total path probability. Everything is a function of the text, never of a draw:
+    Every level reads the `beam` most probable nodes that can still be among the best, and looks at
+    the `width` most probable children of each; at the end the best `num_nodes` stay. Path
+    probabilities fall along a path, so these form a tree, and with a wide enough beam it is the
+    tree of largest total path probability. Everything is a function of the text, never of a draw:
     the candidates are `Deterministic`.
 
     Args:
@@ -27,8 +28,8 @@ class BestFirst(TreeBuilder):
         beam: Nodes read per level.
 
     Reference:
-        EAGLE-2 (Li et al., arXiv 2406.16858), expansion and re-ranking; optimal for the estimated path probabilities as in
-        OPT-Tree (Wang et al., arXiv 2406.17276).
+        EAGLE-2 (Li et al., arXiv 2406.16858), expansion and re-ranking; optimal for the estimated
+        path probabilities as in OPT-Tree (Wang et al., arXiv 2406.17276).
     """
 
     num_nodes: int = 16
@@ -37,7 +38,13 @@ class BestFirst(TreeBuilder):
     beam: int = 4
 
     def __post_init__(self) -> None:
-        check_sizes("best_first", num_nodes=self.num_nodes, depth=self.depth, width=self.width, beam=self.beam)
+        check_sizes(
+            "best_first",
+            num_nodes=self.num_nodes,
+            depth=self.depth,
+            width=self.width,
+            beam=self.beam,
+        )
 
     @property
     def limits(self) -> TreeLimits:
@@ -49,10 +56,18 @@ class BestFirst(TreeBuilder):
         )
 
     def expand(
-        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+        self,
+        tree: GrowingTree,
+        frontier: Sequence[int],
+        laws: Sequence[Law],
+        plan: DraftPlan,
+        draws: Draws,
     ) -> Sequence[int]:
         best = {node: law.top_masses(self.width) for node, law in zip(frontier, laws, strict=True)}
-        proposals = {node: Deterministic(tuple(token for token, _ in masses)) for node, masses in best.items()}
+        proposals = {
+            node: Deterministic(tuple(token for token, _ in masses))
+            for node, masses in best.items()
+        }
         grown: list[int] = []
         for node, children in tree.grow_level(proposals, draws).items():
             for child, (_, mass) in zip(children, best[node], strict=True):
@@ -60,7 +75,8 @@ class BestFirst(TreeBuilder):
             grown.extend(children)
         if tree.depths[frontier[0]] + 1 >= plan.depth(self.depth):
             return ()
-        # A node that is not among the best has no descendant among them: reading it would be wasted.
+        # A node that is not among the best has no descendant among them: reading it would be
+        # wasted.
         level = set(grown)
         return [node for node in self._best(tree, plan) if node in level][: self.beam]
 

@@ -13,9 +13,12 @@ from monge.draft.tree.base import TreeBuilder, TreeLimits
 
 @dataclass(frozen=True, slots=True)
 class ByRequest(TreeBuilder):
-    """Greedy requests want the most probable tokens, several of them; sampled ones want draws from the draft law.
+    """Greedy requests want the most probable tokens, several of them.
 
-    A drafter that does not ask for the request's builder builds the sampled one's trees, exact for greedy requests too.
+    Sampled ones want draws from the draft law.
+
+    A drafter that does not ask for the request's builder builds the sampled one's trees, exact for
+    greedy requests too.
 
     Args:
         greedy: For requests at temperature 0.
@@ -39,7 +42,12 @@ class ByRequest(TreeBuilder):
         return (self.greedy if rules.temperature == 0 else self.sampled).under(rules)
 
     def expand(
-        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+        self,
+        tree: GrowingTree,
+        frontier: Sequence[int],
+        laws: Sequence[Law],
+        plan: DraftPlan,
+        draws: Draws,
     ) -> Sequence[int]:
         return self.sampled.expand(tree, frontier, laws, plan, draws)
 

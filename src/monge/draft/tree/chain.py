@@ -33,7 +33,12 @@ class Chain(TreeBuilder):
         return TreeLimits(proposes=kinds, max_width=1, max_depth=self.depth, max_nodes=self.depth)
 
     def expand(
-        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+        self,
+        tree: GrowingTree,
+        frontier: Sequence[int],
+        laws: Sequence[Law],
+        plan: DraftPlan,
+        draws: Draws,
     ) -> Sequence[int]:
         (node,), (law,) = frontier, laws
         children = tree.grow(node, children_of(self.children, law, 1, plan), draws)

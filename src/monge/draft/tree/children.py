@@ -32,12 +32,18 @@ class Children(ABC):
         """Fewest candidates that the widest node of a tree must have for this way to make sense."""
 
     def under(self, plan: DraftPlan, width: int) -> "Children":
-        """This way of drawing as a plan wants it for nodes so wide; ways that a plan does not speak of stay what they are."""
+        """This way of drawing as a plan wants it for nodes so wide.
+
+        Ways that a plan does not speak of stay what they are.
+        """
         return self
 
     @abstractmethod
     def propose(self, law: Law, width: int) -> Proposal:
-        """How at most `width` children are drawn from a draft law: all of its tokens where it has no more."""
+        """How at most `width` children are drawn from a draft law.
+
+        All of its tokens where it has no more.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,10 @@ class TopChildren(Children):
 
 @dataclass(frozen=True, slots=True)
 class GreedyPlusOne(Children):
-    """All but one of the most probable tokens, and one draw from the other tokens; fewer top tokens where the plan says so."""
+    """All but one of the most probable tokens, and one draw from the other tokens.
+
+    Fewer top tokens where the plan says so.
+    """
 
     proposes = Mixed
 
@@ -96,7 +105,8 @@ class GreedyPlusOne(Children):
         return MixedChildren(plan.fixed(width - 1, width)) if plan.num_fixed else self
 
     def propose(self, law: Law, width: int) -> Proposal:
-        # Where the support is smaller than the width, its last token is the draw: then all of it is offered, as it should be.
+        # Where the support is smaller than the width, its last token is the draw: then all of it is
+        # offered, as it should be.
         return _beside(law.top(width)[:-1], law, 1)
 
 
@@ -104,11 +114,12 @@ class GreedyPlusOne(Children):
 class MixedChildren(Children):
     """The most probable tokens, and independent draws from the other tokens.
 
-    A node with fewer candidates than `num_fixed` + 1 has one draw and top tokens beside it; a law with no more tokens than
-    candidates offers them all.
+    A node with fewer candidates than `num_fixed` + 1 has one draw and top tokens beside it; a law
+    with no more tokens than candidates offers them all.
 
     Args:
-        num_fixed: Top tokens among the candidates; the width counts them too. A plan may say otherwise.
+        num_fixed: Top tokens among the candidates; the width counts them too. A plan may say
+            otherwise.
     """
 
     num_fixed: int = 1
@@ -164,8 +175,12 @@ class TemperatureChildren(Children):
     proposes = Independent
 
     def __post_init__(self) -> None:
-        if not self.temperatures or not all(math.isfinite(value) and value > 0 for value in self.temperatures):
-            raise OptionError(f"temperatures: give one or more finite numbers above 0; got {self.temperatures}")
+        if not self.temperatures or not all(
+            math.isfinite(value) and value > 0 for value in self.temperatures
+        ):
+            raise OptionError(
+                f"temperatures: give one or more finite numbers above 0; got {self.temperatures}"
+            )
 
     @property
     def min_width(self) -> int:
@@ -182,8 +197,8 @@ class SystematicChildren(Children):
     Args:
         exponent: Tokens are offered in proportion to this power of their draft mass.
         layout: How they are dealt to the candidates' bins: `least_full` or `snake`.
-        top: Number of most probable tokens that can be candidates; `None` for all. Drafting and verification take
-            time in proportion.
+        top: Number of most probable tokens that can be candidates; `None` for all. Drafting and
+            verification take time in proportion.
     """
 
     exponent: float | int = SystematicDesign().exponent
@@ -241,12 +256,18 @@ CHILDREN: Final[Registry[Children]] = Registry(
         "shared": SharedChildren,
     },
 )
-"""Ways of drawing children by name; in a tree they are written `iid`, or with settings: `mixed(2)`."""
+"""Ways of drawing children by name; in a tree they are written `iid`, or with settings:
+
+`mixed(2)`.
+"""
 
 
 @lru_cache(maxsize=256)
 def way_of_drawing(text: str) -> Children:
-    """The way of drawing children that a tree's settings name; ways are never edited, so each is read once."""
+    """The way of drawing children that a tree's settings name.
+
+    Ways are never edited, so each is read once.
+    """
     return CHILDREN.parse(text)
 
 
@@ -260,6 +281,7 @@ def check_kind(builder: str, kind: str, max_width: int) -> None:
     needed = way_of_drawing(kind).min_width
     if needed > max_width:
         raise OptionError(
-            f"{builder}: children {kind!r} come in groups of {needed} at least, so some node must have {needed} or more; the "
+            f"{builder}: children {kind!r} come in groups of {needed} at least, so some node must "
+            f"have {needed} or more; the "
             f"widest has {max_width}; widen the tree, or take 'iid' or 'greedy_plus_one'"
         )

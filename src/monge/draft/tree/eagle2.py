@@ -8,10 +8,13 @@ from monge.draft.tree.best_first import BestFirst
 
 @dataclass(frozen=True, slots=True)
 class Eagle2(BestFirst):
-    """EAGLE-2's dynamic tree: `best_first` with the authors' sizes, and as many nodes read per level as candidates per node.
+    """EAGLE-2's dynamic tree.
 
-    Expansion reads the `width` most probable nodes of a level, re-ranking keeps the `num_nodes` best of all levels.
-    A controller that limits the depth gives the depth adaptation that was put on top of it: the node count stays.
+    `best_first` with the authors' sizes, and as many nodes read per level as candidates per node.
+
+    Expansion reads the `width` most probable nodes of a level, re-ranking keeps the `num_nodes`
+    best of all levels. A controller that limits the depth gives the depth adaptation that was put
+    on top of it: the node count stays.
 
     Args:
         num_nodes: Drafted nodes (`total_token`).
@@ -29,5 +32,11 @@ class Eagle2(BestFirst):
     beam: int = 0
 
     def __post_init__(self) -> None:
-        check_sizes("eagle2", num_nodes=self.num_nodes, depth=self.depth, width=self.width, beam=self.beam or self.width)
+        check_sizes(
+            "eagle2",
+            num_nodes=self.num_nodes,
+            depth=self.depth,
+            width=self.width,
+            beam=self.beam or self.width,
+        )
         object.__setattr__(self, "beam", self.beam or self.width)

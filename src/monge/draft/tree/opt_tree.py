@@ -17,8 +17,9 @@ from monge.draft.tree.best_first import BestFirst
 class OptTree(TreeBuilder):
     """The `num_nodes` nodes of largest path probability, as deep as a level adds at least `min_gain` expected tokens.
 
-    The sum of the path probabilities of the nodes kept is the expected number of accepted tokens if the draft law were the
-    target's. It never falls when a level is added; the level that raises it by less than `min_gain` is the last.
+    The sum of the path probabilities of the nodes kept is the expected number of accepted tokens if
+    the draft law were the target's. It never falls when a level is added; the level that raises it
+    by less than `min_gain` is the last.
 
     Args:
         num_nodes: Drafted nodes.
@@ -27,8 +28,9 @@ class OptTree(TreeBuilder):
         min_gain: Expected accepted tokens that a level must add for the next one to be read.
 
     Reference:
-        OPT-Tree (Wang et al., arXiv 2406.17276), Algorithm 1; every node that is among the best so far is read, so the tree is
-        the best one for these path probabilities and this width (theorem 3.2 there).
+        OPT-Tree (Wang et al., arXiv 2406.17276), Algorithm 1; every node that is among the best so
+        far is read, so the tree is the best one for these path probabilities and this width
+        (theorem 3.2 there).
     """
 
     num_nodes: int = 16
@@ -39,14 +41,22 @@ class OptTree(TreeBuilder):
     def __post_init__(self) -> None:
         self._ranking()
         if not self.min_gain >= 0.0:
-            raise OptionError(f"opt_tree: min_gain must be at least 0 (0 grows to the full depth); got {self.min_gain}")
+            raise OptionError(
+                "opt_tree: min_gain must be at least 0 (0 grows to the full "
+                f"depth); got {self.min_gain}"
+            )
 
     @property
     def limits(self) -> TreeLimits:
         return self._ranking().limits
 
     def expand(
-        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+        self,
+        tree: GrowingTree,
+        frontier: Sequence[int],
+        laws: Sequence[Law],
+        plan: DraftPlan,
+        draws: Draws,
     ) -> Sequence[int]:
         before = self._expected(tree, plan)
         following = self._ranking().expand(tree, frontier, laws, plan, draws)

@@ -16,12 +16,14 @@ from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes, nodes_le
 class Paths(TreeBuilder):
     """Paths drawn independently from the root, as one prefix tree that remembers how many of them pass each node.
 
-    A node that m paths reach has m independent candidates, repeats kept: the rules for independent draws then verify it with
-    its own number of draws. At most `num_paths` * `depth` nodes, and fewer the more the paths agree.
+    A node that m paths reach has m independent candidates, repeats kept: the rules for independent
+    draws then verify it with its own number of draws. At most `num_paths` * `depth` nodes, and
+    fewer the more the paths agree.
 
-    Under a plan with fewer nodes, a node draws no more candidates than certainly fit, and the other paths that pass it end
-    there: how many do is known before the level is drawn. Then, and where a stop rule weighs whole levels, whether a node has
-    candidates depends on other paths than its own, and they are declared as independent draws of the node alone.
+    Under a plan with fewer nodes, a node draws no more candidates than certainly fit, and the other
+    paths that pass it end there: how many do is known before the level is drawn. Then, and where a
+    stop rule weighs whole levels, whether a node has candidates depends on other paths than its
+    own, and they are declared as independent draws of the node alone.
 
     Args:
         num_paths: K.
@@ -47,10 +49,15 @@ class Paths(TreeBuilder):
         )
 
     def expand(
-        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+        self,
+        tree: GrowingTree,
+        frontier: Sequence[int],
+        laws: Sequence[Law],
+        plan: DraftPlan,
+        draws: Draws,
     ) -> Sequence[int]:
-        # Where the plan may end some paths early, or a level for what all paths of it promise together, what a node draws
-        # depends on other nodes: no promise about paths then.
+        # Where the plan may end some paths early, or a level for what all paths of it promise
+        # together, what a node draws depends on other nodes: no promise about paths then.
         all_fit = plan.nodes(self.limits.max_nodes) >= self.num_paths * plan.depth(self.depth)
         weighs_levels = plan.stop is not None and plan.stop.needs_confidence
         kind = PathDraws if all_fit and not weighs_levels else Iid
@@ -61,7 +68,9 @@ class Paths(TreeBuilder):
             if (width := min(passing, left)) > 0:
                 proposals[node] = kind(law, width)
                 left -= width
-        grown = [child for children in tree.grow_level(proposals, draws).values() for child in children]
+        grown = [
+            child for children in tree.grow_level(proposals, draws).values() for child in children
+        ]
         return grown if tree.depths[frontier[0]] + 1 < plan.depth(self.depth) else ()
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:

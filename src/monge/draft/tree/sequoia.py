@@ -16,14 +16,14 @@ from monge.draft.tree.sequoia_shape import Shape, best_shape, check_acceptance
 class Sequoia(TreeBuilder):
     """The static tree that accepts most on average, given how often the first, second, .. candidate is the accepted one.
 
-    The shape is found by dynamic programming before anything is drawn, and again for every smaller depth or node count that a
-    plan asks for. Early candidates get deep subtrees, late ones none.
+    The shape is found by dynamic programming before anything is drawn, and again for every smaller
+    depth or node count that a plan asks for. Early candidates get deep subtrees, late ones none.
 
     Args:
         num_nodes: Drafted nodes.
         depth: Deepest node; one forward of the draft model per level.
-        acceptance: Chance of the first, second, .. candidate of a node to be the accepted one; their number is the largest
-            width.
+        acceptance: Chance of the first, second, .. candidate of a node to be the accepted one;
+            their number is the largest width.
         children: How children are drawn; the acceptance should have been measured for the same way.
 
     Raises:
@@ -55,19 +55,32 @@ class Sequoia(TreeBuilder):
 
     def shape(self, plan: DraftPlan) -> Shape:
         """The tree's shape under a plan."""
-        return best_shape(plan.nodes(self.num_nodes), plan.depth(self.depth), tuple(self.acceptance))
+        return best_shape(
+            plan.nodes(self.num_nodes), plan.depth(self.depth), tuple(self.acceptance)
+        )
 
     def expand(
-        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+        self,
+        tree: GrowingTree,
+        frontier: Sequence[int],
+        laws: Sequence[Law],
+        plan: DraftPlan,
+        draws: Draws,
     ) -> Sequence[int]:
         shape, following = self.shape(plan), list[int]()
         subtrees = {node: _below(shape, tree, node).children for node in frontier}
         proposals = {
-            node: children_of(self.children, law, len(subtrees[node]), plan) for node, law in zip(frontier, laws, strict=True)
+            node: children_of(self.children, law, len(subtrees[node]), plan)
+            for node, law in zip(frontier, laws, strict=True)
         }
         for node, grown in tree.grow_level(proposals, draws).items():
-            # A repeated draw leaves fewer nodes than candidates: the first ones take the larger subtrees.
-            following.extend(child for child, subtree in zip(grown, subtrees[node], strict=False) if subtree.children)
+            # A repeated draw leaves fewer nodes than candidates: the first ones take the larger
+            # subtrees.
+            following.extend(
+                child
+                for child, subtree in zip(grown, subtrees[node], strict=False)
+                if subtree.children
+            )
         return following
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:

@@ -1,12 +1,13 @@
 """Sequoia's dynamic program: the static tree of largest expected acceptance.
 
-`P[b]` is the probability that the b-th candidate of a node is the accepted one. A tree of n nodes (its root counted) whose root
-has b children is best when
+`P[b]` is the probability that the b-th candidate of a node is the accepted one. A tree of n nodes
+(its root counted) whose root has b children is best when
 
     T[n, b] = max over m of T[n - m, b - 1] + P[b] max over j of T[m, j],      T[1, 0] = 1,
 
-where the last child owns a subtree of m nodes (Sequoia, Chen et al., arXiv 2402.12374, section 3.2); with a depth limit every
-subtree is one level shallower. T counts the committed tokens of a round, correction or bonus token included.
+where the last child owns a subtree of m nodes (Sequoia, Chen et al., arXiv 2402.12374, section
+3.2); with a depth limit every subtree is one level shallower. T counts the committed tokens of a
+round, correction or bonus token included.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,8 @@ class Shape:
     def expected_tokens(self, acceptance: Sequence[float]) -> float:
         """Committed tokens of a round: the value that the dynamic program maximises."""
         return 1.0 + sum(
-            prob * child.expected_tokens(acceptance) for prob, child in zip(acceptance, self.children, strict=False)
+            prob * child.expected_tokens(acceptance)
+            for prob, child in zip(acceptance, self.children, strict=False)
         )
 
 
@@ -48,12 +50,16 @@ def check_acceptance(owner: str, acceptance: Sequence[float]) -> None:
     """Refuse what is no list of disjoint chances.
 
     Raises:
-        OptionError: If the list is empty, an entry is negative or NaN, or they sum to more than one.
+        OptionError: If the list is empty, an entry is negative or NaN, or they sum to more than
+            one.
     """
-    good = len(acceptance) > 0 and all(prob >= 0.0 for prob in acceptance) and sum(acceptance) <= 1.0
+    good = (
+        len(acceptance) > 0 and all(prob >= 0.0 for prob in acceptance) and sum(acceptance) <= 1.0
+    )
     if not good:
         raise OptionError(
-            f"{owner}: acceptance lists the chance that the first, second, .. candidate is the accepted one: one or more, none "
+            f"{owner}: acceptance lists the chance that the first, second, .. candidate is the "
+            "accepted one: one or more, none "
             f"negative, at most 1 together; got {tuple(acceptance)}"
         )
 
@@ -66,17 +72,24 @@ def best_shape(num_nodes: int, depth: int, acceptance: tuple[float, ...]) -> Sha
         depth: Deepest node.
         acceptance: `P`; its length bounds the width.
     """
-    return max(best_shapes(num_nodes, depth, acceptance), key=lambda shape: shape.expected_tokens(acceptance))
+    return max(
+        best_shapes(num_nodes, depth, acceptance),
+        key=lambda shape: shape.expected_tokens(acceptance),
+    )
 
 
 @lru_cache(maxsize=64)
 def best_shapes(num_nodes: int, depth: int, acceptance: tuple[float, ...]) -> tuple[Shape, ...]:
-    """For every number of drafted nodes from 0 up, the best tree of at most `depth` levels; it may leave nodes unused."""
+    """For every number of drafted nodes from 0 up, the best tree of at most `depth` levels.
+
+    It may leave nodes unused.
+    """
     if depth == 0:
         return (Shape(),) * (num_nodes + 1)
     below = best_shapes(num_nodes, depth - 1, acceptance)
     worth = [shape.expected_tokens(acceptance) for shape in below]
-    # exact[n]: the value of exactly b children that own n nodes together, and how many nodes lie below each of them.
+    # exact[n]: the value of exactly b children that own n nodes together, and how many nodes lie
+    # below each of them.
     exact: dict[int, tuple[float, tuple[int, ...]]] = {0: (1.0, ())}
     best: list[tuple[float, tuple[int, ...]]] = [(1.0, ())] * (num_nodes + 1)
     for prob in acceptance:
@@ -87,7 +100,10 @@ def best_shapes(num_nodes: int, depth: int, acceptance: tuple[float, ...]) -> tu
                 if total > wider.get(size + own + 1, (0.0, ()))[0]:
                     wider[size + own + 1] = (total, (*owns, own))
         exact = wider
-        best = [max(old, exact.get(size, old), key=lambda choice: choice[0]) for size, old in enumerate(best)]
+        best = [
+            max(old, exact.get(size, old), key=lambda choice: choice[0])
+            for size, old in enumerate(best)
+        ]
     for size in range(1, num_nodes + 1):
         best[size] = max(best[size], best[size - 1], key=lambda choice: choice[0])
     return tuple(Shape(tuple(below[own] for own in owns)) for _, owns in best)

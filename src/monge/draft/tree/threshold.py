@@ -17,22 +17,25 @@ from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 class Threshold(TreeBuilder):
     """Give a node another candidate while that candidate is reached, and new, with probability at least `min_prob`.
 
-    With v the draft's probability of the path to a node and q the draft law there, the k-th draw is worth
-    `v sum_i q_i (1 - q_i)^(k-1)`, the chance that the path is right and the draw is no repeat; the k-th of the most probable
-    tokens is worth `v q_(k)`. The numbers of candidates of a level are fixed from these values before any of them is drawn, so
-    the tree adapts to the text and to earlier levels and still anticipates nothing: unlike a ranked tree it may hold sampled
+    With v the draft's probability of the path to a node and q the draft law there, the k-th draw is
+    worth `v sum_i q_i (1 - q_i)^(k-1)`, the chance that the path is right and the draw is no
+    repeat; the k-th of the most probable tokens is worth `v q_(k)`. The numbers of candidates of a
+    level are fixed from these values before any of them is drawn, so the tree adapts to the text
+    and to earlier levels and still anticipates nothing: unlike a ranked tree it may hold sampled
     children.
 
     Args:
         min_prob: Smallest worth of a candidate, in (0, 1].
         depth: Deepest node.
         width: Most candidates of a node.
-        num_nodes: Most drafted nodes; nodes of likelier paths are served first, and one whose candidates might not all fit
-            gets none. A level counts with the widths that its nodes declare, repeats included.
+        num_nodes: Most drafted nodes; nodes of likelier paths are served first, and one whose
+            candidates might not all fit gets none. A level counts with the widths that its nodes
+            declare, repeats included.
         children: How children are drawn.
 
     Reference:
-        The threshold variant of DySpec (Xiong et al., arXiv 2410.11744), with the number of siblings fixed before the draw.
+        The threshold variant of DySpec (Xiong et al., arXiv 2410.11744), with the number of
+        siblings fixed before the draw.
     """
 
     min_prob: float = 0.1
@@ -45,7 +48,9 @@ class Threshold(TreeBuilder):
         check_sizes("threshold", depth=self.depth, width=self.width, num_nodes=self.num_nodes)
         check_kind("threshold", self.children, self.width)
         if not 0.0 < self.min_prob <= 1.0:
-            raise OptionError(f"threshold: min_prob is a probability in (0, 1]; got {self.min_prob}")
+            raise OptionError(
+                f"threshold: min_prob is a probability in (0, 1]; got {self.min_prob}"
+            )
 
     @property
     def limits(self) -> TreeLimits:
@@ -57,9 +62,17 @@ class Threshold(TreeBuilder):
         )
 
     def expand(
-        self, tree: GrowingTree, frontier: Sequence[int], laws: Sequence[Law], plan: DraftPlan, draws: Draws
+        self,
+        tree: GrowingTree,
+        frontier: Sequence[int],
+        laws: Sequence[Law],
+        plan: DraftPlan,
+        draws: Draws,
     ) -> Sequence[int]:
-        left, law_of = nodes_left(tree, plan, self.num_nodes), dict(zip(frontier, laws, strict=True))
+        left, law_of = (
+            nodes_left(tree, plan, self.num_nodes),
+            dict(zip(frontier, laws, strict=True)),
+        )
         proposals: dict[int, Proposal] = {}
         for node in sorted(frontier, key=lambda node: -tree.path_probs[node]):
             width = self._width(tree.path_probs[node], law_of[node])
@@ -69,7 +82,9 @@ class Threshold(TreeBuilder):
         following: list[int] = []
         for node, children in tree.grow_level(proposals, draws).items():
             for child in children:
-                tree.path_probs[child] = tree.path_probs[node] * law_of[node].prob(tree.token_ids[child])
+                tree.path_probs[child] = tree.path_probs[node] * law_of[node].prob(
+                    tree.token_ids[child]
+                )
                 following.append(child)
         # The first candidate of a node is worth its path: below the threshold there is none.
         worth_reading = [node for node in following if tree.path_probs[node] >= self.min_prob]

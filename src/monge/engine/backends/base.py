@@ -60,13 +60,16 @@ class NodeStep(Protocol):
     name: str
     layers: tuple[int, ...]
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> StepOutput:
         """Read nodes; keys and values go where the cache was told to place them.
 
         Args:
             token_ids: Tokens, `[batch, nodes]`.
             positions: Their positions.
-            masks: For every kind of attention layer which columns a node sees, `[batch, 1, nodes, seq]`.
+            masks: For every kind of attention layer which columns a node sees, `[batch, 1, nodes,
+                seq]`.
             cache: The cache, placed.
         """
         ...
@@ -92,12 +95,15 @@ class PromptStep(NodeStep, Protocol):
     """A step that also reads prompts, of which nobody wants the logits.
 
     Attributes:
-        prompt_tokens: Tokens of all rows that it reads sooner than the network does; more are the network's.
+        prompt_tokens: Tokens of all rows that it reads sooner than the network does; more are the
+            network's.
     """
 
     prompt_tokens: int
 
-    def read_prompt(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+    def read_prompt(
+        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> StepOutput:
         """What a call gives, with the logits of any one node."""
         ...
 
@@ -107,8 +113,8 @@ class SizedStep(NodeStep, Protocol):
     """A step that reads blocks of a few widths only, so that nothing has to be prepared while decoding goes on.
 
     Attributes:
-        widths: Nodes a row, ascending. Narrower blocks are padded to the next width, wider ones are the network's, and so are
-            those of which nobody wants the logits.
+        widths: Nodes a row, ascending. Narrower blocks are padded to the next width, wider ones are
+            the network's, and so are those of which nobody wants the logits.
     """
 
     widths: tuple[int, ...]
@@ -129,7 +135,9 @@ class Backend(ABC):
 
     @abstractmethod
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
-        """The network behind the interface of the loop: trees where it can read them, chains otherwise.
+        """The network behind the interface of the loop.
+
+        Trees where it can read them, chains otherwise.
 
         Args:
             network: A causal language model in evaluation mode.

@@ -1,4 +1,7 @@
-"""The compiled backend: steps as machine code, without Python or dispatch between their operations. CPU only."""
+"""The compiled backend: steps as machine code, without Python or dispatch between their operations.
+
+CPU only.
+"""
 
 import copy
 import tempfile
@@ -17,7 +20,13 @@ from monge.core.errors import BackendError
 from monge.core.model import Forward
 from monge.engine.backends.base import Notify, StepOutput, StepSpec
 from monge.engine.backends.packed_linear import compiler_options, load_packed_linear, pack_linears
-from monge.engine.backends.parity_check import as_backend_error, check_module, check_step, step_obstacle, step_spec
+from monge.engine.backends.parity_check import (
+    as_backend_error,
+    check_module,
+    check_step,
+    step_obstacle,
+    step_spec,
+)
 from monge.engine.backends.program_cache import (
     StoredProgram,
     find_program,
@@ -32,13 +41,16 @@ from monge.engine.models.network_facts import chooses_logits
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.run_in_thread import run_in_thread
 
-_PROMPT: Final = 384  # prompt tokens of a forward: with more, one thread is slower between products than eager operations are
+# Prompt tokens of a forward: with more, one thread is slower between products than eager operations
+# are.
+_PROMPT: Final = 384
 _START_S, _LAYER_S = 10, 3  # seconds of compiling: a constant, and for each layer of a network
 _MODULE_FORMAT: Final = "compiled module 3"  # raised whenever the trace or the files change
 _OPTIONS: Final = {
     # Weights are not stored: a program receives them when it is loaded.
     "aot_inductor.package_constants_in_so": False,
-    # Between two products a step has a few thousand numbers: threads would take longer to start than to work.
+    # Between two products a step has a few thousand numbers: threads would take longer to start
+    # than to work.
     "cpp.threads": 1,
     **compiler_options(),
 }
@@ -48,7 +60,9 @@ Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
 class CompiledStep:
-    """A compiled step; a `ChainStep` and a `PromptStep`. One program serves all numbers of rows, nodes and columns.
+    """A compiled step; a `ChainStep` and a `PromptStep`.
+
+    One program serves all numbers of rows, nodes and columns.
 
     Args:
         stored: The program.
@@ -59,31 +73,55 @@ class CompiledStep:
 
     name = "compiled"
 
-    def __init__(self, stored: StoredProgram, module: TracedStep, spec: StepSpec, prompt_tokens: int = 0) -> None:
+    def __init__(
+        self, stored: StoredProgram, module: TracedStep, spec: StepSpec, prompt_tokens: int = 0
+    ) -> None:
         self._run = load_program(stored, module.tensors())
         self.layers, self.module, self.spec = spec.layers, module, spec
         self.prompt_tokens = prompt_tokens
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> StepOutput:
         return self._read(token_ids, positions, _first(token_ids.shape[1]), masks, cache)
 
-    def read_prompt(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+    def read_prompt(
+        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> StepOutput:
         return self._read(token_ids, positions, _first(1), masks, cache)
 
     def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> StepOutput:
         positions = torch.arange(start, start + len(token_ids))[None]
         mask = chain_visibility(len(token_ids), start)[None].contiguous()
         if self.spec.mask_dtype != torch.bool:
-            mask = torch.where(mask, 0.0, torch.finfo(self.spec.mask_dtype).min).to(self.spec.mask_dtype)
+            mask = torch.where(mask, 0.0, torch.finfo(self.spec.mask_dtype).min).to(
+                self.spec.mask_dtype
+            )
         masks = [mask] * len(self.spec.kinds)
-        return self._output([torch.tensor([token_ids]), positions, positions, _first(len(token_ids)), *masks, *cache.kept()])
+        return self._output(
+            [
+                torch.tensor([token_ids]),
+                positions,
+                positions,
+                _first(len(token_ids)),
+                *masks,
+                *cache.kept(),
+            ]
+        )
 
     def _read(
-        self, token_ids: Tensor, positions: Tensor, shown: Tensor, masks: Sequence[Tensor], cache: TreeCache
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        shown: Tensor,
+        masks: Sequence[Tensor],
+        cache: TreeCache,
     ) -> StepOutput:
         # Programs ignore strides, and masks of chains are views of a wider mask.
         dense = (mask.contiguous() for mask in masks)
-        return self._output([token_ids, positions, cache.columns(token_ids.shape[1]), shown, *dense, *cache.kept()])
+        return self._output(
+            [token_ids, positions, cache.columns(token_ids.shape[1]), shown, *dense, *cache.kept()]
+        )
 
     def _output(self, inputs: list[Tensor]) -> StepOutput:
         logits, *states = self._run(inputs)
@@ -96,7 +134,9 @@ def _first(count: int) -> Tensor:
     return torch.arange(count)
 
 
-def compile_step(network: PreTrainedModel, notify: Notify, layers: tuple[int, ...] = ()) -> CompiledStep:
+def compile_step(
+    network: PreTrainedModel, notify: Notify, layers: tuple[int, ...] = ()
+) -> CompiledStep:
     """Compile a network's step, or load it from the program cache; check it against the network.
 
     Args:
@@ -138,12 +178,17 @@ def compiler_obstacle() -> str | None:
     return None
 
 
-def _load_or_compile(network: PreTrainedModel, spec: StepSpec, name: str, notify: Notify) -> CompiledStep:
+def _load_or_compile(
+    network: PreTrainedModel, spec: StepSpec, name: str, notify: Notify
+) -> CompiledStep:
     step = TracedStep(network, spec)
     key = program_key(network, spec)
     stored = _stored(key, name, notify)
     if network.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
-        notify(f"this processor has no bfloat16 instructions: {name} is several times faster with dtype='float32'")
+        notify(
+            f"this processor has no bfloat16 instructions: {name} is several times faster with "
+            "dtype='float32'"
+        )
     if stored is None:
         # A wrong trace is refused before it is compiled for minutes.
         run_in_thread(lambda: check_step(network, UncompiledStep(step, spec), "traced"))
@@ -166,7 +211,9 @@ def _stored(key: str, name: str, notify: Notify) -> StoredProgram | None:
 
 
 class CompiledModule:
-    """A compiled module beside a network, such as a head. One program serves all batch sizes and all weights.
+    """A compiled module beside a network, such as a head.
+
+    One program serves all batch sizes and all weights.
 
     Args:
         stored: The program.
@@ -177,7 +224,8 @@ class CompiledModule:
         self._run = load_program(stored, tensors)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self._run([tensor.contiguous() for tensor in inputs]))  # programs ignore strides
+        # Programs ignore strides.
+        return tuple(self._run([tensor.contiguous() for tensor in inputs]))
 
 
 def compile_module(notify: Notify, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
@@ -199,7 +247,9 @@ def compile_module(notify: Notify, module: torch.nn.Module, like: Sequence[Tenso
     return program
 
 
-def _load_or_compile_module(module: torch.nn.Module, like: Sequence[Tensor], name: str, notify: Notify) -> CompiledModule:
+def _load_or_compile_module(
+    module: torch.nn.Module, like: Sequence[Tensor], name: str, notify: Notify
+) -> CompiledModule:
     key = module_key(module, like, _MODULE_FORMAT)
     stored = _stored(key, name, notify)
     if stored is None:
@@ -215,22 +265,35 @@ def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
-    return dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+    return dict(module.named_parameters(remove_duplicate=False)) | dict(
+        module.named_buffers(remove_duplicate=False)
+    )
 
 
 def _packed(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy that shares its tensors, except for matrices: they lie in the order that products of a few rows read."""
+    """A copy that shares its tensors, except for matrices.
+
+    They lie in the order that products of a few rows read.
+    """
     kept = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     maps = {id(one.weight) for one in module.modules() if isinstance(one, torch.nn.Linear)}
     for tensor in module.parameters():
-        if tensor.ndim == 2 and tensor.dtype in {torch.float32, torch.float64} and id(tensor) not in maps:
-            kept[id(tensor)] = torch.nn.Parameter(tensor.detach().t().contiguous().t(), requires_grad=False)
+        if (
+            tensor.ndim == 2
+            and tensor.dtype in {torch.float32, torch.float64}
+            and id(tensor) not in maps
+        ):
+            kept[id(tensor)] = torch.nn.Parameter(
+                tensor.detach().t().contiguous().t(), requires_grad=False
+            )
     twin = copy.deepcopy(module, dict(kept))
     pack_linears(twin)
     return twin
 
 
-def compile_program(program: ExportedProgram, tensors: Mapping[str, Tensor], key: str) -> StoredProgram:
+def compile_program(
+    program: ExportedProgram, tensors: Mapping[str, Tensor], key: str
+) -> StoredProgram:
     """Compile and store a traced program.
 
     Args:
@@ -240,13 +303,22 @@ def compile_program(program: ExportedProgram, tensors: Mapping[str, Tensor], key
     """
     with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
         package = Path(scratch) / "program.pt2"
-        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=_OPTIONS)
-        made = {name: one for name, one in program.constants.items() if name not in tensors and isinstance(one, Tensor)}
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=str(package), inductor_configs=_OPTIONS
+        )
+        made = {
+            name: one
+            for name, one in program.constants.items()
+            if name not in tensors and isinstance(one, Tensor)
+        }
         return store_program(key, package, made)
 
 
 def load_program(stored: StoredProgram, tensors: Mapping[str, Tensor]) -> Run:
-    """Load a program with these weights and buffers, which it keeps alive. Its inputs must be contiguous."""
+    """Load a program with these weights and buffers, which it keeps alive.
+
+    Its inputs must be contiguous.
+    """
     load_packed_linear()
     program: Any = torch._inductor.aoti_load_package(str(stored.path))
     known = {**tensors, **stored.constants}

@@ -12,7 +12,12 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
 from monge.engine.backends.base import Notify, StepOutput, StepSpec
-from monge.engine.backends.parity_check import as_backend_error, check_step, step_obstacle, step_spec
+from monge.engine.backends.parity_check import (
+    as_backend_error,
+    check_step,
+    step_obstacle,
+    step_spec,
+)
 from monge.engine.backends.traced_step import TracedStep, UncompiledStep, all_nodes
 from monge.engine.models.tree_cache import TreeCache
 
@@ -22,7 +27,10 @@ _MAX_GRAPHS: Final = 64  # the least recently used graph is dropped: batches com
 
 Outputs = tuple[Tensor, ...]
 Capture = Callable[[Callable[[], Outputs]], tuple[Callable[[], None], Outputs]]
-"""Captures work that always uses the same memory; returns the replay and the tensors that hold its results."""
+"""Captures work that always uses the same memory.
+
+Returns the replay and the tensors that hold its results.
+"""
 
 
 class GraphCapture:
@@ -34,7 +42,10 @@ class GraphCapture:
 
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":
-            raise BackendError(f"steps on {device} are neither compiled nor captured: that is done on CPUs and CUDA devices")
+            raise BackendError(
+                f"steps on {device} are neither compiled nor captured: that is "
+                "done on CPUs and CUDA devices"
+            )
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
@@ -46,7 +57,8 @@ class GraphCapture:
                 work()
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            # Other threads may use the device meanwhile: a server decodes in one and answers in others.
+            # Other threads may use the device meanwhile: a server decodes in one and answers in
+            # others.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 outputs = work()
         return graph.replay, outputs
@@ -73,10 +85,12 @@ class CapturedGraph:
 
 
 class CudaGraphStep:
-    """A step with one CUDA graph for each slice of rows and each width, captured at first use; a `SizedStep`.
+    """A step with one CUDA graph for each slice of rows and each width, captured at first use.
 
-    A graph attends to all columns of the cache, because shapes are fixed; the mask hides unused columns. When the cache moves
-    to other memory, graphs are captured anew.
+    A `SizedStep`.
+
+    A graph attends to all columns of the cache, because shapes are fixed; the mask hides unused
+    columns. When the cache moves to other memory, graphs are captured anew.
 
     Args:
         module: The traced step.
@@ -95,7 +109,9 @@ class CudaGraphStep:
         self._graphs: OrderedDict[tuple[int, int, int], CapturedGraph] = OrderedDict()
         self._has_memory = True
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> StepOutput:
         if cache.layout is not self._layout:
             self.clear()
             self._layout = cache.layout
@@ -113,15 +129,19 @@ class CudaGraphStep:
         """Drop all graphs."""
         self._graphs.clear()
 
-    def _add(self, key: tuple[int, int, int], inputs: tuple[Tensor, Tensor, Tensor], cache: TreeCache) -> None:
+    def _add(
+        self, key: tuple[int, int, int], inputs: tuple[Tensor, Tensor, Tensor], cache: TreeCache
+    ) -> None:
         try:
             self._graphs[key] = self._captured(inputs, cache)
         except torch.OutOfMemoryError as error:
             self._has_memory = False
             (rows, nodes), mebibytes = inputs[0].shape, cache.num_bytes / 2**20
             warnings.warn(
-                f"no memory for the CUDA graph of {rows} requests by {nodes} nodes with {mebibytes:.0f} MiB of keys and "
-                f"values; {len(self._graphs)} graphs are captured, other sizes run eagerly: {error}",
+                f"no memory for the CUDA graph of {rows} requests by {nodes} nodes with "
+                f"{mebibytes:.0f} MiB of keys and "
+                f"values; {len(self._graphs)} graphs are captured, other sizes run eagerly: "
+                f"{error}",
                 stacklevel=6,
             )
         if len(self._graphs) > _MAX_GRAPHS:
@@ -131,15 +151,21 @@ class CudaGraphStep:
         token_ids, positions, columns = (tensor.clone() for tensor in inputs)
         rows, nodes = token_ids.shape
         # Any mask does for capturing, but a query that sees no column has no attention weights.
-        mask = torch.ones(rows, 1, nodes, cache.capacity, dtype=self.spec.mask_dtype, device=token_ids.device)
+        mask = torch.ones(
+            rows, 1, nodes, cache.capacity, dtype=self.spec.mask_dtype, device=token_ids.device
+        )
         masks = tuple(mask.clone() for _ in self.spec.kinds)
         places, kept = (positions, columns, all_nodes(token_ids)), cache.kept()
         replay, outputs = self._capture(lambda: self.module(token_ids, places, masks, kept))
         return CapturedGraph((token_ids, positions, columns), masks, replay, outputs)
 
 
-def capture_step(network: PreTrainedModel, capture: Capture, notify: Notify, layers: tuple[int, ...] = ()) -> CudaGraphStep:
-    """Make the step of a network whose graphs are captured while decoding; check it against the network.
+def capture_step(
+    network: PreTrainedModel, capture: Capture, notify: Notify, layers: tuple[int, ...] = ()
+) -> CudaGraphStep:
+    """Make the step of a network whose graphs are captured while decoding.
+
+    Check it against the network.
 
     Args:
         network: A network in evaluation mode.

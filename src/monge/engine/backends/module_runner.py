@@ -13,9 +13,13 @@ from monge.core.model import Forward
 from monge.engine.models.network_facts import OutputLayer
 
 ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward]
-"""Makes a program of a module, for inputs of these widths and types; raises `BackendError` where there is none."""
+"""Makes a program of a module, for inputs of these widths and types.
 
-_ROWS: Final = 64  # as of a step: with more rows arithmetic counts, and the module itself does as well
+Raises `BackendError` where there is none.
+"""
+
+# As of a step: with more rows arithmetic counts, and the module itself does as well.
+_ROWS: Final = 64
 
 
 class ModuleRunner:

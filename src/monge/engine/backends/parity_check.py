@@ -1,7 +1,8 @@
 """Parity check: a step or a module of a backend must be about as accurate as the eager network that it replaces.
 
-Rounding errors grow with depth and shrink with precision, so no constant separates them from mistakes. The check measures them
-instead: it runs a float64 copy of the network, and allows a backend a few times the error of the eager network.
+Rounding errors grow with depth and shrink with precision, so no constant separates them from
+mistakes. The check measures them instead: it runs a float64 copy of the network, and allows a
+backend a few times the error of the eager network.
 """
 
 import copy
@@ -20,17 +21,29 @@ from monge.engine.backends.base import NodeStep, StepSpec
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import tree_obstacle
 
-_CLOSE: Final = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 0.004, torch.bfloat16: 0.03}
+_CLOSE: Final = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-5,
+    torch.float16: 0.004,
+    torch.bfloat16: 0.03,
+}
 """Differences to the eager outputs, as a share of the largest output, that need no float64 copy to be called rounding."""
 _TOLERANCE: Final = 4.0
 """Largest error of a backend, in units of the eager network's error."""
-_MAX_BYTES: Final = 2 << 30  # of a float64 copy; larger networks are compared with the eager network only
-_LARGE_NETWORK: Final = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+# Of a float64 copy; larger networks are compared with the eager network only.
+_MAX_BYTES: Final = 2 << 30
+_LARGE_NETWORK: Final = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-3,
+    torch.float16: 0.02,
+    torch.bfloat16: 0.1,
+}
 """Root mean square of the difference to the eager outputs, as a share of that of the outputs, for large networks. Unlike the
 largest difference it hardly depends on the depth of a network; a lost mask or a wrong position exceeds it."""
 _CHECKED_ROWS: Final = (1, 3, 2, 1)  # batch sizes at which a module is checked
 _FAILURES: Final = (
-    *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),  # code that cannot be traced
+    # Code that cannot be traced.
+    *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),
     *(OSError, ImportError),  # no compiler, no disk space
 )
 AnyModule = TypeVar("AnyModule", bound=torch.nn.Module)
@@ -52,9 +65,14 @@ def step_obstacle(network: PreTrainedModel, done: str) -> str | None:
     """
     if (reason := tree_obstacle(network)) is not None:
         return f"{reason}; only networks that read trees are {done}"
-    name, attention = type(network).__name__, str(network.config.get_text_config()._attn_implementation)
+    name, attention = (
+        type(network).__name__,
+        str(network.config.get_text_config()._attn_implementation),
+    )
     if network.dtype not in _CLOSE:
-        return f"{name} has weights of type {network.dtype}; known are {', '.join(map(str, _CLOSE))}"
+        return (
+            f"{name} has weights of type {network.dtype}; known are {', '.join(map(str, _CLOSE))}"
+        )
     if attention not in {"eager", "sdpa"}:
         return f"{name} runs attention {attention!r}; eager and sdpa are {done}"
     return None
@@ -95,10 +113,14 @@ def check_step(network: PreTrainedModel, step: NodeStep, how: str) -> None:
     )
     if reason is not None:
         what = "logits or hidden states" if step.layers else "logits"
-        raise BackendError(f"{type(network).__name__}, {how}, has other {what} than the network: {reason}")
+        raise BackendError(
+            f"{type(network).__name__}, {how}, has other {what} than the network: {reason}"
+        )
 
 
-def check_module(module: torch.nn.Module, program: Forward, like: Sequence[Tensor], how: str) -> None:
+def check_module(
+    module: torch.nn.Module, program: Forward, like: Sequence[Tensor], how: str
+) -> None:
     """Compare a program with its module on artificial inputs of several batch sizes.
 
     Args:
@@ -116,7 +138,9 @@ def check_module(module: torch.nn.Module, program: Forward, like: Sequence[Tenso
         with torch.inference_mode():
             for rows in _CHECKED_ROWS:
                 waves = [_wave(rows, index, tensor) for index, tensor in enumerate(like)]
-                found += [one.clone() for one in run(*(wave.to(dtype or wave.dtype) for wave in waves))]
+                found += [
+                    one.clone() for one in run(*(wave.to(dtype or wave.dtype) for wave in waves))
+                ]
         return found
 
     reason = difference(
@@ -130,22 +154,32 @@ def check_module(module: torch.nn.Module, program: Forward, like: Sequence[Tenso
 
 
 def difference(
-    ours: Sequence[Tensor], eager: Sequence[Tensor], exact: Callable[[], Sequence[Tensor] | None], dtype: torch.dtype
+    ours: Sequence[Tensor],
+    eager: Sequence[Tensor],
+    exact: Callable[[], Sequence[Tensor] | None],
+    dtype: torch.dtype,
 ) -> str | None:
     """How outputs differ from those of the eager network by more than rounding, or `None`.
 
     Args:
         ours: Outputs of the backend, `[rows, width]` each.
         eager: Outputs of the eager network.
-        exact: Computes the outputs of its float64 copy; asked only if needed, and `None` for a large network.
+        exact: Computes the outputs of its float64 copy; asked only if needed, and `None` for a
+            large network.
         dtype: Type in which backend and eager network compute.
     """
     # Comparisons are written so that NaN fails.
-    if all(float((own - host).abs().max()) <= _CLOSE[dtype] * _largest(host) for own, host in zip(ours, eager, strict=True)):
+    if all(
+        float((own - host).abs().max()) <= _CLOSE[dtype] * _largest(host)
+        for own, host in zip(ours, eager, strict=True)
+    ):
         return None
     reference = None if dtype == torch.float64 else exact()
     if reference is None:
-        shares = [_rms(own.double() - host.double()) / _rms(host.double()) for own, host in zip(ours, eager, strict=True)]
+        shares = [
+            _rms(own.double() - host.double()) / _rms(host.double())
+            for own, host in zip(ours, eager, strict=True)
+        ]
         if all(share <= _LARGE_NETWORK[dtype] for share in shares):
             return None
         return f"by {max(shares):.2g} of the network's (root mean square), at most {_LARGE_NETWORK[dtype]:.2g} is rounding"
@@ -163,11 +197,13 @@ def difference(
 def _test_outputs(model: HfTreeModel, layers: tuple[int, ...]) -> list[Tensor]:
     """Logits of all nodes, then hidden states of committed tokens layer by layer.
 
-    Small trees and chains are read, for several rows and for one, and the nodes behind a text that was read without logits.
+    Small trees and chains are read, for several rows and for one, and the nodes behind a text that
+    was read without logits.
     """
 
     def tokens(*numbers: int) -> tuple[int, ...]:
-        # Spread over the vocabulary: the first tokens are often special, and texts of them ill-conditioned.
+        # Spread over the vocabulary: the first tokens are often special, and texts of them
+        # ill-conditioned.
         return tuple((1000 + 3371 * number) % model.vocab_size for number in numbers)
 
     first = NodeBlock(tokens(5, 6, 7, 8), (-1, 0, 0, 1))
@@ -199,14 +235,17 @@ def _in_float64(module: AnyModule) -> AnyModule:
     """A float64 copy, made without a copy in the module's own type."""
     with torch.inference_mode(mode=False):
         twins: dict[int, Tensor] = {
-            id(weight): torch.nn.Parameter(weight.detach().double(), requires_grad=False) for weight in module.parameters()
+            id(weight): torch.nn.Parameter(weight.detach().double(), requires_grad=False)
+            for weight in module.parameters()
         }
         twins |= {id(one): one.double() for one in module.buffers() if one.is_floating_point()}
         return copy.deepcopy(module, dict(twins))
 
 
 def _is_small(module: torch.nn.Module) -> bool:
-    return sum(weight.numel() for weight in module.parameters()) * torch.float64.itemsize <= _MAX_BYTES
+    return (
+        sum(weight.numel() for weight in module.parameters()) * torch.float64.itemsize <= _MAX_BYTES
+    )
 
 
 def _largest(tensor: Tensor) -> float:

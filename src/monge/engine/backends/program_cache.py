@@ -43,7 +43,9 @@ def cache_folder() -> Path:
 
 
 def program_key(network: PreTrainedModel, spec: StepSpec, *versions: str) -> str:
-    """Name of the program of a network: equal for equal architectures and different wherever the machine code could be.
+    """Name of the program of a network.
+
+    Equal for equal architectures and different wherever the machine code could be.
 
     Values of weights do not count, since a program gets them when it is loaded.
 
@@ -52,7 +54,10 @@ def program_key(network: PreTrainedModel, spec: StepSpec, *versions: str) -> str
         spec: Inputs of its step.
         *versions: What else made the program.
     """
-    tensors = [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in network.state_dict().items()]
+    tensors = [
+        (name, str(tensor.dtype), tuple(tensor.shape))
+        for name, tensor in network.state_dict().items()
+    ]
     parts = (
         _FORMAT,
         torch.__version__,
@@ -81,8 +86,14 @@ def module_key(module: torch.nn.Module, like: Sequence[Tensor], *versions: str) 
         torch.__version__,
         transformers.__version__,
         machine(),
-        [(name, type(one).__module__, type(one).__qualname__, _plain_values(one)) for name, one in module.named_modules()],
-        [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in module.state_dict().items()],
+        [
+            (name, type(one).__module__, type(one).__qualname__, _plain_values(one))
+            for name, one in module.named_modules()
+        ],
+        [
+            (name, str(tensor.dtype), tuple(tensor.shape))
+            for name, tensor in module.state_dict().items()
+        ],
         [(str(tensor.dtype), tensor.shape[1]) for tensor in like],
         *versions,
     )
@@ -97,7 +108,15 @@ def find_program(key: str, suffix: str) -> tuple[StoredProgram | None, str | Non
     try:
         found = torch.load(notes, weights_only=True)
         digest, constants = found["sha256"], found["constants"]
-    except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, _unpickling_error()) as error:
+    except (
+        OSError,
+        RuntimeError,
+        EOFError,
+        KeyError,
+        TypeError,
+        ValueError,
+        _unpickling_error(),
+    ) as error:
         return None, f"{notes.name} is unreadable ({type(error).__name__})"
     if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
         return None, f"{path.name} is damaged"
@@ -105,7 +124,10 @@ def find_program(key: str, suffix: str) -> tuple[StoredProgram | None, str | Non
 
 
 def store_program(key: str, package: Path, constants: Mapping[str, Tensor]) -> StoredProgram:
-    """Keep a package and the constants of its trace. A run that is interrupted leaves nothing that looks complete."""
+    """Keep a package and the constants of its trace.
+
+    A run that is interrupted leaves nothing that looks complete.
+    """
     path, notes = _files(key, package.suffix)
     digest = hashlib.sha256(package.read_bytes()).hexdigest()
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
@@ -124,13 +146,27 @@ def scratch_folder() -> Path:
 
 
 def _settings(network: PreTrainedModel) -> str:
-    """The configuration without the place that it was read from: a copy of a folder holds the same architecture."""
-    return json.dumps({name: value for name, value in network.config.to_dict().items() if name != "_name_or_path"}, default=str)
+    """The configuration without the place that it was read from.
+
+    A copy of a folder holds the same architecture.
+    """
+    return json.dumps(
+        {
+            name: value
+            for name, value in network.config.to_dict().items()
+            if name != "_name_or_path"
+        },
+        default=str,
+    )
 
 
 def _plain_values(module: torch.nn.Module) -> list[tuple[str, object]]:
     """What a trace takes for constant."""
-    return sorted((name, value) for name, value in vars(module).items() if isinstance(value, int | float | str | None))
+    return sorted(
+        (name, value)
+        for name, value in vars(module).items()
+        if isinstance(value, int | float | str | None)
+    )
 
 
 def _files(key: str, suffix: str) -> tuple[Path, Path]:
@@ -144,7 +180,9 @@ def machine() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    return platform.machine() + next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return platform.machine() + next(
+        (line for line in lines if line.lower().startswith(("flags", "features"))), ""
+    )
 
 
 def _unpickling_error() -> type[Exception]:

@@ -30,7 +30,9 @@ class Eager(Backend):
 
 @dataclass(frozen=True, slots=True)
 class Compiled(Backend):
-    """Steps compiled to machine code on CPUs, captured as CUDA graphs on GPUs; kept for the next start.
+    """Steps compiled to machine code on CPUs, captured as CUDA graphs on GPUs.
+
+    Kept for the next start.
 
     A network that supports neither runs eagerly, with a warning.
     """
@@ -39,11 +41,14 @@ class Compiled(Backend):
         try:
             return self._on_cpu(network) if network.device.type == "cpu" else self._on_gpu(network)
         except BackendError as error:
-            warnings.warn(f"backend 'compiled' is not used, the network runs eagerly: {error}", stacklevel=4)
+            warnings.warn(
+                f"backend 'compiled' is not used, the network runs eagerly: {error}", stacklevel=4
+            )
             return Eager().sequence_model(network)
 
     def _on_cpu(self, network: PreTrainedModel) -> SequenceModel:
-        from monge.engine.backends.compiled import compile_module, compile_step  # the compiler is slow to import
+        # The compiler is slow to import.
+        from monge.engine.backends.compiled import compile_module, compile_step
 
         make_step = partial(compile_step, network, _notify)
         return HfTreeModel(network, make_step(), make_step, partial(compile_module, _notify))

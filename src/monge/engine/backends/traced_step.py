@@ -1,4 +1,7 @@
-"""A network's step as one traceable module: the compiled backend compiles it, the GPU captures it."""
+"""A network's step as one traceable module.
+
+The compiled backend compiles it, the GPU captures it.
+"""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -25,8 +28,9 @@ Size = int | torch.SymInt
 class TracedStep(torch.nn.Module):
     """The forward of a network over nodes, with everything that varies between forwards as an input.
 
-    A copy of the network's modules that shares its tensors. On the CPU all but the weights of linear maps, tied ones too: those
-    of float32 lie in panels, those of float64 transposed, so that a product with a few rows streams through them.
+    A copy of the network's modules that shares its tensors. On the CPU all but the weights of
+    linear maps, tied ones too: those of float32 lie in panels, those of float64 transposed, so that
+    a product with a few rows streams through them.
 
     Args:
         network: The network; it is left as it is.
@@ -40,27 +44,42 @@ class TracedStep(torch.nn.Module):
         self._cache_keyword, self._chooses = cache_keyword(network), chooses_logits(network)
 
     def forward(
-        self, token_ids: Tensor, places: tuple[Tensor, Tensor, Tensor], masks: Sequence[Tensor], kept: Sequence[Tensor]
+        self,
+        token_ids: Tensor,
+        places: tuple[Tensor, Tensor, Tensor],
+        masks: Sequence[Tensor],
+        kept: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """Logits of the nodes that are asked for, then hidden states of all; keys and values are written into `kept`.
+        """Logits of the nodes that are asked for, then hidden states of all.
+
+        Keys and values are written into `kept`.
 
         Args:
             token_ids: Tokens, `[batch, nodes]`.
-            places: Their positions; where in the cache their keys go; and, the same for all rows, which nodes have logits: all
-                have where the network does not let them be chosen.
+            places: Their positions; where in the cache their keys go; and, the same for all rows,
+                which nodes have logits: all have where the network does not let them be chosen.
             masks: For every kind of layer which columns a node sees, `[batch, 1, nodes, seq]`.
-            kept: Keys and values of every layer, `[batch, heads, capacity, head_dim]`, changed in place.
+            kept: Keys and values of every layer, `[batch, heads, capacity, head_dim]`, changed in
+                place.
         """
         positions, columns, shown = places
         rows = torch.arange(token_ids.shape[0], device=token_ids.device)[:, None]
         width = masks[0].shape[-1]
-        layers = [_CacheLayer(keys, values, rows, columns, width) for keys, values in zip(kept[::2], kept[1::2], strict=True)]
-        varying = {self._cache_keyword: Cache(layers=list(layers)), **({"logits_to_keep": shown} if self._chooses else {})}
+        layers = [
+            _CacheLayer(keys, values, rows, columns, width)
+            for keys, values in zip(kept[::2], kept[1::2], strict=True)
+        ]
+        varying = {
+            self._cache_keyword: Cache(layers=list(layers)),
+            **({"logits_to_keep": shown} if self._chooses else {}),
+        }
         output = self._network(
             **varying,
             input_ids=token_ids,
             position_ids=positions,
-            attention_mask=masks[0] if len(masks) == 1 else dict(zip(self._kinds, masks, strict=True)),
+            attention_mask=masks[0]
+            if len(masks) == 1
+            else dict(zip(self._kinds, masks, strict=True)),
             use_cache=True,
             output_hidden_states=bool(self._layers),
         )
@@ -85,7 +104,9 @@ class UncompiledStep:
     def __init__(self, module: TracedStep, spec: StepSpec) -> None:
         self.module, self.layers = module, spec.layers
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> StepOutput:
         places = positions, cache.columns(token_ids.shape[1]), all_nodes(token_ids)
         logits, *states = self.module(token_ids, places, masks, cache.kept())
         return StepOutput(logits=logits, states=tuple(states))
@@ -101,15 +122,21 @@ class _CacheLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, columns: Tensor, width: Size) -> None:
+    def __init__(
+        self, keys: Tensor, values: Tensor, rows: Tensor, columns: Tensor, width: Size
+    ) -> None:
         super().__init__()
         self.keys, self.values, self.is_initialized = keys, values, True
         self._rows, self._columns, self._width = rows, columns, width
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise AssertionError("a step is given its cache: the host asks only layers that say they have none yet")
+        raise AssertionError(
+            "a step is given its cache: the host asks only layers that say they have none yet"
+        )
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         assert self.keys is not None and self.values is not None
         self.keys[self._rows, :, self._columns] = key_states.transpose(1, 2)
         self.values[self._rows, :, self._columns] = value_states.transpose(1, 2)
@@ -142,13 +169,20 @@ def _shares_heads(config: Any) -> bool:
 
 
 def export_step(step: TracedStep, spec: StepSpec) -> ExportedProgram:
-    """Trace a step; batch, nodes, their logits, visible columns and capacity stay variable: one program serves all sizes."""
-    batch, nodes, logits, width, capacity = 2, 3, 5, 11, 16  # all different, so that no two of them are taken for one
+    """Trace a step; batch, nodes, their logits, visible columns and capacity stay variable.
+
+    One program serves all sizes.
+    """
+    # All different, so that no two of them are taken for one.
+    batch, nodes, logits, width, capacity = 2, 3, 5, 11, 16
     ids = torch.zeros(batch, nodes, dtype=torch.int64)
     columns = torch.arange(nodes).repeat(batch, 1)
     shown = torch.arange(logits) % nodes
     masks = [torch.ones(batch, 1, nodes, width).to(spec.mask_dtype) for _ in spec.kinds]
-    kept = [torch.zeros(batch, heads, capacity, size, dtype=spec.dtype) for heads, size in spec.cache_shapes]
+    kept = [
+        torch.zeros(batch, heads, capacity, size, dtype=spec.dtype)
+        for heads, size in spec.cache_shapes
+    ]
     varies = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
     shapes = (
         varies,
@@ -162,7 +196,9 @@ def export_step(step: TracedStep, spec: StepSpec) -> ExportedProgram:
         return torch.export.export(step, arguments, dynamic_shapes=shapes, strict=False)
 
 
-def export_module(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: tuple[Any, ...]) -> ExportedProgram:
+def export_module(
+    module: torch.nn.Module, inputs: tuple[Any, ...], shapes: tuple[Any, ...]
+) -> ExportedProgram:
     """Trace a module.
 
     Args:
@@ -191,7 +227,9 @@ def _grouped_attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The host's `sdpa` without its copies of keys and values: heads that share keys are further queries of one head.
+    """The host's `sdpa` without its copies of keys and values.
+
+    Heads that share keys are further queries of one head.
 
     The few queries are scaled here: a backend that takes attention apart would scale all keys.
     """
@@ -200,5 +238,7 @@ def _grouped_attention(
     scaled = query * (size**-0.5 if scaling is None else scaling)
     queries = scaled.reshape(batch, shared, heads // shared * nodes, size)
     mask = attention_mask.repeat(1, 1, heads // shared, 1)
-    attended = torch.nn.functional.scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=1.0)
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        queries, key, value, attn_mask=mask, scale=1.0
+    )
     return attended.reshape(batch, heads, nodes, value.shape[-1]).transpose(1, 2).contiguous(), None

@@ -14,7 +14,10 @@ from monge.core.model import NodeBlock, SequenceModel, dtype_of
 from monge.engine.models.vocabulary_mapping import VocabularyMapping
 
 _NEIGHBOURS: Final = 8
-"""Tokens of the text that are retokenised with a continuation: pieces depend on what stands before them."""
+"""Tokens of the text that are retokenised with a continuation.
+
+Pieces depend on what stands before them.
+"""
 
 
 @dataclass(slots=True)
@@ -41,8 +44,9 @@ class _Row:
 class CrossTokenizerModel:
     """Reads target tokens as the draft tokens that spell them, and answers in the target's vocabulary; a `ForeignModel`.
 
-    A node of the target's tree becomes a chain of draft nodes. Its logits are those after the last of them, for the tokens that
-    both vocabularies have; the others get none, so a law made of them is the draft law given that the token is shared.
+    A node of the target's tree becomes a chain of draft nodes. Its logits are those after the last
+    of them, for the tokens that both vocabularies have; the others get none, so a law made of them
+    is the draft law given that the token is shared.
 
     Args:
         model: The draft model, in its own vocabulary.
@@ -51,10 +55,17 @@ class CrossTokenizerModel:
         target_tokenizer: The target's.
 
     Reference:
-        Timor et al., arXiv 2502.05202: token-level intersection (TLI), and string-level exact match (SLEM) for continuations.
+        Timor et al., arXiv 2502.05202: token-level intersection (TLI), and string-level exact match
+        (SLEM) for continuations.
     """
 
-    def __init__(self, model: SequenceModel, mapping: VocabularyMapping, draft_tokenizer: Any, target_tokenizer: Any) -> None:
+    def __init__(
+        self,
+        model: SequenceModel,
+        mapping: VocabularyMapping,
+        draft_tokenizer: Any,
+        target_tokenizer: Any,
+    ) -> None:
         self._model, self._mapping = model, mapping
         self._draft_tokenizer, self._target_tokenizer = draft_tokenizer, target_tokenizer
         self._shared = torch.tensor(mapping.shared).T
@@ -93,7 +104,9 @@ class CrossTokenizerModel:
         self._model.append(own)
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
-        logits = self._model.extend({sequence: self._own_block(sequence, block) for sequence, block in blocks.items()})
+        logits = self._model.extend(
+            {sequence: self._own_block(sequence, block) for sequence, block in blocks.items()}
+        )
         answers: dict[int, Tensor] = {}
         for sequence, block in blocks.items():
             row, own = self._rows[sequence], logits[sequence]
@@ -129,13 +142,23 @@ class CrossTokenizerModel:
                 logits = self._rows[sequence].logits
                 assert logits is not None, "a text is read before it is continued"
                 written[sequence].append(int(logits.argmax()))
-            active = {sequence: count for sequence, count in active.items() if len(written[sequence]) < count}
+            active = {
+                sequence: count
+                for sequence, count in active.items()
+                if len(written[sequence]) < count
+            }
             if active:
-                blocks = {sequence: NodeBlock((written[sequence][-1],), (len(written[sequence]) - 2,)) for sequence in active}
+                blocks = {
+                    sequence: NodeBlock((written[sequence][-1],), (len(written[sequence]) - 2,))
+                    for sequence in active
+                }
                 for sequence, logits in self._model.extend(blocks).items():
                     self._rows[sequence].logits = logits[-1]
         self._model.commit(dict.fromkeys(counts, ()))
-        return {sequence: self._retokenised(self._rows[sequence].text, own) for sequence, own in written.items()}
+        return {
+            sequence: self._retokenised(self._rows[sequence].text, own)
+            for sequence, own in written.items()
+        }
 
     def _own_block(self, sequence: int, block: NodeBlock) -> NodeBlock:
         row = self._rows[sequence]
@@ -157,20 +180,26 @@ class CrossTokenizerModel:
     def _fits(self, row: _Row, length: int) -> None:
         if self.max_length is not None and length > self.max_length:
             raise ContextLengthError(
-                f"the text's {len(row.text)} tokens are {length} of the draft model's, which reads {self.max_length}"
+                f"the text's {len(row.text)} tokens are {length} of the draft model's, which "
+                f"reads {self.max_length}"
             )
 
-    def _in_target_tokens(self, own: Float[Tensor, "nodes draft_vocab"]) -> Float[Tensor, "nodes vocab"]:
+    def _in_target_tokens(
+        self, own: Float[Tensor, "nodes draft_vocab"]
+    ) -> Float[Tensor, "nodes vocab"]:
         target_ids, draft_ids = self._shared.to(own.device)
         answers = own.new_full((own.shape[0], self.vocab_size), -math.inf)
         answers[:, target_ids] = own[:, draft_ids]
         return answers
 
     def _retokenised(self, text: Sequence[int], own: Sequence[int]) -> tuple[int, ...]:
-        new = self._draft_tokenizer.decode(list(own), skip_special_tokens=True).rstrip("\N{REPLACEMENT CHARACTER}")
+        new = self._draft_tokenizer.decode(list(own), skip_special_tokens=True).rstrip(
+            "\N{REPLACEMENT CHARACTER}"
+        )
         before = self._target_tokenizer.decode(list(text[-_NEIGHBOURS:]), skip_special_tokens=True)
         known, both = self._encode(before), self._encode(before + new)
-        # Where the boundary moved, a token would have to be taken back; the new text alone is spelled instead.
+        # Where the boundary moved, a token would have to be taken back; the new text alone is
+        # spelled instead.
         return both[len(known) :] if both[: len(known)] == known else self._encode(new)
 
     def _encode(self, text: str) -> tuple[int, ...]:

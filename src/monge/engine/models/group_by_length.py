@@ -9,8 +9,8 @@ _FORWARD: Final = 32  # tokens whose reading takes as long as what a forward cos
 def group_by_length(sizes: Mapping[int, int]) -> list[list[int]]:
     """Split texts into groups so that padding and forwards together cost least.
 
-    A group costs its rows times its longest text, plus what a forward costs whatever it reads. The cheapest split is one of the
-    texts in order of size, found by dynamic programming.
+    A group costs its rows times its longest text, plus what a forward costs whatever it reads. The
+    cheapest split is one of the texts in order of size, found by dynamic programming.
 
     Args:
         sizes: Tokens of every text, by its number.
@@ -21,7 +21,10 @@ def group_by_length(sizes: Mapping[int, int]) -> list[list[int]]:
     keys = sorted(sizes, key=lambda key: -sizes[key])
     least, firsts = [0], [0]
     for stop in range(1, len(keys) + 1):
-        cost, first = min((least[first] + _FORWARD + (stop - first) * sizes[keys[first]], first) for first in range(stop))
+        cost, first = min(
+            (least[first] + _FORWARD + (stop - first) * sizes[keys[first]], first)
+            for first in range(stop)
+        )
         least.append(cost)
         firsts.append(first)
     groups: list[list[int]] = []

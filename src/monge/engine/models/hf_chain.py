@@ -1,4 +1,7 @@
-"""A `transformers` network that can only read chains: positions from token order, or recurrent state."""
+"""A `transformers` network that can only read chains.
+
+Positions from token order, or recurrent state.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,9 +41,10 @@ class _Row:
 class HfChainModel:
     """Reads chains, one sequence per forward, each with its own cache; a `LayeredModel`.
 
-    For networks that cannot read trees: ALiBi models, whose positions are the order of the tokens, roll back by dropping the
-    end of their cache; models with recurrent state cannot roll back at all and are decoded plainly. So are models that read one
-    token a forward behind their cache: a forward of a few tokens finds out.
+    For networks that cannot read trees: ALiBi models, whose positions are the order of the tokens,
+    roll back by dropping the end of their cache; models with recurrent state cannot roll back at
+    all and are decoded plainly. So are models that read one token a forward behind their cache: a
+    forward of a few tokens finds out.
 
     Args:
         model: A causal language model in evaluation mode.
@@ -68,7 +72,9 @@ class HfChainModel:
         self.no_draft_reason = rollback_obstacle(model)
         if (error := self._failure(num_tokens=1)) is not None:
             name = type(model).__name__
-            raise UnsupportedModelError(f"{name} cannot read a token behind its cache: {_in_words(error)}") from error
+            raise UnsupportedModelError(
+                f"{name} cannot read a token behind its cache: {_in_words(error)}"
+            ) from error
         if self.no_draft_reason is None and (error := self._failure(num_tokens=2)) is not None:
             self.no_draft_reason = f"{type(model).__name__} cannot read two tokens behind its cache: {_in_words(error)}"
 
@@ -80,14 +86,16 @@ class HfChainModel:
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         stateful = self.no_draft_reason is not None
         for sequence in prefixes:
-            # Without a config every layer keeps all it read: one that keeps only its window could not take tokens back.
+            # Without a config every layer keeps all it read: one that keeps only its window could
+            # not take tokens back.
             self._rows[sequence] = _Row(own_cache(self._model) if stateful else DynamicCache())
         self.append(prefixes)
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
         stateful = self.no_draft_reason is not None
         for sequence, tokens in pieces.items():
-            # Some recurrent layers (Mamba's) start from nothing whenever they read several tokens: they read the prompt whole.
+            # Some recurrent layers (Mamba's) start from nothing whenever they read several tokens:
+            # they read the prompt whole.
             size = max(len(tokens), 1) if stateful else _PREFILL
             for start in range(0, len(tokens), size):
                 part = tokens[start : start + size]
@@ -100,7 +108,10 @@ class HfChainModel:
             row = self._rows[sequence]
             first = row.num_uncommitted
             if block.parents != tuple(range(first - 1, first - 1 + len(block.parents))):
-                raise MongeError(f"this target reads chains only ({self.no_tree_reason}); got a tree: use tree='chain'")
+                raise MongeError(
+                    f"this target reads chains only ({self.no_tree_reason}); got a "
+                    "tree: use tree='chain'"
+                )
             logits[sequence] = self._read(row, block.token_ids, keep_logits=True)
         return logits
 
@@ -110,7 +121,9 @@ class HfChainModel:
             dropped = row.num_uncommitted - len(path)
             if dropped:
                 if self.no_draft_reason is not None:
-                    raise MongeError(f"{dropped} read tokens cannot be taken back: {self.no_draft_reason}")
+                    raise MongeError(
+                        f"{dropped} read tokens cannot be taken back: {self.no_draft_reason}"
+                    )
                 row.cache.crop(-dropped)
             row.length += len(path)
             row.num_uncommitted = 0
@@ -129,7 +142,12 @@ class HfChainModel:
     def _failure(self, num_tokens: int) -> Exception | None:
         """What goes wrong, if anything, when so many tokens are read behind a few."""
         prompt = -1
-        failure = catch(lambda: (self.open({prompt: (0, 0, 0)}), self.extend({prompt: NodeBlock.chain((0,) * num_tokens)})))
+        failure = catch(
+            lambda: (
+                self.open({prompt: (0, 0, 0)}),
+                self.extend({prompt: NodeBlock.chain((0,) * num_tokens)}),
+            )
+        )
         self._rows.pop(prompt, None)
         self._forward_s = 0.0
         return failure
@@ -142,7 +160,9 @@ class HfChainModel:
             "use_cache": True,
         }
         if self._takes_position_ids:
-            inputs["position_ids"] = torch.arange(first, first + len(token_ids), device=self._device)[None]
+            inputs["position_ids"] = torch.arange(
+                first, first + len(token_ids), device=self._device
+            )[None]
         if self._chooses_logits and not keep_logits:
             inputs["logits_to_keep"] = 1
         start = now()

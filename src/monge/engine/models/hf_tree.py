@@ -11,7 +11,15 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.model import Forward, NodeBlock
-from monge.engine.backends.base import ChainStep, NodeStep, PromptStep, SizedStep, StepMaker, StepOutput, StepSpec
+from monge.engine.backends.base import (
+    ChainStep,
+    NodeStep,
+    PromptStep,
+    SizedStep,
+    StepMaker,
+    StepOutput,
+    StepSpec,
+)
 from monge.engine.backends.module_runner import ModuleMaker, ModuleRunner
 from monge.engine.clock import now
 from monge.engine.models.group_by_length import group_by_length
@@ -29,21 +37,28 @@ from monge.engine.models.network_facts import (
 )
 from monge.engine.models.tree_cache import CacheRow, RowTable, TreeCache
 
-_PREFILL: Final = 1024  # tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt
-_STEP: Final = 64  # nodes a row that a step reads; in larger blocks arithmetic counts, not what lies between operations
-_GROWTH: Final = 1.5  # of the cache of a step of fixed widths, which is prepared again when the cache moves
-_UNWANTED: Final = 1 << 20  # logits that nobody asked for and a step gives all the same: a short prompt's, where words are few
+# Tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt.
+_PREFILL: Final = 1024
+# Nodes a row that a step reads; in larger blocks arithmetic counts, not what lies between
+# operations.
+_STEP: Final = 64
+# Of the cache of a step of fixed widths, which is prepared again when the cache moves.
+_GROWTH: Final = 1.5
+# Logits that nobody asked for and a step gives all the same: a short prompt's, where words are few.
+_UNWANTED: Final = 1 << 20
 
 
 class HfTreeModel:
     """Reads trees for many sequences in one forward; a `ModuleHost` and a `LayeredModel`.
 
-    Every node gets its own position (committed length + depth) and sees the committed text, its ancestors and itself. Layers
-    with a sliding window keep all columns and apply the window in the mask, so trees and rollback are exact there too.
+    Every node gets its own position (committed length + depth) and sees the committed text, its
+    ancestors and itself. Layers with a sliding window keep all columns and apply the window in the
+    mask, so trees and rollback are exact there too.
 
     Args:
         model: A causal language model in evaluation mode that takes 4-D masks and position ids.
-        step: Reads small blocks of nodes in the network's place, short prompts too; longer ones are read by the network itself.
+        step: Reads small blocks of nodes in the network's place, short prompts too; longer ones are
+            read by the network itself.
         step_maker: Makes the step that gives hidden states as well, for when they are watched.
         module_maker: Runs the output layer and the steps of heads; `None` leaves them as they are.
 
@@ -65,12 +80,20 @@ class HfTreeModel:
         reason = tree_obstacle(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        self._model, self._step_maker, self._modules = model, step_maker, ModuleRunner(model, module_maker)
+        self._model, self._step_maker, self._modules = (
+            model,
+            step_maker,
+            ModuleRunner(model, module_maker),
+        )
         config = model.config.get_text_config()
         self._windows = layer_windows(config)
         self._use_step(step)
         self._attention = str(config._attn_implementation)
-        self._device, self._dtype, self._embedding = model.device, model.dtype, model.get_input_embeddings()
+        self._device, self._dtype, self._embedding = (
+            model.device,
+            model.dtype,
+            model.get_input_embeddings(),
+        )
         self._form = MaskFormat(self._windows, self._attention, self._dtype, self._device)
         growth = {"growth": _GROWTH} if self._widths else {}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **growth)
@@ -133,10 +156,15 @@ class HfTreeModel:
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
         for start in range(0, max(map(len, pieces.values())), _PREFILL):
             parts = {
-                sequence: tuple(tokens[start : start + _PREFILL]) for sequence, tokens in pieces.items() if len(tokens) > start
+                sequence: tuple(tokens[start : start + _PREFILL])
+                for sequence, tokens in pieces.items()
+                if len(tokens) > start
             }
             for group in group_by_length({sequence: len(part) for sequence, part in parts.items()}):
-                self._read({sequence: NodeBlock.chain(parts[sequence]) for sequence in group}, keep_logits=False)
+                self._read(
+                    {sequence: NodeBlock.chain(parts[sequence]) for sequence in group},
+                    keep_logits=False,
+                )
                 self.commit({sequence: range(len(parts[sequence])) for sequence in group})
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
@@ -148,7 +176,8 @@ class HfTreeModel:
         logits = self._read(blocks, keep_logits=True)
         first = min(self._rows.index(sequence) for sequence in blocks)
         return {
-            sequence: logits[self._rows.index(sequence) - first, : len(block.token_ids)] for sequence, block in blocks.items()
+            sequence: logits[self._rows.index(sequence) - first, : len(block.token_ids)]
+            for sequence, block in blocks.items()
         }
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
@@ -156,7 +185,9 @@ class HfTreeModel:
             row = self._rows[sequence]
             # A path that is the first nodes in reading order lies where it belongs.
             if any(slot != position for position, slot in enumerate(path)):
-                self._cache.keep(self._rows.index(sequence), row.length, [row.length + slot for slot in path])
+                self._cache.keep(
+                    self._rows.index(sequence), row.length, [row.length + slot for slot in path]
+                )
             row.length += len(path)
             row.nodes.clear()
             if self._features is not None:
@@ -167,14 +198,17 @@ class HfTreeModel:
 
     def close(self, sequence: int) -> None:
         self._rows.close(sequence)
-        if not len(self._rows) and not self._widths:  # steps of a few widths may be recorded for this memory
+        # Steps of a few widths may be recorded for this memory.
+        if not len(self._rows) and not self._widths:
             self._cache.give_back()
         if self._features is not None:
             self._features.close(sequence)
 
     def watch(self, layers: Sequence[int], *, only_last: bool = False) -> None:
         if len(self._rows):
-            raise MongeError(f"hidden states must be watched before sequences are open; {len(self._rows)} are")
+            raise MongeError(
+                f"hidden states must be watched before sequences are open; {len(self._rows)} are"
+            )
         self._features = HiddenStateLog(layers, self.num_layers, only_last=only_last)
         self._use_step(self._watching_step(self._features.layers))
 
@@ -187,7 +221,9 @@ class HfTreeModel:
 
     def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
         with torch.inference_mode():
-            return self._embedding(torch.tensor(list(token_ids)).to(self._device, non_blocking=True))
+            return self._embedding(
+                torch.tensor(list(token_ids)).to(self._device, non_blocking=True)
+            )
 
     def module_program(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
         """What runs a small module; see `ModuleHost`."""
@@ -220,17 +256,25 @@ class HfTreeModel:
         for row, block in zip(members, row_blocks, strict=True):
             row.nodes.add(block)
         lengths, nodes = [row.length for row in members], [row.nodes for row in members]
-        width = self._width(max(len(block.token_ids) for block in row_blocks), keep_logits=keep_logits)
+        width = self._width(
+            max(len(block.token_ids) for block in row_blocks), keep_logits=keep_logits
+        )
         token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
         self._cache.place(rows, starts, width, self._rows.held)
         masks = self._form.masks(visible, positions, lengths, nodes)
-        token_ids, positions = token_ids.to(self._device, non_blocking=True), positions.to(self._device, non_blocking=True)
+        token_ids, positions = (
+            token_ids.to(self._device, non_blocking=True),
+            positions.to(self._device, non_blocking=True),
+        )
         start = now()
         with torch.inference_mode():
             output = self._forward(token_ids, positions, masks, keep_logits=keep_logits)
             if self._features is not None:
                 for index, (row, block) in enumerate(zip(members, row_blocks, strict=True)):
-                    self._features.read(row.sequence, [state[index, : len(block.token_ids)] for state in output.states])
+                    self._features.read(
+                        row.sequence,
+                        [state[index, : len(block.token_ids)] for state in output.states],
+                    )
         self._forward_s += now() - start
         self._cache.settle()
         return output.logits
@@ -261,11 +305,20 @@ class HfTreeModel:
         widths = self._widths if keep_logits and self._cache.is_settled else ()
         return next((width for width in widths if width >= num_nodes), num_nodes)
 
-    def _forward(self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool) -> StepOutput:
+    def _forward(
+        self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool
+    ) -> StepOutput:
         """By the step, where there is one and it is faster."""
         if self._step is not None and self._cache.is_settled:
-            inputs, size = (token_ids, positions, tuple(masks.values()), self._cache), token_ids.numel()
-            if self._prompt_step is not None and not keep_logits and size <= self._prompt_step.prompt_tokens:
+            inputs, size = (
+                (token_ids, positions, tuple(masks.values()), self._cache),
+                token_ids.numel(),
+            )
+            if (
+                self._prompt_step is not None
+                and not keep_logits
+                and size <= self._prompt_step.prompt_tokens
+            ):
                 return self._prompt_step.read_prompt(*inputs)
             is_cheap = size * self.vocab_size <= _UNWANTED and not self._widths
             if token_ids.shape[1] <= _STEP and (keep_logits or is_cheap):
@@ -299,5 +352,8 @@ class HfTreeModel:
                 return self._step_maker(layers)
             except BackendError as error:
                 reason = str(error)
-        warnings.warn(f"hidden states are watched, so every step of the target runs eagerly: {reason}", stacklevel=3)
+        warnings.warn(
+            f"hidden states are watched, so every step of the target runs eagerly: {reason}",
+            stacklevel=3,
+        )
         return None

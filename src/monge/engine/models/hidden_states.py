@@ -16,7 +16,8 @@ class HiddenStateLog:
     """Remembers hidden states of uncommitted nodes, and of committed tokens until somebody takes them.
 
     Args:
-        layers: Indices of hidden states; 0 is the embedding's output, i that of layer i, the last one after the final norm.
+        layers: Indices of hidden states; 0 is the embedding's output, i that of layer i, the last
+            one after the final norm.
         num_layers: Layers of the network.
         only_last: Whether of the committed tokens only the last is remembered.
 
@@ -28,28 +29,34 @@ class HiddenStateLog:
         wrong = [layer for layer in layers if not 0 <= layer <= num_layers]
         if wrong or not layers:
             raise OptionError(
-                f"hidden states of layers {list(layers)} were asked for; this network has 0 (embedding) to {num_layers} "
+                f"hidden states of layers {list(layers)} were asked for; this network has 0 "
+                f"(embedding) to {num_layers} "
                 "(what its output layer reads)"
             )
         self.layers, self._is_last = tuple(layers), tuple(layers) == (num_layers,)
         self._only_last = only_last
-        self._shows_last: bool | None = None  # whether a hook on its decoder sees the last state, once a network was asked
+        # Whether a hook on its decoder sees the last state, once a network was asked.
+        self._shows_last: bool | None = None
         self._nodes: dict[int, list[Tensor]] = {}
         self._fresh: dict[int, list[Tensor]] = {}
 
     def forward(self, network: PreTrainedModel, inputs: Mapping[str, Any]) -> StepOutput:
         """A forward of the network with the states that are watched.
 
-        To show all states, `transformers` puts a hook on every layer, which takes small networks longer than a layer does; the
-        last one alone is what the output layer reads.
+        To show all states, `transformers` puts a hook on every layer, which takes small networks
+        longer than a layer does; the last one alone is what the output layer reads.
         """
         if self._is_last and self._shows_last is None:
             probe = torch.zeros(1, 1, dtype=torch.long, device=network.device)
-            self._shows_last = bool(_with_last(network, {"input_ids": probe, "use_cache": False}).states)
+            self._shows_last = bool(
+                _with_last(network, {"input_ids": probe, "use_cache": False}).states
+            )
         if self._is_last and self._shows_last:
             return _with_last(network, inputs)
         output = network(**inputs, output_hidden_states=True)
-        return StepOutput(logits=output.logits, states=tuple(output.hidden_states[layer] for layer in self.layers))
+        return StepOutput(
+            logits=output.logits, states=tuple(output.hidden_states[layer] for layer in self.layers)
+        )
 
     def read(self, sequence: int, states: Sequence[Float[Tensor, "nodes hidden"]]) -> None:
         """New uncommitted nodes, one tensor per watched layer."""
@@ -64,12 +71,15 @@ class HiddenStateLog:
             self._fresh[sequence] = [known if len(known) == 1 else known[last : last + 1]]
         elif path and nodes:
             first, last = path[0], path[-1]
-            is_run = list(path) == list(range(first, last + 1))  # a slice takes a tenth of what picking rows takes
+            # A slice takes a tenth of what picking rows takes.
+            is_run = list(path) == list(range(first, last + 1))
             rows = slice(first, last + 1) if is_run else list(path)
             self._fresh.setdefault(sequence, []).append(_joined(nodes)[rows])
 
     def take(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
-        """Hidden states of the tokens committed since the last call, layers side by side; `None` where there are none.
+        """Hidden states of the tokens committed since the last call, layers side by side.
+
+        `None` where there are none.
 
         Of the last token, where only that is remembered, whether or not it was taken before.
         """

@@ -11,7 +11,9 @@ from monge.core.errors import OptionError, UnsupportedModelError
 
 
 def layer_subset(network: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
-    """The network with these layers only, in their order; embeddings, final norm and output layer stay.
+    """The network with these layers only, in their order.
+
+    Embeddings, final norm and output layer stay.
 
     Args:
         network: A causal language model.
@@ -25,11 +27,13 @@ def layer_subset(network: PreTrainedModel, layers: Sequence[int]) -> PreTrainedM
     total = int(config.num_hidden_layers)
     if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= total:
         raise OptionError(
-            f"a layer subset lists layers in increasing order, each between 0 and {total - 1}; got {list(layers)}"
+            f"a layer subset lists layers in increasing order, each between 0 and {total - 1}; "
+            f"got {list(layers)}"
         )
     if getattr(config, "num_kv_shared_layers", None):
         raise UnsupportedModelError(
-            f"{type(network).__name__} has layers that read other layers' keys, so none can be left out"
+            f"{type(network).__name__} has layers that read other layers' keys, so none can be "
+            "left out"
         )
     path = _path_of_layers(network, total)
     settings = _subset_config(network.config, layers)
@@ -38,7 +42,9 @@ def layer_subset(network: PreTrainedModel, layers: Sequence[int]) -> PreTrainedM
     for name in path[:-1]:
         module._modules[name] = _copied(module._modules[name], swap)
         module = module._modules[name]
-    kept = [_renumbered(module._modules[path[-1]][layer], place) for place, layer in enumerate(layers)]
+    kept = [
+        _renumbered(module._modules[path[-1]][layer], place) for place, layer in enumerate(layers)
+    ]
     module._modules[path[-1]] = torch.nn.ModuleList(kept)
     return top
 
@@ -47,11 +53,14 @@ def _path_of_layers(network: PreTrainedModel, total: int) -> list[str]:
     found = [
         name
         for name, module in network.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) == total and all(map(_has_number, module))
+        if isinstance(module, torch.nn.ModuleList)
+        and len(module) == total
+        and all(map(_has_number, module))
     ]
     if len(found) != 1:
         raise UnsupportedModelError(
-            f"{type(network).__name__}: one list of {total} numbered layers was expected; found {len(found)}, so none can be "
+            f"{type(network).__name__}: one list of {total} numbered layers was expected; found "
+            f"{len(found)}, so none can be "
             "left out"
         )
     return found[0].split(".")

@@ -39,7 +39,10 @@ class UncommittedNodes:
                 self._ancestors.append((*above, slot))
 
     def visible(self, first: int) -> NDArray[np.bool_]:
-        """For the nodes from slot `first` on: which uncommitted slots each sees, itself and its ancestors, `[nodes, slots]`."""
+        """For the nodes from slot `first` on.
+
+        Which uncommitted slots each sees, itself and its ancestors, `[nodes, slots]`.
+        """
         total = len(self.depths)
         if self.is_chain:
             return np.tri(total - first, total, first, dtype=np.bool_)
@@ -55,14 +58,20 @@ class UncommittedNodes:
         self.is_chain = True
 
     def _ancestors_up_to(self, slot: int) -> None:
-        # Chains keep no ancestor lists (a long prompt would need quadratic room); they are written when a chain first branches.
+        # Chains keep no ancestor lists (a long prompt would need quadratic room); they are written
+        # when a chain first branches.
         for earlier in range(len(self._ancestors), slot):
             self._ancestors.append(tuple(range(earlier + 1)))
 
 
 def forward_inputs(
-    lengths: Sequence[int], nodes: Sequence[UncommittedNodes], blocks: Sequence[NodeBlock], width: int
-) -> tuple[Int64[Tensor, "batch nodes"], Int64[Tensor, "batch nodes"], Bool[Tensor, "batch nodes seq"]]:
+    lengths: Sequence[int],
+    nodes: Sequence[UncommittedNodes],
+    blocks: Sequence[NodeBlock],
+    width: int,
+) -> tuple[
+    Int64[Tensor, "batch nodes"], Int64[Tensor, "batch nodes"], Bool[Tensor, "batch nodes seq"]
+]:
     """Token ids, positions and visibility of the blocks' nodes, padded to one shape.
 
     Args:
@@ -72,12 +81,16 @@ def forward_inputs(
         width: Nodes of every row, padding included.
 
     Returns:
-        Token ids and positions; padding has token 0. Visibility over the columns of the cache, up to the end of the widest row;
-        padding sees its own column only, since a query that sees nothing has no attention weights.
+        Token ids and positions; padding has token 0. Visibility over the columns of the cache, up
+        to the end of the widest row; padding sees its own column only, since a query that sees
+        nothing has no attention weights.
     """
     if len(blocks) == 1 and width == len(blocks[0].token_ids):
         return _one_row(lengths[0], nodes[0], blocks[0])
-    starts = [length + len(row) - len(block.token_ids) for length, row, block in zip(lengths, nodes, blocks, strict=True)]
+    starts = [
+        length + len(row) - len(block.token_ids)
+        for length, row, block in zip(lengths, nodes, blocks, strict=True)
+    ]
     token_ids = np.zeros((len(blocks), width), dtype=np.int64)
     positions = np.zeros((len(blocks), width), dtype=np.int64)
     visible = np.zeros((len(blocks), width, max(starts) + width), dtype=np.bool_)
@@ -107,14 +120,20 @@ def _one_row(
 
 
 def chain_visibility(count: int, start: int) -> Bool[Tensor, "one nodes seq"]:
-    """What the nodes of a chain see whose first one lies in column `start`: all columns before them, and themselves."""
+    """What the nodes of a chain see whose first one lies in column `start`.
+
+    All columns before them, and themselves.
+    """
     capacity = max(_BAND, 1 << start.bit_length())
     return _band(count, capacity)[None, :, capacity - start : capacity + count]
 
 
 @lru_cache(maxsize=64)
 def _band(count: int, capacity: int) -> Bool[Tensor, "nodes seq"]:
-    """`band[i, j]` is true where j <= i + capacity: every chain of `count` nodes sees a window onto this one matrix."""
+    """`band[i, j]` is true where j <= i + capacity.
+
+    Every chain of `count` nodes sees a window onto this one matrix.
+    """
     return torch.ones(count, capacity + count, dtype=torch.bool).tril(capacity)
 
 
@@ -125,11 +144,16 @@ def within_window(
     nodes: Sequence[UncommittedNodes],
     window: int,
 ) -> Bool[Tensor, "batch nodes seq"]:
-    """The part of `visible` that a sliding window leaves: fewer than `window` positions between query and key."""
+    """The part of `visible` that a sliding window leaves.
+
+    Fewer than `window` positions between query and key.
+    """
     columns = torch.arange(visible.shape[-1]).repeat(len(lengths), 1)
     for row, (length, uncommitted) in enumerate(zip(lengths, nodes, strict=True)):
         # A committed column is its position; an uncommitted one has the position of its depth.
-        columns[row, length : length + len(uncommitted)] = torch.tensor(uncommitted.depths, dtype=torch.int64) + length
+        columns[row, length : length + len(uncommitted)] = (
+            torch.tensor(uncommitted.depths, dtype=torch.int64) + length
+        )
     inside = positions[:, :, None] - columns[:, None, :] < window
     return visible & inside
 
@@ -142,7 +166,12 @@ def block_mask(seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
     rows = seen[:, 0]  # indexed by tensors alone: torch 2.9 takes no number among them here
     # The mask is captured data: a new tree changes numbers, not code.
     return create_block_mask(
-        lambda row, head, query, key: rows[row, query, key], batch, None, num_nodes, num_columns, device=seen.device
+        lambda row, head, query, key: rows[row, query, key],
+        batch,
+        None,
+        num_nodes,
+        num_columns,
+        device=seen.device,
     )
 
 
@@ -169,10 +198,17 @@ class MaskFormat:
         lengths: Sequence[int],
         nodes: Sequence[UncommittedNodes],
     ) -> dict[str, Any]:
-        """For every kind of layer the mask that its attention takes; arguments as of `within_window`."""
+        """For every kind of layer the mask that its attention takes.
+
+        Arguments as of `within_window`.
+        """
         masks: dict[str, Any] = {}
         for kind, window in self.windows.items():
-            seen = visible if window is None else within_window(visible, positions, lengths, nodes, window)
+            seen = (
+                visible
+                if window is None
+                else within_window(visible, positions, lengths, nodes, window)
+            )
             masks[kind] = self._formed(seen.to(self.device, non_blocking=True)[:, None])
         return masks
 

@@ -16,7 +16,8 @@ from transformers.cache_utils import (
 
 from monge.core.errors import UnsupportedModelError
 
-_CACHE_KEYWORDS: Final = ("cache", "past_key_values", "cache_params")  # since transformers 5.24; before it, and in older code
+# Since transformers 5.24; before it, and in older code.
+_CACHE_KEYWORDS: Final = ("cache", "past_key_values", "cache_params")
 
 
 def tree_obstacle(model: PreTrainedModel) -> str | None:
@@ -30,10 +31,14 @@ def tree_obstacle(model: PreTrainedModel) -> str | None:
         return f"{name} takes positions from the order of the tokens (ALiBi or similar), so siblings cannot share one"
     if str(config._attn_implementation) not in {"eager", "sdpa", "flex_attention"}:
         return f"{name} runs attention {config._attn_implementation!r}, which takes no 4-D mask; load it with eager or sdpa"
-    kinds = set(getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or ())
+    kinds = set(
+        getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or ()
+    )
     unknown = kinds - {"full_attention", "sliding_attention", "global"}
     if unknown:
-        return f"{name} has layers of kind {', '.join(sorted(unknown))}, whose mask is not known here"
+        return (
+            f"{name} has layers of kind {', '.join(sorted(unknown))}, whose mask is not known here"
+        )
     return None
 
 
@@ -43,13 +48,19 @@ def chooses_logits(network: PreTrainedModel) -> bool:
 
 
 def forward_parameters(network: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
-    """What a network's forward takes by name; one that hands `**keywords` on also takes what its base class takes."""
+    """What a network's forward takes by name.
+
+    One that hands `**keywords` on also takes what its base class takes.
+    """
     found: dict[str, inspect.Parameter] = {}
     for owner in type(network).__mro__:
         if "forward" in vars(owner):
             parameters = inspect.signature(vars(owner)["forward"]).parameters
             found = {**parameters, **found}
-            if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+            if all(
+                parameter.kind is not inspect.Parameter.VAR_KEYWORD
+                for parameter in parameters.values()
+            ):
                 break
     return found
 
@@ -57,7 +68,8 @@ def forward_parameters(network: PreTrainedModel) -> Mapping[str, inspect.Paramet
 def cache_keyword(network: PreTrainedModel) -> str:
     """The keyword under which a network's forward takes its cache.
 
-    Read off the forward, not off the version of `transformers`: code that comes with a checkpoint keeps the older names.
+    Read off the forward, not off the version of `transformers`: code that comes with a checkpoint
+    keeps the older names.
 
     Raises:
         UnsupportedModelError: If it takes none.
@@ -66,14 +78,17 @@ def cache_keyword(network: PreTrainedModel) -> str:
     found = next((name for name in _CACHE_KEYWORDS if name in parameters), None)
     if found is None:
         raise UnsupportedModelError(
-            f"the forward of {type(network).__name__} takes no cache (none of {', '.join(_CACHE_KEYWORDS)}), so what it has "
+            f"the forward of {type(network).__name__} takes no cache (none of "
+            f"{', '.join(_CACHE_KEYWORDS)}), so what it has "
             "read cannot be kept between tokens; use the network without monge"
         )
     return found
 
 
 class OutputLayer(torch.nn.Module):
-    """What a network makes of last hidden states: its output layer, with the scale and the cap that some families add.
+    """What a network makes of last hidden states.
+
+    Its output layer, with the scale and the cap that some families add.
 
     Args:
         network: The network, whose layer is shared.
@@ -86,7 +101,9 @@ class OutputLayer(torch.nn.Module):
         super().__init__()
         config, layer = network.config.get_text_config(), network.get_output_embeddings()
         if layer is None:
-            raise UnsupportedModelError(f"{type(network).__name__} has no output layer, so its hidden states give no logits")
+            raise UnsupportedModelError(
+                f"{type(network).__name__} has no output layer, so its hidden states give no logits"
+            )
         self.layer = layer
         self.factor = float(getattr(config, "logit_scale", None) or 1.0)
         self.divisor = float(getattr(config, "logits_scaling", None) or 1.0)
@@ -101,12 +118,21 @@ class OutputLayer(torch.nn.Module):
 
 
 def rollback_obstacle(network: PreTrainedModel) -> str | None:
-    """Why a network cannot take back tokens that it has read, or `None` where it can: read off the cache that it needs."""
+    """Why a network cannot take back tokens that it has read, or `None` where it can.
+
+    Read off the cache that it needs.
+    """
     name, layers = type(network).__name__, own_cache(network).layers
-    if network._is_stateful or any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers):
+    if network._is_stateful or any(
+        isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers
+    ):
         return f"{name} keeps recurrent state, through which a tree cannot be read in one pass"
     known = (DynamicLayer, DynamicSlidingWindowLayer)
-    others = {type(layer).__name__ for layer in layers if isinstance(layer, CacheLayerMixin) and type(layer) not in known}
+    others = {
+        type(layer).__name__
+        for layer in layers
+        if isinstance(layer, CacheLayerMixin) and type(layer) not in known
+    }
     if others:
         return f"{name} keeps more than keys and values ({', '.join(sorted(others))}), which cannot be taken back here"
     return None
@@ -119,18 +145,22 @@ def own_cache(network: PreTrainedModel) -> DynamicCache:
         UnsupportedModelError: If `transformers` has none for it.
     """
     name = type(network).__name__
-    # State that lies in the modules themselves is one for all sequences: two that are decoded together would mix.
+    # State that lies in the modules themselves is one for all sequences: two that are decoded
+    # together would mix.
     in_modules = any(hasattr(module, "_setup_cache") for module in network.modules())
     takes_usual: Any = network._supports_default_dynamic_cache
     if in_modules or not takes_usual():
         raise UnsupportedModelError(
-            f"{name} keeps what it has read in a way of its own, not in the cache that transformers makes for other networks; "
+            f"{name} keeps what it has read in a way of its own, not in the cache that "
+            "transformers makes for other networks; "
             "use it without monge"
         )
     try:
         return DynamicCache(config=network.config)
     except KeyError as error:
-        raise UnsupportedModelError(f"{name} has layers of kind {error}, for which transformers keeps no cache") from error
+        raise UnsupportedModelError(
+            f"{name} has layers of kind {error}, for which transformers keeps no cache"
+        ) from error
 
 
 def check_causal(network: PreTrainedModel) -> None:
@@ -141,11 +171,15 @@ def check_causal(network: PreTrainedModel) -> None:
     """
     config = network.config.get_text_config()
     is_two_sided = (
-        getattr(config, "use_bidirectional_attention", None) in {True, "all"} or getattr(config, "causal", True) is False
+        getattr(config, "use_bidirectional_attention", None) in {True, "all"}
+        or getattr(config, "causal", True) is False
     )
-    if is_two_sided or any(getattr(module, "is_decoder", None) is False for module in network.modules()):
+    if is_two_sided or any(
+        getattr(module, "is_decoder", None) is False for module in network.modules()
+    ):
         raise UnsupportedModelError(
-            f"{type(network).__name__}: tokens see those behind them, so the network gives no law of the next token; load it "
+            f"{type(network).__name__}: tokens see those behind them, so the network gives no law "
+            "of the next token; load it "
             "with is_decoder=True, or what its settings call that, if it was trained so"
         )
 
@@ -153,8 +187,9 @@ def check_causal(network: PreTrainedModel) -> None:
 def context_length(config: Any) -> int | None:
     """Longest sequence that the network's positions allow, if bounded.
 
-    Rotary embeddings that change with the length of the text (dynamic, longrope) are bounded where they start to: past that
-    point a position of an unverified node would change the embedding of the committed ones.
+    Rotary embeddings that change with the length of the text (dynamic, longrope) are bounded where
+    they start to: past that point a position of an unverified node would change the embedding of
+    the committed ones.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     original = rope.get("original_max_position_embeddings")

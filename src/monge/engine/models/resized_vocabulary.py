@@ -13,8 +13,9 @@ from monge.core.model import NodeBlock, SequenceModel
 class ResizedVocabulary:
     """A model whose logits are cut or padded to another number of tokens; a `SequenceModel`.
 
-    Models of one family often share a tokenizer but pad its vocabulary to different sizes. Padding tokens mean nothing, so
-    those that the target lacks are never drafted, and those that the draft model lacks have no draft mass.
+    Models of one family often share a tokenizer but pad its vocabulary to different sizes. Padding
+    tokens mean nothing, so those that the target lacks are never drafted, and those that the draft
+    model lacks have no draft mass.
 
     Args:
         model: The draft model.
@@ -42,7 +43,8 @@ class ResizedVocabulary:
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         extra = self.vocab_size - self._model.vocab_size
         return {
-            sequence: torch.nn.functional.pad(logits, (0, extra), value=-math.inf)  # a negative padding cuts
+            # A negative padding cuts.
+            sequence: torch.nn.functional.pad(logits, (0, extra), value=-math.inf)
             for sequence, logits in self._model.extend(blocks).items()
         }
 

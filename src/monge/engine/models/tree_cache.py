@@ -1,8 +1,11 @@
-"""A key-value cache that reads trees: one row per sequence, filled from the left, rolled back by forgetting.
+"""A key-value cache that reads trees.
 
-Row r holds its committed tokens in columns 0 .. length-1, so a column is a position, and its uncommitted nodes behind them in
-reading order. Committing a path moves its columns together; dropping nodes moves nothing. Rows of different
-length live in one batch: each forward writes every row at its own end, and the mask hides what lies behind it.
+One row per sequence, filled from the left, rolled back by forgetting.
+
+Row r holds its committed tokens in columns 0 .. length-1, so a column is a position, and its
+uncommitted nodes behind them in reading order. Committing a path moves its columns together;
+dropping nodes moves nothing. Rows of different length live in one batch: each forward writes every
+row at its own end, and the mask hides what lies behind it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,14 +34,23 @@ class _Placement:
         self.row_index: Tensor | None = None
         self.column_index: Tensor | None = None
 
-    def set(self, rows: slice, starts: Sequence[int], width: int, capacity: tuple[int, int], device: torch.device) -> None:
+    def set(
+        self,
+        rows: slice,
+        starts: Sequence[int],
+        width: int,
+        capacity: tuple[int, int],
+        device: torch.device,
+    ) -> None:
         self.rows, self.starts, self.capacity = rows, tuple(starts), capacity
         self.end = max(starts) + width
         if len(set(starts)) == 1:
             self.row_index = self.column_index = None
         else:
             self.row_index = torch.arange(rows.start, rows.stop, device=device)[:, None]
-            self.column_index = torch.tensor(starts).to(device, non_blocking=True)[:, None] + torch.arange(width, device=device)
+            self.column_index = torch.tensor(starts).to(device, non_blocking=True)[
+                :, None
+            ] + torch.arange(width, device=device)
 
 
 class _Layer(CacheLayerMixin):
@@ -53,15 +65,21 @@ class _Layer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         if self._placement.settled:
             raise UnsupportedModelError(
-                "cache: a layer keeps keys that it did not keep in the first forward; use drafter='none'"
+                "cache: a layer keeps keys that it did not keep in the first forward; use "
+                "drafter='none'"
             )
         rows, columns = self._placement.capacity
-        # Zeros, not empty memory: hidden columns get weight zero, and zero times NaN would still be NaN.
+        # Zeros, not empty memory: hidden columns get weight zero, and zero times NaN would still be
+        # NaN.
         self.keys = key_states.new_zeros(rows, key_states.shape[1], columns, key_states.shape[3])
-        self.values = value_states.new_zeros(rows, value_states.shape[1], columns, value_states.shape[3])
+        self.values = value_states.new_zeros(
+            rows, value_states.shape[1], columns, value_states.shape[3]
+        )
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         place = self._placement
@@ -90,7 +108,8 @@ class TreeCache(Cache):
     Args:
         num_layers: Layers of the network that keep keys and values.
         device: Where the index tensors of ragged writes live.
-        growth: How much more room there is after it ran out. Steps that were recorded for an address are recorded anew then.
+        growth: How much more room there is after it ran out. Steps that were recorded for an
+            address are recorded anew then.
     """
 
     def __init__(self, num_layers: int, device: torch.device, growth: float = 1.25) -> None:
@@ -100,8 +119,9 @@ class TreeCache(Cache):
         self._device, self._growth = device, growth
         self._num_rows = 0
         self._num_columns = 0
-        # Layers of one shape share one block of memory, `[tensors, rows, heads, columns, head_dim]`: moving a path is then one
-        # operation for the whole network instead of two per layer.
+        # Layers of one shape share one block of memory, `[tensors, rows, heads, columns,
+        # head_dim]`: moving a path is then one operation for the whole network instead of two per
+        # layer.
         self._slabs: list[Tensor] = []
         self._views: dict[tuple[int, int], list[Tensor]] = {}
         self._layout = object()
@@ -132,7 +152,10 @@ class TreeCache(Cache):
         return starts[:, None] + torch.arange(width, device=self._device)
 
     def kept(self) -> list[Tensor]:
-        """Keys and values of the rows of the coming forward, layer by layer, keys first; written to by who is given them."""
+        """Keys and values of the rows of the coming forward, layer by layer, keys first.
+
+        Written to by who is given them.
+        """
         rows = self._placement.rows
         views = self._views.get((rows.start, rows.stop))
         if views is None:
@@ -140,20 +163,27 @@ class TreeCache(Cache):
             self._views[rows.start, rows.stop] = views
         return views
 
-    def place(self, rows: slice, starts: Sequence[int], width: int, held: tuple[int, int] = (0, 0)) -> None:
-        """Say where the coming forward writes: row `rows.start + i` from column `starts[i]`, `width` columns each.
+    def place(
+        self, rows: slice, starts: Sequence[int], width: int, held: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Say where the coming forward writes.
+
+        Row `rows.start + i` from column `starts[i]`, `width` columns each.
 
         Args:
             rows: Rows of the forward.
             starts: First column of each.
             width: Columns.
-            held: Rows in use, those outside the forward included, and columns of the longest of them.
+            held: Rows in use, those outside the forward included, and columns of the longest of
+                them.
         """
         if not self._placement.settled:
-            for layer in self._layers:  # a first forward that failed half-way has laid out nothing that can be used
+            # A first forward that failed half-way has laid out nothing that can be used.
+            for layer in self._layers:
                 layer.is_initialized = False
         num_rows, num_columns = max(rows.stop, held[0]), max(max(starts) + width, held[1])
-        # Some backends read every column there is: after a long text, a short one gets a short cache.
+        # Some backends read every column there is: after a long text, a short one gets a short
+        # cache.
         is_long = 2 * num_columns + _COLUMNS < self._num_columns
         if num_rows > self._num_rows or num_columns > self._num_columns or is_long:
             self._resize(num_rows, num_columns)
@@ -226,7 +256,8 @@ class TreeCache(Cache):
             new = slab.new_zeros(tensors, rows, heads, columns, width)
             new[:, :kept_rows, :, :kept_columns] = slab[:, :kept_rows, :, :kept_columns]
             resized.append(new)
-        # Not before all of it is there: where memory runs out, the cache is as large as it was, and says so.
+        # Not before all of it is there: where memory runs out, the cache is as large as it was, and
+        # says so.
         self._slabs, self._num_rows, self._num_columns = resized, rows, columns
         self._point_layers()
 
@@ -324,15 +355,18 @@ class RowTable:
     def together(self, sequences: Iterable[int]) -> slice:
         """Rows of these sequences, side by side.
 
-        Those between them would be read as padding, a forward's width each. To move a row once is cheaper than that, and rows
-        that were read together stay together.
+        Those between them would be read as padding, a forward's width each. To move a row once is
+        cheaper than that, and rows that were read together stay together.
         """
         indices = [self._index_of[sequence] for sequence in sequences]
         count, first = len(indices), min(indices)
         if max(indices) - first + 1 > count:
             wanted = set(indices)
             starts = range(len(self._rows) - count + 1)
-            first = max(starts, key=lambda start: sum(index in wanted for index in range(start, start + count)))
+            first = max(
+                starts,
+                key=lambda start: sum(index in wanted for index in range(start, start + count)),
+            )
             inside = range(first, first + count)
             others = (index for index in inside if index not in wanted)
             for index in indices:
@@ -349,7 +383,9 @@ class RowTable:
         assert len(self._rows) == len(self._index_of), "rows and sequences differ in number"
         for index, row in enumerate(self._rows):
             where = self._index_of[row.sequence]
-            assert where == index, f"row {index} holds sequence {row.sequence}, which is listed in row {where}"
+            assert where == index, (
+                f"row {index} holds sequence {row.sequence}, which is listed in row {where}"
+            )
             assert row.length >= 0
 
     def _swap(self, one: int, other: int) -> None:

@@ -21,7 +21,8 @@ class Shape:
 
     Args:
         hidden: Width of the result.
-        input: Width of the argument: twice the hidden size where embedding and state enter side by side.
+        input: Width of the argument: twice the hidden size where embedding and state enter side by
+            side.
         heads: Query heads.
         kv_heads: Key and value heads.
         head_dim: Width of a head.
@@ -69,20 +70,33 @@ class GroupedAttention(nn.Module):
     """
 
     def __init__(
-        self, tensors: Tensors, name: str, shape: Shape, rotary: Rotary, *, window: int | None = None, centred: bool = False
+        self,
+        tensors: Tensors,
+        name: str,
+        shape: Shape,
+        rotary: Rotary,
+        *,
+        window: int | None = None,
+        centred: bool = False,
     ) -> None:
         super().__init__()
         dim, width = shape.head_dim, shape.heads * shape.head_dim
         # A gate is stored behind the queries, head by head.
         self.is_gated = tensors.shape(f"{name}.q_proj.weight")[0] == 2 * width
-        self.q_proj = Projection(tensors, f"{name}.q_proj", width * (2 if self.is_gated else 1), shape.input)
+        self.q_proj = Projection(
+            tensors, f"{name}.q_proj", width * (2 if self.is_gated else 1), shape.input
+        )
         self.k_proj, self.v_proj = (
-            Projection(tensors, f"{name}.{part}_proj", shape.kv_heads * dim, shape.input) for part in ("k", "v")
+            Projection(tensors, f"{name}.{part}_proj", shape.kv_heads * dim, shape.input)
+            for part in ("k", "v")
         )
         self.o_proj = Projection(tensors, f"{name}.o_proj", shape.hidden, width)
         has_norms = f"{name}.q_norm.weight" in tensors
         self.q_norm, self.k_norm = (
-            Norm(tensors, f"{name}.{part}_norm", dim, shape.eps, centred=centred) if has_norms else None for part in ("q", "k")
+            Norm(tensors, f"{name}.{part}_norm", dim, shape.eps, centred=centred)
+            if has_norms
+            else None
+            for part in ("q", "k")
         )
         self.shape, self.rotary, self.window = shape, rotary, window
 
@@ -95,11 +109,16 @@ class GroupedAttention(nn.Module):
         """Queries `[nodes, heads, dim]`, and the gate `[nodes, heads * dim]` where there is one."""
         found = self.q_proj(values).unflatten(-1, (self.shape.heads, -1))
         found, gate = found.chunk(2, dim=-1) if self.is_gated else (found, None)
-        return found if self.q_norm is None else self.q_norm(found), None if gate is None else gate.flatten(1)
+        return found if self.q_norm is None else self.q_norm(
+            found
+        ), None if gate is None else gate.flatten(1)
 
     def keys_values(self, values: Nodes) -> tuple[Tensor, Tensor]:
         """Keys before their rotation, and values, `[nodes, heads, dim]`."""
-        keys, found = (part(values).unflatten(-1, (self.shape.kv_heads, -1)) for part in (self.k_proj, self.v_proj))
+        keys, found = (
+            part(values).unflatten(-1, (self.shape.kv_heads, -1))
+            for part in (self.k_proj, self.v_proj)
+        )
         return keys if self.k_norm is None else self.k_norm(keys), found
 
     def forward(self, values: Nodes, segments: Sequence[Segment], layer: int) -> Nodes:
@@ -129,24 +148,37 @@ class LatentAttention(nn.Module):
         self.rope, self.plain, self.value = (
             settings.number(key) for key in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
         )
-        rank, latent, width = settings.number("q_lora_rank", default=0), settings.number("kv_lora_rank"), self.plain + self.rope
+        rank, latent, width = (
+            settings.number("q_lora_rank", default=0),
+            settings.number("kv_lora_rank"),
+            self.plain + self.rope,
+        )
         self.heads, self.latent = heads, latent
         self.q_down = Projection(tensors, f"{name}.q_a_proj", rank, hidden) if rank else None
         self.q_norm = Norm(tensors, f"{name}.q_a_layernorm", rank, 1e-6) if rank else None
-        self.q_up = Projection(tensors, f"{name}.q_b_proj" if rank else f"{name}.q_proj", heads * width, rank or hidden)
+        self.q_up = Projection(
+            tensors, f"{name}.q_b_proj" if rank else f"{name}.q_proj", heads * width, rank or hidden
+        )
         self.kv_down = Projection(tensors, f"{name}.kv_a_proj_with_mqa", latent + self.rope, hidden)
         self.kv_norm = Norm(tensors, f"{name}.kv_a_layernorm", latent, 1e-6)
-        self.kv_up = Projection(tensors, f"{name}.kv_b_proj", heads * (self.plain + self.value), latent)
+        self.kv_up = Projection(
+            tensors, f"{name}.kv_b_proj", heads * (self.plain + self.value), latent
+        )
         self.o_proj = Projection(tensors, f"{name}.o_proj", hidden, heads * self.value)
         interleaved = settings.flag("rope_interleave", default=True)
-        # The share of a head that turns is named by its width here, so no further share of it is taken.
+        # The share of a head that turns is named by its width here, so no further share of it is
+        # taken.
         config = {**settings.config, "partial_rotary_factor": None}
         self.rotary = Rotary(config, self.rope, settings.where, interleaved=interleaved)
         self.scale = width**-0.5 * _stretch(settings.config) ** 2
         self.kept_per_token = heads * (width + self.value)
 
     def forward(self, values: Nodes, segments: Sequence[Segment], layer: int) -> Nodes:
-        low = values if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(values))
+        low = (
+            values
+            if self.q_down is None or self.q_norm is None
+            else self.q_norm(self.q_down(values))
+        )
         queries = self.q_up(low).unflatten(-1, (self.heads, -1))
         latent, turning = self.kv_down(values).split([self.latent, self.rope], dim=-1)
         pairs = self.kv_up(self.kv_norm(latent)).unflatten(-1, (self.heads, -1))
@@ -172,14 +204,23 @@ def read_segments(
     """Attention of every text's new nodes to what that text has read, `[nodes, heads * dim]`."""
     counts = [len(segment.positions) for segment in segments]
     parts: list[Tensor] = []
-    for segment, *own in zip(segments, *(part.split(counts) for part in (queries, keys, values)), strict=True):
+    for segment, *own in zip(
+        segments, *(part.split(counts) for part in (queries, keys, values)), strict=True
+    ):
         kept: KeyValues = segment.layers[layer]
         every_key, every_value = kept.append(own[1], own[2])
         parts.append(attend(own[0], every_key, every_value, within(segment, window), scale=scale))
     return torch.cat(parts)
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Bool[Tensor, "nodes seq"], *, scale: float | None) -> Nodes:
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Bool[Tensor, "nodes seq"],
+    *,
+    scale: float | None,
+) -> Nodes:
     """Attention of `[nodes, heads, dim]` to `[heads, columns, dim]`."""
     mixed = functional.scaled_dot_product_attention(
         queries.transpose(0, 1)[None],

@@ -32,9 +32,15 @@ class PublishedHead(nn.Module, ABC):
 
     family: ClassVar[str]
 
-    def __init__(self, hidden_size: int, vocab_size: int | None, num_layers: int | None = None) -> None:
+    def __init__(
+        self, hidden_size: int, vocab_size: int | None, num_layers: int | None = None
+    ) -> None:
         super().__init__()
-        self.target_hidden, self.target_vocab, self.target_layers = hidden_size, vocab_size, num_layers
+        self.target_hidden, self.target_vocab, self.target_layers = (
+            hidden_size,
+            vocab_size,
+            num_layers,
+        )
 
     @property
     def max_depth(self) -> int | None:
@@ -58,15 +64,24 @@ class PublishedHead(nn.Module, ABC):
         known = (self.target_hidden, self.target_vocab, self.target_layers)
         found = (sizes.hidden_size, sizes.vocab_size, sizes.num_layers)
         if any(wanted not in (None, has) for wanted, has in zip(known, found, strict=True)):
-            words = [f"{value} {what}" for value, what in zip(known, ("wide", "tokens", "layers"), strict=True) if value]
+            words = [
+                f"{value} {what}"
+                for value, what in zip(known, ("wide", "tokens", "layers"), strict=True)
+                if value
+            ]
             raise OptionError(
-                f"head: this {self.family} head is for a target with states {', '.join(words)}; the target's are {found[0]} "
-                f"wide, {found[1]} tokens, {found[2]} layers; use the head that was published for this target"
+                f"head: this {self.family} head is for a target with states {', '.join(words)}; "
+                f"the target's are {found[0]} "
+                f"wide, {found[1]} tokens, {found[2]} layers; use the head that was published for "
+                "this target"
             )
-        outside = [layer for layer in self.layers(sizes.num_layers) if not 0 <= layer <= sizes.num_layers]
+        outside = [
+            layer for layer in self.layers(sizes.num_layers) if not 0 <= layer <= sizes.num_layers
+        ]
         if outside:
             raise OptionError(
-                f"head: this {self.family} head reads hidden states {list(self.layers(sizes.num_layers))}; the target has 0 to "
+                f"head: this {self.family} head reads hidden states "
+                f"{list(self.layers(sizes.num_layers))}; the target has 0 to "
                 f"{sizes.num_layers}; use the head that was published for this target"
             )
 
@@ -83,7 +98,9 @@ class PublishedHead(nn.Module, ABC):
     @property
     def bytes_per_token(self) -> int:
         """Memory that its keys and values take for every token of a text."""
-        kept = [part for part in self.modules() if isinstance(part, GroupedAttention | LatentAttention)]
+        kept = [
+            part for part in self.modules() if isinstance(part, GroupedAttention | LatentAttention)
+        ]
         return sum(part.kept_per_token * part.o_proj.weight.element_size() for part in kept)
 
 
@@ -120,7 +137,8 @@ class StepHead(PublishedHead):
 
         Args:
             index: From 0, the token after the newest committed one.
-            values: The last state, and behind it the embeddings of the tokens since, where the head reads them.
+            values: The last state, and behind it the embeddings of the tokens since, where the head
+                reads them.
             unembed: The target's output layer.
         """
 
@@ -152,19 +170,27 @@ class ChainHead(PublishedHead):
 
 
 class BlockHead(PublishedHead):
-    """Predicts a whole block of coming tokens in one pass: a row of states, of which every depth reads one.
+    """Predicts a whole block of coming tokens in one pass.
+
+    A row of states, of which every depth reads one.
 
     Args:
         hidden_size: As for `PublishedHead`.
         vocab_size: Likewise.
         num_layers: Likewise.
         block_size: Rows of a pass.
-        is_shifted: Whether row k is about token k + 1 of the block, the anchor being token 0; otherwise it is about token k,
-            and the anchor's own row about nothing.
+        is_shifted: Whether row k is about token k + 1 of the block, the anchor being token 0;
+            otherwise it is about token k, and the anchor's own row about nothing.
     """
 
     def __init__(
-        self, hidden_size: int, vocab_size: int | None, num_layers: int | None, *, block_size: int, is_shifted: bool
+        self,
+        hidden_size: int,
+        vocab_size: int | None,
+        num_layers: int | None,
+        *,
+        block_size: int,
+        is_shifted: bool,
     ) -> None:
         super().__init__(hidden_size, vocab_size, num_layers)
         self.block_size, self.is_shifted = block_size, is_shifted
@@ -198,14 +224,19 @@ class BlockHead(PublishedHead):
 
     @abstractmethod
     def predict(self, embeddings: Nodes, segments: Sequence[Segment]) -> Nodes:
-        """States of all rows of every text's block, from the embeddings of anchor and masks. Nothing is kept."""
+        """States of all rows of every text's block, from the embeddings of anchor and masks.
+
+        Nothing is kept.
+        """
 
     @abstractmethod
     def logits(self, states: Nodes, unembed: Unembed) -> Nodes:
         """What rows say on their own about their token, over the tokens that the head can draft."""
 
     @abstractmethod
-    def follow(self, path: "BlockPath", logits: Nodes) -> tuple[Float[Tensor, "nodes vocab"], Nodes]:
+    def follow(
+        self, path: "BlockPath", logits: Nodes
+    ) -> tuple[Float[Tensor, "nodes vocab"], Nodes]:
         """Logits once the token before is known, over the target's tokens, and the path's memory after it."""
 
 
@@ -216,7 +247,8 @@ class BlockPath:
     Args:
         token_ids: Their tokens, whose successors are asked for.
         states: Of the rows about these successors.
-        memory: What the head remembers of the paths to them, from the node above; zeros at the anchor.
+        memory: What the head remembers of the paths to them, from the node above; zeros at the
+            anchor.
     """
 
     token_ids: Int64[Tensor, " nodes"]
@@ -272,7 +304,9 @@ class OutputLayer(nn.Module):
         """Logits of all of the target's tokens; those that the head cannot draft have none."""
         if self.places is None:
             return logits
-        return logits.new_full((len(logits), self.vocab), -torch.inf).index_copy(1, self.places, logits)
+        return logits.new_full((len(logits), self.vocab), -torch.inf).index_copy(
+            1, self.places, logits
+        )
 
 
 def draft_vocabulary(tensors: Tensors, size: int, vocab: int) -> Int64[Tensor, " some"] | None:
@@ -281,20 +315,27 @@ def draft_vocabulary(tensors: Tensors, size: int, vocab: int) -> Int64[Tensor, "
     A file stores offsets: the target's token is `draft + d2t[draft]`.
 
     Raises:
-        ModelLoadError: If the offsets lead outside the target's vocabulary or twice to one token, or `t2d` says otherwise.
+        ModelLoadError: If the offsets lead outside the target's vocabulary or twice to one token,
+            or `t2d` says otherwise.
     """
     if "d2t" not in tensors:
         tensors.leave("t2d")
         if size != vocab:
-            raise ModelLoadError(f"{tensors.where!r}: output layer over {size} of {vocab} tokens, and no d2t says over which")
+            raise ModelLoadError(
+                f"{tensors.where!r}: output layer over {size} of {vocab} tokens, "
+                "and no d2t says over which"
+            )
         return None
     places = tensors.take("d2t", size).long() + torch.arange(size)
     if int(places.min()) < 0 or int(places.max()) >= vocab or len(places.unique()) < size:
         raise ModelLoadError(
-            f"{tensors.where!r}: d2t maps {size} draft tokens to {len(places.unique())} tokens between {int(places.min())} and "
+            f"{tensors.where!r}: d2t maps {size} draft tokens to {len(places.unique())} tokens "
+            f"between {int(places.min())} and "
             f"{int(places.max())}; expected as many different ones below {vocab}"
         )
     marks = tensors.maybe("t2d", vocab)
     if marks is not None and not torch.equal(marks.bool().nonzero()[:, 0], places.sort().values):
-        raise ModelLoadError(f"{tensors.where!r}: d2t and t2d name different tokens; fetch the file again")
+        raise ModelLoadError(
+            f"{tensors.where!r}: d2t and t2d name different tokens; fetch the file again"
+        )
     return places

@@ -22,13 +22,16 @@ from monge.heads.readers.tensors import Settings, Tensors
 class DFlashHead(BlockHead):
     """Layers that read the target's fused states as context and fill a block of masks in one pass.
 
-    Which states are fused is stored here as indices of the host's hidden states. Which row is about which token is decided by
-    `sample_from_anchor`, else by `shift_label`, else by whose format it is.
+    Which states are fused is stored here as indices of the host's hidden states. Which row is about
+    which token is decided by `sample_from_anchor`, else by `shift_label`, else by whose format it
+    is.
 
     Args:
-        tensors: `fc.weight`, `hidden_norm.weight`, `layers.{i}.*`, `norm.weight`, and what the method adds.
+        tensors: `fc.weight`, `hidden_norm.weight`, `layers.{i}.*`, `norm.weight`, and what the
+            method adds.
         settings: A Qwen3-like configuration with `block_size` and `mask_token_id`.
-        ids: The hidden states that are fused; `None` for as many as there are layers, spread over the target's.
+        ids: The hidden states that are fused; `None` for as many as there are layers, spread over
+            the target's.
         is_shifted: See `BlockHead`.
         is_speculators: Whether windows are counted as the `speculators` library does.
 
@@ -39,29 +42,52 @@ class DFlashHead(BlockHead):
     family: ClassVar[str] = "dflash"
 
     def __init__(
-        self, tensors: Tensors, settings: Settings, ids: tuple[int, ...] | None, *, is_shifted: bool, is_speculators: bool
+        self,
+        tensors: Tensors,
+        settings: Settings,
+        ids: tuple[int, ...] | None,
+        *,
+        is_shifted: bool,
+        is_speculators: bool,
     ) -> None:
         hidden, vocab = settings.number("hidden_size"), settings.number("vocab_size")
         target = settings.number("target_hidden_size", default=hidden)
-        layers = None if settings.config.get("num_target_layers") is None else settings.number("num_target_layers")
+        layers = (
+            None
+            if settings.config.get("num_target_layers") is None
+            else settings.number("num_target_layers")
+        )
         block, count = settings.number("block_size"), settings.number("num_hidden_layers")
         super().__init__(target, vocab, layers, block_size=block, is_shifted=is_shifted)
         if block < (1 if is_shifted else 2) or count < 1:
             raise settings.refuse(f"a block of {block} tokens and {count} layers draft nothing")
         self._mask, self.ids = settings.number("mask_token_id"), ids
         if self._mask >= vocab:
-            raise settings.refuse(f"mask_token_id {self._mask} is outside the vocabulary of {vocab}")
+            raise settings.refuse(
+                f"mask_token_id {self._mask} is outside the vocabulary of {vocab}"
+            )
         if settings.real("input_embedding_scale", 1.0) != 1.0:
             raise settings.refuse("input_embedding_scale is set, which is not supported")
         eps, self.num_layers = settings.real("rms_norm_eps", 1e-6), count
         self.fc = Projection(tensors, "fc", hidden, target * (count if ids is None else len(ids)))
-        self.context_norm, self.norm = (Norm(tensors, name, hidden, eps) for name in ("hidden_norm", "norm"))
+        self.context_norm, self.norm = (
+            Norm(tensors, name, hidden, eps) for name in ("hidden_norm", "norm")
+        )
         sights = _sights(settings, count, is_speculators=is_speculators)
-        self.decoder = nn.ModuleList(BlockLayer(tensors, f"layers.{one}", settings, sights[one]) for one in range(count))
-        self.embedding = Embedding(tensors, "embed_tokens", vocab, hidden) if "embed_tokens.weight" in tensors else None
+        self.decoder = nn.ModuleList(
+            BlockLayer(tensors, f"layers.{one}", settings, sights[one]) for one in range(count)
+        )
+        self.embedding = (
+            Embedding(tensors, "embed_tokens", vocab, hidden)
+            if "embed_tokens.weight" in tensors
+            else None
+        )
         self.output = OutputLayer(tensors, hidden, vocab) if "lm_head.weight" in tensors else None
-        self.edges = _edges(tensors, settings, hidden, vocab if self.output is None else self.output.size)
-        # What a confidence head says about a drawn token may not decide whether it is offered, so it is not used here.
+        self.edges = _edges(
+            tensors, settings, hidden, vocab if self.output is None else self.output.size
+        )
+        # What a confidence head says about a drawn token may not decide whether it is offered, so
+        # it is not used here.
         tensors.leave("confidence_head.", "verifier_norm.", "verifier_lm_head.")
 
     @property
@@ -82,7 +108,10 @@ class DFlashHead(BlockHead):
             return self.ids
         if self.num_layers == 1:
             return (num_layers // 2 + 1,)
-        spread = (round(1 + one * (num_layers - 4) / (self.num_layers - 1)) for one in range(self.num_layers))
+        spread = (
+            round(1 + one * (num_layers - 4) / (self.num_layers - 1))
+            for one in range(self.num_layers)
+        )
         return tuple(one + 1 for one in spread)
 
     def embed(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes | None:
@@ -114,24 +143,35 @@ class DFlashHead(BlockHead):
 def recognises(checkpoint: Checkpoint) -> bool:
     """Whether this is a block drafter: a norm for fused states beside the layers."""
     names = plain_names(checkpoint)
-    return all(name in names for name in ("hidden_norm.weight", "fc.weight", "layers.0.self_attn.q_proj.weight"))
+    return all(
+        name in names
+        for name in ("hidden_norm.weight", "fc.weight", "layers.0.self_attn.q_proj.weight")
+    )
 
 
 def read(checkpoint: Checkpoint) -> DFlashHead:
     """Read one in z-lab's or DeepSpec's format.
 
     Raises:
-        ModelLoadError: If settings or tensors are missing, superfluous, misshapen or contradictory, or the method is Domino.
+        ModelLoadError: If settings or tensors are missing, superfluous, misshapen or contradictory,
+            or the method is Domino.
     """
     config = {**checkpoint.config, **(checkpoint.config.get("dflash_config") or {})}
     settings = Settings(config, str(checkpoint.path))
     architecture = str((config.get("architectures") or ["?"])[0])
     if "Domino" in architecture or config.get("projector_type") == "domino":
-        raise settings.refuse("Domino's recurrent correction is not read here; DFlash, DFlash 2 and DSpark are")
+        raise settings.refuse(
+            "Domino's recurrent correction is not read here; DFlash, DFlash 2 and DSpark are"
+        )
     is_shifted = config.get("shift_label", "DSpark" in architecture or "num_anchors" in config)
     ids = settings.numbers("target_layer_ids")
     # These formats name layers by their outputs, and the embedding by -1.
-    return read_with(checkpoint, config, None if ids is None else tuple(one + 1 for one in ids), is_shifted=bool(is_shifted))
+    return read_with(
+        checkpoint,
+        config,
+        None if ids is None else tuple(one + 1 for one in ids),
+        is_shifted=bool(is_shifted),
+    )
 
 
 def read_with(
@@ -169,5 +209,7 @@ def _edges(tensors: Tensors, settings: Settings, hidden: int, drafted: int) -> E
     if "candidate_selector.hidden_projection.weight" in tensors:
         return SelectorEdges(tensors, settings, hidden, drafted)
     if settings.number("markov_rank", default=0):
-        raise settings.refuse("markov_rank is set, and there is no markov_head.markov_w1.weight; fetch the file again")
+        raise settings.refuse(
+            "markov_rank is set, and there is no markov_head.markov_w1.weight; fetch the file again"
+        )
     return NoEdges()

@@ -48,25 +48,40 @@ class MarkovEdges(Edges):
 
     before: Tensor
 
-    def __init__(self, tensors: Tensors, settings: Settings, hidden: int, sizes: tuple[int, int]) -> None:
+    def __init__(
+        self, tensors: Tensors, settings: Settings, hidden: int, sizes: tuple[int, int]
+    ) -> None:
         super().__init__()
-        rank, self.kind = settings.number("markov_rank"), str(settings.config.get("markov_head_type", "vanilla"))
+        rank, self.kind = (
+            settings.number("markov_rank"),
+            str(settings.config.get("markov_head_type", "vanilla")),
+        )
         vocab, drafted = sizes
         self.register_buffer("before", tensors.take("markov_head.markov_w1.weight", vocab, rank))
         self.after = Projection(tensors, "markov_head.markov_w2", drafted, rank)
         if self.kind == "gated":
             self.gate = Projection(tensors, "markov_head.gate_proj", rank, hidden + rank)
         elif self.kind == "rnn":
-            self.joint, self.memory = Projection(tensors, "markov_head.joint_proj", 3 * rank, 2 * rank + hidden), rank
+            self.joint, self.memory = (
+                Projection(tensors, "markov_head.joint_proj", 3 * rank, 2 * rank + hidden),
+                rank,
+            )
         elif self.kind != "vanilla":
-            raise settings.refuse(f"markov_head_type {self.kind!r} is not known here; known: vanilla, gated, rnn")
+            raise settings.refuse(
+                f"markov_head_type {self.kind!r} is not known here; known: vanilla, gated, rnn"
+            )
 
     def forward(self, path: BlockPath, logits: Nodes) -> tuple[Float[Tensor, "nodes some"], Nodes]:
-        known, memory = functional.embedding(path.token_ids.to(self.before.device), self.before), path.memory
+        known, memory = (
+            functional.embedding(path.token_ids.to(self.before.device), self.before),
+            path.memory,
+        )
         if self.kind == "gated":
             known = torch.sigmoid(self.gate(torch.cat([path.states, known], dim=-1))) * known
         elif self.kind == "rnn":
-            gate, new, out = self.joint(torch.cat([memory, known, path.states], dim=-1)).chunk(3, dim=-1)
+            gate, new, out = self.joint(torch.cat([memory, known, path.states], dim=-1)).chunk(
+                3, dim=-1
+            )
             gate = torch.sigmoid(gate)
             memory, known = gate * memory + (1.0 - gate) * torch.tanh(new), torch.tanh(out)
         return logits + self.after(known), memory
@@ -75,7 +90,8 @@ class MarkovEdges(Edges):
 class SelectorEdges(Edges):
     """DFlash 2's selector: the row's best candidates, each with the score <A[x] * H s, B[candidate]> added.
 
-    Tokens that are no candidate have no mass: the law that is drawn from is the one that is declared.
+    Tokens that are no candidate have no mass: the law that is drawn from is the one that is
+    declared.
 
     Args:
         tensors: `candidate_selector.*`.
@@ -97,11 +113,15 @@ class SelectorEdges(Edges):
             raise settings.refuse(f"selector_top_k must lie in 1..{vocab}; got {self.top_k}")
         for part, name in (("before", "predecessor"), ("after", "successor")):
             key = f"candidate_selector.{name}_codebook"
-            self.register_buffer(part, tensors.take(key if key in tensors else f"{key}.weight", vocab, rank))
+            self.register_buffer(
+                part, tensors.take(key if key in tensors else f"{key}.weight", vocab, rank)
+            )
         self.project = Projection(tensors, "candidate_selector.hidden_projection", rank, hidden)
 
     def forward(self, path: BlockPath, logits: Nodes) -> tuple[Float[Tensor, "nodes some"], Nodes]:
         scores, candidates = logits.topk(self.top_k, dim=-1)
-        known = functional.embedding(path.token_ids.to(self.before.device), self.before) * self.project(path.states)
+        known = functional.embedding(
+            path.token_ids.to(self.before.device), self.before
+        ) * self.project(path.states)
         scores = scores + (functional.embedding(candidates, self.after) @ known[..., None])[..., 0]
         return torch.full_like(logits, -torch.inf).scatter(1, candidates, scores), path.memory

@@ -23,8 +23,8 @@ class Sight:
     Args:
         window: Positions; `None` for all.
         is_causal: Whether a row sees only the rows before it.
-        from_anchor: Whether the window is counted from the anchor for all rows and left open within the block, as `speculators`
-            does, instead of from each row in both directions.
+        from_anchor: Whether the window is counted from the anchor for all rows and left open within
+            the block, as `speculators` does, instead of from each row in both directions.
     """
 
     window: int | None = None
@@ -60,9 +60,14 @@ class DynamicConv(nn.Module):
 
     def __init__(self, tensors: Tensors, name: str, hidden: int, settings: Settings) -> None:
         super().__init__()
-        self.taps, self.group = settings.number("conv_kernel_size"), settings.number("conv_group_size")
+        self.taps, self.group = (
+            settings.number("conv_kernel_size"),
+            settings.number("conv_group_size"),
+        )
         if self.group < 1 or hidden % self.group:
-            raise settings.refuse(f"conv_group_size {self.group} does not divide the hidden size {hidden}")
+            raise settings.refuse(
+                f"conv_group_size {self.group} does not divide the hidden size {hidden}"
+            )
         self.register_buffer("base", tensors.take(f"{name}.base_kernel", 2, self.taps, hidden))
         rows = 2 * self.taps * hidden // self.group
         self.kernels = Projection(tensors, f"{name}.kernel_projection", rows, hidden)
@@ -72,7 +77,9 @@ class DynamicConv(nn.Module):
         own = self.kernels(values).unflatten(-1, (2, self.taps, -1))
         return self._convolved(values, own[..., 0, :, :], self.base[0]), own[..., 1, :, :]
 
-    def after(self, values: Float[Tensor, "texts rows hidden"], kernels: Tensor) -> Float[Tensor, "texts rows hidden"]:
+    def after(
+        self, values: Float[Tensor, "texts rows hidden"], kernels: Tensor
+    ) -> Float[Tensor, "texts rows hidden"]:
         """The sub-layer's result."""
         return self._convolved(values, kernels, self.base[1])
 
@@ -80,14 +87,17 @@ class DynamicConv(nn.Module):
         total = torch.zeros_like(values)
         for tap in range(self.taps):
             moved = functional.pad(values[:, : values.shape[1] - tap], (0, 0, tap, 0))
-            total = total + (base[tap] + own[..., tap, :].repeat_interleave(self.group, dim=-1)) * moved
+            total = (
+                total + (base[tap] + own[..., tap, :].repeat_interleave(self.group, dim=-1)) * moved
+            )
         return total
 
 
 class BlockLayer(nn.Module):
     """Attention from a block to context and block, and a feed-forward network.
 
-    Keys and values of the context come from the target's fused states, those of the block from the block, by the same maps.
+    Keys and values of the context come from the target's fused states, those of the block from the
+    block, by the same maps.
 
     Args:
         tensors: Where it is.
@@ -101,7 +111,8 @@ class BlockLayer(nn.Module):
         shape = Shape.of(settings)
         rotary = Rotary(settings.config, shape.head_dim, settings.where)
         self.first, self.second = (
-            Norm(tensors, f"{name}.{part}_layernorm", shape.hidden, shape.eps) for part in ("input", "post_attention")
+            Norm(tensors, f"{name}.{part}_layernorm", shape.hidden, shape.eps)
+            for part in ("input", "post_attention")
         )
         self.attention = GroupedAttention(tensors, f"{name}.self_attn", shape, rotary)
         self.mlp = feed_forward(tensors, f"{name}.mlp", settings)
@@ -115,15 +126,23 @@ class BlockLayer(nn.Module):
     def read(self, states: Nodes, segments: Sequence[Segment], layer: int) -> None:
         """Keep the context's keys and values."""
         keys, values = self.attention.keys_values(states)
-        angles = self.attention.rotary.angles(torch.cat([segment.positions for segment in segments]), states)
+        angles = self.attention.rotary.angles(
+            torch.cat([segment.positions for segment in segments]), states
+        )
         counts = [len(segment.positions) for segment in segments]
         parts = (self.attention.rotary.turn(keys, angles).split(counts), values.split(counts))
         for segment, own_keys, own_values in zip(segments, *parts, strict=True):
             segment.layers[layer].append(own_keys, own_values)
 
-    def forward(self, values: Float[Tensor, "texts rows hidden"], segments: Sequence[Segment], layer: int) -> Tensor:
-        values = values + self._around(0, self.first(values), lambda inner: self._attend(inner, segments, layer))
-        return values + self._around(1, self.second(values), lambda inner: self.mlp(inner.flatten(0, 1)).view_as(inner))
+    def forward(
+        self, values: Float[Tensor, "texts rows hidden"], segments: Sequence[Segment], layer: int
+    ) -> Tensor:
+        values = values + self._around(
+            0, self.first(values), lambda inner: self._attend(inner, segments, layer)
+        )
+        return values + self._around(
+            1, self.second(values), lambda inner: self.mlp(inner.flatten(0, 1)).view_as(inner)
+        )
 
     def _around(self, place: int, values: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         if not self.convs:
@@ -137,14 +156,22 @@ class BlockLayer(nn.Module):
         flat, attention = values.flatten(0, 1), self.attention
         queries, gate = attention.queries(flat)
         keys, own = attention.keys_values(flat)
-        angles = attention.rotary.angles(torch.cat([segment.positions for segment in segments]), flat)
+        angles = attention.rotary.angles(
+            torch.cat([segment.positions for segment in segments]), flat
+        )
         queries, keys = attention.rotary.turn(queries, angles), attention.rotary.turn(keys, angles)
         parts: list[Tensor] = []
-        rows = zip(segments, *(part.split(values.shape[1]) for part in (queries, keys, own)), strict=True)
+        rows = zip(
+            segments, *(part.split(values.shape[1]) for part in (queries, keys, own)), strict=True
+        )
         for segment, row_queries, row_keys, row_values in rows:
             kept = segment.layers[layer]
             every_key, every_value = kept.append(row_keys, row_values)
-            parts.append(attend(row_queries, every_key, every_value, self.sight.visible(segment), scale=None))
+            parts.append(
+                attend(row_queries, every_key, every_value, self.sight.visible(segment), scale=None)
+            )
             kept.length -= len(row_keys)  # the block is read anew in every round
         mixed = torch.cat(parts)
-        return attention.o_proj(mixed if gate is None else mixed * torch.sigmoid(gate)).view_as(values)
+        return attention.o_proj(mixed if gate is None else mixed * torch.sigmoid(gate)).view_as(
+            values
+        )

@@ -40,20 +40,39 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         hidden, eps = settings.number("hidden_size"), settings.real("rms_norm_eps", 1e-6)
-        has_first = not doubled and (not may_lack_norm or f"{name}.input_layernorm.weight" in tensors)
-        self.first = Norm(tensors, f"{name}.input_layernorm", hidden, eps, centred=centred) if has_first else None
-        self.second = Norm(tensors, f"{name}.post_attention_layernorm", hidden, eps, centred=centred)
+        has_first = not doubled and (
+            not may_lack_norm or f"{name}.input_layernorm.weight" in tensors
+        )
+        self.first = (
+            Norm(tensors, f"{name}.input_layernorm", hidden, eps, centred=centred)
+            if has_first
+            else None
+        )
+        self.second = Norm(
+            tensors, f"{name}.post_attention_layernorm", hidden, eps, centred=centred
+        )
         part = f"{name}.self_attn"
         tensors.leave(f"{part}.rotary_emb.")
         if f"{part}.kv_a_proj_with_mqa.weight" in tensors:
-            self.attention: LatentAttention | GroupedAttention = LatentAttention(tensors, part, settings)
+            self.attention: LatentAttention | GroupedAttention = LatentAttention(
+                tensors, part, settings
+            )
         else:
             shape = Shape.of(settings, doubled=doubled)
             rotary = Rotary(settings.config, shape.head_dim, settings.where)
-            self.attention = GroupedAttention(tensors, part, shape, rotary, window=window, centred=centred)
+            self.attention = GroupedAttention(
+                tensors, part, shape, rotary, window=window, centred=centred
+            )
         self.mlp = feed_forward(tensors, f"{name}.mlp", settings)
 
-    def forward(self, values: Nodes, segments: Sequence[Segment], layer: int, *, beside: Tensor | None = None) -> Nodes:
+    def forward(
+        self,
+        values: Nodes,
+        segments: Sequence[Segment],
+        layer: int,
+        *,
+        beside: Tensor | None = None,
+    ) -> Nodes:
         """The layer's result.
 
         Args:
@@ -62,7 +81,9 @@ class DecoderLayer(nn.Module):
             layer: Number of the layer's keys and values.
             beside: What attention reads instead of the normed values, where the two differ.
         """
-        read = beside if beside is not None else values if self.first is None else self.first(values)
+        read = (
+            beside if beside is not None else values if self.first is None else self.first(values)
+        )
         values = values + self.attention(read, segments, layer)
         return values + self.mlp(self.second(values))
 
@@ -72,7 +93,9 @@ def feed_forward(tensors: Tensors, name: str, settings: Settings) -> GatedMlp | 
     if f"{name}.gate.weight" in tensors:
         return Experts(tensors, name, settings)
     act = activation(str(settings.config.get("hidden_act", "silu")), settings.where)
-    return GatedMlp(tensors, name, settings.number("hidden_size"), settings.number("intermediate_size"), act=act)
+    return GatedMlp(
+        tensors, name, settings.number("hidden_size"), settings.number("intermediate_size"), act=act
+    )
 
 
 def windows(settings: Settings, count: int) -> list[int | None]:
@@ -85,6 +108,9 @@ def windows(settings: Settings, count: int) -> list[int | None]:
     unknown = sorted({str(kind) for kind in kinds} - {"full_attention", "sliding_attention"})
     if unknown or len(kinds) != count:
         raise settings.refuse(
-            f"{count} layers of kinds {sorted(set(map(str, kinds)))}; known: full_attention, sliding_attention"
+            f"{count} layers of kinds {sorted(set(map(str, kinds)))}; known: full_attention, "
+            "sliding_attention"
         )
-    return [settings.number("sliding_window") if kind == "sliding_attention" else None for kind in kinds]
+    return [
+        settings.number("sliding_window") if kind == "sliding_attention" else None for kind in kinds
+    ]

@@ -18,11 +18,13 @@ from monge.heads.readers.tensors import Settings, Tensors
 class EagleHead(ChainHead):
     """A layer of the target's kind on fc([e(x_{t+1}) ; h_t]); what comes out is taken for h_{t+1}.
 
-    h_t is what the target's output layer reads, and that layer reads the prediction too: its argmax is x_{t+2}. The first
-    layer has no norm before its attention. Positions are those of h_t; only their differences matter.
+    h_t is what the target's output layer reads, and that layer reads the prediction too: its argmax
+    is x_{t+2}. The first layer has no norm before its attention. Positions are those of h_t; only
+    their differences matter.
 
     Args:
-        tensors: `fc.*`, `layers.{i}.*`, and perhaps `embed_tokens.weight`, `norm.weight`, `lm_head.weight`.
+        tensors: `fc.*`, `layers.{i}.*`, and perhaps `embed_tokens.weight`, `norm.weight`,
+            `lm_head.weight`.
         settings: A Llama-like configuration.
 
     Reference:
@@ -36,16 +38,29 @@ class EagleHead(ChainHead):
         super().__init__(hidden, vocab)
         self.fc = Projection(tensors, "fc", hidden, 2 * hidden)
         if settings.config.get("bias") is True and self.fc.bias is None:
-            raise settings.refuse("the configuration says bias=true, and there is no fc.bias; fetch the file again")
-        eps, count = settings.real("rms_norm_eps", 1e-6), settings.number("num_hidden_layers", default=1)
+            raise settings.refuse(
+                "the configuration says bias=true, and there is no fc.bias; fetch the file again"
+            )
+        eps, count = (
+            settings.real("rms_norm_eps", 1e-6),
+            settings.number("num_hidden_layers", default=1),
+        )
         kinds = windows(settings, count)
         self.decoder = nn.ModuleList(
-            DecoderLayer(tensors, f"layers.{one}", settings, window=kinds[one], may_lack_norm=one == 0) for one in range(count)
+            DecoderLayer(
+                tensors, f"layers.{one}", settings, window=kinds[one], may_lack_norm=one == 0
+            )
+            for one in range(count)
         )
-        self.embedding = Embedding(tensors, "embed_tokens", vocab, hidden) if "embed_tokens.weight" in tensors else None
+        self.embedding = (
+            Embedding(tensors, "embed_tokens", vocab, hidden)
+            if "embed_tokens.weight" in tensors
+            else None
+        )
         # Norms that some retrained heads have; the published ones have none.
         self.before, self.after = (
-            Norm(tensors, name, hidden, eps) if f"{name}.weight" in tensors else None for name in ("embed_norm", "norm")
+            Norm(tensors, name, hidden, eps) if f"{name}.weight" in tensors else None
+            for name in ("embed_norm", "norm")
         )
         self.output = OutputLayer(tensors, hidden, vocab) if "lm_head.weight" in tensors else None
 
@@ -60,7 +75,11 @@ class EagleHead(ChainHead):
         return None if self.embedding is None else self.embedding(token_ids)
 
     def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
-        values = self.fc(torch.cat([embeddings if self.before is None else self.before(embeddings), states], dim=-1))
+        values = self.fc(
+            torch.cat(
+                [embeddings if self.before is None else self.before(embeddings), states], dim=-1
+            )
+        )
         for number, layer in enumerate(self.decoder):
             values = layer(values, segments, number)
         return values
@@ -72,16 +91,26 @@ class EagleHead(ChainHead):
 
 def plain_names(checkpoint: Checkpoint) -> dict[str, str]:
     """Names without the `model.` that some tools put before them, and the names in the files."""
-    return {name.removeprefix("model.").replace("midlayer.", "layers.0."): name for name in checkpoint.shapes}
+    return {
+        name.removeprefix("model.").replace("midlayer.", "layers.0."): name
+        for name in checkpoint.shapes
+    }
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether this is an EAGLE-1 or EAGLE-2 head: one matrix over embedding and state, and layers."""
+    """Whether this is an EAGLE-1 or EAGLE-2 head.
+
+    One matrix over embedding and state, and layers.
+    """
     names = plain_names(checkpoint)
     shape = checkpoint.shapes[names["fc.weight"]] if "fc.weight" in names else ()
     is_pair = len(shape) == 2 and shape[1] == 2 * shape[0]
     others = ("layers.0.hidden_norm.weight", "hidden_norm.weight", "pre_fc_norm_hidden.weight")
-    return is_pair and "layers.0.self_attn.q_proj.weight" in names and not any(name in names for name in others)
+    return (
+        is_pair
+        and "layers.0.self_attn.q_proj.weight" in names
+        and not any(name in names for name in others)
+    )
 
 
 def read(checkpoint: Checkpoint) -> EagleHead:

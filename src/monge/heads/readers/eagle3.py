@@ -22,15 +22,17 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 class Eagle3Head(ChainHead):
     """A layer on [norm(e(x_{t+1})) ; norm(g_t)], g_t being a fusion of the target's early, middle and late states at x_t.
 
-    Its own prediction takes the place of g in the next step: before its last norm, or after it where `norm_output` says so.
-    The output layer has `draft_vocab_size` tokens; draft token i is the target's token i + d2t[i].
+    Its own prediction takes the place of g in the next step: before its last norm, or after it
+    where `norm_output` says so. The output layer has `draft_vocab_size` tokens; draft token i is
+    the target's token i + d2t[i].
 
-    Which states are fused: those that the configuration lists, as indices of the host's hidden states, which are the *inputs*
-    of the layers of these numbers; by default 2, L // 2 and L - 3 of L. The list [1, L // 2 - 1, L - 4] counts outputs instead
-    and means the same three.
+    Which states are fused: those that the configuration lists, as indices of the host's hidden
+    states, which are the *inputs* of the layers of these numbers; by default 2, L // 2 and L - 3 of
+    L. The list [1, L // 2 - 1, L - 4] counts outputs instead and means the same three.
 
     Args:
-        tensors: `fc.weight`, `layers.0.*` (published as `midlayer.*`), `norm.weight`, `lm_head.weight`, `d2t`, `t2d`, ...
+        tensors: `fc.weight`, `layers.0.*` (published as `midlayer.*`), `norm.weight`,
+            `lm_head.weight`, `d2t`, `t2d`, ...
         settings: A Llama-like configuration.
 
     Reference:
@@ -41,32 +43,54 @@ class Eagle3Head(ChainHead):
 
     def __init__(self, tensors: Tensors, settings: Settings) -> None:
         hidden, vocab = settings.number("hidden_size"), settings.number("vocab_size")
-        target, eps = settings.number("target_hidden_size", default=hidden), settings.real("rms_norm_eps", 1e-6)
+        target, eps = (
+            settings.number("target_hidden_size", default=hidden),
+            settings.real("rms_norm_eps", 1e-6),
+        )
         super().__init__(target, vocab)
         self.ids = settings.numbers(IDS)
         has_fusion = settings.flag("use_aux_hidden_state", default=True)
         self.num_fused = (len(self.ids) if self.ids else 3) if has_fusion else 1
         self.fc = Projection(tensors, "fc", hidden, self.num_fused * target) if has_fusion else None
-        self.whole_norm = Norm(tensors, "input_norm", self.num_fused * target, eps) if "input_norm.weight" in tensors else None
+        self.whole_norm = (
+            Norm(tensors, "input_norm", self.num_fused * target, eps)
+            if "input_norm.weight" in tensors
+            else None
+        )
         self.part_norms = _part_norms(tensors, settings, self.num_fused, target)
         if settings.flag("norm_before_fc") and self.whole_norm is None:
-            raise settings.refuse("norm_before_fc is set, and there is no input_norm.weight; fetch the file again")
+            raise settings.refuse(
+                "norm_before_fc is set, and there is no input_norm.weight; fetch the file again"
+            )
         count = settings.number("num_hidden_layers", default=1)
         kinds = windows(settings, count)
         self.state_norm = Norm(tensors, "layers.0.hidden_norm", hidden, eps)
         self.token_norm = Norm(tensors, "layers.0.input_layernorm", hidden, eps)
         self.decoder = nn.ModuleList(
-            DecoderLayer(tensors, f"layers.{one}", settings, doubled=one == 0, window=kinds[one]) for one in range(count)
+            DecoderLayer(tensors, f"layers.{one}", settings, doubled=one == 0, window=kinds[one])
+            for one in range(count)
         )
         self.norm = Norm(tensors, "norm", hidden, eps)
-        self.keeps_normed, self.returns_normed = settings.flag("norm_before_residual"), settings.flag("norm_output")
-        self.embedding = Embedding(tensors, "embed_tokens", vocab, hidden) if "embed_tokens.weight" in tensors else None
+        self.keeps_normed, self.returns_normed = (
+            settings.flag("norm_before_residual"),
+            settings.flag("norm_output"),
+        )
+        self.embedding = (
+            Embedding(tensors, "embed_tokens", vocab, hidden)
+            if "embed_tokens.weight" in tensors
+            else None
+        )
         if self.embedding is None and hidden != target:
-            raise settings.refuse(f"the head is {hidden} wide and its target {target}, and it has no embeddings of its own")
+            raise settings.refuse(
+                f"the head is {hidden} wide and its target {target}, and it has "
+                "no embeddings of its own"
+            )
         self.output = OutputLayer(tensors, hidden, vocab)
         named = settings.number("draft_vocab_size", default=self.output.size)
         if named != self.output.size:
-            raise settings.refuse(f"draft_vocab_size is {named}, and lm_head.weight has {self.output.size} rows")
+            raise settings.refuse(
+                f"draft_vocab_size is {named}, and lm_head.weight has {self.output.size} rows"
+            )
         tensors.leave("verifier_norm.", "verifier_lm_head.")
 
     @property
@@ -79,7 +103,8 @@ class Eagle3Head(ChainHead):
         usual = (2, num_layers // 2, num_layers - 3)
         if self.ids is None and num_layers < 4:
             raise OptionError(
-                f"head: this eagle3 head reads hidden states {list(usual)}; a target of {num_layers} layers has none"
+                f"head: this eagle3 head reads hidden states {list(usual)}; a target of "
+                f"{num_layers} layers has none"
             )
         as_outputs = tuple(layer - 1 for layer in usual)
         return usual if self.ids is None or self.ids == as_outputs else self.ids
@@ -92,13 +117,17 @@ class Eagle3Head(ChainHead):
             features = self.whole_norm(features)
         if self.part_norms is not None:
             parts = features.chunk(self.num_fused, dim=-1)
-            features = torch.cat([norm(part) for norm, part in zip(self.part_norms, parts, strict=True)], dim=-1)
+            features = torch.cat(
+                [norm(part) for norm, part in zip(self.part_norms, parts, strict=True)], dim=-1
+            )
         return features if self.fc is None else self.fc(features)
 
     def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
         normed = self.state_norm(states)
         beside = torch.cat([self.token_norm(embeddings), normed], dim=-1)
-        values = self.decoder[0](normed if self.keeps_normed else states, segments, 0, beside=beside)
+        values = self.decoder[0](
+            normed if self.keeps_normed else states, segments, 0, beside=beside
+        )
         for number, layer in enumerate(list(self.decoder)[1:], start=1):
             values = layer(values, segments, number)
         return self.norm(values) if self.returns_normed else values
@@ -108,10 +137,14 @@ class Eagle3Head(ChainHead):
         return self.output(states if self.returns_normed else self.norm(states))
 
 
-def _part_norms(tensors: Tensors, settings: Settings, count: int, width: int) -> nn.ModuleList | None:
+def _part_norms(
+    tensors: Tensors, settings: Settings, count: int, width: int
+) -> nn.ModuleList | None:
     if "fc_norm.0.weight" not in tensors:
         if settings.flag("fc_norm"):
-            raise settings.refuse("fc_norm is set, and there is no fc_norm.0.weight; fetch the file again")
+            raise settings.refuse(
+                "fc_norm is set, and there is no fc_norm.0.weight; fetch the file again"
+            )
         return None
     eps = settings.real("rms_norm_eps", 1e-6)
     return nn.ModuleList(Norm(tensors, f"fc_norm.{one}", width, eps) for one in range(count))
@@ -128,7 +161,9 @@ def read(checkpoint: Checkpoint) -> Eagle3Head:
     Raises:
         ModelLoadError: If settings or tensors are missing, superfluous, misshapen or contradictory.
     """
-    return read_with(checkpoint, {**checkpoint.config, **(checkpoint.config.get("eagle_config") or {})})
+    return read_with(
+        checkpoint, {**checkpoint.config, **(checkpoint.config.get("eagle_config") or {})}
+    )
 
 
 def read_with(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Eagle3Head:

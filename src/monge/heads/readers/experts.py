@@ -17,8 +17,9 @@ _FUSED: Final = "experts.gate_up_proj"
 class Experts(nn.Module):
     """Some of many small networks for every node, and shared ones for all.
 
-    A file with a correction of scores (`gate.e_score_correction_bias`) routes as DeepSeek-V3 does: sigmoid scores, experts from
-    the best groups, scores corrected for the choice only. Without one, softmax scores and the largest of them.
+    A file with a correction of scores (`gate.e_score_correction_bias`) routes as DeepSeek-V3 does:
+    sigmoid scores, experts from the best groups, scores corrected for the choice only. Without one,
+    softmax scores and the largest of them.
 
     Args:
         tensors: Where they are; experts one by one, or all in one tensor.
@@ -39,12 +40,17 @@ class Experts(nn.Module):
         count = settings.number("n_routed_experts", "num_experts", "num_local_experts")
         act = activation(str(settings.config.get("hidden_act", "silu")), settings.where)
         self.register_buffer("gate", tensors.take(f"{name}.gate.weight", count, hidden))
-        self.register_buffer("correction", tensors.maybe(f"{name}.gate.e_score_correction_bias", count))
+        self.register_buffer(
+            "correction", tensors.maybe(f"{name}.gate.e_score_correction_bias", count)
+        )
         self.inner = _experts(tensors, name, (count, hidden, inner), act)
         self.shared, shared_gate = _shared(tensors, name, settings, act)
         self.register_buffer("shared_gate", shared_gate)
         self.most = settings.number("num_experts_per_tok")
-        self.groups, self.best_groups = settings.number("n_group", default=1), settings.number("topk_group", default=1)
+        self.groups, self.best_groups = (
+            settings.number("n_group", default=1),
+            settings.number("topk_group", default=1),
+        )
         self.normed = settings.flag("norm_topk_prob", default=True)
         self.factor = settings.real("routed_scaling_factor", 1.0)
 
@@ -58,7 +64,9 @@ class Experts(nn.Module):
         if self.shared is not None:
             shared = self.shared(values)
             gate = self.shared_gate
-            total = total + (shared if gate is None else torch.sigmoid(functional.linear(values, gate)) * shared)
+            total = total + (
+                shared if gate is None else torch.sigmoid(functional.linear(values, gate)) * shared
+            )
         return total
 
     def _route(self, values: Nodes) -> tuple[Tensor, Tensor]:
@@ -69,9 +77,19 @@ class Experts(nn.Module):
             return weights / weights.sum(dim=-1, keepdim=True) if self.normed else weights, chosen
         scores = scores.sigmoid()
         choice = (scores + self.correction.to(wide)).unflatten(-1, (self.groups, -1))
-        best = choice.topk(min(2, choice.shape[-1]), dim=-1).values.sum(dim=-1).topk(self.best_groups, dim=-1).indices
+        best = (
+            choice.topk(min(2, choice.shape[-1]), dim=-1)
+            .values.sum(dim=-1)
+            .topk(self.best_groups, dim=-1)
+            .indices
+        )
         closed = torch.ones_like(choice[..., 0], dtype=torch.bool).scatter(1, best, value=False)
-        chosen = choice.masked_fill(closed[..., None], -torch.inf).flatten(1).topk(self.most, dim=-1).indices
+        chosen = (
+            choice.masked_fill(closed[..., None], -torch.inf)
+            .flatten(1)
+            .topk(self.most, dim=-1)
+            .indices
+        )
         weights = scores.gather(1, chosen)
         if self.normed:
             weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -95,10 +113,15 @@ class _FusedExpert(nn.Module):
         return functional.linear(self.act(gate) * up, self.down)
 
 
-def _experts(tensors: Tensors, name: str, sizes: tuple[int, int, int], act: Callable[[Tensor], Tensor]) -> nn.ModuleList:
+def _experts(
+    tensors: Tensors, name: str, sizes: tuple[int, int, int], act: Callable[[Tensor], Tensor]
+) -> nn.ModuleList:
     count, hidden, inner = sizes
     if f"{name}.{_FUSED}" not in tensors:
-        return nn.ModuleList(GatedMlp(tensors, f"{name}.experts.{one}", hidden, inner, act=act) for one in range(count))
+        return nn.ModuleList(
+            GatedMlp(tensors, f"{name}.experts.{one}", hidden, inner, act=act)
+            for one in range(count)
+        )
     gate_up = tensors.take(f"{name}.{_FUSED}", count, 2 * inner, hidden)
     down = tensors.take(f"{name}.experts.down_proj", count, hidden, inner)
     return nn.ModuleList(_FusedExpert(*pair, act) for pair in zip(gate_up, down, strict=True))
@@ -108,11 +131,19 @@ def _shared(
     tensors: Tensors, name: str, settings: Settings, act: Callable[[Tensor], Tensor]
 ) -> tuple[GatedMlp | None, Tensor | None]:
     hidden, inner = settings.number("hidden_size"), settings.number("moe_intermediate_size")
-    names = {found[1] for one in tensors.names if (found := re.match(rf"{re.escape(name)}\.(shared_experts?)\.", one))}
+    names = {
+        found[1]
+        for one in tensors.names
+        if (found := re.match(rf"{re.escape(name)}\.(shared_experts?)\.", one))
+    }
     if not names:
         return None, None
     (part,) = names
     several = settings.number("n_shared_experts", default=1)
-    width = several * inner if part == "shared_experts" else settings.number("shared_expert_intermediate_size", default=inner)
+    width = (
+        several * inner
+        if part == "shared_experts"
+        else settings.number("shared_expert_intermediate_size", default=inner)
+    )
     gate = tensors.maybe(f"{name}.shared_expert_gate.weight", 1, hidden)
     return GatedMlp(tensors, f"{name}.{part}", hidden, width, act=act), gate

@@ -1,4 +1,7 @@
-"""Folders of published heads: `config.json`, and tensors in safetensors or in torch's own format."""
+"""Folders of published heads.
+
+`config.json`, and tensors in safetensors or in torch's own format.
+"""
 
 import json
 import pickle
@@ -20,7 +23,15 @@ _SAFE: Final = ".safetensors"
 _OF_TRAINING: Final = frozenset({"training.pt", "rows.safetensors"})
 """What `monge train` leaves beside a head, and is no part of it."""
 _TORCH: Final = (".bin", ".pt", ".pth")
-_BROKEN: Final = (OSError, RuntimeError, ValueError, EOFError, KeyError, SafetensorError, pickle.UnpicklingError)
+_BROKEN: Final = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    EOFError,
+    KeyError,
+    SafetensorError,
+    pickle.UnpicklingError,
+)
 
 
 @runtime_checkable
@@ -53,7 +64,9 @@ class InMemory:
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
-        self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self.shapes: Mapping[str, tuple[int, ...]] = {
+            name: tuple(tensor.shape) for name, tensor in tensors.items()
+        }
 
     def tensor(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -76,7 +89,10 @@ class Checkpoint:
         self.path = given
         self._folder, self._only = (given.parent, given) if given.is_file() else (given, None)
         if self._only is not None and not (self._folder / CONFIG).is_file():
-            raise ModelLoadError(f"{str(path)!r} has no {CONFIG} beside it; give the folder of a checkpoint, or of a head")
+            raise ModelLoadError(
+                f"{str(path)!r} has no {CONFIG} beside it; give the folder of a "
+                "checkpoint, or of a head"
+            )
         self.config: dict[str, Any] = read_json(self._folder / CONFIG)
 
     @property
@@ -94,7 +110,9 @@ class Checkpoint:
         for file in self._files:
             for name, shape in _shapes(file, self._loaded):
                 if name in shapes:
-                    raise ModelLoadError(f"{str(self.path)!r}: tensor {name!r} is in two files; keep one of them")
+                    raise ModelLoadError(
+                        f"{str(self.path)!r}: tensor {name!r} is in two files; keep one of them"
+                    )
                 shapes[name] = shape
                 self._file_of[name] = file
         return shapes
@@ -106,7 +124,9 @@ class Checkpoint:
             ModelLoadError: If it is missing, or its file is broken.
         """
         if name not in self.shapes:
-            raise ModelLoadError(f"{str(self.path)!r} has no tensor {name!r}; it has {listed(self.shapes)}")
+            raise ModelLoadError(
+                f"{str(self.path)!r} has no tensor {name!r}; it has {listed(self.shapes)}"
+            )
         file = self._file_of[name]
         if file.suffix != _SAFE:
             return self._loaded[file][name]
@@ -125,16 +145,29 @@ class Checkpoint:
                 listed_files = set(read_json(self._folder / name).get("weight_map", {}).values())
                 missing = sorted(one for one in listed_files if not (self._folder / one).is_file())
                 if missing or not listed_files:
-                    raise ModelLoadError(f"{str(self._folder / name)!r} names {missing or 'no files'}; fetch the folder again")
+                    raise ModelLoadError(
+                        f"{str(self._folder / name)!r} names "
+                        f"{missing or 'no files'}; fetch the folder again"
+                    )
                 return tuple(self._folder / one for one in sorted(listed_files))
         present = sorted(self._folder.iterdir())
         for suffixes in ((_SAFE,), _TORCH):
-            found = tuple(file for file in present if file.suffix in suffixes and file.name not in _OF_TRAINING)
+            found = tuple(
+                file
+                for file in present
+                if file.suffix in suffixes and file.name not in _OF_TRAINING
+            )
             if found:
                 return found
         if any(file.suffix == ".gguf" for file in present):
-            raise ModelLoadError(f"{str(self.path)!r} holds GGUF files, which are not read here; fetch the safetensors version")
-        raise ModelLoadError(f"{str(self.path)!r} holds no tensors (*.safetensors, *.bin or *.pt); fetch the folder again")
+            raise ModelLoadError(
+                f"{str(self.path)!r} holds GGUF files, which are not read here; "
+                "fetch the safetensors version"
+            )
+        raise ModelLoadError(
+            f"{str(self.path)!r} holds no tensors (*.safetensors, *.bin or "
+            "*.pt); fetch the folder again"
+        )
 
     @cached_property
     def _file_of(self) -> dict[str, Path]:
@@ -154,9 +187,13 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelLoadError(f"cannot read {str(path)!r}: {type(error).__name__}: {error}") from error
+        raise ModelLoadError(
+            f"cannot read {str(path)!r}: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(found, dict):
-        raise ModelLoadError(f"{str(path)!r} holds {type(found).__name__}; expected an object of settings")
+        raise ModelLoadError(
+            f"{str(path)!r} holds {type(found).__name__}; expected an object of settings"
+        )
     return found
 
 
@@ -167,11 +204,15 @@ def listed(names: Mapping[str, Any] | Iterator[str], most: int = 6) -> str:
     return shown if len(every) <= most else f"{shown}, ... ({len(every)} in all)"
 
 
-def _shapes(file: Path, loaded: dict[Path, dict[str, Tensor]]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes(
+    file: Path, loaded: dict[Path, dict[str, Tensor]]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
     try:
         if file.suffix == _SAFE:
             with safe_open(file, framework="pt") as opened:
-                return iter([(name, tuple(opened.get_slice(name).get_shape())) for name in opened.keys()])  # noqa: SIM118
+                return iter(
+                    [(name, tuple(opened.get_slice(name).get_shape())) for name in opened.keys()]  # noqa: SIM118
+                )
         loaded[file] = _load(file)
     except _BROKEN as error:
         raise _broken(file, error) from error
@@ -180,18 +221,30 @@ def _shapes(file: Path, loaded: dict[Path, dict[str, Tensor]]) -> Iterator[tuple
 
 def _load(file: Path) -> dict[str, Tensor]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about formats, and with advice to load code; what matters is raised
+        # About formats, and with advice to load code; what matters is raised.
+        warnings.simplefilter("ignore")
         try:
             found: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError:
-            found = torch.load(file, map_location="cpu", weights_only=True)  # torch's older format cannot be mapped
-    wrong = [key for key, value in found.items() if not isinstance(value, Tensor)] if isinstance(found, dict) else [found]
+            # Torch's older format cannot be mapped.
+            found = torch.load(file, map_location="cpu", weights_only=True)
+    wrong = (
+        [key for key, value in found.items() if not isinstance(value, Tensor)]
+        if isinstance(found, dict)
+        else [found]
+    )
     if wrong:
-        raise ValueError(f"expected tensors by name; got {type(found).__name__} with {str(wrong[0])[:40]!r}")
+        raise ValueError(
+            f"expected tensors by name; got {type(found).__name__} with {str(wrong[0])[:40]!r}"
+        )
     return found
 
 
 def _broken(file: Path, error: Exception) -> ModelLoadError:
     if isinstance(error, pickle.UnpicklingError):
-        return ModelLoadError(f"cannot read {str(file)!r}: it is broken or holds more than tensors; fetch it again")
-    return ModelLoadError(f"cannot read {str(file)!r}: {type(error).__name__}: {error}; fetch it again")
+        return ModelLoadError(
+            f"cannot read {str(file)!r}: it is broken or holds more than tensors; fetch it again"
+        )
+    return ModelLoadError(
+        f"cannot read {str(file)!r}: {type(error).__name__}: {error}; fetch it again"
+    )

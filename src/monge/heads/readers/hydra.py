@@ -22,8 +22,9 @@ _HEAD_DIM: Final = 128
 class HydraHead(StepHead):
     """One small network for every coming token; grounded ones read the tokens before it too.
 
-    With h_t the state after token x_t, head i (from 0) gives the law of x_{t+2+i} from [h_t, e(x_{t+1}), ..., e(x_{t+1+i})], e
-    being the target's embedding. A prefix layer, where there is one, first lets the states look at each other.
+    With h_t the state after token x_t, head i (from 0) gives the law of x_{t+2+i} from [h_t,
+    e(x_{t+1}), ..., e(x_{t+1+i})], e being the target's embedding. A prefix layer, where there is
+    one, first lets the states look at each other.
 
     Args:
         tensors: `hydra_mlp.*`, `hydra_lm_head.*` and perhaps the prefix layer.
@@ -39,23 +40,31 @@ class HydraHead(StepHead):
         # Dropout between the blocks takes every other number in heads with a prefix layer.
         has_prefix = settings.config["hydra_head_arch"] == "prefix-mlp"
         spread, outputs = (2, ".1") if has_prefix else (1, "")
-        blocks = [2 * one + 1 if has_prefix else one for one in range(settings.number("hydra_num_layers"))]
+        blocks = [
+            2 * one + 1 if has_prefix else one for one in range(settings.number("hydra_num_layers"))
+        ]
         vocab, hidden = tensors.shape(f"hydra_lm_head.0{outputs}.weight")
         super().__init__(hidden, vocab)
         count = settings.number("hydra_num_heads")
-        self.is_grounded, self.offset = settings.flag("grounded_heads"), settings.number("hidden_state_offset", default=0)
+        self.is_grounded, self.offset = (
+            settings.flag("grounded_heads"),
+            settings.number("hidden_state_offset", default=0),
+        )
         self.networks = nn.ModuleList(
             ResBlocks(
                 tensors,
                 [f"hydra_mlp.{head}.{block}" for block in blocks],
                 hidden,
                 hidden * (head + 2) if self.is_grounded else hidden,
-                narrowing=f"hydra_mlp.{head}.{spread - 1}.res_connection" if self.is_grounded else None,
+                narrowing=f"hydra_mlp.{head}.{spread - 1}.res_connection"
+                if self.is_grounded
+                else None,
             )
             for head in range(count)
         )
         self.outputs = nn.ModuleList(
-            Projection(tensors, f"hydra_lm_head.{one}{outputs}", vocab, hidden) for one in range(count)
+            Projection(tensors, f"hydra_lm_head.{one}{outputs}", vocab, hidden)
+            for one in range(count)
         )
         self.prefix = DecoderLayer(tensors, f"{_PREFIX}.layers.0", settings) if has_prefix else None
         eps = settings.real("rms_norm_eps", 1e-6)
@@ -124,17 +133,21 @@ class HydraChain(ChainHead):
 
 def recognises(checkpoint: Checkpoint) -> bool:
     """Whether this is a Hydra head."""
-    return "hydra_head_arch" in checkpoint.config or any(re.match(r"hydra_(mlp|lm_head)\.", name) for name in checkpoint.shapes)
+    return "hydra_head_arch" in checkpoint.config or any(
+        re.match(r"hydra_(mlp|lm_head)\.", name) for name in checkpoint.shapes
+    )
 
 
 def read(checkpoint: Checkpoint) -> HydraHead | HydraChain:
     """Read one.
 
-    The configuration names no sizes of the layers that some heads have; those that were published have heads 128 wide, as their
-    targets do. Another width is read from `num_attention_heads` where the configuration has it.
+    The configuration names no sizes of the layers that some heads have; those that were published
+    have heads 128 wide, as their targets do. Another width is read from `num_attention_heads` where
+    the configuration has it.
 
     Raises:
-        ModelLoadError: If its architecture is not read here, or tensors are missing, superfluous or misshapen.
+        ModelLoadError: If its architecture is not read here, or tensors are missing, superfluous or
+            misshapen.
     """
     config = {"hydra_head_arch": "mlp", "hydra_num_layers": 1, **checkpoint.config}
     where, arch = str(checkpoint.path), config["hydra_head_arch"]
@@ -142,14 +155,25 @@ def read(checkpoint: Checkpoint) -> HydraHead | HydraChain:
     layer = {"mlp": None, "prefix-mlp": f"{_PREFIX}.layers.0", "eagle-attn": "attn"}
     if arch not in layer:
         raise Settings(config, where).refuse(
-            f"Hydra heads of architecture {arch!r} are not read here; read are {', '.join(sorted(layer))}"
+            f"Hydra heads of architecture {arch!r} are not read here; read are "
+            f"{', '.join(sorted(layer))}"
         )
     if layer[arch] is not None:
         inner, hidden = tensors.shape(f"{layer[arch]}.mlp.gate_proj.weight")
-        config = {"hidden_size": hidden, "intermediate_size": inner, "num_attention_heads": hidden // _HEAD_DIM, **config}
+        config = {
+            "hidden_size": hidden,
+            "intermediate_size": inner,
+            "num_attention_heads": hidden // _HEAD_DIM,
+            **config,
+        }
         width = hidden // max(1, config["num_attention_heads"])
-        config.setdefault("num_key_value_heads", tensors.shape(f"{layer[arch]}.self_attn.k_proj.weight")[0] // max(1, width))
+        config.setdefault(
+            "num_key_value_heads",
+            tensors.shape(f"{layer[arch]}.self_attn.k_proj.weight")[0] // max(1, width),
+        )
     settings = Settings(config, where)
-    head: HydraHead | HydraChain = HydraChain(tensors, settings) if arch == "eagle-attn" else HydraHead(tensors, settings)
+    head: HydraHead | HydraChain = (
+        HydraChain(tensors, settings) if arch == "eagle-attn" else HydraHead(tensors, settings)
+    )
     tensors.finish()
     return head

@@ -30,7 +30,10 @@ def activation(name: str, where: str) -> Callable[[Tensor], Tensor]:
         ModelLoadError: If it is not known here.
     """
     if name not in ACTIVATIONS:
-        raise ModelLoadError(f"{where!r}: activation {name!r} is not known here; known: {', '.join(sorted(ACTIVATIONS))}")
+        raise ModelLoadError(
+            f"{where!r}: activation {name!r} is not known here; known: "
+            f"{', '.join(sorted(ACTIVATIONS))}"
+        )
     return ACTIVATIONS[name]
 
 
@@ -69,7 +72,9 @@ class Norm(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, tensors: Tensors, name: str, size: int, eps: float, *, centred: bool = False) -> None:
+    def __init__(
+        self, tensors: Tensors, name: str, size: int, eps: float, *, centred: bool = False
+    ) -> None:
         super().__init__()
         self.eps, self.offset = eps, 1.0 if centred else 0.0
         self.register_buffer("weight", tensors.take(f"{name}.weight", size))
@@ -94,10 +99,18 @@ class GatedMlp(nn.Module):
     """
 
     def __init__(
-        self, tensors: Tensors, name: str, hidden: int, inner: int, *, act: Callable[[Tensor], Tensor] = functional.silu
+        self,
+        tensors: Tensors,
+        name: str,
+        hidden: int,
+        inner: int,
+        *,
+        act: Callable[[Tensor], Tensor] = functional.silu,
     ) -> None:
         super().__init__()
-        self.gate, self.up = (Projection(tensors, f"{name}.{part}_proj", inner, hidden) for part in ("gate", "up"))
+        self.gate, self.up = (
+            Projection(tensors, f"{name}.{part}_proj", inner, hidden) for part in ("gate", "up")
+        )
         self.down = Projection(tensors, f"{name}.down_proj", hidden, inner)
         self.act = act
 
@@ -106,23 +119,33 @@ class GatedMlp(nn.Module):
 
 
 class ResBlocks(nn.Module):
-    """x + act(linear(x)), block after block; a first block that narrows has a linear map in the place of x.
+    """x + act(linear(x)), block after block.
+
+    A first block that narrows has a linear map in the place of x.
 
     Args:
         tensors: Where they are.
         names: Their names there.
         hidden: Width of the result.
         width: Width of the first argument.
-        narrowing: Name of the first block's linear map in the place of x; `None` where there is none.
+        narrowing: Name of the first block's linear map in the place of x; `None` where there is
+            none.
     """
 
     def __init__(
-        self, tensors: Tensors, names: Sequence[str], hidden: int, width: int, *, narrowing: str | None = None
+        self,
+        tensors: Tensors,
+        names: Sequence[str],
+        hidden: int,
+        width: int,
+        *,
+        narrowing: str | None = None,
     ) -> None:
         super().__init__()
         widths = [width] + [hidden] * (len(names) - 1)
         self.linears = nn.ModuleList(
-            Projection(tensors, f"{name}.linear", hidden, columns) for name, columns in zip(names, widths, strict=True)
+            Projection(tensors, f"{name}.linear", hidden, columns)
+            for name, columns in zip(names, widths, strict=True)
         )
         self.skip = None if narrowing is None else Projection(tensors, narrowing, hidden, width)
 

@@ -19,14 +19,16 @@ _KEY: Final = re.compile(r"^(medusa_heads?\.)?(\d+)\.(\d+)\.(linear\.)?(weight|b
 class MedusaHead(StepHead):
     """Residual blocks and an output layer for every coming token, all on the target's last state.
 
-    With h_t the state after token x_t, head i (from 0) gives the law of x_{t+2+i}: the target itself gives x_{t+1}.
+    With h_t the state after token x_t, head i (from 0) gives the law of x_{t+2+i}: the target
+    itself gives x_{t+1}.
 
     Args:
         tensors: `{head}.{block}.linear.{weight,bias}` and `{head}.{number of blocks}.weight`.
         num_blocks: Residual blocks of every head.
 
     Reference:
-        Cai et al., arXiv 2401.10774. Their acceptance by typicality changes the text and is not read here.
+        Cai et al., arXiv 2401.10774. Their acceptance by typicality changes the text and is not
+        read here.
     """
 
     family: ClassVar[str] = "medusa"
@@ -39,7 +41,8 @@ class MedusaHead(StepHead):
             for head, count in enumerate(num_blocks)
         )
         self.outputs = nn.ModuleList(
-            Projection(tensors, f"{head}.{count}", vocab, hidden) for head, count in enumerate(num_blocks)
+            Projection(tensors, f"{head}.{count}", vocab, hidden)
+            for head, count in enumerate(num_blocks)
         )
 
     @property
@@ -73,13 +76,25 @@ def read(checkpoint: Checkpoint) -> MedusaHead:
     prefixes = {match[1] or "" for match in found.values()}
     others = [name for name in checkpoint.shapes if name not in found]
     if len(prefixes) > 1 or (prefixes == {""} and others):
-        raise ModelLoadError(f"{str(checkpoint.path)!r}: tensors beside the Medusa heads: {sorted(others or prefixes)[:4]}")
+        raise ModelLoadError(
+            f"{str(checkpoint.path)!r}: tensors beside the Medusa heads: "
+            f"{sorted(others or prefixes)[:4]}"
+        )
     heads = sorted({int(match[2]) for match in found.values()})
     if heads != list(range(len(heads))):
-        raise ModelLoadError(f"{str(checkpoint.path)!r}: Medusa heads {heads}; expected 0 to {len(heads) - 1} without gaps")
-    counts = [len({match[3] for match in found.values() if int(match[2]) == head and match[4]}) for head in heads]
-    # Heads that were trained together with their target come in one file with it; a prefix tells them apart.
-    tensors = Tensors(checkpoint, {name.removeprefix(match[1] or ""): name for name, match in found.items()})
+        raise ModelLoadError(
+            f"{str(checkpoint.path)!r}: Medusa heads {heads}; expected 0 to "
+            f"{len(heads) - 1} without gaps"
+        )
+    counts = [
+        len({match[3] for match in found.values() if int(match[2]) == head and match[4]})
+        for head in heads
+    ]
+    # Heads that were trained together with their target come in one file with it; a prefix tells
+    # them apart.
+    tensors = Tensors(
+        checkpoint, {name.removeprefix(match[1] or ""): name for name, match in found.items()}
+    )
     head = MedusaHead(tensors, counts)
     tensors.finish()
     return head

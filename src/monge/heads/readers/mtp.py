@@ -18,7 +18,13 @@ from monge.heads.readers.tensors import Settings, Tensors
 
 _LAYERED: Final = re.compile(r"^model\.layers\.(\d+)\.eh_proj\.weight$")
 _PARTS: Final = {
-    "mtp": ("mtp.pre_fc_norm_embedding.", "mtp.pre_fc_norm_hidden.", "mtp.fc.", "mtp.norm.", "mtp.layers.0."),
+    "mtp": (
+        "mtp.pre_fc_norm_embedding.",
+        "mtp.pre_fc_norm_hidden.",
+        "mtp.fc.",
+        "mtp.norm.",
+        "mtp.layers.0.",
+    ),
     "mimo": ("token_layernorm.", "hidden_layernorm.", "input_proj.", "final_layernorm.", ""),
     "deepseek": ("enorm.", "hnorm.", "eh_proj.", "shared_head.norm.", ""),
 }
@@ -28,10 +34,13 @@ _CENTRED: Final = ("qwen3_next", "qwen3_5")
 
 
 class MtpHead(ChainHead):
-    """A layer of the target's kind on proj([norm(e(x_{t+1})) ; norm(h_t)]), a last norm, and the target's output layer.
+    """A layer of the target's kind on proj([norm(e(x_{t+1})) .
 
-    h_t is what the target's output layer reads. Deeper tokens apply the module again, to its own normed result; a module of its
-    own for every depth is published by some, of which the first is used, with a warning.
+    Norm(h_t)]), a last norm, and the target's output layer.
+
+    h_t is what the target's output layer reads. Deeper tokens apply the module again, to its own
+    normed result; a module of its own for every depth is published by some, of which the first is
+    used, with a warning.
 
     Args:
         tensors: Under the names of `_NAMES`.
@@ -40,17 +49,20 @@ class MtpHead(ChainHead):
         centred: Whether norms store their distance from 1, as Qwen's do.
 
     Reference:
-        DeepSeek-V3, arXiv 2412.19437, section 2.2. The order of the two inputs is that of the published weights, not of its
-        equation 21.
+        DeepSeek-V3, arXiv 2412.19437, section 2.2. The order of the two inputs is that of the
+        published weights, not of its equation 21.
     """
 
     family: ClassVar[str] = "mtp"
 
-    def __init__(self, tensors: Tensors, settings: Settings, *, state_first: bool, centred: bool) -> None:
+    def __init__(
+        self, tensors: Tensors, settings: Settings, *, state_first: bool, centred: bool
+    ) -> None:
         hidden, eps = settings.number("hidden_size"), settings.real("rms_norm_eps", 1e-6)
         super().__init__(hidden, settings.number("vocab_size"))
         self.embedding_norm, self.state_norm, self.norm = (
-            Norm(tensors, name, hidden, eps, centred=centred) for name in ("embedding_norm", "state_norm", "norm")
+            Norm(tensors, name, hidden, eps, centred=centred)
+            for name in ("embedding_norm", "state_norm", "norm")
         )
         self.projection = Projection(tensors, "projection", hidden, 2 * hidden)
         self.layer = DecoderLayer(tensors, "layer", settings, centred=centred)
@@ -103,23 +115,34 @@ def read_with(checkpoint: Checkpoint, config: Mapping[str, Any]) -> MtpHead:
     where, layout = str(checkpoint.path), _layout(checkpoint)
     if layout is None:
         raise ModelLoadError(
-            f"{where!r} has no tensors of a prediction module (mtp.*, model.mtp_layers.*, or a layer with eh_proj), whatever "
+            f"{where!r} has no tensors of a prediction module (mtp.*, model.mtp_layers.*, or a "
+            "layer with eh_proj), whatever "
             "its configuration declares"
         )
     kind, prefix, num_modules = layout
     if num_modules > 1:
-        warnings.warn(f"{where}: {num_modules} prediction modules; the first one is applied at every depth", stacklevel=2)
+        warnings.warn(
+            f"{where}: {num_modules} prediction modules; the first one is applied at every depth",
+            stacklevel=2,
+        )
     parts = [part if part.startswith("mtp.") else prefix + part for part in _PARTS[kind]]
     names: dict[str, str] = {}
     for name in checkpoint.shapes:
         if name.startswith(prefix):
             # The longest part that fits: the layer's own prefix begins every name of some layouts.
             part = max((one for one in parts if name.startswith(one)), key=len, default=None)
-            names[name if part is None else _NAMES[parts.index(part)] + name.removeprefix(part)] = name
+            names[name if part is None else _NAMES[parts.index(part)] + name.removeprefix(part)] = (
+                name
+            )
     tensors = Tensors(checkpoint, names)
     tensors.leave(*(f"mtp.layers.{one}." for one in range(1, num_modules)))
     centred = str(config.get("model_type", "")).startswith(_CENTRED)
-    head = MtpHead(tensors, Settings(config, where), state_first=prefix.startswith("model.mtp_layers."), centred=centred)
+    head = MtpHead(
+        tensors,
+        Settings(config, where),
+        state_first=prefix.startswith("model.mtp_layers."),
+        centred=centred,
+    )
     tensors.finish()
     return head
 
@@ -128,9 +151,20 @@ def _layout(checkpoint: Checkpoint) -> tuple[str, str, int] | None:
     """Kind of layout, prefix of the first module's tensors, number of modules."""
     names = checkpoint.shapes
     if "mtp.fc.weight" in names:
-        return "mtp", "mtp.", len({name.split(".")[2] for name in names if name.startswith("mtp.layers.")})
+        return (
+            "mtp",
+            "mtp.",
+            len({name.split(".")[2] for name in names if name.startswith("mtp.layers.")}),
+        )
     for prefix in ("model.mtp_layers.", "mtp_layers."):
         if f"{prefix}0.input_proj.weight" in names:
-            return "mimo", f"{prefix}0.", sum(name.startswith(prefix) and name.endswith(".input_proj.weight") for name in names)
+            return (
+                "mimo",
+                f"{prefix}0.",
+                sum(
+                    name.startswith(prefix) and name.endswith(".input_proj.weight")
+                    for name in names
+                ),
+            )
     layers = sorted(int(found[1]) for name in names if (found := _LAYERED.match(name)))
     return ("deepseek", f"model.layers.{layers[0]}.", len(layers)) if layers else None

@@ -1,4 +1,7 @@
-"""What a head's layers have read of one text: keys and values, positions, and who descends from whom."""
+"""What a head's layers have read of one text.
+
+Keys and values, positions, and who descends from whom.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +17,10 @@ _COLUMNS: Final = 256  # columns are added in steps, so that a growing text rare
 
 
 class KeyValues:
-    """Keys and values of one layer, `[heads, columns, dim]`; written at the end, forgotten from the end."""
+    """Keys and values of one layer, `[heads, columns, dim]`.
+
+    Written at the end, forgotten from the end.
+    """
 
     def __init__(self) -> None:
         self.length = 0
@@ -26,7 +32,10 @@ class KeyValues:
     ) -> tuple[Tensor, Tensor]:
         """Everything kept, the new nodes included, as `[heads, columns, dim]`."""
         end = self.length + len(keys)
-        self._keys, self._values = self._grown(self._keys, keys, end), self._grown(self._values, values, end)
+        self._keys, self._values = (
+            self._grown(self._keys, keys, end),
+            self._grown(self._values, values, end),
+        )
         self._keys[:, self.length : end] = keys.transpose(0, 1)
         self._values[:, self.length : end] = values.transpose(0, 1)
         self.length = end
@@ -104,4 +113,6 @@ class Reading:
     def check_integrity(self) -> None:
         """Raise `AssertionError` if the bookkeeping contradicts itself."""
         held = {layer.length for layer in self.layers}
-        assert held <= {len(self._committed) + len(self._ancestors)}, f"layers hold {held} columns; see {len(self)} committed"
+        assert held <= {len(self._committed) + len(self._ancestors)}, (
+            f"layers hold {held} columns; see {len(self)} committed"
+        )

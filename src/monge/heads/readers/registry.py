@@ -36,11 +36,36 @@ FORMATS: Final = (
         read=speculators.read,
     ),
     Format(name="medusa", sign="0.0.linear.weight", recognises=medusa.recognises, read=medusa.read),
-    Format(name="hydra", sign="hydra_mlp.* or hydra_head_arch", recognises=hydra.recognises, read=hydra.read),
-    Format(name="eagle3", sign="midlayer.hidden_norm.weight", recognises=eagle3.recognises, read=eagle3.read),
-    Format(name="dflash", sign="hidden_norm.weight and fc.weight", recognises=block.recognises, read=block.read),
-    Format(name="eagle", sign="fc.weight [d, 2d] and layers.0.*", recognises=eagle.recognises, read=eagle.read),
-    Format(name="mtp", sign="mtp.fc.weight, eh_proj or mtp_layers.*", recognises=mtp.recognises, read=mtp.read),
+    Format(
+        name="hydra",
+        sign="hydra_mlp.* or hydra_head_arch",
+        recognises=hydra.recognises,
+        read=hydra.read,
+    ),
+    Format(
+        name="eagle3",
+        sign="midlayer.hidden_norm.weight",
+        recognises=eagle3.recognises,
+        read=eagle3.read,
+    ),
+    Format(
+        name="dflash",
+        sign="hidden_norm.weight and fc.weight",
+        recognises=block.recognises,
+        read=block.read,
+    ),
+    Format(
+        name="eagle",
+        sign="fc.weight [d, 2d] and layers.0.*",
+        recognises=eagle.recognises,
+        read=eagle.read,
+    ),
+    Format(
+        name="mtp",
+        sign="mtp.fc.weight, eh_proj or mtp_layers.*",
+        recognises=mtp.recognises,
+        read=mtp.read,
+    ),
 )
 
 
@@ -56,7 +81,8 @@ def load_head(path: str | Path) -> PublishedHead:
         path: Its folder, or the file of its tensors beside its `config.json`.
 
     Raises:
-        ModelLoadError: If nothing is recognised there, or it is broken, incomplete or contradictory.
+        ModelLoadError: If nothing is recognised there, or it is broken, incomplete or
+            contradictory.
     """
     checkpoint = Checkpoint(path)
     found = format_of(checkpoint)
@@ -70,6 +96,8 @@ def unknown_format(checkpoint: Checkpoint) -> ModelLoadError:
     signs = "; ".join(f"{one.name} ({one.sign})" for one in FORMATS)
     config = checkpoint.config
     return ModelLoadError(
-        f"{str(checkpoint.path)!r} is no head that is read here: architectures {config.get('architectures')}, model_type "
-        f"{config.get('model_type')!r}, tensors {listed(checkpoint.shapes)}; formats read are {signs}"
+        f"{str(checkpoint.path)!r} is no head that is read here: architectures "
+        f"{config.get('architectures')}, model_type "
+        f"{config.get('model_type')!r}, tensors {listed(checkpoint.shapes)}; formats read are "
+        f"{signs}"
     )

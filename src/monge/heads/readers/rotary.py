@@ -20,7 +20,8 @@ class Rotary:
         config: A network's settings: `rope_parameters`, or `rope_theta` and `rope_scaling`.
         head_dim: Width of a head; with `partial_rotary_factor` only a share of it turns.
         where: The folder, for messages.
-        interleaved: Whether neighbouring dimensions turn together, as DeepSeek's do, instead of those half a width apart.
+        interleaved: Whether neighbouring dimensions turn together, as DeepSeek's do, instead of
+            those half a width apart.
 
     Raises:
         ModelLoadError: If the positions are stretched in a way that is not known here.
@@ -29,15 +30,22 @@ class Rotary:
         Su et al., arXiv 2104.09864; yarn: Peng et al., arXiv 2309.00071.
     """
 
-    def __init__(self, config: Mapping[str, Any], head_dim: int, where: str, *, interleaved: bool = False) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], head_dim: int, where: str, *, interleaved: bool = False
+    ) -> None:
         rope = parameters_of(config)
         kind = str(rope.get("rope_type", "default"))
         if kind not in _KNOWN:
-            raise ModelLoadError(f"{where!r}: rotary positions of type {kind!r} are not known here; known: {', '.join(_KNOWN)}")
+            raise ModelLoadError(
+                f"{where!r}: rotary positions of type {kind!r} are not known "
+                f"here; known: {', '.join(_KNOWN)}"
+            )
         share = float(rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0)
         self.dim, self.interleaved, self.scale = int(head_dim * share), interleaved, 1.0
         base = float(rope.get("rope_theta", 10000.0))
-        self.frequencies = 1.0 / base ** (torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim)
+        self.frequencies = 1.0 / base ** (
+            torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim
+        )
         if kind == "linear":
             self.frequencies = self.frequencies / float(rope["factor"])
         elif kind == "llama3":
@@ -52,12 +60,16 @@ class Rotary:
         cos, sin = turned.cos() * self.scale, turned.sin() * self.scale
         return cos.to(like.dtype)[:, None], sin.to(like.dtype)[:, None]
 
-    def turn(self, heads: Float[Tensor, "nodes heads dim"], angles: tuple[Tensor, Tensor]) -> Float[Tensor, "nodes heads dim"]:
+    def turn(
+        self, heads: Float[Tensor, "nodes heads dim"], angles: tuple[Tensor, Tensor]
+    ) -> Float[Tensor, "nodes heads dim"]:
         """Queries or keys after the rotation."""
         (cos, sin), half = angles, self.dim // 2
         turning, still = heads[..., : self.dim], heads[..., self.dim :]
         first, second = (
-            (turning[..., 0::2], turning[..., 1::2]) if self.interleaved else (turning[..., :half], turning[..., half:])
+            (turning[..., 0::2], turning[..., 1::2])
+            if self.interleaved
+            else (turning[..., :half], turning[..., half:])
         )
         return torch.cat([first * cos - second * sin, second * cos + first * sin, still], dim=-1)
 
@@ -97,9 +109,15 @@ def _yarn(frequencies: Tensor, base: float, rope: Mapping[str, Any]) -> tuple[Te
     if rope.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(
+        0.0, 1.0
+    )
     scale = rope.get("attention_factor")
     if scale is None:
         weight, whole = rope.get("mscale"), rope.get("mscale_all_dim")
-        scale = yarn_scale(factor, weight) / yarn_scale(factor, whole) if weight and whole else yarn_scale(factor, 1.0)
+        scale = (
+            yarn_scale(factor, weight) / yarn_scale(factor, whole)
+            if weight and whole
+            else yarn_scale(factor, 1.0)
+        )
     return frequencies * (1.0 - ramp) + frequencies / factor * ramp, float(scale)

@@ -22,14 +22,15 @@ def read(checkpoint: Checkpoint) -> PublishedHead:
     """Read a head of one of the algorithms that are read here.
 
     Raises:
-        ModelLoadError: If the algorithm is another, the head asks for a verification that changes the text, or settings or
-            tensors are missing, superfluous, misshapen or contradictory.
+        ModelLoadError: If the algorithm is another, the head asks for a verification that changes
+            the text, or settings or tensors are missing, superfluous, misshapen or contradictory.
     """
     outer, where = checkpoint.config, str(checkpoint.path)
     algorithm = str(outer[TYPE])
     if algorithm not in _READERS:
         raise ModelLoadError(
-            f"{where!r}: {TYPE} is {algorithm!r}, which is not read here; read are {', '.join(sorted(_READERS))}"
+            f"{where!r}: {TYPE} is {algorithm!r}, which is not read here; read are "
+            f"{', '.join(sorted(_READERS))}"
         )
     inner = outer.get("transformer_layer_config")
     if not isinstance(inner, dict):
@@ -44,7 +45,8 @@ def _check_lossless(outer: Mapping[str, Any], where: str) -> None:
         tolerance, most = method.get("accept_tolerance", 0.0), method.get("verifier_accept_k", 1)
         if tolerance > 0 or most > 1:
             raise ModelLoadError(
-                f"{where!r} asks for accept_tolerance {tolerance} and verifier_accept_k {most}, which change the text; set "
+                f"{where!r} asks for accept_tolerance {tolerance} and verifier_accept_k {most}, "
+                "which change the text; set "
                 "them to 0.0 and 1 in its configuration to use it losslessly"
             )
 

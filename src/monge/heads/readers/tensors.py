@@ -1,4 +1,7 @@
-"""The tensors of a head while its network is built: each is taken once, and what is left over is named."""
+"""The tensors of a head while its network is built.
+
+Each is taken once, and what is left over is named.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -30,7 +33,8 @@ class Tensors:
         packed = sorted(name for name in self._names if name.endswith(_QUANTISED))
         if packed:
             raise ModelLoadError(
-                f"{self.where!r} is quantised ({packed[0]!r}, {len(packed)} such tensors); heads are read unquantised"
+                f"{self.where!r} is quantised ({packed[0]!r}, {len(packed)} such tensors); heads "
+                "are read unquantised"
             )
 
     def __contains__(self, name: object) -> bool:
@@ -50,17 +54,22 @@ class Tensors:
         """A tensor of this shape.
 
         Raises:
-            ModelLoadError: If it is missing, has another shape, or holds numbers that are not finite.
+            ModelLoadError: If it is missing, has another shape, or holds numbers that are not
+                finite.
         """
         self._check_known(name)
         self._taken.add(name)
         tensor = self._source.tensor(self._names[name])
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
-                f"{self.where!r}: {self._names[name]} has shape {tuple(tensor.shape)}; the configuration asks for {shape}"
+                f"{self.where!r}: {self._names[name]} has shape {tuple(tensor.shape)}; the "
+                f"configuration asks for {shape}"
             )
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ModelLoadError(f"{self.where!r}: {self._names[name]} holds numbers that are not finite; fetch it again")
+            raise ModelLoadError(
+                f"{self.where!r}: {self._names[name]} holds numbers that are not "
+                "finite; fetch it again"
+            )
         return tensor
 
     def maybe(self, name: str, *shape: int) -> Tensor | None:
@@ -80,13 +89,16 @@ class Tensors:
         surplus = sorted(self._names[name] for name in self._names.keys() - self._taken)
         if surplus:
             raise ModelLoadError(
-                f"{self.where!r} holds tensors that this format does not have: {listed(iter(surplus))}; is the configuration "
+                f"{self.where!r} holds tensors that this format does not have: "
+                f"{listed(iter(surplus))}; is the configuration "
                 "that of another version?"
             )
 
     def _check_known(self, name: str) -> None:
         if name not in self._names:
-            raise ModelLoadError(f"{self.where!r} lacks tensor {name!r}; it has {listed(self._names)}")
+            raise ModelLoadError(
+                f"{self.where!r} lacks tensor {name!r}; it has {listed(self._names)}"
+            )
 
 
 class Settings:
@@ -111,7 +123,9 @@ class Settings:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ModelLoadError(f"{self.where!r}: {name} must be a whole number; got {value!r}")
+                raise ModelLoadError(
+                    f"{self.where!r}: {name} must be a whole number; got {value!r}"
+                )
             return value
         if default is None:
             raise ModelLoadError(f"{self.where!r}: the configuration lacks {' or '.join(names)}")
@@ -152,8 +166,14 @@ class Settings:
         value = self.config.get(name)
         if value is None:
             return None
-        if not isinstance(value, list) or not value or not all(isinstance(one, int) for one in value):
-            raise ModelLoadError(f"{self.where!r}: {name} must be a list of whole numbers; got {value!r}")
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(isinstance(one, int) for one in value)
+        ):
+            raise ModelLoadError(
+                f"{self.where!r}: {name} must be a list of whole numbers; got {value!r}"
+            )
         return tuple(value)
 
     def refuse(self, reason: str) -> ModelLoadError:

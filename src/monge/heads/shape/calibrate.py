@@ -35,7 +35,10 @@ def calibrate_ridge(head: ShapeHead, fitted: Texts, held_out: Texts, ends: Ends)
     """
     predictor = head.predictor
     if not isinstance(predictor, RidgePredictor):
-        raise OptionError(f"calibrate: {type(predictor).__name__} is trained; only its alignments are fitted in closed form")
+        raise OptionError(
+            f"calibrate: {type(predictor).__name__} is trained; only its alignments "
+            "are fitted in closed form"
+        )
     needed = 2 * predictor.num_inputs(predictor.num_steps)
     _check_enough(fitted, predictor.num_steps, needed)
     for number in range(1, predictor.num_steps + 1):
@@ -73,7 +76,9 @@ def _ridge(head: ShapeHead, number: int, texts: Texts, ends: Ends) -> Tensor:
     assert isinstance(predictor, RidgePredictor)
     size = predictor.num_inputs(number)
     gram = torch.zeros(size, size, dtype=torch.float64, device=texts.states.device)
-    moment = torch.zeros(size, predictor.hidden_size, dtype=torch.float64, device=texts.states.device)
+    moment = torch.zeros(
+        size, predictor.hidden_size, dtype=torch.float64, device=texts.states.device
+    )
     for windows in all_windows(texts, predictor.num_steps, ends):
         start = predictor.start(windows.states, windows.tokens[:, 0])
         state = windows.states
@@ -83,7 +88,9 @@ def _ridge(head: ShapeHead, number: int, texts: Texts, ends: Ends) -> Tensor:
         gram += inputs.T @ inputs
         moment += inputs.T @ windows.true[:, number - 1].double()
     constant = 2 * predictor.hidden_size  # the column of ones, see `RidgePredictor.start`
-    penalty = torch.full((size,), RIDGE * float(gram.diagonal().mean()), dtype=torch.float64, device=gram.device)
+    penalty = torch.full(
+        (size,), RIDGE * float(gram.diagonal().mean()), dtype=torch.float64, device=gram.device
+    )
     penalty[constant] = 0.0
     return torch.linalg.solve(gram + torch.diag(penalty), moment).T
 
@@ -94,7 +101,10 @@ def _align_step(head: ShapeHead, number: int, fitted: Texts, held_out: Texts, en
     if isinstance(step.alignment, NoMap):
         return
     pairs = list(_pairs(head, number, fitted, ends))
-    predicted, true = torch.cat([state for state, _ in pairs]), torch.cat([state for _, state in pairs])
+    predicted, true = (
+        torch.cat([state for state, _ in pairs]),
+        torch.cat([state for _, state in pairs]),
+    )
     step.subspace.copy_(principal_directions(true, len(step.subspace)))
     step.alignment.fit(predicted @ step.subspace.T, true @ step.subspace.T)
     totals = torch.zeros(len(STRENGTHS), dtype=torch.float64)
@@ -116,13 +126,18 @@ def _pairs(
         state = windows.states
         for earlier in range(1, number):
             state = head.step(earlier, start, state, windows.tokens[:, earlier - 1])
-        yield head.predictor.step(number, start, state, windows.tokens[:, number - 1]), windows.true[:, number - 1]
+        yield (
+            head.predictor.step(number, start, state, windows.tokens[:, number - 1]),
+            windows.true[:, number - 1],
+        )
         seen += len(windows.states)
         if limit is not None and seen >= limit:
             return
 
 
-def principal_directions(states: Float[Tensor, "nodes hidden"], count: int) -> Float[Tensor, "count hidden"]:
+def principal_directions(
+    states: Float[Tensor, "nodes hidden"], count: int
+) -> Float[Tensor, "count hidden"]:
     """Orthonormal directions of largest variance."""
     wide = states.double()
     centred = wide - wide.mean(dim=0)
@@ -139,4 +154,7 @@ def _step(head: ShapeHead, number: int) -> StepAlignment:
 def _check_enough(texts: Texts, num_steps: int, needed: int) -> None:
     found = num_windows(texts, num_steps)
     if found < needed:
-        raise OptionError(f"calibrate: {found} positions of text are too few to fit {num_steps} steps; give {needed} or more")
+        raise OptionError(
+            f"calibrate: {found} positions of text are too few to fit {num_steps} "
+            f"steps; give {needed} or more"
+        )

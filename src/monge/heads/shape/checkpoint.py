@@ -20,19 +20,31 @@ CONFIG: Final = "config.json"
 WEIGHTS: Final = "head.safetensors"
 
 
-def save_head(head: ShapeHead, folder: Path, *, dtype: torch.dtype | None = None, about: dict[str, Any] | None = None) -> None:
+def save_head(
+    head: ShapeHead,
+    folder: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    about: dict[str, Any] | None = None,
+) -> None:
     """Write a head.
 
     Args:
         head: The head.
         folder: Made where it is missing.
-        dtype: Type of the predictor's weights on disk; `None` keeps theirs. What was fitted in closed form stays as it is.
+        dtype: Type of the predictor's weights on disk; `None` keeps theirs. What was fitted in
+            closed form stays as it is.
         about: Anything a reader may want to know: how it was trained, what it measured.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
+    tensors = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()
+    }
     if dtype is not None:
-        tensors = {name: tensor.to(dtype) if name.startswith("predictor.") else tensor for name, tensor in tensors.items()}
+        tensors = {
+            name: tensor.to(dtype) if name.startswith("predictor.") else tensor
+            for name, tensor in tensors.items()
+        }
     config = {
         "format": FORMAT,
         "version": VERSION,
@@ -60,7 +72,8 @@ def load_head(folder: str | Path) -> ShapeHead:
     """Read a head, in float32.
 
     Raises:
-        ModelLoadError: If a file is missing or corrupted, or tensors are missing, superfluous, misshapen or not finite.
+        ModelLoadError: If a file is missing or corrupted, or tensors are missing, superfluous,
+            misshapen or not finite.
     """
     path = Path(folder).expanduser()
     config = _config(path)
@@ -70,11 +83,15 @@ def load_head(folder: str | Path) -> ShapeHead:
         predictor = make_predictor(settings.pop("kind"), sizes, **settings)
         head = ShapeHead(predictor, sizes, alignment["name"], alignment["subspace"])
     except (KeyError, TypeError, MongeError) as error:
-        raise ModelLoadError(f"{path / CONFIG}: {type(error).__name__}: {error}; is it a head of this library?") from error
+        raise ModelLoadError(
+            f"{path / CONFIG}: {type(error).__name__}: {error}; is it a head of this library?"
+        ) from error
     try:
         tensors = load_file(path / WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise ModelLoadError(f"cannot read {str(path / WEIGHTS)!r}: {type(error).__name__}: {error}; fetch it again") from error
+        raise ModelLoadError(
+            f"cannot read {str(path / WEIGHTS)!r}: {type(error).__name__}: {error}; fetch it again"
+        ) from error
     _check_tensors(tensors, head, path / WEIGHTS)
     head.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     return head.eval()
@@ -85,12 +102,16 @@ def _config(path: Path) -> dict[str, Any]:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelLoadError(
-            f"no shape head in {str(path)!r} ({type(error).__name__}: {error}); give a folder that `monge train shape` wrote"
+            f"no shape head in {str(path)!r} ({type(error).__name__}: {error}); give a folder "
+            "that `monge train shape` wrote"
         ) from error
-    found = (config.get("format"), config.get("version")) if isinstance(config, dict) else (None, None)
+    found = (
+        (config.get("format"), config.get("version")) if isinstance(config, dict) else (None, None)
+    )
     if found != (FORMAT, VERSION):
         raise ModelLoadError(
-            f"{str(path / CONFIG)!r} has format {found[0]!r}, version {found[1]!r}; this library reads {FORMAT!r}, "
+            f"{str(path / CONFIG)!r} has format {found[0]!r}, version {found[1]!r}; this library "
+            f"reads {FORMAT!r}, "
             f"version {VERSION}"
         )
     return config
@@ -98,11 +119,21 @@ def _config(path: Path) -> dict[str, Any]:
 
 def _check_tensors(tensors: dict[str, torch.Tensor], head: ShapeHead, path: Path) -> None:
     wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    missing, surplus = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    missing, surplus = (
+        sorted(wanted.keys() - tensors.keys()),
+        sorted(tensors.keys() - wanted.keys()),
+    )
     if missing or surplus:
-        raise ModelLoadError(f"{str(path)!r} does not fit its {CONFIG}: missing {missing}, superfluous {surplus}")
+        raise ModelLoadError(
+            f"{str(path)!r} does not fit its {CONFIG}: missing {missing}, superfluous {surplus}"
+        )
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != wanted[name]:
-            raise ModelLoadError(f"{str(path)!r}: {name} has shape {tuple(tensor.shape)}; {CONFIG} asks for {wanted[name]}")
+            raise ModelLoadError(
+                f"{str(path)!r}: {name} has shape {tuple(tensor.shape)}; "
+                f"{CONFIG} asks for {wanted[name]}"
+            )
         if not bool(torch.isfinite(tensor).all()):
-            raise ModelLoadError(f"{str(path)!r}: {name} holds numbers that are not finite; train the head again")
+            raise ModelLoadError(
+                f"{str(path)!r}: {name} holds numbers that are not finite; train the head again"
+            )

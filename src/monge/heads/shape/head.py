@@ -20,7 +20,10 @@ from monge.heads.target import TargetSizes
 _PROBES: Final = 16
 """Tokens whose embeddings tell one target from another."""
 _SAME: Final = 0.99
-"""Smallest cosine of two targets' probes that are taken for one: rounding to bfloat16 or a light fine-tuning stays above."""
+"""Smallest cosine of two targets' probes that are taken for one.
+
+Rounding to bfloat16 or a light fine-tuning stays above.
+"""
 
 
 class StepAlignment(nn.Module):
@@ -37,7 +40,10 @@ class StepAlignment(nn.Module):
     def __init__(self, alignment: Alignment, hidden_size: int) -> None:
         super().__init__()
         if alignment.size > hidden_size:
-            raise OptionError(f"shape: an alignment in {alignment.size} dimensions needs states that wide; got {hidden_size}")
+            raise OptionError(
+                f"shape: an alignment in {alignment.size} dimensions needs states "
+                f"that wide; got {hidden_size}"
+            )
         self.alignment = alignment
         self.register_buffer("subspace", torch.eye(alignment.size, hidden_size))
         self.register_buffer("strength", torch.zeros(()))
@@ -67,16 +73,30 @@ class ShapeHead(nn.Module):
     probe: Tensor
 
     def __init__(
-        self, predictor: StepPredictor, sizes: TargetSizes, alignment: str = "none", subspace: int | None = None
+        self,
+        predictor: StepPredictor,
+        sizes: TargetSizes,
+        alignment: str = "none",
+        subspace: int | None = None,
     ) -> None:
         super().__init__()
         if predictor.hidden_size != sizes.hidden_size:
-            raise OptionError(f"shape: predictor of width {predictor.hidden_size}, target of width {sizes.hidden_size}")
-        size = 0 if alignment == "none" else min(64, sizes.hidden_size) if subspace is None else subspace
+            raise OptionError(
+                f"shape: predictor of width {predictor.hidden_size}, target of "
+                f"width {sizes.hidden_size}"
+            )
+        size = (
+            0
+            if alignment == "none"
+            else min(64, sizes.hidden_size)
+            if subspace is None
+            else subspace
+        )
         self.predictor, self.sizes, self.alignment_name = predictor, sizes, alignment
         self.subspace_size = size
         self.alignments = nn.ModuleList(
-            StepAlignment(ALIGNMENTS[alignment](size), sizes.hidden_size) for _ in range(predictor.num_steps)
+            StepAlignment(ALIGNMENTS[alignment](size), sizes.hidden_size)
+            for _ in range(predictor.num_steps)
         )
         self.register_buffer("temperatures", torch.ones(predictor.num_steps))
         self.register_buffer("probe", torch.zeros(_PROBES, sizes.hidden_size))
@@ -98,16 +118,23 @@ class ShapeHead(nn.Module):
         previous: Float[Tensor, "nodes hidden"],
         last: Float[Tensor, "nodes hidden"],
     ) -> Float[Tensor, "nodes hidden"]:
-        """The aligned state of a step, which is what the next step starts from; see `StepPredictor.step`."""
+        """The aligned state of a step, which is what the next step starts from.
+
+        See `StepPredictor.step`.
+        """
         return self.aligned(number, self.predictor.step(number, start, previous, last))
 
-    def aligned(self, number: int, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes hidden"]:
+    def aligned(
+        self, number: int, states: Float[Tensor, "nodes hidden"]
+    ) -> Float[Tensor, "nodes hidden"]:
         """Predicted states of a step after its alignment."""
         alignment = self.alignments[number - 1]
         assert isinstance(alignment, StepAlignment)
         return alignment.map(states)
 
-    def cooled(self, number: int, logits: Float[Tensor, "nodes vocab"]) -> Float[Tensor, "nodes vocab"]:
+    def cooled(
+        self, number: int, logits: Float[Tensor, "nodes vocab"]
+    ) -> Float[Tensor, "nodes vocab"]:
         """Logits of a step at the step's temperature."""
         temperature = float(self.temperatures[number - 1])
         return logits if temperature == 1.0 else logits / temperature
@@ -125,20 +152,28 @@ class ShapeHead(nn.Module):
         found = TargetSizes.of(target)
         if found != self.sizes:
             raise OptionError(
-                f"shape: this head is for a target of hidden size {self.sizes.hidden_size}, {self.sizes.num_layers} layers and "
-                f"{self.sizes.vocab_size} tokens; the target has {found.hidden_size}, {found.num_layers} and "
+                f"shape: this head is for a target of hidden size {self.sizes.hidden_size}, "
+                f"{self.sizes.num_layers} layers and "
+                f"{self.sizes.vocab_size} tokens; the target has {found.hidden_size}, "
+                f"{found.num_layers} and "
                 f"{found.vocab_size}; train one for it with `monge train shape`"
             )
-        ours, theirs = self.probe.double().flatten(), _probe_of(target).double().flatten().to(self.probe.device)
+        ours, theirs = (
+            self.probe.double().flatten(),
+            _probe_of(target).double().flatten().to(self.probe.device),
+        )
         cosine = float(torch.nn.functional.cosine_similarity(ours, theirs, dim=0))
         if not cosine >= _SAME:
             raise OptionError(
-                f"shape: this head is for another target of the same sizes (their embeddings have cosine {cosine:.3f}); train "
+                "shape: this head is for another target of the same sizes (their embeddings have "
+                f"cosine {cosine:.3f}); train "
                 "one for it with `monge train shape`"
             )
 
 
-def make_predictor(kind: str, sizes: TargetSizes, generator: torch.Generator | None = None, **settings: Any) -> StepPredictor:
+def make_predictor(
+    kind: str, sizes: TargetSizes, generator: torch.Generator | None = None, **settings: Any
+) -> StepPredictor:
     """A predictor by its kind and settings, as checkpoints name them.
 
     Args:
@@ -153,13 +188,17 @@ def make_predictor(kind: str, sizes: TargetSizes, generator: torch.Generator | N
     common = {name: settings.pop(name) for name in ("num_steps", "is_branched")}
     if kind == "gated":
         sized = {name: settings.pop(name) for name in ("width", "gate_rank")}
-        made: StepPredictor = GatedPredictor(sizes.hidden_size, **common, **sized, generator=generator)
+        made: StepPredictor = GatedPredictor(
+            sizes.hidden_size, **common, **sized, generator=generator
+        )
     elif kind == "ridge":
         made = RidgePredictor(sizes.hidden_size, **common)
     else:
         raise unknown_name("shape predictor", kind, ("gated", "ridge"))
     if settings:
-        raise unknown_name("setting of a shape predictor:", next(iter(settings)), ("num_steps", "is_branched"))
+        raise unknown_name(
+            "setting of a shape predictor:", next(iter(settings)), ("num_steps", "is_branched")
+        )
     return made
 
 
@@ -167,10 +206,17 @@ def settings_of(predictor: StepPredictor) -> dict[str, Any]:
     """What `make_predictor` makes a predictor of."""
     common = {"num_steps": predictor.num_steps, "is_branched": predictor.is_branched}
     if isinstance(predictor, GatedPredictor):
-        return {"kind": "gated", **common, "width": predictor.width, "gate_rank": predictor.gate_rank}
+        return {
+            "kind": "gated",
+            **common,
+            "width": predictor.width,
+            "gate_rank": predictor.gate_rank,
+        }
     return {"kind": "ridge", **common}
 
 
 def _probe_of(target: FeatureModel) -> Tensor:
-    tokens: Sequence[int] = [index * (target.vocab_size - 1) // (_PROBES - 1) for index in range(_PROBES)]
+    tokens: Sequence[int] = [
+        index * (target.vocab_size - 1) // (_PROBES - 1) for index in range(_PROBES)
+    ]
     return target.embed(tokens)

@@ -1,6 +1,7 @@
 """What a head is trained on, step by step.
 
-In the maths p = target, q = draft. A drafted token is accepted with probability sum_v min(p_v, q_v) = 1 - TV(p, q).
+In the maths p = target, q = draft. A drafted token is accepted with probability sum_v min(p_v, q_v)
+= 1 - TV(p, q).
 """
 
 import torch
@@ -16,7 +17,11 @@ from monge.heads.training.texts import Ends, Windows
 
 
 def head_loss(
-    head: ShapeHead, windows: Windows, ends: Ends, weights: Weights, subspace: Float[Tensor, "size hidden"]
+    head: ShapeHead,
+    windows: Windows,
+    ends: Ends,
+    weights: Weights,
+    subspace: Float[Tensor, "size hidden"],
 ) -> Float[Tensor, ""]:
     """Mean loss of a batch of windows.
 
@@ -36,7 +41,11 @@ def head_loss(
         kl, tv = law_losses(target, logits)
         loss = kl + weights.tv * tv
         if weights.cosine > 0:
-            loss = loss + weights.cosine * (1.0 - functional.cosine_similarity(state.float(), true.float(), dim=1)).mean()
+            loss = (
+                loss
+                + weights.cosine
+                * (1.0 - functional.cosine_similarity(state.float(), true.float(), dim=1)).mean()
+            )
         if weights.sinkhorn > 0:
             clouds = (state.float() @ subspace.T, true.float() @ subspace.T)
             loss = loss + weights.sinkhorn * sinkhorn_divergence(*clouds)

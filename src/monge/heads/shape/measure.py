@@ -19,7 +19,8 @@ class Quality:
     """Figures of a head, one number per step.
 
     Args:
-        acceptance: Mean of sum_v min(p, q): how often a drafted token is accepted whose prefix is the text's.
+        acceptance: Mean of sum_v min(p, q): how often a drafted token is accepted whose prefix is
+            the text's.
         survival: Probability that a sampled chain is accepted up to and with this step.
         top_hits: How often the target's own token is among the `width` most probable drafted ones.
         cosine: Mean cosine of predicted and true states.
@@ -48,11 +49,14 @@ def predictions(head: ShapeHead, windows: Windows) -> Iterator[Float[Tensor, "no
 
 
 @torch.inference_mode()
-def measure(head: ShapeHead, texts: Texts, ends: Ends, *, temperature: float | int = 1.0, width: int = 4) -> Quality:
+def measure(
+    head: ShapeHead, texts: Texts, ends: Ends, *, temperature: float | int = 1.0, width: int = 4
+) -> Quality:
     """Figures along text; exact in expectation where the target wrote it at this temperature.
 
-    The survival of a chain is the mean of prod_(j<n) min(1, q_j(x_j) / p_j(x_j)) times sum_v min(p_n, q_n) over texts x drawn
-    from p: a prefix is drafted and accepted with probability prod min(p, q), and drawing it from p divides by prod p.
+    The survival of a chain is the mean of prod_(j<n) min(1, q_j(x_j) / p_j(x_j)) times sum_v
+    min(p_n, q_n) over texts x drawn from p: a prefix is drafted and accepted with probability prod
+    min(p, q), and drawing it from p divides by prod p.
 
     Args:
         head: The head.
@@ -73,8 +77,12 @@ def measure(head: ShapeHead, texts: Texts, ends: Ends, *, temperature: float | i
             agreed = torch.minimum(p, q).sum(dim=1)
             sums[0, index] += agreed.sum()
             sums[1, index] += (kept * agreed).sum()
-            sums[2, index] += (q.topk(min(width, q.shape[1])).indices == tokens[:, None]).any(dim=1).sum()
-            sums[3, index] += torch.nn.functional.cosine_similarity(state, true, dim=1).double().sum()
+            sums[2, index] += (
+                (q.topk(min(width, q.shape[1])).indices == tokens[:, None]).any(dim=1).sum()
+            )
+            sums[3, index] += (
+                torch.nn.functional.cosine_similarity(state, true, dim=1).double().sum()
+            )
             ratio = q.gather(1, tokens[:, None]) / p.gather(1, tokens[:, None])
             kept = kept * ratio[:, 0].clamp_max(1.0)
         count += len(windows.states)
@@ -88,7 +96,9 @@ def measure(head: ShapeHead, texts: Texts, ends: Ends, *, temperature: float | i
     )
 
 
-def law(logits: Float[Tensor, "nodes vocab"], temperature: float | int = 1.0) -> Float[Tensor, "nodes vocab"]:
+def law(
+    logits: Float[Tensor, "nodes vocab"], temperature: float | int = 1.0
+) -> Float[Tensor, "nodes vocab"]:
     """Masses in float32 or better, which is enough to measure with."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return torch.softmax(wide / temperature, dim=1).double()

@@ -1,7 +1,7 @@
 """What predicts coming hidden states.
 
-At a position t the last hidden state h_t and the token x_{t+1} that was drawn from it are known. Step n predicts h_{t+n}, of
-which the target's output layer makes the law of x_{t+1+n}.
+At a position t the last hidden state h_t and the token x_{t+1} that was drawn from it are known.
+Step n predicts h_{t+n}, of which the target's output layer makes the law of x_{t+1+n}.
 """
 
 from abc import ABC, abstractmethod
@@ -19,8 +19,9 @@ class StepPredictor(nn.Module, ABC):
     Args:
         hidden_size: Width of the target's hidden states.
         num_steps: Steps it predicts.
-        is_branched: Whether a step also looks at the last drafted token of its branch, so that every node of a tree has a law
-            of its own; otherwise all nodes of one depth share theirs.
+        is_branched: Whether a step also looks at the last drafted token of its branch, so that
+            every node of a tree has a law of its own; otherwise all nodes of one depth share
+            theirs.
     """
 
     def __init__(self, hidden_size: int, num_steps: int, is_branched: bool) -> None:
@@ -47,7 +48,10 @@ class StepPredictor(nn.Module, ABC):
 
 
 def rms_norm(states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes hidden"]:
-    """Every row divided by its root mean square, in float32 or better; a row of zeros stays zero."""
+    """Every row divided by its root mean square, in float32 or better.
+
+    A row of zeros stays zero.
+    """
     wide = states if states.dtype == torch.float64 else states.float()
     scale = wide.square().mean(dim=-1, keepdim=True).sqrt()
     return torch.where(scale > 0, wide / scale, 0.0).to(states.dtype)

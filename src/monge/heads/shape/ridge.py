@@ -11,7 +11,8 @@ from monge.heads.shape.predictor import StepPredictor, rms_norm
 class RidgePredictor(StepPredictor):
     """Linear regression: no gradient, fitted in closed form by `monge.heads.shape.calibrate`.
 
-    Step n is M_n [h_t ; RMSNorm(e(x_{t+1})) ; 1]; a branched predictor adds the state before and the branch's last token.
+    Step n is M_n [h_t ; RMSNorm(e(x_{t+1})) ; 1]; a branched predictor adds the state before and
+    the branch's last token.
     """
 
     def __init__(self, hidden_size: int, num_steps: int, is_branched: bool) -> None:
@@ -38,7 +39,11 @@ class RidgePredictor(StepPredictor):
         last: Float[Tensor, "nodes hidden"],
     ) -> Float[Tensor, "nodes inputs"]:
         """What a step regresses on."""
-        return torch.cat([start, previous, rms_norm(last)], dim=-1) if self.is_branched and number > 1 else start
+        return (
+            torch.cat([start, previous, rms_norm(last)], dim=-1)
+            if self.is_branched and number > 1
+            else start
+        )
 
     def step(
         self,
@@ -47,4 +52,6 @@ class RidgePredictor(StepPredictor):
         previous: Float[Tensor, "nodes hidden"],
         last: Float[Tensor, "nodes hidden"],
     ) -> Float[Tensor, "nodes hidden"]:
-        return functional.linear(self.inputs(number, start, previous, last), self.weight[number - 1])
+        return functional.linear(
+            self.inputs(number, start, previous, last), self.weight[number - 1]
+        )

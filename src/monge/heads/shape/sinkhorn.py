@@ -1,7 +1,7 @@
 """Entropic optimal transport between clouds of points, in the log domain, and the debiased divergence as a training loss.
 
-Costs are squared Euclidean distances; entropies are in the units of the cost. Reference: Feydy et al., Interpolating between
-optimal transport and MMD using Sinkhorn divergences (arXiv 1810.08278).
+Costs are squared Euclidean distances; entropies are in the units of the cost. Reference: Feydy et
+al., Interpolating between optimal transport and MMD using Sinkhorn divergences (arXiv 1810.08278).
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,12 @@ class Potentials:
     right: Float[Tensor, " right"]
 
 
-def squared_distances(left: Float[Tensor, "left size"], right: Float[Tensor, "right size"]) -> Float[Tensor, "left right"]:
+def squared_distances(
+    left: Float[Tensor, "left size"], right: Float[Tensor, "right size"]
+) -> Float[Tensor, "left right"]:
     """Squared Euclidean distance of every pair."""
-    # About a common centre: hidden states lie far from zero, where float32 would lose what tells them apart.
+    # About a common centre: hidden states lie far from zero, where float32 would lose what tells
+    # them apart.
     centre = right.detach().mean(dim=0)
     left, right = left - centre, right - centre
     norms = left.square().sum(dim=1)[:, None] + right.square().sum(dim=1)
@@ -47,7 +50,9 @@ def potentials(
     log_left, log_right = left_masses.log(), right_masses.log()
     for _ in range(num_iterations):
         left = -entropy * torch.logsumexp(log_right + (right - cost) / entropy, dim=1)
-        right = -entropy * torch.logsumexp((log_left + left / entropy)[:, None] - cost / entropy, dim=0)
+        right = -entropy * torch.logsumexp(
+            (log_left + left / entropy)[:, None] - cost / entropy, dim=0
+        )
     return Potentials(left, right)
 
 
@@ -72,9 +77,9 @@ def sinkhorn_divergence(
 ) -> Float[Tensor, ""]:
     """OT(left, right) - OT(left, left) / 2 - OT(right, right) / 2, each cloud with equal masses.
 
-    The costs are divided by their mean over the two clouds, the same for the three terms, so the value has no unit. Its
-    gradient holds the potentials fixed (envelope theorem), which is exact where the iterations have converged and never
-    differentiates through them.
+    The costs are divided by their mean over the two clouds, the same for the three terms, so the
+    value has no unit. Its gradient holds the potentials fixed (envelope theorem), which is exact
+    where the iterations have converged and never differentiates through them.
 
     Args:
         left: Points that get the gradient; those of `right` get theirs likewise.
@@ -92,10 +97,16 @@ def sinkhorn_divergence(
 
 def _transport(left: Tensor, right: Tensor, entropy: float, num_iterations: int) -> Tensor:
     cost = squared_distances(left, right)
-    left_masses, right_masses = (torch.full_like(points[:, 0].detach(), 1.0 / len(points)) for points in (left, right))
+    left_masses, right_masses = (
+        torch.full_like(points[:, 0].detach(), 1.0 / len(points)) for points in (left, right)
+    )
     with torch.no_grad():
         dual = potentials(cost.detach(), left_masses, right_masses, entropy, num_iterations)
-        plan = torch.exp((dual.left[:, None] + dual.right - cost.detach()) / entropy) * left_masses[:, None] * right_masses
+        plan = (
+            torch.exp((dual.left[:, None] + dual.right - cost.detach()) / entropy)
+            * left_masses[:, None]
+            * right_masses
+        )
         value = (left_masses * dual.left).sum() + (right_masses * dual.right).sum()
     # The value is that of the dual, the gradient that of the plan's cost with the plan held fixed.
     return value + (plan * (cost - cost.detach())).sum()

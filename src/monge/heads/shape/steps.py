@@ -1,4 +1,7 @@
-"""The steps of a head as modules, each with nothing but tensors going in and out: what a backend can run."""
+"""The steps of a head as modules, each with nothing but tensors going in and out.
+
+What a backend can run.
+"""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,7 +23,10 @@ class FirstStep(nn.Module):
     def forward(
         self, states: Float[Tensor, "nodes hidden"], known: Float[Tensor, "nodes hidden"]
     ) -> tuple[Float[Tensor, "nodes start"], Float[Tensor, "nodes hidden"]]:
-        """What all steps share, and the predicted state; `known` is the embedding of the token after the last state."""
+        """What all steps share, and the predicted state.
+
+        `known` is the embedding of the token after the last state.
+        """
         start = self.head.predictor.start(states, known)
         return start, self.head.step(1, start, states, known)
 

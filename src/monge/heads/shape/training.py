@@ -56,9 +56,13 @@ class _ShapeTrainee(Trainee):
 
     def loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
         run, num_steps = self._run, self._run.head.predictor.num_steps
-        which = torch.randint(num_windows(run.fitted, num_steps), (batch_size,), generator=generator)
+        which = torch.randint(
+            num_windows(run.fitted, num_steps), (batch_size,), generator=generator
+        )
         windows = windows_at(run.fitted, which.to(run.fitted.states.device), num_steps, run.ends)
-        with torch.autocast(self._subspace.device.type, dtype=run.mixed, enabled=run.mixed is not None):
+        with torch.autocast(
+            self._subspace.device.type, dtype=run.mixed, enabled=run.mixed is not None
+        ):
             return head_loss(run.head, windows, run.ends, run.recipe.weights, self._subspace)
 
     def look(self) -> float:
@@ -75,10 +79,20 @@ def train(
     """Train, or go on; see `monge.heads.training.loop.train`.
 
     Raises:
-        OptionError: If there is too little text, the predictor is not one that is trained, or the folder holds a run with
-            another recipe.
+        OptionError: If there is too little text, the predictor is not one that is trained, or the
+            folder holds a run with another recipe.
         ModelLoadError: If the state cannot be read.
     """
     if not any(parameter.requires_grad for parameter in run.head.predictor.parameters()):
-        raise OptionError(f"shape training: {type(run.head.predictor).__name__} is fitted in closed form, not trained")
-    return loop.train(_ShapeTrainee(run), run.recipe, run.folder, on_step=on_step, should_stop=should_stop, clock=clock)
+        raise OptionError(
+            f"shape training: {type(run.head.predictor).__name__} is fitted in "
+            "closed form, not trained"
+        )
+    return loop.train(
+        _ShapeTrainee(run),
+        run.recipe,
+        run.folder,
+        on_step=on_step,
+        should_stop=should_stop,
+        clock=clock,
+    )

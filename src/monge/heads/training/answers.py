@@ -1,4 +1,7 @@
-"""Answers that a chat model writes itself, for heads to be trained on: kept on disk, batch by batch."""
+"""Answers that a chat model writes itself, for heads to be trained on.
+
+Kept on disk, batch by batch.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,7 +25,8 @@ class AnswerSettings:
     Args:
         num_tokens: Most tokens of an answer.
         prompt_length: Most tokens of a prompt that stay, from its end.
-        temperatures: Of the batches, in turn; 0 is greedy. Heads draft for requests of any temperature.
+        temperatures: Of the batches, in turn; 0 is greedy. Heads draft for requests of any
+            temperature.
         batch_size: Answers written together.
         seed: Every batch derives its own.
     """
@@ -52,7 +56,8 @@ def write_answers(
     """Let the target answer prompts; answers of an interrupted call are not written again.
 
     Args:
-        network: The target. On a processor with bfloat16 products, a bfloat16 copy writes several times faster.
+        network: The target. On a processor with bfloat16 products, a bfloat16 copy writes several
+            times faster.
         prompts: Token ids, each up to where the answer starts.
         settings: How answers are written.
         folder: Where they are kept, in `answers.jsonl`.
@@ -71,30 +76,51 @@ def write_answers(
         batch = list(islice(cut, len(answers), len(answers) + settings.batch_size))
         number = len(answers) // settings.batch_size
         temperature = settings.temperatures[number % len(settings.temperatures)]
-        written = _answered(network, batch, settings, temperature, settings.seed * 1_000_003 + number)
+        written = _answered(
+            network, batch, settings, temperature, settings.seed * 1_000_003 + number
+        )
         with path.open("a", encoding="utf-8") as file:
             for prompt, answer in zip(batch, written, strict=True):
                 file.write(json.dumps({"prompt": prompt, "answer": answer}) + "\n")
-        answers += [Answer(prompt, tuple(answer)) for prompt, answer in zip(batch, written, strict=True)]
+        answers += [
+            Answer(prompt, tuple(answer)) for prompt, answer in zip(batch, written, strict=True)
+        ]
         on_rows(len(batch))
     return answers
 
 
 def _answered(
-    network: PreTrainedModel, batch: Sequence[tuple[int, ...]], settings: AnswerSettings, temperature: float, seed: int
+    network: PreTrainedModel,
+    batch: Sequence[tuple[int, ...]],
+    settings: AnswerSettings,
+    temperature: float,
+    seed: int,
 ) -> list[list[int]]:
     length = max(map(len, batch))
-    ids = torch.tensor([[0] * (length - len(prompt)) + list(prompt) for prompt in batch], device=network.device)
-    mask = torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in batch], device=network.device)
+    ids = torch.tensor(
+        [[0] * (length - len(prompt)) + list(prompt) for prompt in batch], device=network.device
+    )
+    mask = torch.tensor(
+        [[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in batch],
+        device=network.device,
+    )
     config: Any = network.generation_config
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     sampling = (
-        {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        {"do_sample": False}
+        if temperature == 0
+        else {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     )
     generate: Any = network.generate
     set_seed(seed)  # the host draws from the global generators
     with torch.inference_mode():
-        written = generate(ids, attention_mask=mask, max_new_tokens=settings.num_tokens, pad_token_id=ends[0] or 0, **sampling)
+        written = generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=settings.num_tokens,
+            pad_token_id=ends[0] or 0,
+            **sampling,
+        )
     return [_ended(row, ends) for row in written[:, length:].tolist()]
 
 
@@ -111,7 +137,11 @@ def _restored(path: Path, prompts: Sequence[tuple[int, ...]]) -> list[Answer]:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         answers = [Answer(tuple(row["prompt"]), tuple(row["answer"])) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OptionError(f"cannot read {str(path)!r}: {error}; remove it to write the answers again") from error
+        raise OptionError(
+            f"cannot read {str(path)!r}: {error}; remove it to write the answers again"
+        ) from error
     if any(answer.prompt != prompt for answer, prompt in zip(answers, prompts, strict=False)):
-        raise OptionError(f"{str(path)!r} holds answers to other prompts; restore them or choose another folder")
+        raise OptionError(
+            f"{str(path)!r} holds answers to other prompts; restore them or choose another folder"
+        )
     return answers[: len(prompts)]

@@ -31,7 +31,8 @@ class ChainQuality:
     """Figures of a head, one number a step.
 
     Args:
-        acceptance: Mean of sum_v min(p, q): how often a drafted token is accepted whose prefix is the text's.
+        acceptance: Mean of sum_v min(p, q): how often a drafted token is accepted whose prefix is
+            the text's.
         survival: Probability that a sampled chain is accepted up to and with this step.
     """
 
@@ -48,11 +49,13 @@ class ChainQuality:
 def chain_quality(batches: Iterable[Iterable[Step]]) -> ChainQuality:
     """Mean figures of chains; exact in expectation where the target wrote the text.
 
-    The survival of a chain is the mean of prod_(j<n) min(1, q_j(x_j) / p_j(x_j)) times sum_v min(p_n, q_n) over texts x drawn
-    from p: a prefix is drafted and accepted with probability prod min(p, q), and drawing it from p divides by prod p.
+    The survival of a chain is the mean of prod_(j<n) min(1, q_j(x_j) / p_j(x_j)) times sum_v
+    min(p_n, q_n) over texts x drawn from p: a prefix is drafted and accepted with probability prod
+    min(p, q), and drawing it from p divides by prod p.
 
     Args:
-        batches: For every batch of chains its steps, in order; the rows of one batch are the same chains in every step.
+        batches: For every batch of chains its steps, in order; the rows of one batch are the same
+            chains in every step.
     """
     acceptance: list[float] = []
     survival: list[float] = []
@@ -72,5 +75,6 @@ def chain_quality(batches: Iterable[Iterable[Step]]) -> ChainQuality:
             kept = kept * ratio[:, 0].clamp_max(1.0)
         count += 0 if kept is None else len(kept)
     return ChainQuality(
-        acceptance=tuple(value / count for value in acceptance), survival=tuple(value / count for value in survival)
+        acceptance=tuple(value / count for value in acceptance),
+        survival=tuple(value / count for value in survival),
     )

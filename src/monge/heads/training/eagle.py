@@ -26,15 +26,17 @@ _ROWS: Final = 8
 class EagleTrainee(Trainee):
     """An EAGLE head of one layer, which starts by passing the state on unchanged.
 
-    Every step of a chain is trained: from the second on the head reads its own predictions of the step before, each at its
-    place, as HASS and EAGLE-3 do in training. Attention then looks at such predictions for earlier places too, where decoding
-    looks at the target's states: training and held-out figures are a little pessimistic about deeper steps.
+    Every step of a chain is trained: from the second on the head reads its own predictions of the
+    step before, each at its place, as HASS and EAGLE-3 do in training. Attention then looks at such
+    predictions for earlier places too, where decoding looks at the target's states: training and
+    held-out figures are a little pessimistic about deeper steps.
 
     Args:
         fitted: Text and states to fit.
         held_out: Text and states that decide when training ends.
         ends: The target's ends.
-        parts: Weights of the loss's parts; beside them, the distance of predicted and true states counts fully.
+        parts: Weights of the loss's parts; beside them, the distance of predicted and true states
+            counts fully.
         num_steps: Steps of a chain.
         config: Llama-like settings of the layer, the target's sizes among them.
         seed: Of the initial weights.
@@ -68,14 +70,18 @@ class EagleTrainee(Trainee):
 
     def loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
         rows, length = self.fitted.token_ids.shape
-        which = torch.randint(rows, (max(1, batch_size // length),), generator=generator).to(self.fitted.states.device)
+        which = torch.randint(rows, (max(1, batch_size // length),), generator=generator).to(
+            self.fitted.states.device
+        )
         texts = Texts(token_ids=self.fitted.token_ids[which], states=self.fitted.states[which])
         total = torch.zeros((), device=texts.states.device)
         for number, (states, true, step) in enumerate(self._steps(texts)):
             kl, tv = law_losses(step.true, step.drafted.float())
             angle = 1.0 - functional.cosine_similarity(states, true, dim=-1).mean()
             distance = functional.smooth_l1_loss(states, true)
-            total = total + self.parts.decay**number * (kl + self.parts.tv * tv + self.parts.cosine * angle + distance)
+            total = total + self.parts.decay**number * (
+                kl + self.parts.tv * tv + self.parts.cosine * angle + distance
+            )
         return total
 
     def look(self) -> float:
@@ -86,13 +92,15 @@ class EagleTrainee(Trainee):
         starts = range(0, len(texts.token_ids), _ROWS)
         with torch.no_grad():
             return chain_quality(
-                (step for _, _, step in self._steps(texts.rows(slice(start, start + _ROWS)))) for start in starts
+                (step for _, _, step in self._steps(texts.rows(slice(start, start + _ROWS))))
+                for start in starts
             )
 
     def _steps(self, texts: Texts) -> Iterator[tuple[Tensor, Tensor, Step]]:
         """Predicted states, true ones and laws of step after step, for the chains that start at every place of the rows.
 
-        Step n of the chain that starts with the pair at place t is the prediction at place t + n - 1, about the token after.
+        Step n of the chain that starts with the pair at place t is the prediction at place t + n -
+        1, about the token after.
         """
         rows, length = texts.token_ids.shape
         states = texts.states if texts.states.dtype == torch.float64 else texts.states.float()
@@ -101,21 +109,39 @@ class EagleTrainee(Trainee):
         read = states[:, :-1]
         for number in range(self.num_steps):
             segments = [Reading(self.head.num_kept).read(range(length - 1)) for _ in range(rows)]
-            found = self.head.advance(embeddings, read.flatten(0, 1), segments).unflatten(0, (rows, -1))
-            here, true = found[:, number : number + chains], states[:, number + 1 : number + 1 + chains]
+            found = self.head.advance(embeddings, read.flatten(0, 1), segments).unflatten(
+                0, (rows, -1)
+            )
+            here, true = (
+                found[:, number : number + chains],
+                states[:, number + 1 : number + 1 + chains],
+            )
             with torch.no_grad():
                 logits = self.ends.unembed(true).float().flatten(0, 1)
             drafted = self.head.logits(here.flatten(0, 1), self.ends.unembed)
-            yield here, true, Step(drafted, logits, self._tokens(texts.token_ids, number + 2, chains))
+            yield (
+                here,
+                true,
+                Step(drafted, logits, self._tokens(texts.token_ids, number + 2, chains)),
+            )
             read = torch.cat([states[:, :1], found[:, :-1]], dim=1)
 
-    def _tokens(self, token_ids: Int64[Tensor, "rows seq"], first: int, count: int) -> Int64[Tensor, " nodes"]:
+    def _tokens(
+        self, token_ids: Int64[Tensor, "rows seq"], first: int, count: int
+    ) -> Int64[Tensor, " nodes"]:
         return token_ids[:, first : first + count].flatten()
 
 
 def initial(config: Mapping[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
-    """Weights under the names of the published format: what leads back into the state is zero, so that it passes unchanged."""
-    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    """Weights under the names of the published format.
+
+    What leads back into the state is zero, so that it passes unchanged.
+    """
+    hidden, inner, heads = (
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["num_attention_heads"],
+    )
     dim, kv_heads = config["head_dim"], config["num_key_value_heads"]
 
     def drawn(rows: int, columns: int) -> Tensor:

@@ -52,7 +52,8 @@ def train_eagle3(
     Args:
         network: The target, a Llama-like network.
         prompts: Token ids, each up to where the answer starts.
-        folder: Where the answers, the state of the training and the head go; a rerun continues there.
+        folder: Where the answers, the state of the training and the head go; a rerun continues
+            there.
         recipe: How the head is trained.
         answers: How answers are written.
         draft_vocabulary: How many tokens the head drafts: those that the target writes most often.
@@ -67,20 +68,35 @@ def train_eagle3(
     """
     sizes = TargetSizes.of(feature_model(network))
     if sizes.num_layers < MIN_LAYERS:
-        raise UnsupportedModelError(f"an EAGLE-3 head fuses three layers; this target has {sizes.num_layers}")
+        raise UnsupportedModelError(
+            f"an EAGLE-3 head fuses three layers; this target has {sizes.num_layers}"
+        )
     quick = _quick(network)
     written = write_answers(quick, prompts, answers, folder, on_answers)
     layers = (2, sizes.num_layers // 2, sizes.num_layers - 3)
     pairs = [(one.prompt, one.answer) for one in written if one.answer]
     count = min(_MOST_CHOSEN, max(1, round(_CHOSEN * len(pairs))))
     if len(pairs) < 2 * count + 1:
-        raise OptionError(f"training: {len(pairs)} answers are too few to fit, to choose and to measure; give more prompts")
+        raise OptionError(
+            f"training: {len(pairs)} answers are too few to fit, to choose and to "
+            "measure; give more prompts"
+        )
 
-    def read(some: Sequence[tuple[Sequence[int], Sequence[int]]], by: PreTrainedModel = network) -> Conversations:
+    def read(
+        some: Sequence[tuple[Sequence[int], Sequence[int]]], by: PreTrainedModel = network
+    ) -> Conversations:
         return read_conversations(by, some, layers, on_rows=watch.on_read)
 
-    measured, chosen, fitted = read(pairs[:count]), read(pairs[count : 2 * count][:_LOOK]), read(pairs[2 * count :], quick)
-    ids = frequent_tokens(fitted.token_ids[fitted.is_learnt], sizes.vocab_size, min(draft_vocabulary, sizes.vocab_size))
+    measured, chosen, fitted = (
+        read(pairs[:count]),
+        read(pairs[count : 2 * count][:_LOOK]),
+        read(pairs[2 * count :], quick),
+    )
+    ids = frequent_tokens(
+        fitted.token_ids[fitted.is_learnt],
+        sizes.vocab_size,
+        min(draft_vocabulary, sizes.vocab_size),
+    )
     progress = Progress()
     trainee = Eagle3Trainee(
         fitted=fitted,
@@ -97,7 +113,9 @@ def train_eagle3(
         progress.step = reached.step
         watch.on_step(reached)
 
-    reached = train(trainee, recipe, folder, on_step=on_step, should_stop=watch.should_stop, clock=perf_counter)
+    reached = train(
+        trainee, recipe, folder, on_step=on_step, should_stop=watch.should_stop, clock=perf_counter
+    )
     size = sum(tensor.numel() for tensor in trainee.weights.values())
     if watch.should_stop():
         return PublishedOutcome(num_parameters=size, quality=None, progress=reached)
@@ -118,8 +136,13 @@ def train_eagle3(
 
 
 def _quick(network: PreTrainedModel) -> PreTrainedModel:
-    """What writes and reads the answers: a bfloat16 copy where that is several times faster on a CPU."""
-    has_bfloat16 = network.device.type == "cpu" and bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_tile"))
+    """What writes and reads the answers.
+
+    A bfloat16 copy where that is several times faster on a CPU.
+    """
+    has_bfloat16 = network.device.type == "cpu" and bool(
+        getattr(torch.cpu, "get_capabilities", dict)().get("amx_tile")
+    )
     if not has_bfloat16 or network.dtype != torch.float32:
         return network
     copied: Any = deepcopy(network)

@@ -48,15 +48,27 @@ class Recipe:
 
     def __post_init__(self) -> None:
         sizes = (self.steps, self.batch_size, self.evaluate_every, self.patience)
-        if min(sizes) < 1 or not self.learning_rate > 0 or not 0 <= self.warm_up <= 1 or not self.clip > 0:
-            raise OptionError(f"head training: sizes must be at least 1, rates above 0 and warm_up in [0, 1]; got {self}")
+        if (
+            min(sizes) < 1
+            or not self.learning_rate > 0
+            or not 0 <= self.warm_up <= 1
+            or not self.clip > 0
+        ):
+            raise OptionError(
+                "head training: sizes must be at least 1, rates above 0 and "
+                f"warm_up in [0, 1]; got {self}"
+            )
 
     def rate(self, step: int) -> float:
         """Learning rate of a step."""
         rising = self.warm_up * self.steps
         if step < rising:
             return self.learning_rate * (step + 1) / rising
-        return self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * (step - rising) / max(1.0, self.steps - rising)))
+        return (
+            self.learning_rate
+            * 0.5
+            * (1.0 + math.cos(math.pi * (step - rising) / max(1.0, self.steps - rising)))
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,7 +125,8 @@ def train(
 ) -> Progress:
     """Train, or go on; the trainee then has the weights of the best look.
 
-    Where `should_stop` says so, it ends after the step that it is in, with everything saved that it needs to go on.
+    Where `should_stop` says so, it ends after the step that it is in, with everything saved that it
+    needs to go on.
 
     Args:
         trainee: What is trained, in place.
@@ -128,7 +141,9 @@ def train(
         ModelLoadError: If the state cannot be read.
     """
     weights = list(trainee.weights.values())
-    optimizer = torch.optim.AdamW(weights, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        weights, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+    )
     progress, best = _restored(trainee, recipe, folder, optimizer)
     began = clock() - progress.seconds
     while progress.step < recipe.steps and progress.looks_since_best < recipe.patience:
@@ -199,7 +214,8 @@ def _save(
         "best": best,
         "optimizer": optimizer.state_dict(),
     }
-    # A reader never sees half a file, and an interrupt while it is written costs the last part only.
+    # A reader never sees half a file, and an interrupt while it is written costs the last part
+    # only.
     partial = path.with_suffix(".partial")
     torch.save(state, partial)
     partial.replace(path)
@@ -215,12 +231,18 @@ def _restored(
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         kept, progress = state["recipe"], Progress(**state["progress"])
         if kept != asdict(recipe):
-            changed = sorted(name for name, value in asdict(recipe).items() if kept.get(name) != value)
-            raise OptionError(f"{path} was written with other values of {changed}; restore them or choose another folder")
+            changed = sorted(
+                name for name, value in asdict(recipe).items() if kept.get(name) != value
+            )
+            raise OptionError(
+                f"{path} was written with other values of {changed}; restore them "
+                "or choose another folder"
+            )
         _set(trainee, state["weights"])
         optimizer.load_state_dict(state["optimizer"])
     except (OSError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise ModelLoadError(
-            f"cannot go on from {str(path)!r}: {type(error).__name__}: {error}; remove it to start anew"
+            f"cannot go on from {str(path)!r}: {type(error).__name__}: {error}; remove it to "
+            "start anew"
         ) from error
     return progress, state["best"]

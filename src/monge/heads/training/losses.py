@@ -1,6 +1,7 @@
 """What heads are trained on: how far a draft law is from the target's.
 
-In the maths p = target, q = draft. A drafted token is accepted with probability sum_v min(p_v, q_v) = 1 - TV(p, q).
+In the maths p = target, q = draft. A drafted token is accepted with probability sum_v min(p_v, q_v)
+= 1 - TV(p, q).
 """
 
 from dataclasses import dataclass
@@ -16,13 +17,15 @@ from monge.core.errors import OptionError
 class Weights:
     """Weights of the parts of the loss.
 
-        sum_n decay^(n-1) [ KL(p || q_n) + tv TV(p, q_n) + cosine (1 - cos(h'_n, h_n)) + sinkhorn S(h'_n, h_n) ]
+        sum_n decay^(n-1) [ KL(p || q_n) + tv TV(p, q_n) + cosine (1 - cos(h'_n, h_n)) + sinkhorn
+        S(h'_n, h_n) ]
 
     Args:
         tv: Of the rejection probability.
         cosine: Of the angle between predicted and true state.
-        sinkhorn: Of the debiased Sinkhorn divergence between the two clouds of a batch, in a subspace. The pairs are known, so
-            it regularises the law of the predictions and never replaces the other parts.
+        sinkhorn: Of the debiased Sinkhorn divergence between the two clouds of a batch, in a
+            subspace. The pairs are known, so it regularises the law of the predictions and never
+            replaces the other parts.
         decay: Of a step against the one before.
 
     Raises:

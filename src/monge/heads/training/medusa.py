@@ -41,9 +41,13 @@ class MedusaTrainee(Trainee):
 
     def __post_init__(self) -> None:
         states, hidden = self.fitted.states, self.fitted.states.shape[-1]
-        zero, eye = torch.zeros(1, hidden, device=states.device), torch.eye(hidden, device=states.device)
+        zero, eye = (
+            torch.zeros(1, hidden, device=states.device),
+            torch.eye(hidden, device=states.device),
+        )
         with torch.no_grad():
-            # The output layer as a matrix, read off unit states; a bias or a cap would be no part of it.
+            # The output layer as a matrix, read off unit states; a bias or a cap would be no part
+            # of it.
             output = (self.ends.unembed(eye) - self.ends.unembed(zero)).float().T
         tensors: dict[str, Tensor] = {}
         for step in range(self.num_steps):
@@ -53,7 +57,11 @@ class MedusaTrainee(Trainee):
         trained = {name: tensor.contiguous().requires_grad_() for name, tensor in tensors.items()}
         object.__setattr__(self, "tensors", trained)
         object.__setattr__(
-            self, "head", MedusaHead(Tensors(InMemory(trained), {name: name for name in trained}), [1] * self.num_steps)
+            self,
+            "head",
+            MedusaHead(
+                Tensors(InMemory(trained), {name: name for name in trained}), [1] * self.num_steps
+            ),
         )
 
     @property
@@ -63,11 +71,19 @@ class MedusaTrainee(Trainee):
     @property
     def config(self) -> dict[str, Any]:
         """What the published format writes beside the tensors."""
-        return {"architectures": ["MedusaModel"], "medusa_num_heads": self.num_steps, "medusa_num_layers": 1}
+        return {
+            "architectures": ["MedusaModel"],
+            "medusa_num_heads": self.num_steps,
+            "medusa_num_layers": 1,
+        }
 
     def loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        which = torch.randint(num_windows(self.fitted, self.num_steps), (batch_size,), generator=generator)
-        windows = windows_at(self.fitted, which.to(self.fitted.states.device), self.num_steps, self.ends)
+        which = torch.randint(
+            num_windows(self.fitted, self.num_steps), (batch_size,), generator=generator
+        )
+        windows = windows_at(
+            self.fitted, which.to(self.fitted.states.device), self.num_steps, self.ends
+        )
         total = torch.zeros((), device=windows.states.device)
         for number, step in enumerate(self._steps(windows)):
             kl, tv = law_losses(step.true, step.drafted.float())
@@ -80,10 +96,16 @@ class MedusaTrainee(Trainee):
     def quality(self, texts: Texts) -> ChainQuality:
         """Figures on text."""
         with torch.no_grad():
-            return chain_quality(self._steps(windows) for windows in all_windows(texts, self.num_steps, self.ends))
+            return chain_quality(
+                self._steps(windows) for windows in all_windows(texts, self.num_steps, self.ends)
+            )
 
     def _steps(self, windows: Windows) -> Iterator[Step]:
         for number in range(self.num_steps):
             with torch.no_grad():
                 true = self.ends.unembed(windows.true[:, number]).float()
-            yield Step(self.head.step(number, windows.states, self.ends.unembed), true, windows.token_ids[:, number])
+            yield Step(
+                self.head.step(number, windows.states, self.ends.unembed),
+                true,
+                windows.token_ids[:, number],
+            )

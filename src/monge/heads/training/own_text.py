@@ -1,4 +1,7 @@
-"""Text that a target writes itself, for heads to be fitted on: rows of one length, kept on disk batch by batch."""
+"""Text that a target writes itself, for heads to be fitted on.
+
+Rows of one length, kept on disk batch by batch.
+"""
 
 import hashlib
 import json
@@ -43,9 +46,14 @@ class TextSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.prompt_length < self.row_length or self.num_tokens < self.row_length or self.batch_size < 1:
+        if (
+            not 0 < self.prompt_length < self.row_length
+            or self.num_tokens < self.row_length
+            or self.batch_size < 1
+        ):
             raise OptionError(
-                "own text: need num_tokens >= row_length > prompt_length >= 1 and batch_size >= 1; got "
+                "own text: need num_tokens >= row_length > prompt_length >= 1 and batch_size >= "
+                "1; got "
                 f"{self.num_tokens}, {self.row_length}, {self.prompt_length} and {self.batch_size}"
             )
         if not self.temperature > 0:
@@ -85,8 +93,13 @@ def write_own_text(
     on_rows(len(rows))
     while len(rows) < settings.num_rows:
         count = min(settings.batch_size, settings.num_rows - len(rows))
-        batch = [prompts[(len(rows) + index) % len(prompts)][-settings.prompt_length :] for index in range(count)]
-        rows = torch.cat([rows, _continued(network, batch, settings, seed=settings.seed * 1_000_003 + len(rows))])
+        batch = [
+            prompts[(len(rows) + index) % len(prompts)][-settings.prompt_length :]
+            for index in range(count)
+        ]
+        rows = torch.cat(
+            [rows, _continued(network, batch, settings, seed=settings.seed * 1_000_003 + len(rows))]
+        )
         folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         save_file({"rows": rows}, partial, metadata={"key": key})
@@ -104,11 +117,15 @@ def cut_rows(texts: Sequence[Sequence[int]], row_length: int) -> Int64[Tensor, "
     tokens = [token for text in texts for token in text]
     num_rows = len(tokens) // row_length
     if num_rows == 0:
-        raise OptionError(f"own text: {len(tokens)} tokens do not fill a row of {row_length}; give more text")
+        raise OptionError(
+            f"own text: {len(tokens)} tokens do not fill a row of {row_length}; give more text"
+        )
     return torch.tensor(tokens[: num_rows * row_length]).unflatten(0, (num_rows, row_length))
 
 
-def _continued(network: PreTrainedModel, batch: Sequence[Sequence[int]], settings: TextSettings, seed: int) -> Tensor:
+def _continued(
+    network: PreTrainedModel, batch: Sequence[Sequence[int]], settings: TextSettings, seed: int
+) -> Tensor:
     length = min(map(len, batch))
     ids = torch.tensor([list(prompt[-length:]) for prompt in batch], device=network.device)
     wanted = settings.row_length - length
@@ -131,7 +148,9 @@ def _continued(network: PreTrainedModel, batch: Sequence[Sequence[int]], setting
 
 
 def _key(prompts: Sequence[Sequence[int]], settings: TextSettings) -> str:
-    digest = hashlib.blake2b(json.dumps([list(prompt) for prompt in prompts]).encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(
+        json.dumps([list(prompt) for prompt in prompts]).encode(), digest_size=8
+    ).hexdigest()
     return json.dumps({"prompts": digest, **asdict(settings)}, sort_keys=True)
 
 
@@ -142,7 +161,12 @@ def _restored(path: Path, key: str) -> Tensor:
         with safe_open(path, framework="pt") as file:
             found, rows = (file.metadata() or {}).get("key"), file.get_tensor("rows")
     except (OSError, SafetensorError) as error:
-        raise OptionError(f"cannot read {str(path)!r}: {error}; remove it to write the text again") from error
+        raise OptionError(
+            f"cannot read {str(path)!r}: {error}; remove it to write the text again"
+        ) from error
     if found != key:
-        raise OptionError(f"{str(path)!r} holds text of other prompts or settings; restore them or choose another folder")
+        raise OptionError(
+            f"{str(path)!r} holds text of other prompts or settings; restore them "
+            "or choose another folder"
+        )
     return rows

@@ -1,4 +1,7 @@
-"""Published kinds of heads, trained like SHAPE heads: same text, same losses, same loop; written in their published formats."""
+"""Published kinds of heads, trained like SHAPE heads: same text, same losses, same loop.
+
+Written in their published formats.
+"""
 
 import json
 from dataclasses import asdict, dataclass
@@ -18,7 +21,15 @@ from monge.heads.training.chain import ChainQuality
 from monge.heads.training.eagle import EagleTrainee
 from monge.heads.training.loop import Progress, Recipe, train
 from monge.heads.training.medusa import MedusaTrainee
-from monge.heads.training.shape import HELD_OUT_ROWS, NOBODY, Watch, feature_model, gradient_ends, thirds, training_figures
+from monge.heads.training.shape import (
+    HELD_OUT_ROWS,
+    NOBODY,
+    Watch,
+    feature_model,
+    gradient_ends,
+    thirds,
+    training_figures,
+)
 from monge.heads.training.texts import read_texts
 
 KINDS: Final = ("medusa", "eagle")
@@ -26,7 +37,10 @@ KINDS: Final = ("medusa", "eagle")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedOutcome:
-    """A trained head, and how good it is on held-out text; `None` where training was interrupted."""
+    """A trained head, and how good it is on held-out text.
+
+    `None` where training was interrupted.
+    """
 
     num_parameters: int
     quality: ChainQuality | None
@@ -65,12 +79,27 @@ def train_published(
     target, ends = feature_model(network), gradient_ends(network)
     fitted, chosen, held_out = thirds(read_texts(target, rows, on_rows=watch.on_read))
     look = chosen.rows(slice(0, HELD_OUT_ROWS))
-    common: dict[str, Any] = {"fitted": fitted, "held_out": look, "ends": ends, "parts": recipe.weights, "num_steps": num_steps}
+    common: dict[str, Any] = {
+        "fitted": fitted,
+        "held_out": look,
+        "ends": ends,
+        "parts": recipe.weights,
+        "num_steps": num_steps,
+    }
     if kind == "medusa":
         trainee: MedusaTrainee | EagleTrainee = MedusaTrainee(**common)
     else:
-        trainee = EagleTrainee(**common, config=layer_config(network, TargetSizes.of(target)), seed=recipe.seed)
-    progress = train(trainee, recipe, folder, on_step=watch.on_step, should_stop=watch.should_stop, clock=perf_counter)
+        trainee = EagleTrainee(
+            **common, config=layer_config(network, TargetSizes.of(target)), seed=recipe.seed
+        )
+    progress = train(
+        trainee,
+        recipe,
+        folder,
+        on_step=watch.on_step,
+        should_stop=watch.should_stop,
+        clock=perf_counter,
+    )
     size = sum(tensor.numel() for tensor in trainee.weights.values())
     if watch.should_stop():
         return PublishedOutcome(num_parameters=size, quality=None, progress=progress)
@@ -78,8 +107,14 @@ def train_published(
     figures = {"tokens": rows.numel(), **training_figures(progress), "held_out": asdict(quality)}
     config = {**trainee.config, "about": figures | (about or {})}
     # Rounding to bfloat16 moves a draft law a little and the output law not at all.
-    tensors = {name: weight.detach().to("cpu", torch.bfloat16).contiguous() for name, weight in trainee.weights.items()}
-    save_file(tensors, folder / ("medusa_lm_head.safetensors" if kind == "medusa" else "model.safetensors"))
+    tensors = {
+        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, weight in trainee.weights.items()
+    }
+    save_file(
+        tensors,
+        folder / ("medusa_lm_head.safetensors" if kind == "medusa" else "model.safetensors"),
+    )
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return PublishedOutcome(num_parameters=size, quality=quality, progress=progress)
 
@@ -99,7 +134,9 @@ def layer_config(network: PreTrainedModel, sizes: TargetSizes) -> dict[str, Any]
         "num_attention_heads": heads,
         "num_key_value_heads": int(getattr(config, "num_key_value_heads", None) or heads),
         "head_dim": dim,
-        "intermediate_size": int(getattr(config, "intermediate_size", None) or 4 * sizes.hidden_size),
+        "intermediate_size": int(
+            getattr(config, "intermediate_size", None) or 4 * sizes.hidden_size
+        ),
         "hidden_act": "silu",
         "rms_norm_eps": float(getattr(config, "rms_norm_eps", None) or 1e-6),
         "rope_theta": float(rope.get("rope_theta") or 10000.0),

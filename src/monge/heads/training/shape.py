@@ -40,8 +40,10 @@ class HeadSettings:
     Args:
         preset: `ridge` (no training), `paper` (gated, blind) or `branch` (gated, branched).
         num_steps: Steps it predicts.
-        width: Rank of a gated predictor's residual; `None` takes the target's hidden size, at most 1024.
-        alignment: `none`, `gaussian`, `diagonal` or `sinkhorn_anchors`; fitted when the predictor is done.
+        width: Rank of a gated predictor's residual; `None` takes the target's hidden size, at most
+            1024.
+        alignment: `none`, `gaussian`, `diagonal` or `sinkhorn_anchors`; fitted when the predictor
+            is done.
         recipe: How a gated one is trained.
 
     Raises:
@@ -94,7 +96,10 @@ def feature_model(network: PreTrainedModel) -> FeatureModel:
     """
     model = as_sequence_model(network)
     if not isinstance(model, FeatureModel):
-        raise UnsupportedModelError(f"{type(network).__name__} is read as {type(model).__name__}, which shows no hidden states")
+        raise UnsupportedModelError(
+            f"{type(network).__name__} is read as {type(model).__name__}, "
+            "which shows no hidden states"
+        )
     return model
 
 
@@ -136,14 +141,29 @@ def make_head(
         of_training = {"training_s": perf_counter() - began}
     else:
         look = chosen.rows(slice(0, HELD_OUT_ROWS))
-        run = Run(head=head, fitted=fitted, held_out=look, ends=ends, recipe=settings.recipe, folder=folder, mixed=mixed)
-        progress = train(run, on_step=watch.on_step, should_stop=watch.should_stop, clock=perf_counter)
+        run = Run(
+            head=head,
+            fitted=fitted,
+            held_out=look,
+            ends=ends,
+            recipe=settings.recipe,
+            folder=folder,
+            mixed=mixed,
+        )
+        progress = train(
+            run, on_step=watch.on_step, should_stop=watch.should_stop, clock=perf_counter
+        )
         if watch.should_stop():
             return Outcome(head=head, quality=None, progress=progress)
         calibrate_alignments(head, fitted, chosen, ends)
         of_training = training_figures(progress)
     quality = measure(head, held_out, ends)
-    figures = {"settings": asdict(settings), "tokens": rows.numel(), "held_out": asdict(quality), **of_training}
+    figures = {
+        "settings": asdict(settings),
+        "tokens": rows.numel(),
+        "held_out": asdict(quality),
+        **of_training,
+    }
     # Rounding to bfloat16 moves a draft law a little and the output law not at all.
     save_head(head, folder, dtype=torch.bfloat16, about=figures | (about or {}))
     return Outcome(head=head, quality=quality, progress=progress)
@@ -156,12 +176,20 @@ def training_figures(progress: Progress) -> dict[str, Any]:
 
 def _fresh(target: FeatureModel, settings: HeadSettings, device: torch.device) -> ShapeHead:
     sizes = TargetSizes.of(target)
-    shape = {"width": settings.width or min(1024, sizes.hidden_size), "gate_rank": min(64, max(1, sizes.hidden_size // 8))}
+    shape = {
+        "width": settings.width or min(1024, sizes.hidden_size),
+        "gate_rank": min(64, max(1, sizes.hidden_size // 8)),
+    }
     made = dict(PRESETS[settings.preset])
     generator = torch.Generator().manual_seed(settings.recipe.seed)
     kind = made.pop("kind")
     predictor = make_predictor(
-        kind, sizes, generator, num_steps=settings.num_steps, **made, **(shape if kind == "gated" else {})
+        kind,
+        sizes,
+        generator,
+        num_steps=settings.num_steps,
+        **made,
+        **(shape if kind == "gated" else {}),
     )
     head = ShapeHead(predictor, sizes, settings.alignment)
     head.remember(target)
@@ -176,7 +204,8 @@ def thirds(texts: Texts) -> tuple[Texts, Texts, Texts]:
     """
     if len(texts.token_ids) < 3:
         raise OptionError(
-            f"a head needs three rows of text or more, to fit, to choose and to measure; got {len(texts.token_ids)}"
+            "a head needs three rows of text or more, to fit, to choose and to measure; got "
+            f"{len(texts.token_ids)}"
         )
     rest, held_out = texts.split(_HELD_OUT)
     fitted, chosen = rest.split(_HELD_OUT)

@@ -40,7 +40,8 @@ class Texts:
         bad = int((~torch.isfinite(self.states)).any(dim=-1).sum())
         if bad:
             raise OptionError(
-                f"head training: the target's hidden states are not finite at {bad} of {self.token_ids.numel()} tokens; check "
+                f"head training: the target's hidden states are not finite at {bad} of "
+                f"{self.token_ids.numel()} tokens; check "
                 "its weights, or load it in a wider type (dtype='float32')"
             )
 
@@ -57,7 +58,10 @@ class Texts:
         """
         rows = len(self.token_ids)
         if rows < 2:
-            raise OptionError("head training: one row of text cannot be split into fitted and held-out text; give more")
+            raise OptionError(
+                "head training: one row of text cannot be split into fitted and "
+                "held-out text; give more"
+            )
         cut = min(rows - 1, max(1, round(rows * (1 - held_out))))
         return self.rows(slice(0, cut)), self.rows(slice(cut, rows))
 
@@ -92,7 +96,8 @@ def num_windows(texts: Texts, num_steps: int) -> int:
     per_row = texts.token_ids.shape[1] - num_steps - 1
     if per_row < 1:
         raise OptionError(
-            f"head training: rows of {texts.token_ids.shape[1]} tokens are too short for {num_steps} steps; "
+            f"head training: rows of {texts.token_ids.shape[1]} tokens are too short for "
+            f"{num_steps} steps; "
             f"give {num_steps + 2} or more"
         )
     return per_row * len(texts.token_ids)
@@ -114,7 +119,9 @@ def windows_at(texts: Texts, which: Int64[Tensor, " nodes"], num_steps: int, end
 
 def all_windows(texts: Texts, num_steps: int, ends: Ends, size: int = 1024) -> Iterator[Windows]:
     """All windows, in parts."""
-    for part in torch.arange(num_windows(texts, num_steps), device=texts.token_ids.device).split(size):
+    for part in torch.arange(num_windows(texts, num_steps), device=texts.token_ids.device).split(
+        size
+    ):
         yield windows_at(texts, part, num_steps, ends)
 
 

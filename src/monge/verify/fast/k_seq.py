@@ -22,7 +22,10 @@ def k_seq(trials: Trials) -> Outcome:
 
 
 def _divisors(trials: Trials, width: Float64[Tensor, "nodes 1"]) -> Float64[Tensor, "nodes 1"]:
-    """The smallest rho in [1, K] that is not below its gamma: bisection until no float lies between."""
+    """The smallest rho in [1, K] that is not below its gamma.
+
+    Bisection until no float lies between.
+    """
     low, high = torch.ones_like(width), width.clone()
     high = torch.where(_gammas(trials, width, low) <= low, low, high)
     while True:

@@ -1,7 +1,8 @@
 """One node on the CPU: the line of `verify/fast/lines.py` with numpy, and the scores of a few draws as plain numbers.
 
-p = target (sub-)law, q = draft law, K = number of draws. A node has some tens of tokens and a few draws: the price of an
-operation on a vector is its call, so what concerns one draw is done without vectors.
+p = target (sub-)law, q = draft law, K = number of draws. A node has some tens of tokens and a few
+draws: the price of an operation on a vector is its call, so what concerns one draw is done without
+vectors.
 """
 
 import math
@@ -31,7 +32,9 @@ class NodeLine:
     heights: Float64[np.ndarray, " borders"]
 
     @classmethod
-    def build(cls, p: Float64[np.ndarray, " support"], q: Float64[np.ndarray, " support"], width: int) -> "NodeLine":
+    def build(
+        cls, p: Float64[np.ndarray, " support"], q: Float64[np.ndarray, " support"], width: int
+    ) -> "NodeLine":
         """The line of a target, scaled for a sub-target and zero on deterministic candidates, and of a draft law."""
         has_place = q > SMALLEST_MASS
         placed = None if bool(has_place.all()) else np.flatnonzero(has_place)
@@ -47,12 +50,15 @@ class NodeLine:
         reaches /= reaches[-1]
         missed = max(0.0, float((reaches[1:] ** width - below).max()))
         others = _running(drawn[::-1].copy())[::-1]
-        ceiling = max(0.0, float(np.minimum((1.0 - missed - (below - kept)) / others, ratios).max()))
+        ceiling = max(
+            0.0, float(np.minimum((1.0 - missed - (below - kept)) / others, ratios).max())
+        )
         floor = missed ** (1.0 / width)
         split = int(np.searchsorted(reaches, floor))
         gains = np.minimum(ratios, ceiling)
         borders = np.concatenate((reaches[:split], (floor,), reaches[split:]))
-        gains = np.concatenate((gains[: max(split, 1)], gains[max(split, 1) - 1 :]))  # w0 splits a window, or starts the first
+        # W0 splits a window, or starts the first.
+        gains = np.concatenate((gains[: max(split, 1)], gains[max(split, 1) - 1 :]))
         received = np.concatenate(((0.0,), _running((borders[1:] - borders[:-1]) * gains)))
         masses = np.minimum(p, ceiling * q)
         if placed is not None:
@@ -69,21 +75,34 @@ class NodeLine:
         )
 
     def winner(self, candidates: Sequence[int], draws: Draws) -> int | None:
-        """Index of the accepted draw, from two uniforms a draw; candidates are support columns, -1 for tokens outside."""
+        """Index of the accepted draw, from two uniforms a draw.
+
+        Candidates are support columns, -1 for tokens outside.
+        """
         scores = [self.score(column, draws.uniform(), draws.uniform()) for column in candidates]
         best = max(range(len(scores)), key=scores.__getitem__)
         return best if scores[best] > self.floor else None
 
     def win_probs(self, candidates: Sequence[int], positions: Sequence[float]) -> list[float]:
-        """Probability that each draw is the accepted one, given all positions: over the swaps alone."""
-        scores = [self.scores(column, position) for column, position in zip(candidates, positions, strict=True)]
+        """Probability that each draw is the accepted one, given all positions.
+
+        Over the swaps alone.
+        """
+        scores = [
+            self.scores(column, position)
+            for column, position in zip(candidates, positions, strict=True)
+        ]
         probs = list[float]()
         for draw, (own, swapped, swap_prob) in enumerate(scores):
             won = 0.0
             for place, weight in ((own, 1.0 - swap_prob), (swapped, swap_prob)):
                 if weight > 0.0 and place > self.floor:
-                    others = [(rival, scores[rival]) for rival in range(len(scores)) if rival != draw]
-                    won += weight * math.prod(_is_below(other, place, rival > draw) for rival, other in others)
+                    others = [
+                        (rival, scores[rival]) for rival in range(len(scores)) if rival != draw
+                    ]
+                    won += weight * math.prod(
+                        _is_below(other, place, rival > draw) for rival, other in others
+                    )
             probs.append(won)
         return probs
 
@@ -114,16 +133,25 @@ class NodeLine:
         swapped = self._crossing(level, window - steps if is_left else window + steps, is_left)
         there = self._density(swapped)
         # Clamped for the rounding where the surplus touches zero.
-        return own, swapped, min(1.0, max(0.0, (here - gain) / (here - there))) if here != there else 0.0
+        return (
+            own,
+            swapped,
+            min(1.0, max(0.0, (here - gain) / (here - there))) if here != there else 0.0,
+        )
 
     def _crossing(self, level: float, window: int, is_left: bool) -> float:
-        """Where E crosses a level in a window, left or right of its peak; see `_crossings` in `verify/fast/scores.py`."""
+        """Where E crosses a level in a window, left or right of its peak.
+
+        See `_crossings` in `verify/fast/scores.py`.
+        """
         width, gain = self.width, float(self.gains[window])
         start, stop = self.borders[window : window + 2].tolist()
         base = float(self.heights[window]) - level
         if start < self.floor:  # below w0 the surplus is a line
             return min(max(start - base / gain, start), stop)
-        crest = (min(gain, width) / width) ** (1.0 / (width - 1)) if width > 1 else float(gain >= 1.0)
+        crest = (
+            (min(gain, width) / width) ** (1.0 / (width - 1)) if width > 1 else float(gain >= 1.0)
+        )
         peak = max(start, min(crest, stop))
         lead = base + start**width - gain * start
         rise = lead + gain * peak - peak**width
@@ -139,7 +167,10 @@ class NodeLine:
                 excess, tilt = bound - w**width, gain - width * w ** (width - 1)
             else:
                 root = max(bound, 0.0) ** (1.0 / width)
-                excess, tilt = w - root, 1.0 - gain * root / (width * bound) if bound != 0.0 else 1.0
+                excess, tilt = (
+                    w - root,
+                    1.0 - gain * root / (width * bound) if bound != 0.0 else 1.0,
+                )
             if excess == 0.0 or tilt == 0.0:
                 break
             w = min(max(w - excess / tilt, start), stop)
@@ -155,7 +186,10 @@ def _running(masses: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
 
 
 def _is_below(scores: tuple[float, float, float], place: float, is_later: bool) -> float:
-    """Probability that a draw scores below a place; of equal scores that of the later draw counts as the smaller."""
+    """Probability that a draw scores below a place.
+
+    Of equal scores that of the later draw counts as the smaller.
+    """
     own, swapped, swap_prob = scores
     return (own < place or (own == place and is_later)) * (1.0 - swap_prob) + (
         swapped < place or (swapped == place and is_later)

@@ -1,4 +1,7 @@
-"""The fast twin of `verify/optimal.py`: laws in, decisions out. Its plain twin is `DraftLine` in `verify/score_search.py`."""
+"""The fast twin of `verify/optimal.py`: laws in, decisions out.
+
+Its plain twin is `DraftLine` in `verify/score_search.py`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +30,8 @@ class Decision:
     Args:
         token: The accepted draw, or `None`.
         token_ids: Support of the draft law, `[support]`.
-        masses: a, what the rule accepts of each, `[support]`; `None` where a draw is accepted and nobody needs them.
+        masses: a, what the rule accepts of each, `[support]`; `None` where a draw is accepted and
+            nobody needs them.
     """
 
     token: int | None
@@ -36,39 +40,64 @@ class Decision:
 
 
 def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws, bins: int | None = None) -> Decision:
-    """Accept one of some independent draws from q, or none; two uniforms a draw; on a grid of ratios where `bins` is given."""
+    """Accept one of some independent draws from q, or none; two uniforms a draw.
+
+    On a grid of ratios where `bins` is given.
+    """
     if bins is not None and isinstance(p, DenseLaw) and isinstance(q, DenseLaw):
-        token_ids, p_masses, q_masses = torch.arange(q.probs.numel(), device=q.probs.device), p.probs, q.probs
+        token_ids, p_masses, q_masses = (
+            torch.arange(q.probs.numel(), device=q.probs.device),
+            p.probs,
+            q.probs,
+        )
     else:
         part = q.sparse()
         token_ids, p_masses, q_masses = part.token_ids, p.at(part.token_ids), part.probs
     p_array, q_array = p_masses.cpu().numpy(), q_masses.cpu().numpy()
     columns = _columns(token_ids.cpu().numpy(), drawn)
-    line = NodeLine.build(p_array, q_array, len(drawn)) if bins is None else EdgeLine.build(p_array, q_array, len(drawn), bins)
+    line = (
+        NodeLine.build(p_array, q_array, len(drawn))
+        if bins is None
+        else EdgeLine.build(p_array, q_array, len(drawn), bins)
+    )
     winner = line.winner(columns, draws)
     if winner is not None:
         return Decision(token=drawn[winner], token_ids=token_ids, masses=None)
-    return Decision(token=None, token_ids=token_ids, masses=torch.from_numpy(line.masses).to(q_masses.device))
+    return Decision(
+        token=None, token_ids=token_ids, masses=torch.from_numpy(line.masses).to(q_masses.device)
+    )
 
 
 def drawn_candidates(problem: NodeProblem) -> tuple[int, ...]:
     """The candidates that were drawn."""
-    return problem.candidates[len(problem.proposal.fixed) :] if isinstance(problem.proposal, Mixed) else problem.candidates
+    return (
+        problem.candidates[len(problem.proposal.fixed) :]
+        if isinstance(problem.proposal, Mixed)
+        else problem.candidates
+    )
 
 
 def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
     """Flows to the independent draws of many nodes, given their positions: one uniform a draw.
 
-    A node's draws may differ from others' in number, law and support; there is one transfer from the device for all nodes.
+    A node's draws may differ from others' in number, law and support; there is one transfer from
+    the device for all nodes.
     """
     if not problems:
         return []
     parts = [_draft_law(problem).sparse() for problem in problems]
-    if parts[0].probs.is_cpu:  # where a vector's price is its call, and a long one's its length, padded rows gain nothing
+    # Where a vector's price is its call, and a long one's its length, padded rows gain nothing.
+    if parts[0].probs.is_cpu:
         return [_chances(problem, part) for problem, part in zip(problems, parts, strict=True)]
-    p = [problem.scale * problem.target_law.at(part.token_ids) for problem, part in zip(problems, parts, strict=True)]
+    p = [
+        problem.scale * problem.target_law.at(part.token_ids)
+        for problem, part in zip(problems, parts, strict=True)
+    ]
     drawn = [drawn_candidates(problem) for problem in problems]
-    positions = [[problem.draws.uniform() for _ in tokens] for problem, tokens in zip(problems, drawn, strict=True)]
+    positions = [
+        [problem.draws.uniform() for _ in tokens]
+        for problem, tokens in zip(problems, drawn, strict=True)
+    ]
     device = parts[0].probs.device
     lines = Lines.build(
         padded(p),
@@ -77,10 +106,16 @@ def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
     )
     tokens = padded([torch.tensor(row).to(device, non_blocking=True) for row in drawn], value=-1)
     columns = _columns_of(padded([part.token_ids for part in parts], value=BEYOND), tokens)
-    uniforms = padded([torch.tensor(row, dtype=torch.float64).to(device, non_blocking=True) for row in positions])
+    uniforms = padded(
+        [torch.tensor(row, dtype=torch.float64).to(device, non_blocking=True) for row in positions]
+    )
     probs = Scores.of(lines, columns, uniforms).win_probs().tolist()
     return [
-        Flow(accept_probs=_by_token(own, row), token_ids=part.token_ids, masses=masses[: part.token_ids.numel()])
+        Flow(
+            accept_probs=_by_token(own, row),
+            token_ids=part.token_ids,
+            masses=masses[: part.token_ids.numel()],
+        )
         for own, row, part, masses in zip(drawn, probs, parts, lines.masses, strict=True)
     ]
 
@@ -92,7 +127,11 @@ def _chances(problem: NodeProblem, part: SparseLaw) -> Flow:
     p = (problem.scale * problem.target_law.at(part.token_ids)).numpy()
     line = NodeLine.build(p, part.probs.numpy(), len(drawn))
     probs = line.win_probs(_columns(part.token_ids.numpy(), drawn), positions)
-    return Flow(accept_probs=_by_token(drawn, probs), token_ids=part.token_ids, masses=torch.from_numpy(line.masses))
+    return Flow(
+        accept_probs=_by_token(drawn, probs),
+        token_ids=part.token_ids,
+        masses=torch.from_numpy(line.masses),
+    )
 
 
 def _draft_law(problem: NodeProblem) -> Law:
@@ -106,7 +145,9 @@ def _columns(token_ids: Int64[np.ndarray, " support"], drawn: Sequence[int]) -> 
     return np.where(token_ids[found] == drawn, found, -1).tolist()
 
 
-def _columns_of(token_ids: Int64[Tensor, "nodes support"], drawn: Int64[Tensor, "nodes draws"]) -> Int64[Tensor, "nodes draws"]:
+def _columns_of(
+    token_ids: Int64[Tensor, "nodes support"], drawn: Int64[Tensor, "nodes draws"]
+) -> Int64[Tensor, "nodes draws"]:
     """The same for many nodes, ids padded beyond all tokens."""
     found = torch.searchsorted(token_ids, drawn).clamp_max(token_ids.shape[1] - 1)
     return torch.where(token_ids.gather(1, found) == drawn, found, -1)

@@ -7,7 +7,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 BEYOND: Final = 2**62
-"""Fills rows of increasing token ids, which stay increasing: beyond all tokens, and exact as the float it is passed on as."""
+"""Fills rows of increasing token ids, which stay increasing.
+
+Beyond all tokens, and exact as the float it is passed on as.
+"""
 
 
 def padded(rows: Sequence[Tensor], value: float | int = 0.0) -> Tensor:

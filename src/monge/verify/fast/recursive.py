@@ -1,7 +1,8 @@
 """Recursive rejection at many nodes at once. The plain twins are the rules' own `emit`.
 
-p = target law, q = draft law. Masses are not normalised between two trials: with P the part of p that the rejections so far
-have left, and M its total, a test of x against `P / M` is one of `P_x` against `M q_x`.
+p = target law, q = draft law. Masses are not normalised between two trials: with P the part of p
+that the rejections so far have left, and M its total, a test of x against `P / M` is one of `P_x`
+against `M q_x`.
 """
 
 from importlib import import_module
@@ -22,13 +23,22 @@ def recursive(trials: Trials) -> Outcome:
 
 
 def recursive_without_replacement(trials: Trials) -> Outcome:
-    """Recursive rejection where q loses every candidate that was refused; see `verify/rrs_without_replacement.py`."""
+    """Recursive rejection where q loses every candidate that was refused.
+
+    See `verify/rrs_without_replacement.py`.
+    """
     return _recursive(trials, is_shrinking=True)
 
 
 def _recursive(trials: Trials, is_shrinking: bool) -> Outcome:
-    if trials.p.is_cuda and trials.p.shape[1] <= MAX_KERNEL_COLUMNS and find_spec("triton") is not None:
-        return import_module("monge.verify.fast.triton_recursive").recursive(trials, is_shrinking=is_shrinking)
+    if (
+        trials.p.is_cuda
+        and trials.p.shape[1] <= MAX_KERNEL_COLUMNS
+        and find_spec("triton") is not None
+    ):
+        return import_module("monge.verify.fast.triton_recursive").recursive(
+            trials, is_shrinking=is_shrinking
+        )
     return in_torch(trials, is_shrinking=is_shrinking)
 
 
@@ -43,12 +53,15 @@ def in_torch(trials: Trials, *, is_shrinking: bool) -> Outcome:
         at = column.clamp_min(0)
         own = left.gather(1, at)
         against = torch.where(is_fixed, total, total * q.gather(1, at) / drawn_total)
-        is_hit = is_tried & (trials.uniforms[:, place, None] < own / against) & (winners[:, None] < 0)
+        is_hit = (
+            is_tried & (trials.uniforms[:, place, None] < own / against) & (winners[:, None] < 0)
+        )
         winners = torch.where(is_hit[:, 0], place, winners)
         without = left.scatter(1, at, 0.0)
         rest = torch.where(is_fixed, without, (left - total * q / drawn_total).clamp_min(0.0))
         rest_total = rest.sum(1, keepdim=True) + trials.beyond
-        is_step = is_tried & (rest_total > 0.0)  # nothing is left only where x was certain to be accepted
+        # Nothing is left only where x was certain to be accepted.
+        is_step = is_tried & (rest_total > 0.0)
         left, total = torch.where(is_step, rest, left), torch.where(is_step, rest_total, total)
         if is_shrinking:
             q = torch.where(is_tried, q.scatter(1, at, 0.0), q)

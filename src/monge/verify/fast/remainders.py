@@ -15,7 +15,9 @@ def draw_remainders(
     left: Float64[Tensor, "nodes columns"],
     positions: Sequence[float],
 ) -> list[int]:
-    """A token of what is left of each law: given masses on some tokens, and the law itself on all others.
+    """A token of what is left of each law.
+
+    Given masses on some tokens, and the law itself on all others.
 
     Args:
         laws: p of each node.
@@ -33,14 +35,22 @@ def draw_remainders(
     is_token = token_ids < p.shape[1]
     places = torch.where(is_token, token_ids, 0)
     # Padding adds nothing to token 0; a plain scatter would write its zero over what is left of it.
-    rest = p.scatter_add(1, places, torch.where(is_token, left - p.gather(1, places), 0.0)).clamp_min(0.0)
-    is_empty = rest.amax(1, keepdim=True) == 0.0  # all of p is accepted: rounding alone brings a caller here
+    rest = p.scatter_add(
+        1, places, torch.where(is_token, left - p.gather(1, places), 0.0)
+    ).clamp_min(0.0)
+    # All of p is accepted: rounding alone brings a caller here.
+    is_empty = rest.amax(1, keepdim=True) == 0.0
     sums = torch.where(is_empty, p, rest).cumsum(1)
-    wanted = torch.tensor(positions, dtype=torch.float64).to(p.device, non_blocking=True).unsqueeze(1) * sums[:, -1:]
+    wanted = (
+        torch.tensor(positions, dtype=torch.float64).to(p.device, non_blocking=True).unsqueeze(1)
+        * sums[:, -1:]
+    )
     return torch.searchsorted(sums, wanted, right=True).squeeze(1).tolist()
 
 
-def _remainder(p: Law, token_ids: Int64[Tensor, " columns"], left: Float64[Tensor, " columns"]) -> Law:
+def _remainder(
+    p: Law, token_ids: Int64[Tensor, " columns"], left: Float64[Tensor, " columns"]
+) -> Law:
     part = p.sparse()
     order = token_ids.argsort()
     token_ids, left = token_ids[order], left[order]

@@ -1,4 +1,6 @@
-"""Candidates that are tried one after another, at many nodes at once. The plain twins are the rules' own `emit`.
+"""Candidates that are tried one after another, at many nodes at once.
+
+The plain twins are the rules' own `emit`.
 
 p = target law, q = draft law.
 """
@@ -24,7 +26,8 @@ class Trial:
     Args:
         target_law: p.
         draft_law: q.
-        fixed: Deterministic candidates, tried first, each against the point mass at it; q gives them no mass.
+        fixed: Deterministic candidates, tried first, each against the point mass at it; q gives
+            them no mass.
         drawn: Draws from q, tried in this order.
         draws: Source of randomness.
     """
@@ -47,7 +50,8 @@ class Trials:
     Args:
         token_ids: Tokens of the columns, beyond all tokens where padded, `[nodes, columns]`.
         p: Their target masses, zero where padded, `[nodes, columns]`.
-        q: Their draft masses, zero at deterministic candidates and where padded, `[nodes, columns]`.
+        q: Their draft masses, zero at deterministic candidates and where padded, `[nodes,
+            columns]`.
         beyond: p outside the columns, `[nodes, 1]`.
         columns: Column of each candidate, -1 where padded, `[nodes, tries]`.
         is_fixed: Whether it is deterministic, `[nodes, tries]`.
@@ -72,15 +76,24 @@ class Trials:
         num_fixed = max(len(node.fixed) for node in nodes)
         fixed_ids = _table([node.fixed for node in nodes], num_fixed, BEYOND, device)
         token_ids = torch.cat([drawn_ids, fixed_ids], 1)
-        p = torch.stack([_masses(node.target_law, row) for node, row in zip(nodes, token_ids, strict=True)])
+        p = torch.stack(
+            [_masses(node.target_law, row) for node, row in zip(nodes, token_ids, strict=True)]
+        )
         tries = max(len(node.tokens) for node in nodes)
         tokens = _table([node.tokens for node in nodes], tries, BEYOND, device)
-        counts = torch.tensor([[len(node.fixed), len(node.tokens)] for node in nodes]).to(device, non_blocking=True)
+        counts = torch.tensor([[len(node.fixed), len(node.tokens)] for node in nodes]).to(
+            device, non_blocking=True
+        )
         place = torch.arange(tries, device=device)
         is_fixed = place < counts[:, :1]
-        is_tried, found = place < counts[:, 1:], torch.searchsorted(drawn_ids, tokens).clamp_max(drawn_ids.shape[1] - 1)
+        is_tried, found = (
+            place < counts[:, 1:],
+            torch.searchsorted(drawn_ids, tokens).clamp_max(drawn_ids.shape[1] - 1),
+        )
         if bool((is_tried & ~is_fixed & (drawn_ids.gather(1, found) != tokens)).any()):
-            raise ProposalMismatchError("a candidate lies outside the support of the law that it is said to be drawn from")
+            raise ProposalMismatchError(
+                "a candidate lies outside the support of the law that it is said to be drawn from"
+            )
         columns = torch.where(is_fixed, drawn_ids.shape[1] + place, found)
         return cls(
             token_ids=token_ids,
@@ -90,7 +103,9 @@ class Trials:
             columns=torch.where(is_tried, columns, -1),
             is_fixed=is_fixed,
             uniforms=torch.tensor(
-                [[*row, *[1.0] * (tries - len(row))] for row in uniforms], dtype=torch.float64, device=device
+                [[*row, *[1.0] * (tries - len(row))] for row in uniforms],
+                dtype=torch.float64,
+                device=device,
             ),
         )
 
@@ -101,8 +116,8 @@ class Outcome:
 
     Args:
         winners: Place of the accepted one among those tried, -1 where none is, `[nodes]`.
-        left: What is emitted of each column where none is, beside all of p outside the columns; in total any mass,
-            `[nodes, columns]`.
+        left: What is emitted of each column where none is, beside all of p outside the columns; in
+            total any mass, `[nodes, columns]`.
     """
 
     winners: Int64[Tensor, " nodes"]
@@ -139,10 +154,18 @@ def emitted(nodes: Sequence[Trial], method: Method) -> list[int]:
 
 def _masses(law: Law, token_ids: Int64[Tensor, " columns"]) -> Float64[Tensor, " columns"]:
     if isinstance(law, DenseLaw):
-        return torch.where(token_ids == BEYOND, 0.0, law.at(token_ids.clamp_max(law.probs.numel() - 1)))
+        return torch.where(
+            token_ids == BEYOND, 0.0, law.at(token_ids.clamp_max(law.probs.numel() - 1))
+        )
     return law.at(token_ids)
 
 
-def _table(rows: Sequence[tuple[int, ...]], width: int, value: int, device: torch.device) -> Int64[Tensor, "rows width"]:
+def _table(
+    rows: Sequence[tuple[int, ...]], width: int, value: int, device: torch.device
+) -> Int64[Tensor, "rows width"]:
     table = [[*row, *[value] * (width - len(row))] for row in rows]
-    return torch.tensor(table, dtype=torch.int64).to(device, non_blocking=True).reshape(len(rows), width)
+    return (
+        torch.tensor(table, dtype=torch.int64)
+        .to(device, non_blocking=True)
+        .reshape(len(rows), width)
+    )

@@ -1,5 +1,7 @@
 # pyright: basic, reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false
-"""Recursive rejection in one kernel: the tests of `verify/fast/recursive.py` with nothing written back between them.
+"""Recursive rejection in one kernel.
+
+The tests of `verify/fast/recursive.py` with nothing written back between them.
 
 One program a node, its columns in registers; the torch form launches a dozen kernels a candidate.
 """

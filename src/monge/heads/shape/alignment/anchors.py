@@ -12,9 +12,10 @@ from monge.heads.shape.sinkhorn import log_plan, mean_cost, squared_distances
 class SinkhornAnchors(Alignment):
     """The barycentric projection of an entropic plan from the predictions onto anchors.
 
-    The anchors are centres of clusters of true states, weighted by the clusters' masses. What a state is mapped to depends on
-    the other states that it is mapped with: a request's draft laws then depend on its neighbours in the batch. That costs no
-    exactness, since the law that is declared is the law that is drawn from, but it costs reproducibility: an ablation.
+    The anchors are centres of clusters of true states, weighted by the clusters' masses. What a
+    state is mapped to depends on the other states that it is mapped with: a request's draft laws
+    then depend on its neighbours in the batch. That costs no exactness, since the law that is
+    declared is the law that is drawn from, but it costs reproducibility: an ablation.
 
     Args:
         size: Numbers per state.
@@ -23,14 +24,16 @@ class SinkhornAnchors(Alignment):
         num_iterations: Sinkhorn iterations at every use.
 
     Reference:
-        The literal reading of SHAPE's "lightweight Sinkhorn iterations" (OpenReview FEttCBv3Ny); barycentric projection as in
-        Courty et al., arXiv 1507.00504.
+        The literal reading of SHAPE's "lightweight Sinkhorn iterations" (OpenReview FEttCBv3Ny);
+        barycentric projection as in Courty et al., arXiv 1507.00504.
     """
 
     anchors: Tensor
     masses: Tensor
 
-    def __init__(self, size: int, num_anchors: int = 256, blur: float | int = 0.05, num_iterations: int = 3) -> None:
+    def __init__(
+        self, size: int, num_anchors: int = 256, blur: float | int = 0.05, num_iterations: int = 3
+    ) -> None:
         super().__init__(size)
         if num_anchors < 1 or num_iterations < 1 or not blur > 0.0:
             raise OptionError(
@@ -41,10 +44,15 @@ class SinkhornAnchors(Alignment):
         self.register_buffer("anchors", torch.zeros(num_anchors, size))
         self.register_buffer("masses", torch.full((num_anchors,), 1.0 / num_anchors))
 
-    def fit(self, predicted: Float[Tensor, "nodes size"], true: Float[Tensor, "nodes size"]) -> None:
+    def fit(
+        self, predicted: Float[Tensor, "nodes size"], true: Float[Tensor, "nodes size"]
+    ) -> None:
         del predicted
         if len(true) < len(self.anchors):
-            raise OptionError(f"sinkhorn alignment: {len(self.anchors)} anchors need as many states; got {len(true)}")
+            raise OptionError(
+                f"sinkhorn alignment: {len(self.anchors)} anchors need as many "
+                f"states; got {len(true)}"
+            )
         centres, masses = k_means(true.to(self.anchors.dtype), len(self.anchors))
         self.anchors.copy_(centres)
         self.masses.copy_(masses)
@@ -53,15 +61,22 @@ class SinkhornAnchors(Alignment):
         if not len(states):
             return states
         cost = squared_distances(states, self.anchors)
-        uniform = torch.full((len(states),), 1.0 / len(states), dtype=states.dtype, device=states.device)
-        plan = log_plan(cost, uniform, self.masses, self.blur * mean_cost(cost), self.num_iterations)
+        uniform = torch.full(
+            (len(states),), 1.0 / len(states), dtype=states.dtype, device=states.device
+        )
+        plan = log_plan(
+            cost, uniform, self.masses, self.blur * mean_cost(cost), self.num_iterations
+        )
         return torch.softmax(plan, dim=1) @ self.anchors
 
 
 def k_means(
     states: Float[Tensor, "nodes size"], num_clusters: int, num_iterations: int = 10
 ) -> tuple[Float[Tensor, "clusters size"], Float[Tensor, " clusters"]]:
-    """Centres and masses of Lloyd's iterations, from evenly spaced rows. An empty cluster keeps its centre and has no mass."""
+    """Centres and masses of Lloyd's iterations, from evenly spaced rows.
+
+    An empty cluster keeps its centre and has no mass.
+    """
     centres = states[torch.arange(num_clusters, device=states.device) * len(states) // num_clusters]
     counts = torch.zeros(num_clusters, dtype=states.dtype, device=states.device)
     for _ in range(num_iterations):

@@ -18,7 +18,9 @@ class Alignment(nn.Module, ABC):
         self.size = size
 
     @abstractmethod
-    def fit(self, predicted: Float[Tensor, "nodes size"], true: Float[Tensor, "nodes size"]) -> None:
+    def fit(
+        self, predicted: Float[Tensor, "nodes size"], true: Float[Tensor, "nodes size"]
+    ) -> None:
         """Choose the map; row i of `true` is what row i of `predicted` was meant to be."""
 
     @abstractmethod

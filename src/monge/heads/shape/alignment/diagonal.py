@@ -21,7 +21,9 @@ class DiagonalMap(Alignment):
         self.register_buffer("scale", torch.ones(size))
         self.register_buffer("shift", torch.zeros(size))
 
-    def fit(self, predicted: Float[Tensor, "nodes size"], true: Float[Tensor, "nodes size"]) -> None:
+    def fit(
+        self, predicted: Float[Tensor, "nodes size"], true: Float[Tensor, "nodes size"]
+    ) -> None:
         from_, to = predicted.double(), true.double()
         spread = from_.std(dim=0, correction=0)
         scale = torch.where(spread > 0, to.std(dim=0, correction=0) / spread, 1.0)

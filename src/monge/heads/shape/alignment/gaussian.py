@@ -8,7 +8,10 @@ from monge.core.errors import OptionError
 from monge.heads.shape.alignment.base import Alignment
 
 DEFAULT_DIAGONAL = 1e-4
-"""Added to both covariances, in units of their mean variance: directions without variance get a map all the same."""
+"""Added to both covariances, in units of their mean variance.
+
+Directions without variance get a map all the same.
+"""
 
 
 class GaussianMap(Alignment):
@@ -18,16 +21,17 @@ class GaussianMap(Alignment):
 
         map(z) = mu + A (z - mu'),  A = S'^(-1/2) (S'^(1/2) S S'^(1/2))^(1/2) S'^(-1/2)
 
-    A is symmetric and positive definite, so this is the gradient of a convex function and hence optimal (Brenier). It restores
-    the scale and the correlations that regression shrinks; it cannot know which prediction is wrong. Folded into one matrix.
+    A is symmetric and positive definite, so this is the gradient of a convex function and hence
+    optimal (Brenier). It restores the scale and the correlations that regression shrinks; it cannot
+    know which prediction is wrong. Folded into one matrix.
 
     Args:
         size: Numbers per state.
         diagonal: See `DEFAULT_DIAGONAL`; with 0 mean and covariance are pushed exactly.
 
     Reference:
-        Dowson and Landau, 1982; Takatsu, 2011; Peyre and Cuturi, Computational Optimal Transport, arXiv 1803.00567, remark
-        2.31.
+        Dowson and Landau, 1982; Takatsu, 2011; Peyre and Cuturi, Computational Optimal Transport,
+        arXiv 1803.00567, remark 2.31.
     """
 
     matrix: Tensor
@@ -41,7 +45,9 @@ class GaussianMap(Alignment):
         self.register_buffer("matrix", torch.eye(size))
         self.register_buffer("shift", torch.zeros(size))
 
-    def fit(self, predicted: Float[Tensor, "nodes size"], true: Float[Tensor, "nodes size"]) -> None:
+    def fit(
+        self, predicted: Float[Tensor, "nodes size"], true: Float[Tensor, "nodes size"]
+    ) -> None:
         mean_from, cov_from = _moments(predicted, self.diagonal)
         mean_to, cov_to = _moments(true, self.diagonal)
         matrix = monge_matrix(cov_from, cov_to)
@@ -52,7 +58,9 @@ class GaussianMap(Alignment):
         return states @ self.matrix.T + self.shift
 
 
-def monge_matrix(cov_from: Float64[Tensor, "size size"], cov_to: Float64[Tensor, "size size"]) -> Float64[Tensor, "size size"]:
+def monge_matrix(
+    cov_from: Float64[Tensor, "size size"], cov_to: Float64[Tensor, "size size"]
+) -> Float64[Tensor, "size size"]:
     """The symmetric A with A S' A = S.
 
     Raises:
@@ -61,7 +69,8 @@ def monge_matrix(cov_from: Float64[Tensor, "size size"], cov_to: Float64[Tensor,
     values, vectors = torch.linalg.eigh(cov_from)
     if not float(values[0]) > 0.0:
         raise OptionError(
-            "gaussian alignment: the predictions have no variance in some direction; give more text or a diagonal"
+            "gaussian alignment: the predictions have no variance in some direction; give more "
+            "text or a diagonal"
         )
     root = (vectors * values.sqrt()) @ vectors.T
     inverse = (vectors / values.sqrt()) @ vectors.T
@@ -69,10 +78,14 @@ def monge_matrix(cov_from: Float64[Tensor, "size size"], cov_to: Float64[Tensor,
     return inverse @ ((basis * middle.clamp_min(0.0).sqrt()) @ basis.T) @ inverse
 
 
-def _moments(states: Tensor, diagonal: float) -> tuple[Float64[Tensor, " size"], Float64[Tensor, "size size"]]:
+def _moments(
+    states: Tensor, diagonal: float
+) -> tuple[Float64[Tensor, " size"], Float64[Tensor, "size size"]]:
     wide = states.double()
     mean = wide.mean(dim=0)
     centred = wide - mean
     covariance = centred.T @ centred / len(wide)
     ridge = diagonal * float(covariance.diagonal().mean())
-    return mean, covariance + ridge * torch.eye(len(mean), dtype=torch.float64, device=states.device)
+    return mean, covariance + ridge * torch.eye(
+        len(mean), dtype=torch.float64, device=states.device
+    )

@@ -11,5 +11,10 @@ from monge.heads.shape.alignment.none import NoMap
 
 ALIGNMENTS: Final[Registry[Alignment]] = Registry(
     "alignment",
-    {"none": NoMap, "gaussian": GaussianMap, "diagonal": DiagonalMap, "sinkhorn_anchors": SinkhornAnchors},
+    {
+        "none": NoMap,
+        "gaussian": GaussianMap,
+        "diagonal": DiagonalMap,
+        "sinkhorn_anchors": SinkhornAnchors,
+    },
 )
