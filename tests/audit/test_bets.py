@@ -92,7 +92,7 @@ def test_few_false_alarms():
 def test_false_alarms_stay_below_alpha():
     laws = random_laws(np.random.default_rng(1))
     alarms = sum(is_rejected(audit(laws, [law.masses for law in laws], 512, seed)) for seed in range(2000))
-    print(f"{alarms} false alarms in 2000 audits")
+    print(f"{alarms} false alarms in 2000 audits")  # noqa: T201 (a measurement)
     assert alarms <= 2000 * ALPHA
 
 
@@ -113,7 +113,7 @@ def test_power(kind, num_tokens, deviation, repeats):
     laws = random_laws(np.random.default_rng(1))
     drawn = [DEVIATIONS[kind](law.masses, deviation) for law in laws]
     found = sum(is_rejected(audit(laws, drawn, num_tokens, seed)) for seed in range(repeats))
-    print(f"{kind}: total variation {deviation}, {num_tokens} tokens: found in {found} of {repeats} audits")
+    print(f"{kind}: total variation {deviation}, {num_tokens} tokens: found in {found} of {repeats} audits")  # noqa: T201 (a measurement)
     assert smallest_deviation(num_tokens, alpha=ALPHA) <= deviation
     assert found >= 0.8 * repeats  # of a power of at least 0.9: fewer have a probability below 2 % in 50 repeats
 

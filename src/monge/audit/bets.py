@@ -84,11 +84,13 @@ class Judged:
         law: The law.
         place: Category of the token.
         quantile: Its U, with ties broken by a uniform number.
+        factors: Gains of the tilts; see `log_factors`.
     """
 
     law: TokenLaw
     place: int
     quantile: float
+    factors: Mapping[str, Float64[np.ndarray, " strengths"]]
 
 
 def judged(law: TokenLaw, name: str, uniform: float) -> Judged:
@@ -101,7 +103,8 @@ def judged(law: TokenLaw, name: str, uniform: float) -> Judged:
     """
     place = law.place(name)
     quantile = float(law.masses[:place].sum() + uniform * law.masses[place]) / float(law.masses.sum())
-    return Judged(law=law, place=place, quantile=min(quantile, math.nextafter(1.0, 0.0)))
+    below_one = min(quantile, math.nextafter(1.0, 0.0))
+    return Judged(law=law, place=place, quantile=below_one, factors=log_factors(law.masses, place))
 
 
 class Wealth:
@@ -157,7 +160,7 @@ class Wealth:
         self.peak = max(self.peak, self.log_e)
 
     def _add(self, token: Judged, previous: Judged | None, *, is_first: bool) -> None:
-        factors = log_factors(token.law.masses, token.place)
+        factors = token.factors
         for name, rows in factors.items():
             self._log[name] += rows
         if is_first:

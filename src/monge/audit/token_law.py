@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from monge.core.sampling_rules import SamplingRules
 
 MOST_NAMED: Final = 64
-"""Named tokens of a law. All others form one category: every test stays valid, and its cost does not depend on the vocabulary."""
+"""Named tokens of a law. All others form one category. Tests stay valid, and their cost does not depend on the vocabulary."""
 
 SMALLEST_REST: Final = 1e-7
 """Mass of the other tokens where it rounds to nothing. It adds at most this much to the sum of the masses."""
@@ -72,9 +72,9 @@ def truncated(
         if probs[rules.top_k - 1] < UNCLEAR_RATIO * probs[rules.top_k]:
             return None
         names, probs, rest = names[: rules.top_k], probs[: rules.top_k], 0.0
+    if (rules.top_k is not None or rules.temperature != 1) and rest > SMALLEST_REST:
+        return None  # how many of the unnamed tokens are kept, or their mass at this temperature, is unknown
     if rules.temperature != 1:
-        if rest > 0.0:
-            return None  # the mass of unnamed tokens at another temperature is unknown
         probs = probs ** (1.0 / rules.temperature)
     probs, rest = probs / (probs.sum() + rest), rest / (probs.sum() + rest)
     if rules.top_p < 1:

@@ -1,0 +1,280 @@
+"""One audit from the first request to the verdict."""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from monge.audit.bets import Judged, Wealth, judged
+from monge.audit.client import TOKEN_ID, Client, Completion, RefusedError, ServerError
+from monge.audit.deterministic import Deterministic, deterministic
+from monge.audit.log import TextLog
+from monge.audit.power import smallest_deviation
+from monge.audit.references import Reference, ServerReference, token_names
+from monge.audit.report import Report, SituationResult, Tally
+from monge.audit.situations import Situation, situations
+from monge.audit.token_law import TokenLaw
+from monge.core.draws import random_numbers
+
+ALPHA: Final = 0.001
+BUDGET: Final = 20_000
+QUICK_BUDGET: Final = 3_000
+_MIN_TOKENS: Final = 500
+"""Fewer judged tokens give no verdict."""
+
+_CURVE_POINTS: Final = 200
+_AHEAD: Final = 4  # texts in work, in multiples of the requests at once
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How an audit goes.
+
+    Args:
+        budget: Sampled tokens to judge at most.
+        alpha: Largest probability of a false alarm.
+        max_tokens: Tokens of each text.
+        tolerance: Smallest difference of two log-probabilities that counts in greedy texts, in nats.
+        played: The situations.
+        seed: Of the numbers that break ties, and of requests with seeds.
+        by_id: Whether the servers name tokens by ids; see `probe`.
+        log: File for the texts.
+    """
+
+    budget: int = BUDGET
+    alpha: float = ALPHA
+    max_tokens: int = 16
+    tolerance: float = 0.05
+    played: tuple[Situation, ...] = situations()
+    seed: int = 0
+    by_id: bool = False
+    log: Path | None = None
+
+
+async def probe(client: Client, prompt: str) -> bool:
+    """Ask a server for one short text.
+
+    Returns:
+        Whether it names tokens by their ids.
+
+    Raises:
+        ServerError: If it returns no tokens.
+    """
+    try:
+        found = await client.complete(prompt, max_tokens=4, temperature=1.0, logprobs=1, return_tokens_as_token_ids=True)
+    except RefusedError:
+        found = await client.complete(prompt, max_tokens=4, temperature=1.0, logprobs=1)
+    if not found.tokens:
+        raise ServerError(f"{client.url} returns no tokens: an audit needs `logprobs` on /v1/completions")
+    return all(name.startswith(TOKEN_ID) for name in found.tokens)
+
+
+async def audit(
+    client: Client,
+    reference: Reference,
+    settings: Settings = Settings(),
+    *,
+    on_tokens: Callable[[int, float], None] | None = None,
+) -> Report:
+    """Judge a server.
+
+    Args:
+        client: The audited server.
+        reference: The reference.
+        settings: How.
+        on_tokens: Told the judged tokens and the logarithm of the e-value after every text.
+    """
+    notes = list[str]()
+    prompts = settings.played[0].prompts
+    first = await deterministic(
+        client, reference, prompts, max_tokens=settings.max_tokens, tolerance=settings.tolerance, by_id=settings.by_id
+    )
+    if not first.same_logprobs:
+        notes.append("the server's log-probabilities are not those of the reference")
+    if (early := _early_verdict(first, settings, notes)) is not None:
+        return early
+    header = {"url": client.url, "model": client.model, "seed": settings.seed, "max_tokens": settings.max_tokens}
+    log = TextLog(settings.log, header)
+    sampled = _Sampled(client, reference, settings, log, on_tokens)
+    try:
+        await sampled.play()
+    finally:
+        log.close()
+    if isinstance(reference, ServerReference) and reference.speculates:
+        notes.append("the reference server reports speculation: prove that it is lossless, or switch its speculation off")
+    return sampled.report(first, notes)
+
+
+def _early_verdict(first: Deterministic, settings: Settings, notes: Sequence[str]) -> Report | None:
+    if not first.same_weights:
+        reason = (
+            "the server and the reference do not run the same weights: their greedy first tokens or log-probabilities differ"
+        )
+        return Report(
+            verdict="could not be judged", reason=reason, alpha=settings.alpha, deterministic=first, notes=tuple(notes)
+        )
+    if first.differences:
+        worst = max(first.differences, key=lambda one: one.gap)
+        reason = (
+            f"greedy text: after {worst.position} tokens of {worst.prompt!r} the server wrote {worst.got!r}, which is "
+            f"{worst.gap:.2f} nats less probable than {worst.expected!r}"
+        )
+        return Report(verdict="not lossless", reason=reason, alpha=settings.alpha, deterministic=first, notes=tuple(notes))
+    return None
+
+
+class _Sampled:
+    """The sampled texts of all situations, and the bets on them."""
+
+    def __init__(
+        self,
+        client: Client,
+        reference: Reference,
+        settings: Settings,
+        log: TextLog,
+        on_tokens: Callable[[int, float], None] | None,
+    ) -> None:
+        self._client, self._reference, self._settings, self._log, self._on_tokens = client, reference, settings, log, on_tokens
+        self._joint, self._tally = Wealth(), Tally()
+        self._own = {situation.name: Wealth() for situation in settings.played}
+        self._texts = dict.fromkeys(self._own, 0)
+        self._num_short = 0
+        self._peak = 0.0
+        self._curve = list[tuple[int, float]]()
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the joint e-process has reached its bound."""
+        return self._peak >= math.log(1.0 / self._settings.alpha)
+
+    async def play(self) -> None:
+        """Play all situations, or stop at a rejection."""
+        shares = sum(situation.share for situation in self._settings.played)
+        for number, situation in enumerate(self._settings.played):
+            num_texts = math.ceil(self._settings.budget * situation.share / shares / self._settings.max_tokens)
+            limit = asyncio.Semaphore(situation.concurrency)
+            makers = (self._text(situation, index, limit) for index in range(num_texts))
+            index = 0
+            # Texts are judged in the order of their requests: the order of arrival depends on what was drawn.
+            async for completion, laws in in_order(makers, _AHEAD * situation.concurrency):
+                self._judge(number, situation, index, completion, laws)
+                index += 1
+                if self.is_rejected:
+                    return
+
+    def report(self, first: Deterministic, notes: Sequence[str]) -> Report:
+        """The verdict."""
+        settings, num_tokens = self._settings, self._joint.num_tokens
+        bound = math.log(1.0 / settings.alpha)
+        results = tuple(
+            SituationResult(
+                name=name,
+                num_texts=self._texts[name],
+                num_tokens=own.num_tokens,
+                log_e=math.inf if own.num_impossible else own.peak,
+                finding=own.finding() if own.peak >= bound else None,
+            )
+            for name, own in self._own.items()
+        )
+        smallest = smallest_deviation(num_tokens, alpha=settings.alpha)
+        if self.is_rejected:
+            richest = max((self._joint, *self._own.values()), key=lambda one: one.peak)
+            where = [name for name, own in self._own.items() if own is richest]
+            verdict, reason = "not lossless", richest.finding() + (f" (in situation {where[0]!r})" if where else "")
+        elif num_tokens < min(_MIN_TOKENS, settings.budget):
+            verdict, reason = "could not be judged", f"only {num_tokens} tokens have a known reference distribution"
+        else:
+            verdict = "lossless"
+            reason = (
+                f"no deviation found; {num_tokens} tokens show a mean total variation of {smallest:.3f} with probability 0.9"
+            )
+        if self._num_short:
+            notes = (*notes, f"{self._num_short} texts are shorter than asked for, without an end of text")
+        step = max(1, len(self._curve) // _CURVE_POINTS)
+        return Report(
+            verdict=verdict,
+            reason=reason,
+            alpha=settings.alpha,
+            num_tokens=num_tokens,
+            log_e=self._peak,
+            smallest_deviation=smallest,
+            situations=results,
+            deterministic=first,
+            quantiles=self._tally.quantiles(),
+            ranks=self._tally.ranks(),
+            curve=tuple(self._curve[::step]),
+            notes=tuple(notes),
+        )
+
+    async def _text(
+        self, situation: Situation, index: int, limit: asyncio.Semaphore
+    ) -> tuple[Completion, list[TokenLaw | None]]:
+        prompt, rules = situation.prompts[index % len(situation.prompts)], situation.rules
+        completion = self._log.find(situation.name, index)
+        if completion is None:
+            async with limit:
+                completion = await self._client.complete(
+                    prompt,
+                    max_tokens=self._settings.max_tokens,
+                    temperature=float(rules.temperature),
+                    top_p=float(rules.top_p) if rules.top_p < 1 else None,
+                    top_k=rules.top_k,
+                    seed=self._settings.seed + index if situation.is_seeded else None,
+                    logprobs=1,
+                    return_tokens_as_token_ids=self._settings.by_id or None,
+                )
+            self._log.keep(situation.name, index, completion)
+        names = token_names(completion, self._reference.eos_names)
+        return completion, await self._reference.laws(prompt, names, rules) if names else []
+
+    def _judge(
+        self, number: int, situation: Situation, index: int, completion: Completion, laws: Sequence[TokenLaw | None]
+    ) -> None:
+        prompt = situation.prompts[index % len(situation.prompts)]
+        names = token_names(completion, self._reference.eos_names)
+        numbers = random_numbers(self._settings.seed, number, place=index).random(len(names)).tolist()
+        tokens: list[Judged | None] = [
+            None if law is None else judged(law, name, uniform)
+            for law, name, uniform in zip(laws, names, numbers, strict=False)
+        ]
+        key = f"{prompt}\n{situation.rules}"
+        own = self._own[situation.name]
+        self._joint.add(key, names, tokens)
+        own.add(key, names, tokens)
+        self._tally.add(tokens)
+        self._texts[situation.name] += 1
+        self._num_short += completion.finish == "length" and len(names) < self._settings.max_tokens
+        log_e = self._log_e()
+        self._peak = max(self._peak, log_e)
+        self._curve.append((self._joint.num_tokens, log_e))
+        if self._on_tokens is not None:
+            self._on_tokens(self._joint.num_tokens, self._peak)
+
+    def _log_e(self) -> float:
+        """Half of the stake lies on bets on all texts together, the other half on each situation apart."""
+        logs = [self._joint.log_e, *(own.log_e - math.log(len(self._own)) for own in self._own.values())]
+        if math.inf in logs:
+            return math.inf
+        largest = max(logs)
+        return largest + math.log(math.fsum(math.exp(value - largest) for value in logs)) - math.log(2.0)
+
+
+async def in_order(makers: Iterable[Awaitable[T]], ahead: int) -> AsyncIterator[T]:
+    """The results of coroutines in the order of the coroutines, with so many in work at a time."""
+    waiting, source = deque[asyncio.Task[T]](), iter(makers)
+    try:
+        while True:
+            while len(waiting) < ahead and (maker := next(source, None)) is not None:
+                waiting.append(asyncio.ensure_future(maker))
+            if not waiting:
+                return
+            yield await waiting.popleft()
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

@@ -1,0 +1,85 @@
+"""Audits of toy servers, in process."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import numpy as np
+
+from monge.api import make_parts
+from monge.audit.client import Client
+from monge.audit.references import LocalReference, Reference, ServerReference
+from monge.audit.report import Report
+from monge.audit.run import Settings, audit, probe
+from monge.audit.situations import situations
+from monge.core.sampling_rules import SamplingRules
+from monge.engine.loop import close_session, run_round
+from monge.engine.opening import open_sessions
+from monge.engine.parts import Parts
+from monge.engine.session import Request, Session
+from monge.testing.tabular import TabularModel
+from monge.testing.wrong_engines import DRAFT, END, EXACT_ENGINES, TARGET, VOCAB, Engine
+from monge.testing.wrong_servers import Letters, ToyServer
+
+PROMPTS = ("abc", "bad", "dig", "gala")
+EOS_NAMES = frozenset({"<end>"})
+
+
+class LoopEngine:
+    """The loop of this library."""
+
+    def __init__(self, **parts: Any) -> None:
+        self._made = parts
+
+    def generate(
+        self, prompt: tuple[int, ...], rules: SamplingRules, max_tokens: int, numbers: np.random.Generator, *, num_at_once: int
+    ) -> list[int]:
+        seed = int(numbers.integers(1 << 62))
+        request = Request(prompt_ids=prompt, max_new_tokens=max_tokens, rules=rules, seed=seed, eos_ids=frozenset({END}))
+        parts: Parts = make_parts(TabularModel(TARGET, VOCAB), TabularModel(DRAFT, VOCAB), **self._made)
+        session = Session(request, request_id=0)
+        open_sessions([session], parts)
+        while session.finish_reason is None:
+            run_round([session], parts)
+        close_session(session, parts)
+        return list(session.completion_ids)
+
+
+LOOP_ENGINES: dict[str, Engine] = {
+    "sample and match": LoopEngine(tree="chain(3)", verifier="target_walk"),
+    "recursive rejection": LoopEngine(tree="fixed_width((2, 2), 'iid')", verifier="rrs"),
+    "block verification": LoopEngine(tree="chain(3)", verifier="block"),
+    "layer verification": LoopEngine(tree="fixed_width((2, 2), 'iid')", verifier="layer('rrs')"),
+    "Gumbel coupling": LoopEngine(drafter="model", tree="chain(3, 'gumbel')", verifier="gumbel"),
+}
+
+
+def client_of(server: ToyServer, **options: Any) -> Client:
+    return Client("http://toy", transport=httpx.ASGITransport(app=server), **options)
+
+
+def local_reference(*, by_id: bool = False) -> LocalReference:
+    return LocalReference(TabularModel(TARGET, VOCAB), Letters(), frozenset({END}), by_id=by_id)
+
+
+def judge(server: ToyServer, *, budget: int = 4000, is_local: bool = True, is_quick: bool = False, **options: Any) -> Report:
+    """Audit a toy server."""
+
+    async def run() -> Report:
+        twin = ToyServer(EXACT_ENGINES["plain"], seed=99)
+        async with client_of(server) as client, client_of(twin) as other:
+            by_id = await probe(client, PROMPTS[0])
+            reference: Reference
+            reference = local_reference(by_id=by_id) if is_local else ServerReference(other, eos_names=EOS_NAMES, num_top=12)
+            played = situations(PROMPTS, is_quick=is_quick)
+            return await audit(client, reference, Settings(budget=budget, played=shortened(played), by_id=by_id, **options))
+
+    return asyncio.run(run())
+
+
+def shortened(played: Any) -> Any:
+    """The situations with prompts of the toy tokenizer."""
+    from dataclasses import replace
+
+    known = {"shared prefix": ("cabbag", "cabcde", "cabbag"), "long prompt": ("abcdefghijkl" * 8,)}
+    return tuple(replace(one, prompts=known.get(one.name, one.prompts)) for one in played)
