@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from monge.audit.bets import FAULTS, WEIGHTS, Wealth, judged, log_factors
 from monge.audit.power import smallest_deviation
-from monge.audit.token_law import TokenLaw
+from monge.audit.token_law import END, TokenLaw
 from tests.audit.simulation import ALPHA, DEVIATIONS, audit, is_rejected, random_laws
 
 weights = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=80).filter(lambda values: sum(values) > 0.01)
@@ -18,13 +18,13 @@ weights = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=80).filter(lambda v
 def law_of(values: list[float]) -> TokenLaw:
     masses = np.sort(np.array(values))[::-1]
     masses /= masses.sum()
-    return TokenLaw(tuple(map(str, range(len(masses) - 1))), masses[:-1], float(masses[-1]))
+    return TokenLaw((END, *map(str, range(len(masses) - 2))), masses[:-1], float(masses[-1]))
 
 
 @given(weights)
 def test_a_bet_gains_nothing_on_average(values):
     law = law_of(values)
-    gains = [log_factors(law.masses, place) for place in range(len(law.masses))]
+    gains = [log_factors(law, place) for place in range(len(law.masses))]
     for name in gains[0]:
         expected = sum(mass * np.exp(gain[name]) for mass, gain in zip(law.masses, gains, strict=True) if mass > 0)
         np.testing.assert_allclose(expected, 1.0, atol=1e-9)

@@ -1,10 +1,10 @@
 """Audits of toy servers, in process."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
-import numpy as np
 
 from monge.api import make_parts
 from monge.audit.client import Client
@@ -12,6 +12,7 @@ from monge.audit.references import LocalReference, Reference, ServerReference
 from monge.audit.report import Report
 from monge.audit.run import Settings, audit, probe
 from monge.audit.situations import situations
+from monge.core.draws import Draws
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import open_sessions
@@ -32,10 +33,11 @@ class LoopEngine:
         self._made = parts
 
     def generate(
-        self, prompt: tuple[int, ...], rules: SamplingRules, max_tokens: int, numbers: np.random.Generator, *, num_at_once: int
+        self, prompt: tuple[int, ...], rules: SamplingRules, max_tokens: int, draws: Draws, *, num_at_once: int
     ) -> list[int]:
-        seed = int(numbers.integers(1 << 62))
-        request = Request(prompt_ids=prompt, max_new_tokens=max_tokens, rules=rules, seed=seed, eos_ids=frozenset({END}))
+        request = Request(
+            prompt_ids=prompt, max_new_tokens=max_tokens, rules=rules, seed=0, draws=draws, eos_ids=frozenset({END})
+        )
         parts: Parts = make_parts(TabularModel(TARGET, VOCAB), TabularModel(DRAFT, VOCAB), **self._made)
         session = Session(request, request_id=0)
         open_sessions([session], parts)
@@ -50,7 +52,7 @@ LOOP_ENGINES: dict[str, Engine] = {
     "recursive rejection": LoopEngine(tree="fixed_width((2, 2), 'iid')", verifier="rrs"),
     "block verification": LoopEngine(tree="chain(3)", verifier="block"),
     "layer verification": LoopEngine(tree="fixed_width((2, 2), 'iid')", verifier="layer('rrs')"),
-    "Gumbel coupling": LoopEngine(drafter="model", tree="chain(3, 'gumbel')", verifier="gumbel"),
+    "Gumbel coupling": LoopEngine(tree="chain(3, 'shared')", verifier="gumbel"),
 }
 
 
@@ -68,18 +70,18 @@ def judge(server: ToyServer, *, budget: int = 4000, is_local: bool = True, is_qu
     async def run() -> Report:
         twin = ToyServer(EXACT_ENGINES["plain"], seed=99)
         async with client_of(server) as client, client_of(twin) as other:
-            by_id = await probe(client, PROMPTS[0])
+            naming = await probe(client, PROMPTS[0])
             reference: Reference
-            reference = local_reference(by_id=by_id) if is_local else ServerReference(other, eos_names=EOS_NAMES, num_top=12)
+            reference = (
+                local_reference(by_id=naming == "ids") if is_local else ServerReference(other, eos_names=EOS_NAMES, num_top=12)
+            )
             played = situations(PROMPTS, is_quick=is_quick)
-            return await audit(client, reference, Settings(budget=budget, played=shortened(played), by_id=by_id, **options))
+            return await audit(client, reference, Settings(budget=budget, played=shortened(played), naming=naming, **options))
 
     return asyncio.run(run())
 
 
 def shortened(played: Any) -> Any:
     """The situations with prompts of the toy tokenizer."""
-    from dataclasses import replace
-
-    known = {"shared prefix": ("cabbag", "cabcde", "cabbag"), "long prompt": ("abcdefghijkl" * 8,)}
+    known = {"first tokens": PROMPTS[:2], "shared prefix": ("cabbag", "cabcde", "cabbag"), "long prompt": ("abcdefghijkl" * 8,)}
     return tuple(replace(one, prompts=known.get(one.name, one.prompts)) for one in played)

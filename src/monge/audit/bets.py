@@ -10,11 +10,13 @@ all more probable tokens plus a uniform share of p(x). If the claim holds, the U
 Each bet multiplies its wealth by the ratio r(x) / p(x), where the law r is chosen before x is seen:
 
 * *Tilts*: r(x) is proportional to p(x) exp(s f(x)), with strengths s on a grid. The score f names a kind of fault: a wrong
-  temperature, the most probable token too often or too seldom, mass moved to tokens of ranks 2 to 4 or to the tail. The tilt of
-  the most probable token is also played apart in three contexts: first tokens, and tokens after a likely or an unlikely token.
+  temperature, the most probable token too often or too seldom, mass moved to tokens of ranks 2 to 4 or to the tail, texts that
+  end too early or too late. The tilt of the most probable token is also played apart in three contexts: first tokens, and
+  tokens after a likely or an unlikely token.
 * *Neighbours*: a density 1 + s (2U' - 1)(2U - 1) of U given the previous token's U'.
 * *Histogram*: the density of U, estimated from all earlier tokens.
-* *Prefixes*: the law of the token after each of the first three prefixes of a prompt, estimated from earlier texts. It sees
+* *Tokens*: r(x) is proportional to p(x) times the ratio of the observed to the expected count of x in all earlier texts.
+* *Prefixes*: the law of the token after each of the first four prefixes of a prompt, estimated from earlier texts. It sees
   wrong joint laws of the first tokens, and texts that repeat each other.
 
 Reference:
@@ -30,7 +32,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
-from monge.audit.token_law import TokenLaw
+from monge.audit.token_law import END, TokenLaw
 
 _GRID: Final = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)
 STRENGTHS: Final = np.array([*(-s for s in reversed(_GRID)), *_GRID])
@@ -39,8 +41,10 @@ _FLATTEST: Final = 0.5  # a stronger negative power of a tiny mass would amplify
 _NUM_BINS: Final = 16
 _BIN_COUNTS: Final = np.array([64.0, 1024.0])  # prior counts of the histogram
 _PREFIX_COUNTS: Final = np.array([10.0, 100.0, 1000.0])  # prior counts of the laws after prefixes
+_TOKEN_COUNTS: Final = np.array([[30.0], [300.0]])  # prior counts of every token
+_NUM_TOKENS: Final = 20  # most probable tokens of a law whose counts are compared
 _RARE: Final = 0.05  # tokens of less mass share a category after a prefix
-NUM_PREFIXES: Final = 3
+NUM_PREFIXES: Final = 4
 """Tokens of a text whose laws are learned per prefix."""
 
 FAULTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
@@ -49,11 +53,13 @@ FAULTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "most probable": ("too few most probable tokens", "too many most probable tokens"),
         "ranks 2 to 4": ("too few tokens of ranks 2 to 4", "too many tokens of ranks 2 to 4"),
         "tail": ("too few improbable tokens", "too many improbable tokens"),
+        "end": ("texts end too late", "texts end too early"),
         "first": ("first tokens: too few most probable ones", "first tokens: too many most probable ones"),
         "after likely": ("after a likely token: too few most probable ones", "after a likely token: too many of them"),
         "after unlikely": ("after an unlikely token: too few most probable ones", "after an unlikely token: too many of them"),
         "neighbours": ("neighbouring tokens depend on each other", "neighbouring tokens depend on each other"),
         "histogram": ("quantiles are not uniform", "quantiles are not uniform"),
+        "tokens": ("some tokens are too frequent, others too rare", "some tokens are too frequent, others too rare"),
         "prefixes": ("wrong joint distribution of first tokens", "wrong joint distribution of first tokens"),
     }
 )
@@ -61,15 +67,17 @@ FAULTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 
 WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
     {
-        "temperature": 0.16,
-        "most probable": 0.16,
+        "temperature": 0.14,
+        "most probable": 0.14,
         "ranks 2 to 4": 0.12,
-        "tail": 0.12,
+        "tail": 0.08,
         "first": 0.06,
         "after likely": 0.06,
         "after unlikely": 0.06,
+        "end": 0.06,
         "neighbours": 0.04,
-        "histogram": 0.12,
+        "histogram": 0.06,
+        "tokens": 0.08,
         "prefixes": 0.10,
     }
 )
@@ -104,7 +112,7 @@ def judged(law: TokenLaw, name: str, uniform: float) -> Judged:
     place = law.place(name)
     quantile = float(law.masses[:place].sum() + uniform * law.masses[place]) / float(law.masses.sum())
     below_one = min(quantile, math.nextafter(1.0, 0.0))
-    return Judged(law=law, place=place, quantile=below_one, factors=log_factors(law.masses, place))
+    return Judged(law=law, place=place, quantile=below_one, factors=log_factors(law, place))
 
 
 class Wealth:
@@ -114,6 +122,8 @@ class Wealth:
         self._log: dict[str, np.ndarray] = {name: np.zeros(_num_options(name)) for name in WEIGHTS}
         self._bins = np.zeros(_NUM_BINS)
         self._prefixes: dict[tuple[str, ...], dict[int, int]] = {}
+        self._numbers: dict[str, int] = {}
+        self._counts = np.zeros((2, 256))  # observed and expected, by number of the token
         self.num_tokens = 0
         self.num_impossible = 0
         self.peak = 0.0
@@ -170,10 +180,24 @@ class Wealth:
             self._log[context] += factors["most probable"]
             product = (2.0 * previous.quantile - 1.0) * (2.0 * token.quantile - 1.0)
             self._log["neighbours"] += np.log1p(_COUPLINGS * product)
+        self._reweigh(token)
         place = int(token.quantile * _NUM_BINS)
         count, total = self._bins[place], self._bins.sum()
         self._log["histogram"] += np.log((_BIN_COUNTS + _NUM_BINS * count) / (_BIN_COUNTS + total))
         self._bins[place] += 1
+
+    def _reweigh(self, token: Judged) -> None:
+        names, masses = token.law.names[:_NUM_TOKENS], token.law.masses[:_NUM_TOKENS]
+        numbers = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
+        if len(self._numbers) > self._counts.shape[1]:
+            self._counts = np.pad(self._counts, ((0, 0), (0, len(self._numbers))))
+        observed, expected = self._counts[:, numbers]
+        ratios = (observed + _TOKEN_COUNTS) / (expected + _TOKEN_COUNTS)
+        gained = ratios[:, token.place] if token.place < len(names) else 1.0
+        self._log["tokens"] += np.log(gained / (1.0 + (ratios - 1.0) @ masses[: len(names)]))
+        self._counts[1, numbers] += masses[: len(names)]
+        if token.place < len(names):
+            self._counts[0, numbers[token.place]] += 1.0
 
     def _learn(self, prefix: tuple[str, ...], token: Judged) -> None:
         masses = token.law.masses
@@ -187,26 +211,26 @@ class Wealth:
         counts[key], counts[-2] = count + 1, total + 1
 
 
-def log_factors(masses: Float64[np.ndarray, " categories"], place: int) -> dict[str, Float64[np.ndarray, " strengths"]]:
+def log_factors(law: TokenLaw, place: int) -> dict[str, Float64[np.ndarray, " strengths"]]:
     """Logarithms of r(x) / p(x) of the tilts, for every strength.
 
     Args:
-        masses: The reference law's masses, most probable first.
-        place: The token.
+        law: The reference law.
+        place: Category of the token.
     """
+    masses = law.masses
     logs = np.log(np.where(masses > 0.0, masses, 1.0))
     strengths = np.maximum(STRENGTHS, -_FLATTEST)
     powers = np.exp(strengths[:, None] * logs) @ masses
     factors = {"temperature": strengths * logs[place] - np.log(powers)}
-    sets = {"most probable": slice(0, 1), "ranks 2 to 4": slice(1, 4), "tail": slice(8, None)}
-    for name, part in sets.items():
-        mass = min(float(masses[part].sum()), 1.0)
-        inside = part.start <= place < (len(masses) if part.stop is None else part.stop)
-        factors[name] = STRENGTHS * inside - np.log1p(mass * np.expm1(STRENGTHS))
+    end, size = law.places.get(END, len(masses)), len(masses)
+    ranges = {"most probable": (0, 1), "ranks 2 to 4": (1, 4), "tail": (8, size), "end": (end, end + 1)}
+    for name, (first, last) in ranges.items():
+        mass = min(float(masses[first:last].sum()), 1.0)
+        factors[name] = STRENGTHS * (first <= place < last) - np.log1p(mass * np.expm1(STRENGTHS))
     return factors
 
 
 def _num_options(name: str) -> int:
-    return {"neighbours": len(_COUPLINGS), "histogram": len(_BIN_COUNTS), "prefixes": len(_PREFIX_COUNTS)}.get(
-        name, len(STRENGTHS)
-    )
+    learned = {"neighbours": _COUPLINGS, "histogram": _BIN_COUNTS, "tokens": _TOKEN_COUNTS, "prefixes": _PREFIX_COUNTS}
+    return len(learned.get(name, STRENGTHS))

@@ -4,7 +4,7 @@ They need few requests, and tell servers with other weights from servers with a 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -72,7 +72,7 @@ class Deterministic:
 
 
 async def deterministic(
-    client: Client, reference: Reference, prompts: Sequence[str], *, max_tokens: int, tolerance: float, by_id: bool
+    client: Client, reference: Reference, prompts: Sequence[str], *, fields: Mapping[str, object], tolerance: float
 ) -> Deterministic:
     """Compare greedy texts and log-probabilities.
 
@@ -80,17 +80,15 @@ async def deterministic(
         client: The audited server.
         reference: The reference.
         prompts: Prompts.
-        max_tokens: Tokens of each text.
+        fields: Fields of every request.
         tolerance: Smallest gap that counts as a difference; twice the reference's noise if that is larger.
-        by_id: Whether to ask for token ids.
     """
     noise = await reference.noise(prompts)
     tolerance = max(tolerance, _NOISE_FACTOR * noise)
-    asked = {"max_tokens": max_tokens, "logprobs": 1, "return_tokens_as_token_ids": by_id or None}
     differences, num_greedy = list[Difference](), 0
     first, later = list[float](), list[float]()
     for prompt in prompts:
-        completion = await client.complete(prompt, temperature=0.0, **asked)
+        completion = await client.complete(prompt, temperature=0.0, **fields)
         names = token_names(completion, reference.eos_names)
         laws = await reference.laws(prompt, names, SamplingRules())
         compared = [(name, law) for name, law in zip(names, laws, strict=False) if law is not None]
@@ -101,7 +99,7 @@ async def deterministic(
                 expected = law.names[0]
                 differences.append(Difference(prompt=prompt, position=position, expected=expected, got=name, gap=gap))
                 break
-        sampled = await client.complete(prompt, temperature=1.0, **asked)
+        sampled = await client.complete(prompt, temperature=1.0, **fields)
         names = token_names(sampled, reference.eos_names)
         laws = await reference.laws(prompt, names, SamplingRules())
         for position, (name, law, logprob) in enumerate(zip(names, laws, sampled.logprobs, strict=False)):

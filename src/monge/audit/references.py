@@ -14,12 +14,9 @@ import numpy as np
 import torch
 
 from monge.audit.client import TOKEN_ID, Client, Completion, ServerError
-from monge.audit.token_law import TokenLaw, law_of_logprobs, truncated
+from monge.audit.token_law import END, TokenLaw, law_of_logprobs, truncated
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules
-
-END: Final = "<end of text>"
-"""Name that the audit gives to every token that ends a text."""
 
 _UNNAMED: Final = "\N{REPLACEMENT CHARACTER}"
 _SORTED: Final = 256
@@ -52,8 +49,12 @@ class Reference(Protocol):
 
 
 def token_names(completion: Completion, eos_names: frozenset[str]) -> tuple[str, ...]:
-    """Names of the tokens of a completion, with `END` last where the text ended by itself."""
-    names = [END if name in eos_names else name for name in completion.tokens or ()]
+    """Names of the tokens of a completion, with `END` last where the text ended by itself.
+
+    Where a server returns no tokens, the text counts as one: only single tokens are asked of such a server.
+    """
+    shown = (completion.text,) if completion.tokens is None and completion.text else completion.tokens or ()
+    names = [END if name in eos_names else name for name in shown]
     if completion.finish == "stop" and names[-1:] != [END]:
         names.append(END)
     return tuple(names)

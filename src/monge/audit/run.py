@@ -4,9 +4,9 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from monge.audit.bets import Judged, Wealth, judged
 from monge.audit.client import TOKEN_ID, Client, Completion, RefusedError, ServerError
@@ -28,6 +28,13 @@ _MIN_TOKENS: Final = 500
 _CURVE_POINTS: Final = 200
 _AHEAD: Final = 4  # texts in work, in multiples of the requests at once
 
+_NUM_PROBES: Final = 16
+_TEXT_NOTE: Final = (
+    "the server returns no tokens, so that only first tokens were judged, which most engines draw without speculation; an audit "
+    "needs `logprobs` on /v1/completions"
+)
+
+Naming = Literal["ids", "names", "text"]
 T = TypeVar("T")
 
 
@@ -38,40 +45,43 @@ class Settings:
     Args:
         budget: Sampled tokens to judge at most.
         alpha: Largest probability of a false alarm.
-        max_tokens: Tokens of each text.
         tolerance: Smallest difference of two log-probabilities that counts in greedy texts, in nats.
         played: The situations.
         seed: Of the numbers that break ties, and of requests with seeds.
-        by_id: Whether the servers name tokens by ids; see `probe`.
+        naming: How the audited server names tokens, as `probe` says. Of servers that return no tokens, only the first token of
+            each text is judged.
         log: File for the texts.
     """
 
     budget: int = BUDGET
     alpha: float = ALPHA
-    max_tokens: int = 16
     tolerance: float = 0.05
     played: tuple[Situation, ...] = situations()
     seed: int = 0
-    by_id: bool = False
+    naming: Naming = "names"
     log: Path | None = None
 
 
-async def probe(client: Client, prompt: str) -> bool:
-    """Ask a server for one short text.
-
-    Returns:
-        Whether it names tokens by their ids.
+async def probe(client: Client, prompt: str) -> Naming:
+    """Ask a server for short texts, to see how it names tokens.
 
     Raises:
-        ServerError: If it returns no tokens.
+        ServerError: If it cannot be reached, or returns empty texts only.
     """
-    try:
-        found = await client.complete(prompt, max_tokens=4, temperature=1.0, logprobs=1, return_tokens_as_token_ids=True)
-    except RefusedError:
-        found = await client.complete(prompt, max_tokens=4, temperature=1.0, logprobs=1)
-    if not found.tokens:
-        raise ServerError(f"{client.url} returns no tokens: an audit needs `logprobs` on /v1/completions")
-    return all(name.startswith(TOKEN_ID) for name in found.tokens)
+    fields = {"max_tokens": 4, "temperature": 1.0, "logprobs": 1, "return_tokens_as_token_ids": True}
+    for _ in range(_NUM_PROBES):  # some texts end at once
+        try:
+            found = await client.complete(prompt, **fields)
+        except RefusedError:
+            if "return_tokens_as_token_ids" not in fields:
+                raise
+            del fields["return_tokens_as_token_ids"]
+            continue
+        if found.tokens:
+            return "ids" if all(name.startswith(TOKEN_ID) for name in found.tokens) else "names"
+        if found.tokens is None and found.text:
+            return "text"
+    raise ServerError(f"{client.url} returned {_NUM_PROBES} empty texts for the prompt {prompt!r}")
 
 
 async def audit(
@@ -90,15 +100,17 @@ async def audit(
         on_tokens: Told the judged tokens and the logarithm of the e-value after every text.
     """
     notes = list[str]()
-    prompts = settings.played[0].prompts
-    first = await deterministic(
-        client, reference, prompts, max_tokens=settings.max_tokens, tolerance=settings.tolerance, by_id=settings.by_id
-    )
+    if settings.naming == "text":
+        settings = replace(settings, played=tuple(replace(one, max_tokens=1) for one in settings.played))
+        notes.append(_TEXT_NOTE)
+    longest = max(settings.played, key=lambda one: (one.max_tokens, len(one.prompts)))
+    fields = request_fields(longest.max_tokens, settings.naming)
+    first = await deterministic(client, reference, longest.prompts, fields=fields, tolerance=settings.tolerance)
     if not first.same_logprobs:
         notes.append("the server's log-probabilities are not those of the reference")
     if (early := _early_verdict(first, settings, notes)) is not None:
         return early
-    header = {"url": client.url, "model": client.model, "seed": settings.seed, "max_tokens": settings.max_tokens}
+    header = {"url": client.url, "model": client.model, "seed": settings.seed}
     log = TextLog(settings.log, header)
     sampled = _Sampled(client, reference, settings, log, on_tokens)
     try:
@@ -108,6 +120,12 @@ async def audit(
     if isinstance(reference, ServerReference) and reference.speculates:
         notes.append("the reference server reports speculation: prove that it is lossless, or switch its speculation off")
     return sampled.report(first, notes)
+
+
+def request_fields(max_tokens: int, naming: Naming) -> dict[str, object]:
+    """Fields that ask for tokens."""
+    names: dict[str, object] = {} if naming == "text" else {"logprobs": 1}
+    return {"max_tokens": max_tokens} | names | ({"return_tokens_as_token_ids": True} if naming == "ids" else {})
 
 
 def _early_verdict(first: Deterministic, settings: Settings, notes: Sequence[str]) -> Report | None:
@@ -156,7 +174,7 @@ class _Sampled:
         """Play all situations, or stop at a rejection."""
         shares = sum(situation.share for situation in self._settings.played)
         for number, situation in enumerate(self._settings.played):
-            num_texts = math.ceil(self._settings.budget * situation.share / shares / self._settings.max_tokens)
+            num_texts = math.ceil(self._settings.budget * situation.share / shares / situation.max_tokens)
             limit = asyncio.Semaphore(situation.concurrency)
             makers = (self._text(situation, index, limit) for index in range(num_texts))
             index = 0
@@ -186,6 +204,8 @@ class _Sampled:
             richest = max((self._joint, *self._own.values()), key=lambda one: one.peak)
             where = [name for name, own in self._own.items() if own is richest]
             verdict, reason = "not lossless", richest.finding() + (f" (in situation {where[0]!r})" if where else "")
+        elif settings.naming == "text":
+            verdict, reason = "could not be judged", "first tokens show no deviation, but the server returns no tokens"
         elif num_tokens < min(_MIN_TOKENS, settings.budget):
             verdict, reason = "could not be judged", f"only {num_tokens} tokens have a known reference distribution"
         else:
@@ -220,13 +240,11 @@ class _Sampled:
             async with limit:
                 completion = await self._client.complete(
                     prompt,
-                    max_tokens=self._settings.max_tokens,
                     temperature=float(rules.temperature),
                     top_p=float(rules.top_p) if rules.top_p < 1 else None,
                     top_k=rules.top_k,
                     seed=self._settings.seed + index if situation.is_seeded else None,
-                    logprobs=1,
-                    return_tokens_as_token_ids=self._settings.by_id or None,
+                    **request_fields(situation.max_tokens, self._settings.naming),
                 )
             self._log.keep(situation.name, index, completion)
         names = token_names(completion, self._reference.eos_names)
@@ -248,7 +266,7 @@ class _Sampled:
         own.add(key, names, tokens)
         self._tally.add(tokens)
         self._texts[situation.name] += 1
-        self._num_short += completion.finish == "length" and len(names) < self._settings.max_tokens
+        self._num_short += completion.finish == "length" and len(names) < situation.max_tokens
         log_e = self._log_e()
         self._peak = max(self._peak, log_e)
         self._curve.append((self._joint.num_tokens, log_e))

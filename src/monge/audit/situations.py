@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from monge.audit.bets import NUM_PREFIXES
 from monge.core.sampling_rules import SamplingRules
 
 PROMPTS: Final = (
@@ -29,6 +30,7 @@ class Situation:
         name: Shown in reports.
         prompts: Prompts, taken in turn.
         rules: Sampling rules.
+        max_tokens: Tokens of each text.
         concurrency: Requests at once.
         share: Share of the budget, relative to the other situations.
         is_seeded: Whether each request brings its own seed.
@@ -37,6 +39,7 @@ class Situation:
     name: str
     prompts: tuple[str, ...]
     rules: SamplingRules = SamplingRules()
+    max_tokens: int = 16
     concurrency: int = 4
     share: float = 1.0
     is_seeded: bool = False
@@ -51,14 +54,16 @@ def situations(prompts: tuple[str, ...] = PROMPTS, *, is_quick: bool = False) ->
     """
     first, second = prompts[:2]
     shared = (SHARED + first, SHARED + second, SHARED + first)
+    few = SamplingRules(top_k=4)
     every = (
+        Situation(name="first tokens", prompts=(first, second), rules=few, max_tokens=NUM_PREFIXES, concurrency=16),
         Situation(name="16 at once", prompts=prompts, concurrency=16),
         Situation(name="temperature 0.7, top-k 8", prompts=prompts, rules=SamplingRules(temperature=0.7, top_k=8)),
-        Situation(name="shared prefix", prompts=shared, concurrency=1, share=0.5),
+        Situation(name="shared prefix", prompts=shared, max_tokens=NUM_PREFIXES, concurrency=1, share=0.5),
         Situation(name="alone", prompts=prompts, concurrency=1, share=0.5),
         Situation(name="4 at once", prompts=prompts),
         Situation(name="top-p 0.8", prompts=prompts, rules=SamplingRules(top_p=0.8)),
         Situation(name="seeds", prompts=prompts, is_seeded=True),
         Situation(name="long prompt", prompts=(LONG,)),
     )
-    return every[:3] if is_quick else every
+    return every[:4] if is_quick else every

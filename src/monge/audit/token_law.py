@@ -9,6 +9,9 @@ from jaxtyping import Float64
 
 from monge.core.sampling_rules import SamplingRules
 
+END: Final = "<end of text>"
+"""Name that the audit gives to every token that ends a text."""
+
 MOST_NAMED: Final = 64
 """Named tokens of a law. All others form one category. Tests stay valid, and their cost does not depend on the vocabulary."""
 

@@ -6,6 +6,7 @@ import typer
 
 from monge.bench.provenance import versions
 from monge.cli.acceptance import acceptance
+from monge.cli.audit import audit
 from monge.cli.batch import batch
 from monge.cli.bench import bench
 from monge.cli.bench_ablations import bench_ablations
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command("generate")(generate)
 app.command("chat")(chat)
 app.command("batch")(batch)
+app.command("audit")(audit)
 app.command("list")(list_parts)
 app.command("demo")(demo)
 app.command("acceptance")(acceptance)

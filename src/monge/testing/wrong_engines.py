@@ -1,6 +1,6 @@
 """Small engines that decode a table speculatively: one is exact, the others have faults that real engines had.
 
-Each is a rule of a few lines. p = target law, q = draft law, x = drafted token. `numbers` is the only source of randomness.
+Each is a rule of a few lines. p = target law, q = draft law, x = drafted token.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +10,9 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
+from monge.core.draws import Draws, SeededDraws
 from monge.core.sampling_rules import SamplingRules
-from monge.testing.tabular import RandomTable
+from monge.testing.tabular import LawTable, RandomTable
 
 VOCAB: Final = 13
 END: Final = 0
@@ -20,8 +21,8 @@ _NO_RULES: Final = SamplingRules()
 
 Text = tuple[int, ...]
 Probs = np.ndarray
-Rule = Callable[[Probs, Probs, int, np.random.Generator], int]
-"""`(p, q, x, numbers) -> token`: x itself where it is accepted."""
+Rule = Callable[[Probs, Probs, int, Draws], int]
+"""`(p, q, x, draws) -> token`: x itself where it is accepted."""
 
 
 class ToyTable:
@@ -41,62 +42,75 @@ class ToyTable:
         if context not in self._made:
             masses = (1 - self._blend) * np.array(self._own(context)) + self._blend * np.array(self._other(context))
             masses = masses**2
-            masses[END] *= 0.2
+            masses[END] = 0.03 * masses.sum()
             self._made[context] = (masses / masses.sum()).tolist()
         return self._made[context]
+
+
+class UnigramTable:
+    """One law after every text, far from uniform: a drafter that does not look at the text.
+
+    Args:
+        seed: Of the law.
+    """
+
+    def __init__(self, seed: int) -> None:
+        masses = np.array(RandomTable(VOCAB, seed)((1,))) ** 3
+        self._masses: list[float] = (masses / masses.sum()).tolist()
+
+    def __call__(self, token_ids: Text) -> Sequence[float]:
+        return self._masses
 
 
 @runtime_checkable
 class Engine(Protocol):
     """Writes a text."""
 
-    def generate(
-        self, prompt: Text, rules: SamplingRules, max_tokens: int, numbers: np.random.Generator, *, num_at_once: int
-    ) -> list[int]:
+    def generate(self, prompt: Text, rules: SamplingRules, max_tokens: int, draws: Draws, *, num_at_once: int) -> list[int]:
         """Tokens after a prompt, up to an end of text or `max_tokens`.
 
         Args:
             prompt: The prompt.
             rules: Sampling rules.
             max_tokens: Most tokens.
-            numbers: Randomness of this request.
+            draws: Randomness of this request.
             num_at_once: Requests in work, this one included.
         """
         ...
 
 
-def single_draft(p: Probs, q: Probs, x: int, numbers: np.random.Generator) -> int:
+def single_draft(p: Probs, q: Probs, x: int, draws: Draws) -> int:
     """The exact rule."""
-    return x if numbers.random() * q[x] < p[x] else _drawn(_excess(p, q), numbers)
+    return x if draws.uniform() * q[x] < p[x] else _drawn(_excess(p, q), draws)
 
 
-def _uniform_reused(p: Probs, q: Probs, x: int, numbers: np.random.Generator) -> int:
-    uniform = numbers.random()
+def _uniform_reused(p: Probs, q: Probs, x: int, draws: Draws) -> int:
+    uniform = draws.uniform()
     return x if uniform * q[x] < p[x] else _at(_excess(p, q), uniform)
 
 
-def _target_after_rejection(p: Probs, q: Probs, x: int, numbers: np.random.Generator) -> int:
-    return x if numbers.random() * q[x] < p[x] else _drawn(p, numbers)
+def _target_after_rejection(p: Probs, q: Probs, x: int, draws: Draws) -> int:
+    return x if draws.uniform() * q[x] < p[x] else _drawn(p, draws)
 
 
-def _zeroed_out(p: Probs, q: Probs, x: int, numbers: np.random.Generator) -> int:
-    if numbers.random() * q[x] < p[x]:
+def _zeroed_out(p: Probs, q: Probs, x: int, draws: Draws) -> int:
+    if draws.uniform() * q[x] < p[x]:
         return x
     left = p.copy()
     left[x] = 0.0
-    return _drawn(left, numbers)
+    return _drawn(left, draws)
 
 
-def _ratio_to_largest(p: Probs, q: Probs, x: int, numbers: np.random.Generator) -> int:
-    return x if numbers.random() * p.max() < p[x] else _drawn(_excess(p, q), numbers)
+def _ratio_to_largest(p: Probs, q: Probs, x: int, draws: Draws) -> int:
+    return x if draws.uniform() * p.max() < p[x] else _drawn(_excess(p, q), draws)
 
 
-def _always_accepted(p: Probs, q: Probs, x: int, numbers: np.random.Generator) -> int:
+def _always_accepted(p: Probs, q: Probs, x: int, draws: Draws) -> int:
     return x
 
 
-def _typical(p: Probs, q: Probs, x: int, numbers: np.random.Generator) -> int:
-    return x if p[x] > 0.1 else _drawn(p, numbers)
+def _typical(p: Probs, q: Probs, x: int, draws: Draws) -> int:
+    return x if p[x] > 0.1 else _drawn(p, draws)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +138,10 @@ class ChainEngine:
     ignores: frozenset[str] = frozenset()
     mixes_crowds: bool = False
     skips_end: bool = False
-    target: ToyTable = field(default_factory=lambda: TARGET)
-    draft: ToyTable = field(default_factory=lambda: DRAFT)
+    target: LawTable = field(default_factory=lambda: TARGET)
+    draft: LawTable = field(default_factory=lambda: DRAFT)
 
-    def generate(
-        self, prompt: Text, rules: SamplingRules, max_tokens: int, numbers: np.random.Generator, *, num_at_once: int
-    ) -> list[int]:
+    def generate(self, prompt: Text, rules: SamplingRules, max_tokens: int, draws: Draws, *, num_at_once: int) -> list[int]:
         given = {"top_k": rules.top_k, "top_p": rules.top_p} | dict.fromkeys(self.ignores & {"top_k"}, None)
         given |= dict.fromkeys(self.ignores & {"top_p"}, 1.0)
         applied = SamplingRules(temperature=rules.temperature**self.temperature_power, **given)  # type: ignore[arg-type]
@@ -139,14 +151,15 @@ class ChainEngine:
             mixed = self.mixes_crowds and num_at_once > 1 and len(text) % 8 == 0
             return law(self.target, (*text[:-1], 1) if mixed else tuple(text), applied)
 
+        text.append(_drawn(target_law(), draws))  # the prefill's own token, as in most engines
         while len(text) < len(prompt) + max_tokens and text[-1] != END:
             for _ in range(3):
                 p, q = target_law(), law(self.draft, tuple(text), rules)
-                noise = numbers.gumbel(size=VOCAB)
+                noise = -np.log(-np.log([draws.uniform() for _ in range(VOCAB)]))
                 with np.errstate(divide="ignore"):
                     x = int(q.argmax() if self.drafts_greedily else (np.log(q) + noise).argmax())
                     declared = law(self.draft, tuple(text), _NO_RULES) if self.declares_raw_law else q
-                    token = self.rule(p, declared, x, numbers)
+                    token = self.rule(p, declared, x, draws)
                     if token != x and self.reuses_noise:
                         token = int((np.log(_excess(p, q)) + noise).argmax())
                 if not (token == x == END and self.skips_end):
@@ -154,7 +167,7 @@ class ChainEngine:
                 if token != x or text[-1] == END:
                     break
             else:
-                text.append(_drawn(p if self.bonus_from_parent else target_law(), numbers))
+                text.append(_drawn(p if self.bonus_from_parent else target_law(), draws))
         return text[len(prompt) : len(prompt) + max_tokens]
 
 
@@ -173,24 +186,22 @@ class PlainEngine:
     num_bits: int | None = None
     reads_stale_prefix: bool = False
     stays_at_one_seed: bool = False
-    target: ToyTable = field(default_factory=lambda: TARGET)
+    target: LawTable = field(default_factory=lambda: TARGET)
     _seen: dict[Text, Text] = field(default_factory=dict[Text, Text])
 
-    def generate(
-        self, prompt: Text, rules: SamplingRules, max_tokens: int, numbers: np.random.Generator, *, num_at_once: int
-    ) -> list[int]:
-        numbers = np.random.Generator(np.random.Philox(7)) if self.stays_at_one_seed else numbers  # noqa: TID251 (the fault)
+    def generate(self, prompt: Text, rules: SamplingRules, max_tokens: int, draws: Draws, *, num_at_once: int) -> list[int]:
+        draws = SeededDraws(7) if self.stays_at_one_seed else draws
         is_stale = self.reads_stale_prefix and self._seen.get(prompt[:2], prompt) != prompt
         self._seen[prompt[:2]] = prompt
         text = list(prompt)
         while len(text) < len(prompt) + max_tokens and text[-1] != END:
             read = text[:-1] if is_stale and len(text) == len(prompt) else text
             p = law(self.target, tuple(read), rules, self.num_bits)
-            text.append(int(p.argmax()) if self.is_greedy else _drawn(p, numbers))
+            text.append(int(p.argmax()) if self.is_greedy else _drawn(p, draws))
         return text[len(prompt) :]
 
 
-def law(table: Callable[[Text], Sequence[float]], text: Text, rules: SamplingRules, num_bits: int | None = None) -> Probs:
+def law(table: LawTable, text: Text, rules: SamplingRules, num_bits: int | None = None) -> Probs:
     """Masses of the next token under sampling rules."""
     logits = np.log(np.array(table(text)))
     if num_bits is not None:
@@ -213,8 +224,8 @@ def _excess(p: Probs, q: Probs) -> Probs:
     return excess if excess.sum() > 0 else p
 
 
-def _drawn(masses: Probs, numbers: np.random.Generator) -> int:
-    return _at(masses, numbers.random())
+def _drawn(masses: Probs, draws: Draws) -> int:
+    return _at(masses, draws.uniform())
 
 
 def _at(masses: Probs, uniform: float) -> int:
@@ -223,11 +234,11 @@ def _at(masses: Probs, uniform: float) -> int:
 
 
 TARGET: Final = ToyTable(0)
-DRAFT: Final = ToyTable(1, blend=0.5)
+DRAFT: Final = ToyTable(1, blend=0.3)
 
 WRONG_ENGINES: Final[Mapping[str, Engine]] = MappingProxyType(
     {
-        "draft noise reused for the correction token": ChainEngine(reuses_noise=True),
+        "draft noise reused for the correction token": ChainEngine(reuses_noise=True, draft=UnigramTable(1)),
         "acceptance uniform reused in the residual draw": ChainEngine(rule=_uniform_reused),
         "draft law declared before sampling rules": ChainEngine(declares_raw_law=True),
         "ratio to the largest mass instead of p / q": ChainEngine(rule=_ratio_to_largest),

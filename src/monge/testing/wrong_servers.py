@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from monge.core.draws import random_numbers
+from monge.core.draws import SeededDraws
 from monge.core.sampling_rules import SamplingRules
 from monge.testing.wrong_engines import END, TARGET, Engine, Text, ToyTable, law
 
@@ -100,8 +100,7 @@ class ToyServer:
         )
         row, seed = (self.num_requests, self._seed) if "seed" not in fields else (0, fields["seed"])
         self.num_requests += 1
-        numbers = random_numbers(seed, row)
-        made = self._engine.generate(prompt, rules, fields["max_tokens"], numbers, num_at_once=self._num_at_once)
+        made = self._engine.generate(prompt, rules, fields["max_tokens"], SeededDraws(seed, row), num_at_once=self._num_at_once)
         ended = made[-1:] == [END]
         shown = tuple(made[:-1] if ended else made)
         first = 0 if fields.get("echo") else len(prompt)
