@@ -23,7 +23,7 @@ from monge.testing.wrong_engines import DRAFT, END, EXACT_ENGINES, TARGET, VOCAB
 from monge.testing.wrong_servers import Letters, ToyServer
 
 PROMPTS = ("abc", "bad", "dig", "gala")
-EOS_NAMES = frozenset({"<end>"})
+EOS_NAMES = frozenset({"<end>", "token_id:0"})
 
 
 class LoopEngine:
@@ -35,9 +35,8 @@ class LoopEngine:
     def generate(
         self, prompt: tuple[int, ...], rules: SamplingRules, max_tokens: int, draws: Draws, *, num_at_once: int
     ) -> list[int]:
-        request = Request(
-            prompt_ids=prompt, max_new_tokens=max_tokens, rules=rules, seed=0, draws=draws, eos_ids=frozenset({END})
-        )
+        seed = int(draws.uniform() * 2**53)  # a seed has the shared clocks that the Gumbel coupling needs
+        request = Request(prompt_ids=prompt, max_new_tokens=max_tokens, rules=rules, seed=seed, eos_ids=frozenset({END}))
         parts: Parts = make_parts(TabularModel(TARGET, VOCAB), TabularModel(DRAFT, VOCAB), **self._made)
         session = Session(request, request_id=0)
         open_sessions([session], parts)
@@ -64,11 +63,19 @@ def local_reference(*, by_id: bool = False) -> LocalReference:
     return LocalReference(TabularModel(TARGET, VOCAB), Letters(), frozenset({END}), by_id=by_id)
 
 
-def judge(server: ToyServer, *, budget: int = 4000, is_local: bool = True, is_quick: bool = False, **options: Any) -> Report:
+def judge(
+    server: ToyServer,
+    *,
+    budget: int = 4000,
+    is_local: bool = True,
+    knows_end: bool = True,
+    is_quick: bool = False,
+    **options: Any,
+) -> Report:
     """Audit a toy server."""
 
     async def run() -> Report:
-        twin = ToyServer(EXACT_ENGINES["plain"], seed=99)
+        twin = ToyServer(EXACT_ENGINES["plain"], seed=99, by_id=True)
         async with client_of(server) as client, client_of(twin) as other:
             naming = await probe(client, PROMPTS[0])
             reference: Reference

@@ -196,11 +196,13 @@ class ServerReference:
         largest = sorted(top.items(), key=lambda pair: -pair[1])[: self._num_top]
         merged = dict[str, float]()
         for name, logprob in largest:
-            if _UNNAMED in name:
-                continue  # several parts of characters share this name
+            if _UNNAMED in name and not rules.truncates:
+                continue  # several parts of characters share this name: they count as unnamed
             own = END if name in self.eos_names else name
             merged[own] = float(np.logaddexp(merged.get(own, -np.inf), logprob))
-        return law_of_logprobs(merged, rules)
+        law = law_of_logprobs(merged, rules)
+        # Of several tokens with this name, the server lists one: how many of them are kept is unknown.
+        return None if law is not None and any(_UNNAMED in name for name in law.names) else law
 
 
 def _difference(a: TokenLaw, b: TokenLaw) -> float:

@@ -16,12 +16,12 @@ from monge.audit.power import smallest_deviation
 from monge.audit.references import Reference, ServerReference, token_names
 from monge.audit.report import Report, SituationResult, Tally
 from monge.audit.situations import Situation, situations
-from monge.audit.token_law import TokenLaw
+from monge.audit.token_law import END, TokenLaw
 from monge.core.draws import random_numbers
 
 ALPHA: Final = 0.001
 BUDGET: Final = 20_000
-QUICK_BUDGET: Final = 3_000
+QUICK_BUDGET: Final = 2_000
 _MIN_TOKENS: Final = 500
 """Fewer judged tokens give no verdict."""
 
@@ -30,8 +30,8 @@ _AHEAD: Final = 4  # texts in work, in multiples of the requests at once
 
 _NUM_PROBES: Final = 16
 _TEXT_NOTE: Final = (
-    "the server returns no tokens, so that only first tokens were judged, which most engines draw without speculation; an audit "
-    "needs `logprobs` on /v1/completions"
+    "the server returns no tokens, so that only first tokens were judged, which most engines draw without speculation; an "
+    "audit needs `logprobs` on /v1/completions"
 )
 
 Naming = Literal["ids", "names", "text"]
@@ -162,6 +162,7 @@ class _Sampled:
         self._own = {situation.name: Wealth() for situation in settings.played}
         self._texts = dict.fromkeys(self._own, 0)
         self._num_short = 0
+        self._num_ends, self._names_ends = 0, False
         self._peak = 0.0
         self._curve = list[tuple[int, float]]()
 
@@ -200,7 +201,10 @@ class _Sampled:
             for name, own in self._own.items()
         )
         smallest = smallest_deviation(num_tokens, alpha=settings.alpha)
-        if self.is_rejected:
+        if self._num_ends and not self._names_ends:
+            verdict = "could not be judged"
+            reason = "texts end, but no reference distribution names an end of text; give its name with --eos"
+        elif self.is_rejected:
             richest = max((self._joint, *self._own.values()), key=lambda one: one.peak)
             where = [name for name, own in self._own.items() if own is richest]
             verdict, reason = "not lossless", richest.finding() + (f" (in situation {where[0]!r})" if where else "")
@@ -266,6 +270,8 @@ class _Sampled:
         own.add(key, names, tokens)
         self._tally.add(tokens)
         self._texts[situation.name] += 1
+        self._num_ends += names[-1:] == (END,)
+        self._names_ends |= any(END in law.places for law in laws if law is not None)
         self._num_short += completion.finish == "length" and len(names) < situation.max_tokens
         log_e = self._log_e()
         self._peak = max(self._peak, log_e)

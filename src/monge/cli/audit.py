@@ -47,7 +47,7 @@ Eos = Annotated[
 Budget = Annotated[
     int | None, options.option("--budget", help="Sampled tokens to judge at most.", panel=AUDIT, default="20000")
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="Four situations and 3,000 tokens.", rich_help_panel=AUDIT)]
+Quick = Annotated[bool, typer.Option("--quick", help="Four situations and 2,000 tokens.", rich_help_panel=AUDIT)]
 Alpha = Annotated[
     float | None, options.option("--alpha", help="Largest probability of a false alarm.", panel=AUDIT, default="0.001")
 ]
@@ -118,9 +118,9 @@ def audit(
         given = {"budget": run.QUICK_BUDGET, "played": run.situations(is_quick=True)} | given
     if target is not None:
         given = {"tolerance": _LOCAL_TOLERANCE} | given
-    sources = {"reference_url": reference_url, "reference_model": reference_model, "target": target}
+    sources = {"model": model, "reference_url": reference_url, "reference_model": reference_model, "target": target}
     loading = options.given(dtype=dtype, device=device)
-    report: Report = asyncio.run(_audited(url, model, api_key, given, frozenset(eos or _EOS_NAMES), sources, loading))
+    report: Report = asyncio.run(_audited(url, given, sources, loading, api_key=api_key, eos=eos))
     if html is not None:
         from monge.audit.page import page
 
@@ -145,24 +145,22 @@ def _audit_room() -> ModuleType:
 
 async def _audited(
     url: str,
-    model: str | None,
-    api_key: str | None,
     given: dict[str, Any],
-    eos_names: frozenset[str],
     sources: dict[str, str | None],
     loading: dict[str, Any],
+    *,
+    api_key: str | None,
+    eos: list[str] | None,
 ) -> Any:  # noqa: ANN401 (the report's room is imported late)
     from contextlib import AsyncExitStack
 
-    from monge.audit.client import Client
+    from monge.audit.client import TOKEN_ID, Client
     from monge.audit.references import LocalReference, ServerReference
     from monge.audit.run import Settings, audit, probe
 
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(Client(url, model=model, api_key=api_key))
-        settings = Settings(**given)
-        naming = await probe(client, settings.played[0].prompts[0])
-        settings = Settings(**given, naming=naming)
+        client = await stack.enter_async_context(Client(url, model=sources["model"], api_key=api_key))
+        naming = await probe(client, Settings(**given).played[0].prompts[0])
         if sources["target"] is not None:
             source = None if sources["target"] == "built-in" else sources["target"]
             decoder = load(source, drafter="none", **loading)
@@ -170,7 +168,11 @@ async def _audited(
         else:
             other = Client(str(sources["reference_url"]), model=sources["reference_model"], api_key=api_key)
             twin = await stack.enter_async_context(other)
-            reference = ServerReference(twin, eos_names=eos_names, by_id=naming == "ids")
+            names = frozenset(eos or _EOS_NAMES)
+            if naming == "ids" and not all(name.startswith(TOKEN_ID) for name in names):
+                naming = "names"  # the id of the end of text is unknown
+            reference = ServerReference(twin, eos_names=names, by_id=naming == "ids")
+        settings = Settings(**given, naming=naming)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=notes(), transient=True) as progress:
             task = progress.add_task("judging tokens", total=settings.budget)
