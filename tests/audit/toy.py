@@ -78,10 +78,10 @@ def judge(
         twin = ToyServer(EXACT_ENGINES["plain"], seed=99, by_id=True)
         async with client_of(server) as client, client_of(twin) as other:
             naming = await probe(client, PROMPTS[0])
-            reference: Reference
-            reference = (
-                local_reference(by_id=naming == "ids") if is_local else ServerReference(other, eos_names=EOS_NAMES, num_top=12)
-            )
+            by_id, names = naming == "ids", EOS_NAMES if knows_end else frozenset[str]()
+            reference: Reference = ServerReference(other, eos_names=names, by_id=by_id, num_top=12)
+            if is_local:
+                reference = local_reference(by_id=by_id)
             played = situations(PROMPTS, is_quick=is_quick)
             return await audit(client, reference, Settings(budget=budget, played=shortened(played), naming=naming, **options))
 

@@ -153,6 +153,7 @@ class ChainEngine:
 
         text.append(_drawn(target_law(), draws))  # the prefill's own token, as in most engines
         while len(text) < len(prompt) + max_tokens and text[-1] != END:
+            p = np.zeros(VOCAB)
             for _ in range(3):
                 p, q = target_law(), law(self.draft, tuple(text), rules)
                 noise = -np.log(-np.log([draws.uniform() for _ in range(VOCAB)]))
