@@ -129,7 +129,7 @@ test-newest: $(VENV)/.test
 
 # Other engines with the same models: each is installed in an environment of its own, which takes minutes and some GB.
 peers: $(VENV)/.demo
-	$(BIN)/monge bench peers --install $(PEERS)
+	$(BIN)/python -m lab.peers --install $(PEERS)
 
 # Ray is some 500 MB, so it has an environment of its own; without it these tests are skipped.
 SCALE := .venv-scale
@@ -191,4 +191,4 @@ test-vllm: .venv-vllm/.ready
 
 clean:
 	rm -rf $(VENV) .venv-* site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests docs examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src lab tests docs examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

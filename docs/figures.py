@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from monge.bench.acceptance_closed_forms import closed_form
-from monge.bench.acceptance_draftings import draftings, optimum
-from monge.bench.acceptance_node import acceptance, legal_draftings
-from monge.bench.acceptance_plots import rule_figure
+from lab.acceptance.plots import rule_figure
+from monge.acceptance.closed_forms import closed_form
+from monge.acceptance.draftings import draftings, optimum
+from monge.acceptance.node import acceptance, legal_draftings
 from monge.core.law import DenseLaw
 from monge.testing.tabular import RandomTable
 from monge.verify.registry import VERIFIERS

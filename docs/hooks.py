@@ -86,7 +86,7 @@ def children() -> str:
 
 def public_names() -> str:
     """A reference block for every class and function of the front door."""
-    parts = [vars(monge)[name] for name in monge.__all__]
+    parts = [getattr(monge, name) for name in monge.__all__]
     return "\n\n".join(f"::: {_path(part)}" for part in parts if inspect.isclass(part) or inspect.isfunction(part))
 
 

@@ -1,7 +1,7 @@
 """The mixed stream that controllers are measured on: prompts of six kinds, one a line with its task, for `--prompts`.
 
     python examples/mixed_prompts.py FOLDER --per-task 5 --out mixed.jsonl
-    monge bench decode --controllers --mixed --prompts mixed.jsonl
+    python -m lab.matrix --controllers --mixed --prompts mixed.jsonl
 
 FOLDER holds the published files, by these names: `gsm8k_test.jsonl` (openai/grade-school-math), `humaneval.jsonl.gz`
 (openai/human-eval), `mt_bench_question.jsonl` (lm-sys/FastChat) and `spec_bench_question.jsonl` (hemingkx/Spec-Bench). Not all
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from monge.bench.tasks import shipped
+from monge.prompts import shipped
 
 FILES = {
     "gsm8k": "gsm8k_test.jsonl",

@@ -2,7 +2,7 @@
 
     python examples/second_target.py stories260K.bin tok512.bin --out stories
     monge train shape --target stories --data stories/prompts.txt --out stories-shape
-    monge bench drafters --target stories --data stories/prompts.txt --head stories-shape
+    python -m lab.drafters --target stories --data stories/prompts.txt --head stories-shape
 
 The weights are not part of this package.
 """

@@ -1,4 +1,4 @@
-"""The public way in: load the parts and check them against each other."""
+"""The public interface: loads the parts and checks them against each other."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -57,7 +57,7 @@ def load(
     cross_tokenizer: bool = False,
     chat_template: str | None = None,
 ) -> Decoder:
-    """Load a target and what drafts for it.
+    """Load a target and its drafter.
 
     Parts are given by name, by name with settings (`"chain(depth=6)"`, `"fixed_width((4, 2, 1))"`), or as objects. With no
     arguments, the built-in pair.
@@ -68,24 +68,27 @@ def load(
         draft: Likewise for the draft model, or a head for the target: its folder, whose format is recognised, or loaded; `None`
             for the built-in draft model beside the built-in target, and otherwise for none. A list of draft models drafts
             together, by the drafter `ensemble`.
-        drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`; `None` chooses `head` or `shape` where
-            there is a head, `ensemble` where there are several draft models, `ngram` where there is nothing, and with a draft
-            model `model`, or `pool('ngram(min_ngram=2)', 'model')` where the controller chooses between drafters, as the
-            default does, and the verifier takes what is looked up.
-        tree: Tree builder of a drafter that has laws; `None` takes a chain, or another tree where the verifier needs one;
-            with a SHAPE head a chain for sampled requests and a few top tokens for greedy ones.
-        verifier: Acceptance rule; `None` takes the one that accepts most for the way in which candidates are drawn: `block` for
-            a drawn chain, `traversal` for trees without replacement, `layer` for other drawn trees, `gumbel` for shared clocks,
-            `target_walk` where nothing is drawn.
-        controller: How much to draft. Of several names a request may name one; the first serves those that name none. `None`
-            takes `goodput`, and `fixed` for sampled requests that bring a seed: `goodput` reads clocks, so a seed would not
-            reproduce its text.
+        drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`. `None` chooses
+            `head` or `shape` for a head, `ensemble` for several draft models, and `ngram` without a
+            draft model. With a draft model it chooses `model`, or `pool('ngram(min_ngram=2)',
+            'model')` if the controller selects drafters, as the default does, and the verifier is
+            exact for looked-up text.
+        tree: Tree builder, for drafters with draft laws. `None` takes a chain, or another tree if
+            the verifier needs one. With a SHAPE head it takes a chain for sampled requests and a
+            few top tokens for greedy ones.
+        verifier: Acceptance rule. `None` takes the one that accepts most for these candidates:
+            `block` for a sampled chain, `traversal` for trees without replacement, `layer` for
+            other sampled trees, `gumbel` for shared clocks, `target_walk` for deterministic
+            candidates.
+        controller: Decides how much to draft. Of several names, a request may choose one; the first
+            is the default. `None` takes `goodput`, and `fixed` for sampled requests with a seed,
+            because `goodput` reads clocks and a seed would not reproduce its text.
         draft_temperature: Draft at this temperature instead of the request's own.
-        draft_top_k: Draft from so many of the draft model's most probable tokens, renormalised: under the request's rules, or
-            the draft temperature, with this top-k where theirs is wider. Candidates are verified against that truncated law:
-            exact, and fast for rules whose cost grows with the draft law's support.
-        costs: What rounds cost, for controllers that ask: a table, or a folder where it is kept by models, device and type.
-            Where there is none, it is measured, which takes about a second.
+        draft_top_k: Draft from this number of the draft model's most probable tokens, renormalised.
+            Candidates are verified against the truncated law, so this stays exact, and it is fast
+            for rules whose cost grows with the support of the draft law.
+        costs: Costs of rounds, for controllers that read them: a table, or a folder that keeps
+            tables by models, device and type. If there is none, it is measured in about a second.
         tokenizer: A loaded tokenizer; `None` loads the one beside `target`.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Where to put the models.
@@ -152,13 +155,13 @@ def make_parts(
     costs: str | Path | Latency | None = None,
     max_batch_size: int = 1,
 ) -> Parts:
-    """Parts from names or objects; arguments as for `load`, with models that are loaded already, and a head or its folder.
+    """Build the parts from names or objects; arguments as for `load`, with loaded models.
 
     `draft` is one draft model, or several.
 
-    Who puts parts together gets one plan for all rounds, for which nothing is measured; `controller=None` takes what `load`
-    does. `draft_rules` are the sampling rules of the draft law where the request's own do not say them; drafters without a
-    law of their own have no use for them.
+    The default controller is `fixed`, for which nothing is measured; `controller=None` takes the
+    default of `load`. `draft_rules` are sampling rules of the draft law, instead of the request's
+    own.
     """
     rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
     drafts = (draft,) if isinstance(draft, SequenceModel) else tuple(draft or ())
@@ -209,21 +212,21 @@ def resolved(source: Source) -> Source:
 
 
 def built_in(which: str) -> Path:
-    """Folder of the built-in `target` or `draft`."""
+    """Return the folder of the built-in `target` or `draft`."""
     return Path(str(files("monge"))) / "models" / which
 
 
 def default_draft(
     target: Source | None, draft: Source | AnyHead | tuple[Source, ...] | None, drafter: str | AnyDrafter | None
 ) -> Source | AnyHead | tuple[Source, ...] | None:
-    """The draft model that was given, or the built-in one beside the built-in target where the drafter takes one."""
+    """Return the given draft model, or the built-in one for the built-in target."""
     if draft is None and target is None and (drafter is None or _needs_model(drafter)):
         return built_in("draft")
     return draft
 
 
 def one_or_several(draft: Source | AnyHead | Sequence[Source] | None) -> Source | AnyHead | tuple[Source, ...] | None:
-    """What drafts, where a list of one is that one.
+    """Return the draft; a list of one becomes its entry.
 
     Raises:
         OptionError: If a list is empty, names one model twice, or has a head in it.
@@ -241,7 +244,7 @@ def one_or_several(draft: Source | AnyHead | Sequence[Source] | None) -> Source 
 
 
 def check_draft_backend(draft_backend: str | Backend | None, draft: object) -> None:
-    """Refuse a way of running a draft model where there is none.
+    """Refuse a draft backend without a draft model.
 
     Raises:
         OptionError: If one was named.
@@ -253,7 +256,7 @@ def check_draft_backend(draft_backend: str | Backend | None, draft: object) -> N
 
 
 def eos_ids_of(network: PreTrainedModel) -> frozenset[int]:
-    """Tokens that end a text, as the network's generation settings say."""
+    """Return the end-of-text tokens of the network's generation settings."""
     config = network.generation_config
     ids = None if config is None else config.eos_token_id
     if ids is None:
@@ -286,7 +289,7 @@ def _load_draft(
 
 
 def _able_to_plan(parts: Parts) -> Parts:
-    """The parts, whose controllers are refused now if they cannot plan for them, and not when a request names one."""
+    """Check that every controller can plan for the parts, before a request names it."""
     for planner in map(parts.planner, parts.controllers):
         planner.controller.init(planner.shared)
     return parts

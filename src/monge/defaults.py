@@ -1,4 +1,4 @@
-"""What decodes where the user names nothing: tree, verifier and controllers that fit what was named."""
+"""Defaults: the drafter, tree, verifier and controllers that fit the user's choices."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,27 +25,29 @@ from monge.verify.target_walk import TargetWalk
 from monge.verify.traversal import Traversal
 
 ADAPTIVE: Final = "goodput"
-"""Name of the controller of requests whose text does not depend on how much is drafted, or need not come again."""
+"""Default controller of requests whose text need not be reproducible or does not depend on
+plans."""
 STEADY: Final = "fixed"
-"""Name of that of sampled requests that bring a seed, whose text it gives again: measured times decide nothing there."""
+"""Default controller of sampled requests with a seed: it reads no measured times."""
 SEVERAL: Final = "pool('ngram(min_ngram=2)', 'model')"
-"""Drafters that a controller may choose between: text that repeats itself costs no forward of the draft model. An ending of one
-token is found in most texts, and says little."""
+"""Default drafters for controllers that select. Repeated text then needs no forward of the draft
+model. Matches of one token are too common to be useful."""
 _TREES: Final = (Chain(), *(FixedWidth(children=kind) for kind in CHILDREN if kind != "top"), FixedWidth(children="top"))
-"""Trees tried in this order where the user names none: the first that target and verifier can take. A chain comes first because
-it loses least where a forward is bound by arithmetic; wider trees pay where a wider forward is nearly free."""
+"""Default trees; the first one that target and verifier support is used. A chain is first because
+it loses least if forwards are compute-bound; wider trees pay if a wider forward is nearly free."""
 _ADAPTIVE_DEPTH: Final = 8
-"""Depth of the default chain where a controller shortens it, and of what `SEVERAL` looks up."""
+"""Depth of the default chain if a controller shortens it, and of the drafts of `SEVERAL`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Controllers:
-    """Who plans.
+    """The controllers of a decoder.
 
     Args:
         first: For requests that name no controller.
-        named: Those that a request may name, by what the user wrote; an object has no name.
-        seeded: The name of the one for sampled requests that bring a seed and name none; `None` where it is the first.
+        named: Controllers that a request may name, by the user's text; an object has no name.
+        seeded: Name of the controller for sampled requests with a seed that name none; `None` for
+            the first.
     """
 
     first: AnyController
@@ -54,12 +56,12 @@ class Controllers:
 
     @property
     def are_adaptive(self) -> bool:
-        """Whether any looks at what was decoded before."""
+        """Whether any controller depends on earlier rounds."""
         return any(controller.reads for controller in (self.first, *self.named.values()))
 
 
 def controllers_of(controller: str | AnyController | Sequence[str]) -> Controllers:
-    """Those that the user named.
+    """Return the controllers that the user named.
 
     Raises:
         OptionError: If a name or setting is unknown, a name is given twice, or none.
@@ -77,13 +79,13 @@ def controllers_of(controller: str | AnyController | Sequence[str]) -> Controlle
 
 
 def default_drafter(target: SequenceModel, draft: object, chosen: Controllers | None, rule: Rule | None) -> str:
-    """What drafts for a user who named no drafter.
+    """Return the default drafter.
 
     Args:
         target: The target.
         draft: The draft model, if there is one, or several.
         chosen: The controllers, if any were named.
-        rule: The verifier, if one was named: it may not take what is looked up.
+        rule: The verifier, if one was named: it may not be exact for looked-up text.
     """
     if draft is None:
         return "ngram"
@@ -95,13 +97,15 @@ def default_drafter(target: SequenceModel, draft: object, chosen: Controllers | 
 
 
 def default_controllers(rule: Rule, drafter: AnyDrafter, *, is_shortened: bool, is_usual: bool) -> Controllers:
-    """Those of a user who named none: `goodput`, and `fixed` where a seed is to give its text again.
+    """Return the default controllers: `goodput`, and `fixed` if a seed must reproduce its text.
 
     Args:
-        rule: Verifier. Where texts do not depend on candidates, they do not on plans either.
+        rule: Verifier. If texts do not depend on candidates, they do not depend on plans.
         drafter: The drafter. One that drafts nothing needs no plans.
-        is_shortened: Whether `default_tree` chose the tree, which is deeper then than a fixed plan should draft.
-        is_usual: Whether `default_drafter` chose the drafter: a lookup beside the draft model is for controllers that choose.
+        is_shortened: Whether `default_tree` chose the tree; it is then deeper than a fixed plan
+            should draft.
+        is_usual: Whether `default_drafter` chose the drafter: a model-free drafter beside the draft
+            model is for controllers that select.
     """
     can = drafter.capabilities
     if can.max_depth == 0:
@@ -114,13 +118,13 @@ def default_controllers(rule: Rule, drafter: AnyDrafter, *, is_shortened: bool, 
 
 
 def default_tree(rule: Rule | None, target: SequenceModel, own: Sequence[Any], *, is_adaptive: bool) -> TreeBuilder:
-    """A tree that fits; the drafters' own default, if they have one and agree, before the usual ones.
+    """Return a tree that fits: the default of the drafters if they agree, else a usual one.
 
     Args:
         rule: Verifier, if one was named.
         target: The target.
         own: Defaults of the drafters.
-        is_adaptive: Whether plans shorten it, so that it may be deeper than what is usually drafted.
+        is_adaptive: Whether plans shorten it, so that it may be deeper.
     """
     agreed = [one for one in own[:1] if isinstance(one, TreeBuilder) and all(one == other for other in own)]
     deep = (Chain(depth=_ADAPTIVE_DEPTH),) if is_adaptive and _has_room(target) else ()
@@ -133,11 +137,12 @@ def default_tree(rule: Rule | None, target: SequenceModel, own: Sequence[Any], *
 
 
 def default_rule(proposes: frozenset[type[Proposal]], max_width: int | None) -> Rule:
-    """The verifier for candidates that are drawn in these ways: of those that are exact for them, the one that accepts most.
+    """Return the exact verifier that accepts most for candidates drawn in these ways.
 
-    Nothing drawn: the target walk, which is optimal there. A drawn chain: the optimal rule of one path. Trees drawn without
-    replacement: `traversal`. Other drawn trees: the best known rule of each way of drawing, lifted to the whole tree. Clocks
-    that the verifier shares: the race of these clocks.
+    Deterministic candidates use the target walk, which is optimal there. A sampled chain uses the
+    optimal rule of one path, and trees without replacement use `traversal`. Other sampled trees use
+    the best known rule of their way of drawing, lifted to the whole tree. Shared clocks use the
+    race of these clocks.
 
     Args:
         proposes: Kinds of proposals that may occur.
@@ -152,5 +157,5 @@ def default_rule(proposes: frozenset[type[Proposal]], max_width: int | None) -> 
 
 
 def _has_room(target: SequenceModel) -> bool:
-    """Whether drafts of the usual adaptive depth fit the target's context."""
+    """Return whether drafts of the adaptive depth fit the target's context."""
     return target.max_length is None or target.max_length > _ADAPTIVE_DEPTH

@@ -37,6 +37,11 @@ OFFENCES = [
     ("pure", "verify", "import random", "monge.verify.planted -> random"),
     ("pure", "draft", "import transformers", "monge.draft.planted -> transformers"),
     ("pure", "control", "from time import perf_counter", "monge.control.planted -> time"),
+    ("lab", "bench", "import lab.acceptance", "monge.bench.planted -> lab"),
+    ("rooms", "acceptance", "import monge.bench", "monge.acceptance is not allowed to import monge.bench"),
+    ("rooms", "prompts", "import monge.bench", "monge.prompts is not allowed to import monge.bench"),
+    ("pure", "heads/shape", "import time", "monge.heads.shape.planted -> time"),
+    ("rooms", "heads/readers", "import monge.engine.loading", "monge.heads is not allowed to import monge.engine"),
     ("front_door", "core", "from monge import load", "monge.core.planted -> monge"),
     ("front_door", "bench", "import monge", "monge.bench.planted -> monge"),
 ]

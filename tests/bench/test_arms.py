@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from monge.bench.arms import Call, HostArm, MongeArm, encode
-from monge.bench.matrix import DEFAULT, all_arms, assistant_options, host_arms, legal_pairs, quick_arms, tune_assistant
+from lab.matrix import all_arms
+from monge.bench.arms import Call, HostArm, MongeArm
 from monge.bench.named_arms import named_arm
 from monge.bench.pair import load_pair
+from monge.bench.usual_arms import DEFAULT, assistant_options, host_arms, tune_assistant, usual_arms
 from monge.core.errors import OptionError
-from monge.draft.tree.registry import TREES
-from monge.verify.base import unsupported_reason
-from monge.verify.registry import VERIFIERS
+from monge.prompts import encode
 from tests.heads.readers.published import medusa
 
 TUNED = {0.0: assistant_options(3), 1.0: assistant_options(2)}
@@ -89,7 +88,7 @@ def test_end_of_text_token_does_not_shorten_any_arm(tiny_paths):
     pair = load_pair(*tiny_paths)
     with torch.no_grad():
         pair.target.model.norm.weight.zero_()  # equal logits: the first token, which ends the text, is the greedy one
-    for arm in [*host_arms(pair, TUNED), *quick_arms()]:
+    for arm in [*host_arms(pair, TUNED), *usual_arms()]:
         tokens = arm.decode(pair, call(pair, ["The sea"], temperature=0.0)).token_ids
         assert tokens == ((0,) * 12,), arm.name
 
@@ -101,20 +100,6 @@ def test_assistant_settings_do_not_leak_into_the_next_arm(tiny_pair):
     assert tiny_pair.draft.generation_config.num_assistant_tokens == 3
     default.decode(tiny_pair, asked)
     assert tiny_pair.draft.generation_config.num_assistant_tokens is None
-
-
-def test_matrix_is_all_that_is_exact(tiny_pair, arms):
-    names = [arm.name for arm in arms]
-    assert len(set(names)) == len(names)
-    trees = ("chain", "fixed_width", "best_first")
-    pairs = set(legal_pairs(trees))
-    for tree in trees:
-        limits = TREES.make(tree).limits
-        for verifier in VERIFIERS:
-            legal = unsupported_reason(VERIFIERS.make(verifier), limits.proposes, limits.max_width) is None
-            assert ((tree, verifier) in pairs) == legal
-            assert (f"monge {tree} {verifier}" in names) == legal
-    assert {DEFAULT, "monge none", "monge ngram target_walk", "monge fixed_width/iid rrs"} <= set(names)
 
 
 def test_tuning_tries_every_candidate(tiny_pair):
@@ -150,7 +135,7 @@ def test_a_head_stands_where_a_draft_model_would(head_pair, plain):
     assert head_pair.draft is None
     assert head_pair.head == f"head(head={head_pair.names['draft']!r})"
     asked = call(head_pair, ["The sea was calm"])
-    arms = [*quick_arms(), *(arm for arm in all_arms(head_pair) if "chain" in arm.name)]
+    arms = [*usual_arms(), *(arm for arm in all_arms(head_pair) if "chain" in arm.name)]
     assert len(arms) > 5
     for arm in arms:
         assert arm.decode(head_pair, asked).token_ids == plain, arm.name

@@ -4,11 +4,13 @@ import json
 
 import pytest
 
-from monge.bench.decode import QUICK, Choice, Watch, compare, write_outcome
+from monge.bench.decode import QUICK, Watch, compare, write_outcome
+from monge.bench.named_arms import with_named
 from monge.bench.report import HEADLINE
 from monge.bench.runner import Settings
-from monge.bench.tasks import Prompt
+from monge.bench.usual_arms import QUICK_ASSISTANT_TOKENS, plain_arm, usual_arms
 from monge.core.errors import OptionError
+from monge.prompts import Prompt
 
 PROMPTS = (Prompt(task="a", text="The sea was"), Prompt(task="a", text="Once"), Prompt(task="b", text="Question: why?"))
 
@@ -30,7 +32,9 @@ class Counter:
 @pytest.fixture(scope="module")
 def outcome(tiny_pair):
     settings = Settings(max_new_tokens=8, repeats=2, batch_sizes=(1, 2))
-    return compare(tiny_pair, PROMPTS, settings, choice=Choice(is_quick=True), watch=Counter().watch())
+    return compare(
+        tiny_pair, PROMPTS, settings, ours=usual_arms(), assistant_tokens=QUICK_ASSISTANT_TOKENS, watch=Counter().watch()
+    )
 
 
 def test_headline(outcome):
@@ -85,22 +89,14 @@ def test_folder_that_cannot_be_written(outcome, tmp_path):
 def test_progress_is_announced_call_by_call(tiny_pair):
     counter = Counter()
     settings = Settings(max_new_tokens=4, repeats=1, batch_sizes=(1,), temperatures=(0.0,))
-    compare(tiny_pair, PROMPTS[:1], settings, choice=Choice(is_quick=True), watch=counter.watch())
+    compare(tiny_pair, PROMPTS[:1], settings, ours=usual_arms(), assistant_tokens=QUICK_ASSISTANT_TOKENS, watch=counter.watch())
     assert counter.expected == len(counter.steps) == 7 * 2
-
-
-def test_full_matrix(tiny_pair):
-    settings = Settings(max_new_tokens=4, repeats=1, batch_sizes=(1,), temperatures=(0.0,))
-    document = compare(tiny_pair, PROMPTS[:1], settings, choice=Choice(), watch=Counter().watch()).document
-    assert len(document["arms"]) > 15
-    assert [arm["arm"] for arm in document["arms"] if arm["failure"] is not None] == []
-    assert document["speedup_over_plain"] == pytest.approx(document["greedy"]["speedup_over_plain"])
 
 
 def test_named_arms_only(tiny_pair):
     settings = Settings(max_new_tokens=4, repeats=2, batch_sizes=(1,), temperatures=(0.0,))
-    choice, counter = Choice(named=("mine: controller=goodput",), named_only=True), Counter()
-    document = compare(tiny_pair, PROMPTS[:1], settings, choice=choice, watch=counter.watch()).document
+    ours, counter = with_named([plain_arm()], ["mine: controller=goodput"]), Counter()
+    document = compare(tiny_pair, PROMPTS[:1], settings, ours=ours, assistant_tokens=(), watch=counter.watch()).document
     assert [arm["arm"] for arm in document["arms"]] == ["monge none", "mine"]
     assert counter.expected == len(counter.steps) == 2 * 3  # nothing of the host is tuned
     assert document["assisted_tuning"] == []
@@ -110,14 +106,13 @@ def test_named_arms_only(tiny_pair):
     assert 0 < ratio["low"] <= ratio["mean"] <= ratio["high"]
 
 
-@pytest.mark.parametrize(
-    ("options", "found"), [({}, "none"), ({"named": ("a",), "controllers": True}, "--controllers, which brings others")]
-)
-def test_named_only_needs_names(options, found):
-    with pytest.raises(OptionError, match=f"needs arms of --arm and no others; got {found}"):
-        Choice(named_only=True, **options)
-
-
 def test_empty_prompt_is_refused(tiny_pair):
     with pytest.raises(OptionError, match="a prompt has no tokens"):
-        compare(tiny_pair, [Prompt(task="a", text="")], QUICK, choice=Choice(is_quick=True), watch=Counter().watch())
+        compare(
+            tiny_pair,
+            [Prompt(task="a", text="")],
+            QUICK,
+            ours=usual_arms(),
+            assistant_tokens=QUICK_ASSISTANT_TOKENS,
+            watch=Counter().watch(),
+        )

@@ -3,16 +3,14 @@
 import pytest
 import torch
 
-from monge.bench.arms import Call, MongeArm, encode
-from monge.bench.decode import Choice
-from monge.bench.matrix import NONE
+from monge.bench.arms import Call, MongeArm
 from monge.bench.named_arms import named_arm, with_named
 from monge.bench.pair import load_pair
 from monge.bench.report import arm_record, slowest_adaptive
 from monge.bench.runner import Settings, measure
-from monge.bench.tasks import Prompt, interleaved, shipped
-from monge.control.windows import WINDOWS
+from monge.bench.usual_arms import NONE
 from monge.core.errors import OptionError
+from monge.prompts import Prompt, encode, interleaved, shipped
 
 
 def test_named_arm():
@@ -97,12 +95,6 @@ def test_arm_that_cannot_be_prepared_has_no_numbers(measurements):
     reasons = {measurement.failure for measurement in measurements if measurement.arm.name == "never"}
     assert len(reasons) == 1
     assert str(reasons.pop()).startswith("ProposalMismatchError")
-
-
-def test_controllers_choice_holds_every_controller(tiny_pair):
-    names = {arm.name for arm in Choice(controllers=True).arms(tiny_pair)}
-    assert {f"monge {name}" for name in WINDOWS if name not in ("fixed", "goodput")} < names
-    assert {"monge", "monge none", "monge window 1", "monge window 8"} < names
 
 
 def test_useless_draft_is_useless_and_changes_no_text(tiny_paths):

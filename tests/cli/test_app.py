@@ -1,10 +1,14 @@
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from monge.bench.runner import Settings
+from monge.cli.app import BENCH, COMMANDS, LABORATORY, REPLAY, TRAIN
+from monge.cli.lazy import Command
 
 
 def test_version(run):
@@ -29,7 +33,7 @@ def test_no_command_shows_the_commands(run):
     ("command", "words"),
     [
         (["generate"], ["Examples", "Models", "Speculation", "Sampling", "Default: 128.", "Default: auto.", "monge generate"]),
-        (["bench", "decode"], ["Examples", "Measuring", "--quick", "Default: 1, 4, 8.", "quarter of an hour"]),
+        (["bench", "decode"], ["Examples", "Measuring", "--quick", "Default: 1, 4, 8.", "prompt lookup"]),
         (["list"], ["--json"]),
         (["demo"], ["built-in pair"]),
     ],
@@ -41,9 +45,76 @@ def test_help_is_worth_reading(run, monkeypatch, command, words):
     assert [word for word in words if word not in shown] == []
 
 
+def commands(table, words=()):
+    """Every lazy command, by the words that a user types."""
+    for name, command in table.items():
+        if isinstance(command, Command):
+            yield (*words, name), command
+
+
+LAZY = dict([*commands(COMMANDS), *commands(REPLAY, ["replay"]), *commands(TRAIN, ["train"]), *commands(BENCH, ["bench"])])
+
+
+@pytest.mark.parametrize("words", LAZY, ids=" ".join)
+def test_lists_say_what_the_command_says(words):
+    """The table repeats the first line of the docstring, because reading that line would import the module."""
+    doc = LAZY[words].function().__doc__
+    assert doc is not None
+    assert doc.splitlines()[0] == LAZY[words].help
+
+
+def test_every_group_lists_lazy_commands():
+    assert {name for name, command in COMMANDS.items() if not isinstance(command, Command)} == {"replay", "train", "bench"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--version"], ["--help"], ["generat"], ["bench", "--help"], ["bench", "speed"], ["replay"], ["log"]],
+    ids=" ".join,
+)
+def test_what_runs_no_model_imports_no_torch(arguments):
+    code = f"""
+import sys
+from monge.cli.app import app
+try:
+    app({arguments!r})
+except SystemExit:
+    print("loaded:", *sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.stdout.splitlines()[-1].strip() == "loaded:", result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("log --out run.mlog", "monge replay record"),
+        ("replay run.mlog --tree chain(2)", "monge replay run"),
+        ("report shape --quick", "python -m lab.shape"),
+        ("bench steps --threads 1", "monge bench micro"),
+        ("bench ablations run.mlog", "monge replay run"),
+        *((f"bench {name}", f"python -m lab.{name}") for name in LABORATORY),
+    ],
+)
+def test_old_names_say_what_replaces_them(run, old, new):
+    result = run(*old.split())
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: there is no 'monge ")
+    assert f"any more; use {new}" in result.stderr.replace("`", "")
+
+
+def test_the_laboratory_has_its_commands():
+    root = Path(__file__).parents[2] / "lab"
+    found = {path.parent.name for path in root.glob("*/__main__.py")}
+    assert set(LABORATORY) | {"shape"} == found
+    readme = (root / "README.md").read_text()
+    assert [name for name in (*found, "matrix") if f"`python -m lab.{name}`" not in readme] == []
+
+
 @pytest.mark.parametrize(("obstacle", "raced"), [(None, ["eager", "compiled"]), ("there is no compiler", ["eager"])])
 def test_demo(run, monkeypatch, obstacle, raced):
-    module = sys.modules["monge.cli.demo"]
+    module = importlib.import_module("monge.cli.demo")
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.setattr(module, "NEW_TOKENS", 6)
     monkeypatch.setattr(module, "SETTINGS", Settings(max_new_tokens=4, repeats=1, batch_sizes=(1,)))

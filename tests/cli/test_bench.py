@@ -105,7 +105,7 @@ def test_missing_matplotlib_names_the_extra_before_anything_runs(bench, monkeypa
 
 def test_out_that_is_a_file_is_refused_before_anything_is_measured(bench, tmp_path, monkeypatch):
     (tmp_path / "out").write_text("")
-    monkeypatch.setattr(sys.modules["monge.cli.bench"], "load_pair", None)
+    monkeypatch.setattr("monge.cli.bench_decode.load_pair", None)
     result = bench("--quick", "--max-new-tokens", 2, "--repeats", 1, "--no-plots")
     assert result.exit_code == 2
     assert "cannot write results" in result.stderr
@@ -127,5 +127,5 @@ def test_ctrl_c(bench, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["monge.cli.bench"], "compare", interrupted)
+    monkeypatch.setattr("monge.cli.bench_decode.compare", interrupted)
     assert bench("--quick", "--no-plots").exit_code == 130

@@ -32,21 +32,11 @@ def test_no_permission(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("bench drafters --threads 0 --out OUT", "--threads must be at least 1; got 0"),
-        ("bench heads --threads 0 --out OUT", "--threads must be at least 1; got 0"),
-        ("bench peers --threads 0 --out OUT", "--threads must be at least 1; got 0"),
-        ("bench steps --threads 0", "--threads must be at least 1; got 0"),
+        ("bench micro --threads 0", "--threads must be at least 1; got 0"),
         ("train shape --threads 0 --out OUT", "--threads must be at least 1; got 0"),
-        ("report shape --threads 0 --out OUT", "--threads must be at least 1; got 0"),
-        ("bench drafters --num-prompts 0 --out OUT", "--num-prompts must be at least 1; got 0"),
-        ("bench drafters --head EMPTY --out OUT", "cannot read"),
-        ("bench heads --head EMPTY --out OUT", "cannot read"),
-        ("bench drafters --out FILE", "is a file; name a folder"),
-        ("bench heads --out FILE", "is a file; name a folder"),
-        ("bench peers --out FILE", "is a file; name a folder"),
-        ("bench acceptance --out FILE", "is a file; name a folder"),
         ("train shape --out FILE", "is a file; name a folder"),
-        ("report shape --out FILE", "is a file; name a folder"),
+        ("bench decode --threads 0 --out OUT", "--threads must be at least 1; got 0"),
+        ("bench serve --out FILE", "is a file; name a folder"),
     ],
 )
 def test_refused_before_any_text_is_written(run, tmp_path, arguments, message):

@@ -22,7 +22,7 @@ def logged(tiny_paths, tmp_path_factory):
     (folder / "mine.txt").write_text("One and two.\nThree.\n")
     target, draft = tiny_paths
     arguments = ["--file", folder / "mine.txt", "--temperature", 1, "--max-new-tokens", 8, "--ignore-eos", "--json"]
-    command = ["log", "--target", target, "--draft", draft, "--out", folder / "run.mlog", *arguments]
+    command = ["replay", "record", "--target", target, "--draft", draft, "--out", folder / "run.mlog", *arguments]
     result = CliRunner().invoke(app, [str(word) for word in command], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
     return folder / "run.mlog", result
@@ -32,7 +32,7 @@ def test_log_says_what_it_holds(logged):
     path, result = logged
     assert f"{path}: 2 texts of " in result.stdout
     assert "16 tokens, complete laws, costs of model, ngram, none" in result.stdout
-    assert f"next: monge replay {path}" in result.stdout
+    assert f"next: monge replay run {path}" in result.stdout
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["tokens"] == 16
     assert found["bytes"] == path.stat().st_size
@@ -51,7 +51,7 @@ def test_replay_compares_what_fits_and_says_why_the_rest_does_not(run, logged, t
         "rrs_without_replacement",
     ]
     arguments = ["--draft", tiny_paths[1], "--repeats", 1, "--depth", 2, "--out", tmp_path, "--json"]
-    result = run("replay", path, *choices, *arguments, "--check-target", tiny_paths[0])
+    result = run("replay", "run", path, *choices, *arguments, "--check-target", tiny_paths[0])
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     assert json.loads((tmp_path / "replay.json").read_text()) == document
@@ -72,10 +72,10 @@ def test_compact_logs_without_costs_count_rounds(run, tiny_paths, tmp_path):
     target, draft = tiny_paths
     path = tmp_path / "small.mlog"
     logging = ["--prompts-per-task", 1, "--max-new-tokens", 4, "--temperature", 1, "--top", 8, "--no-costs", "--ignore-eos"]
-    result = run("log", "--target", target, "--draft", draft, "--out", path, *logging)
+    result = run("replay", "record", "--target", target, "--draft", draft, "--out", path, *logging)
     assert result.exit_code == 0, result.stderr
     assert "the 8 most probable tokens of each law, the rest as one, no costs" in result.stdout
-    result = run("replay", path, "--draft", draft, "--tree", "chain(2)", "--repeats", 1, "--out", tmp_path, "--no-plots")
+    result = run("replay", "run", path, "--draft", draft, "--tree", "chain(2)", "--repeats", 1, "--out", tmp_path, "--no-plots")
     assert result.exit_code == 0, result.stderr
     assert "compact log: rejected candidates stand in" in result.stdout
     found = json.loads((tmp_path / "replay.json").read_text())["replayed"][0]
@@ -144,20 +144,19 @@ def test_what_the_clock_says_goes_before_what_was_predicted(run, tiny_paths, tmp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["replay", "nowhere.mlog"], "nowhere.mlog: no such file; make a log with `monge log"),
-        (["replay", "LOG", "--repeats", "0"], "--repeats and --depth must be at least 1"),
-        (["replay", "LOG", "--check-target", "DRAFT"], "the log was made with"),
-        (["log", "--file", "nowhere.txt"], "cannot read prompts"),
-        (["replay", "FOLDER"], ": a folder, not a log; name the file in it"),
-        (["log", "--prompts-per-task", "0"], "must be at least 1; got 0"),
-        (["log", "--prompts-per-task", "-1"], "must be at least 1; got -1"),
-        (["log", "--out", "FOLDER"], "is a folder; name a file in it"),
-        (["log", "--out", "FILE/run.mlog"], "is a file; name a folder"),
-        (["log", "--seed", str(2**64)], "seed must be a whole number of at least -2^63"),
+        (["replay", "run", "nowhere.mlog"], "nowhere.mlog: no such file; make a log with `monge replay record"),
+        (["replay", "run", "LOG", "--repeats", "0"], "--repeats and --depth must be at least 1"),
+        (["replay", "run", "LOG", "--check-target", "DRAFT"], "the log was made with"),
+        (["replay", "record", "--file", "nowhere.txt"], "cannot read prompts"),
+        (["replay", "run", "FOLDER"], ": a folder, not a log; name the file in it"),
+        (["replay", "record", "--prompts-per-task", "0"], "must be at least 1; got 0"),
+        (["replay", "record", "--prompts-per-task", "-1"], "must be at least 1; got -1"),
+        (["replay", "record", "--out", "FOLDER"], "is a folder; name a file in it"),
+        (["replay", "record", "--out", "FILE/run.mlog"], "is a file; name a folder"),
+        (["replay", "record", "--seed", str(2**64)], "seed must be a whole number of at least -2^63"),
         (["tune", "--out", "FILE"], "is a file; name a folder"),
-        (["replay", "LOG", "--out", "FILE"], "is a file; name a folder"),
-        (["bench", "capacity", "LOG", "--out", "FILE"], "is a file; name a folder"),
-        (["log", "--backend", "quick"], "unknown backend 'quick'"),
+        (["replay", "run", "LOG", "--out", "FILE"], "is a file; name a folder"),
+        (["replay", "record", "--backend", "quick"], "unknown backend 'quick'"),
         (["tune", "--max-prompts", "0"], "--max-prompts must be at least 1; got 0"),
         (["tune", "--backend", "quick"], "unknown backend 'quick'"),
     ],
@@ -167,8 +166,8 @@ def test_bad_input(run, logged, tiny_paths, tmp_path, arguments, message):
     file = tmp_path / "file"
     file.write_text("")
     words = {"LOG": logged[0], "DRAFT": tiny_paths[1], "FOLDER": tmp_path, "FILE": file, "FILE/run.mlog": file / "run.mlog"}
-    extra = [] if arguments[0] == "replay" else ["--target", tiny_paths[0]]
-    extra += [] if "--out" in arguments or arguments[0] == "replay" else ["--out", tmp_path / "out"]
+    extra = [] if "run" in arguments else ["--target", tiny_paths[0]]
+    extra += [] if "--out" in arguments or "run" in arguments else ["--out", tmp_path / "out"]
     result = run(*(words.get(word, word) for word in arguments), *extra)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
@@ -184,7 +183,7 @@ def test_rounds_are_timed_in_the_backend_that_was_asked_for(run, tiny_paths, tmp
     )
     path, make_draft = tmp_path / "fast.mlog", as_draft_model
     arguments = ["--prompts-per-task", 1, "--max-new-tokens", 2, "--no-costs", "--ignore-eos", "--out", path]
-    result = run("log", "--target", target, "--draft", draft, *arguments, "--backend", "compiled")
+    result = run("replay", "record", "--target", target, "--draft", draft, *arguments, "--backend", "compiled")
     assert result.exit_code == 0, result.stderr
     assert asked == ["compiled", "compiled"]
     assert read_log(path).about["backend"] == "compiled"
@@ -192,7 +191,7 @@ def test_rounds_are_timed_in_the_backend_that_was_asked_for(run, tiny_paths, tmp
 
 def test_a_log_that_nothing_can_answer_fails(run, logged, tiny_paths, tmp_path):
     arguments = ["--tree", "fixed_width((2, 1))", "--verifier", "traversal", "--out", tmp_path]
-    result = run("replay", logged[0], "--draft", tiny_paths[1], *arguments)
+    result = run("replay", "run", logged[0], "--draft", tiny_paths[1], *arguments)
     assert result.exit_code == 2
     assert "on trees it decides by target laws off the text" in result.stdout
 
@@ -201,7 +200,7 @@ def test_missing_matplotlib_names_the_extra_before_anything_runs(run, logged, mo
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.delitem(sys.modules, "monge.replay.plots", raising=False)
-    result = run("replay", logged[0])
+    result = run("replay", "run", logged[0])
     assert result.exit_code == 2
     assert result.stderr.startswith("error: plots need matplotlib: pip install 'monge[bench]'")
 
@@ -211,7 +210,7 @@ def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(run,
     (tmp_path / "mine.txt").write_text("One and two.\n")
     models = ["--target", tiny_paths[0], "--draft", head, "--drafter", "jacobi", "--drafter", "pool('ngram', 'head')"]
     limits = ["--max-new-tokens", 4, "--json"]
-    result = run("log", *models, "--file", tmp_path / "mine.txt", *limits, "--out", tmp_path / "run.mlog")
+    result = run("replay", "record", *models, "--file", tmp_path / "mine.txt", *limits, "--out", tmp_path / "run.mlog")
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["costs"] == ["head", "jacobi", "ngram", "none"]
     result = run("tune", *models, "--prompts", tmp_path / "mine.txt", *limits, "--repeats", 1, "--out", tmp_path / "out")
@@ -227,8 +226,8 @@ def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(run,
 
 def test_a_log_alone_holds_no_hidden_states(run, logged, tmp_path):
     head = medusa(32, 4096).write(tmp_path / "medusa")
-    result = run("replay", logged[0], "--draft", head, "--no-plots")
+    result = run("replay", "run", logged[0], "--draft", head, "--no-plots")
     assert result.exit_code == 2
     assert "reads hidden states of the target, and a log holds none" in result.stderr
-    result = run("log", "--no-costs", "--drafter", "suffix")
+    result = run("replay", "record", "--no-costs", "--drafter", "suffix")
     assert "--drafter says whose rounds are timed" in result.stderr

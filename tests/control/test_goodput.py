@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from monge.bench.control_simulation import WORLDS, speed
+from lab.control.simulation import WORLDS, speed
 from monge.control.base import RoundInfo
 from monge.control.fixed import Fixed
 from monge.control.goodput import Goodput, GoodputState

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from monge.bench.tasks import read_prompts
 from monge.engine.loading import load_network, load_tokenizer
+from monge.prompts import read_prompts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

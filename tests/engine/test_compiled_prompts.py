@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 
+from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine.backends.base import StepOutput
 from monge.engine.backends.compiled import CompiledStep, compile_step
-from monge.engine.backends.parity_check import largest_difference
+from monge.engine.backends.parity_check import check_step
 from monge.engine.backends.program_cache import FOLDER_VARIABLE
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.compiling import require, shared_programs
@@ -120,10 +121,11 @@ def test_a_network_without_a_choice_of_logits(compiled, seen):
 
 def test_a_program_that_reads_prompts_wrongly_is_refused(compiled, monkeypatch):
     step = compiled(target())
-    assert largest_difference(target(), step) < 1e-4
+    check_step(target(), step, "compiled")
 
     def forgetful(self, token_ids, positions, masks, cache):
         return StepOutput(logits=torch.zeros(len(token_ids), 1, 97))
 
     monkeypatch.setattr(CompiledStep, "read_prompt", forgetful)
-    assert largest_difference(target(), step) > 0.01
+    with pytest.raises(BackendError, match="LlamaForCausalLM, compiled, has other logits than the network"):
+        check_step(target(), step, "compiled")

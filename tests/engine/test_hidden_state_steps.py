@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import monge
-from monge.bench.head_training import feature_model
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine.backends.base import StepOutput
@@ -15,6 +14,7 @@ from monge.engine.loading import as_sequence_model
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from monge.heads.training.shape import feature_model
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import COMMON, VOCAB, network, prompts
 from tests.heads.readers.published import eagle

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import monge
-from monge.bench.head_training import feature_model
 from monge.core.errors import BackendError
 from monge.engine.backends import compiled
 from monge.engine.backends.module_runner import ModuleRunner
@@ -17,6 +16,7 @@ from monge.engine.loading import as_sequence_model
 from monge.engine.models.network_facts import OutputLayer
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.heads.shape.steps import FirstStep, LaterStep
+from monge.heads.training.shape import feature_model
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import COMMON, network, prompts
 
@@ -159,7 +159,7 @@ def test_other_numbers_are_refused(backend, monkeypatch):
         compiled.CompiledModule, "__call__", lambda self, *inputs: tuple(one * 1.01 for one in call(self, *inputs))
     )
     module = FirstStep(shape_head()).eval()
-    with pytest.raises(BackendError, match="FirstStep, .* gives other numbers: 0.01 of the largest, not 0.0001"):
+    with pytest.raises(BackendError, match="FirstStep, .* gives other numbers: .* from a float64 run"):
         compiled.compile_module(silent, module, rows(1, HIDDEN, HIDDEN))
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import monge
-from monge.bench.head_training import feature_model
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.head import HeadDrafter
 from monge.heads.readers.registry import load_head
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from monge.heads.training.shape import feature_model
 from monge.plugins import transformers_generate
 from tests.engine.tiny import COMMON, VOCAB, network, padded, perturbed, prompts
 from tests.heads.readers.published import eagle, medusa

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from tests.draft.test_translated import foreign
 
 from monge.api import make_parts
 from monge.core.sampling_rules import SamplingRules
@@ -14,7 +15,6 @@ from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.draft.test_layer_skip import Layered
-from tests.draft.test_translated import foreign
 from tests.heads.toy import random_head
 
 VOCAB = 3

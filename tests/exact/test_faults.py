@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.draft.test_translated import foreign
 
 from monge.api import make_parts
 from monge.control.fixed import Fixed
@@ -36,7 +37,6 @@ from monge.verify.base import Rule, Verifier, as_verifier
 from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS
 from tests.draft.test_layer_skip import Layered
-from tests.draft.test_translated import foreign
 from tests.heads.readers.published import KINDS
 from tests.heads.toy import random_head
 

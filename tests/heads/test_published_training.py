@@ -8,9 +8,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from monge.bench.head_training import Watch
-from monge.bench.own_text import ROWS, TextSettings, write_own_text
-from monge.bench.published_training import layer_config, train_published
 from monge.core.errors import ModelLoadError, OptionError
 from monge.draft.by_name import drafter_of
 from monge.heads.readers.registry import load_head
@@ -20,6 +17,9 @@ from monge.heads.training.eagle import EagleTrainee
 from monge.heads.training.loop import STATE, Recipe
 from monge.heads.training.losses import Weights
 from monge.heads.training.medusa import MedusaTrainee
+from monge.heads.training.own_text import ROWS, TextSettings, write_own_text
+from monge.heads.training.published import layer_config, train_published
+from monge.heads.training.shape import Watch
 from monge.heads.training.texts import Ends, Texts, read_texts
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.engine.tiny import network, prompts

@@ -81,7 +81,7 @@ def test_one_flipped_bit(log, tmp_path):
 
 
 def test_no_log_at_all(log, tmp_path):
-    with pytest.raises(LogFileError, match=r"nowhere\.mlog: no such file; make a log with `monge log"):
+    with pytest.raises(LogFileError, match=r"nowhere\.mlog: no such file; make a log with `monge replay record"):
         read_log(tmp_path / "nowhere.mlog")
     save_file({"weight": torch.zeros(2)}, tmp_path / "weights.safetensors")
     with pytest.raises(LogFileError, match=r"field 'monge_log' is missing: not a log"):

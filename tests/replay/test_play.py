@@ -152,7 +152,7 @@ def test_a_pool_is_replayed_by_name():
     assert other["tokens_per_s"] is None
     assert other["block_efficiency"]["mean"] >= 1.0
     assert "no measured times of drafter 'suffix' (it has: model, ngram, none)" in other["untimed"]
-    assert "`monge log` with --drafter suffix measures them" in other["untimed"]
+    assert "`monge replay record` with --drafter suffix measures them" in other["untimed"]
 
 
 def test_block_efficiency_of_an_accepting_pair():

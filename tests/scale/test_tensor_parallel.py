@@ -198,7 +198,7 @@ def test_two_processes_serve_the_text_of_one_and_finish_it_when_both_are_told_to
 
 
 def test_ranks_that_are_out_of_step_serve_no_more(monkeypatch):
-    monkeypatch.setattr(Ranks, "tell", lambda *_: None)
+    monkeypatch.setattr(Ranks, "broadcast", lambda *_: None)
     network = Model(1)
     network.failing.add(5)
     parts = make_parts(RankZeroModel(network, object.__new__(Ranks)), Model(2), tree="chain(3)")
@@ -247,7 +247,7 @@ def test_a_sharded_network_is_refused_elsewhere(pair, monkeypatch):
 
 
 def test_a_failed_call_leaves_the_ranks_out_of_step(monkeypatch):
-    monkeypatch.setattr(Ranks, "tell", lambda *_: None)
+    monkeypatch.setattr(Ranks, "broadcast", lambda *_: None)
     model = RankZeroModel(TabularModel(RandomTable(5, 1), 5), object.__new__(Ranks))
     model.open({0: (1, 2)})
     with pytest.raises(KeyError):

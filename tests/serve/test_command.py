@@ -109,7 +109,7 @@ def test_an_open_address_is_said(monkeypatch):
     from monge.cli.app import app
     from monge.serve import launch
 
-    monkeypatch.setattr(launch, "serve_until_told", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "serve_until_signal", lambda *_, **__: None)
     runner = CliRunner()
     result = runner.invoke(app, ["serve", "--host", "0.0.0.0", "--port", "0"])
     assert "anyone who reaches this address" in result.stderr
@@ -133,7 +133,7 @@ def test_what_was_loaded_is_left_out_of_collections(monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     try:
         with socket.socket() as listener:
-            run.serve_until_told(toy_app(), listener, drain_s=1)
+            run.serve_until_signal(toy_app(), listener, drain_s=1)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert frozen[0] > 10_000

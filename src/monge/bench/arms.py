@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase, set_seed
+from transformers import set_seed
 
 from monge.api import make_parts
 from monge.bench.pair import Pair, draft_model_by, empty_settings
@@ -225,11 +225,6 @@ class MongeArm(Arm):
         if self.kept.draft is None:
             self.kept.draft = draft_model_by(pair, backend)
         return self.kept.draft
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
-    """Token ids of a prompt, as every arm gets them."""
-    return tuple(int(token) for token in tokenizer(text)["input_ids"])
 
 
 def synchronize(pair: Pair) -> None:

@@ -17,24 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from monge.bench.arms import Arm, TokenIds, encode
-from monge.bench.matrix import (
-    ASSISTANT_TOKENS,
-    QUICK_ASSISTANT_TOKENS,
-    all_arms,
-    controller_arms,
-    host_arms,
-    plain_arm,
-    quick_arms,
-    tune_assistant,
-)
-from monge.bench.named_arms import with_named
+from monge.bench.arms import Arm, TokenIds
 from monge.bench.pair import Pair
 from monge.bench.provenance import provenance
 from monge.bench.report import arm_record, slowest_adaptive, summary, write_rounds
 from monge.bench.runner import FAILURES, Measurement, Settings, measure, num_calls
-from monge.bench.tasks import Prompt
+from monge.bench.usual_arms import host_arms, tune_assistant
 from monge.core.errors import ContextLengthError, OptionError
+from monge.prompts import Prompt, encode
 
 QUICK: Final = Settings(max_new_tokens=32, repeats=3, batch_sizes=(1,), time_limit_s=25.0)
 QUICK_PROMPTS_PER_TASK: Final = 1
@@ -50,39 +40,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Which arms of this library stand beside the host's.
-
-    Args:
-        is_quick: A few, and a short search for the host's settings; otherwise the full matrix.
-        controllers: Instead of these: fixed windows and every controller.
-        named: Further arms, as for `monge.bench.named_arms.named_arm`.
-        named_only: No others, of the host neither, but this library without speculation: many passes in little time.
-    """
-
-    is_quick: bool = False
-    controllers: bool = False
-    named: tuple[str, ...] = ()
-    named_only: bool = False
-
-    def __post_init__(self) -> None:
-        if self.named_only and (self.controllers or not self.named):
-            found = "--controllers, which brings others" if self.controllers else "none"
-            raise OptionError(f"bench: --named-only needs arms of --arm and no others; got {found}")
-
-    def arms(self, pair: Pair) -> list[Arm]:
-        """The arms."""
-        return with_named(self._usual(pair), self.named)
-
-    def _usual(self, pair: Pair) -> list[Arm]:
-        if self.named_only:
-            return [plain_arm()]
-        if self.controllers:
-            return controller_arms(pair)
-        return quick_arms() if self.is_quick else all_arms(pair)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
     """Who wants to know how far it is: `total` once the number of calls is known, `step` before each."""
 
@@ -90,14 +47,24 @@ class Watch:
     step: Callable[[str], None]
 
 
-def compare(pair: Pair, prompts: Sequence[Prompt], settings: Settings, *, choice: Choice, watch: Watch) -> Outcome:
+def compare(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    *,
+    ours: Sequence[Arm],
+    assistant_tokens: Sequence[int],
+    watch: Watch,
+) -> Outcome:
     """Tune the host's assisted generation, measure all arms, and sum up.
 
     Args:
         pair: The networks.
         prompts: What is decoded.
         settings: How it is measured.
-        choice: Which arms.
+        ours: The arms of this library.
+        assistant_tokens: Drafted tokens that the search for the host's best settings tries, shortest search first; with none
+            the host's arms are left out.
         watch: Told about progress.
     """
     before = provenance(pair.target.device)
@@ -105,12 +72,11 @@ def compare(pair: Pair, prompts: Sequence[Prompt], settings: Settings, *, choice
     if not all(token_ids):
         raise OptionError("bench: a prompt has no tokens; remove it")
     _check_lengths(pair, token_ids, settings)
-    ours = choice.arms(pair)
     tried: list[dict[str, Any]] = []
-    arms = ours
-    if not choice.named_only:
+    arms = list(ours)
+    if assistant_tokens:
         watch.step("tuning transformers assisted")
-        tuned, tried = _tuned(pair, _one_per_task(prompts, token_ids), settings, is_quick=choice.is_quick)
+        tuned, tried = _tuned(pair, _one_per_task(prompts, token_ids), settings, assistant_tokens)
         arms = [*host_arms(pair, tuned), *ours]
     watch.total(num_calls(arms, token_ids, settings))
     measurements = measure(pair, arms, token_ids, settings, on_call=watch.step)
@@ -158,20 +124,13 @@ def write_outcome(outcome: Outcome, folder: Path) -> list[Path]:
 
 
 def _tuned(
-    pair: Pair, prompts: TokenIds, settings: Settings, *, is_quick: bool
+    pair: Pair, prompts: TokenIds, settings: Settings, counts: Sequence[int]
 ) -> tuple[dict[float, dict[str, Any]], list[dict[str, Any]]]:
     if pair.draft is None or 1 not in settings.batch_sizes:
         return {}, []
-    shown = prompts[:1] if is_quick else prompts
+    options = {"temperatures": settings.temperatures, "max_new_tokens": settings.max_new_tokens, "seed": settings.seed}
     try:
-        return tune_assistant(
-            pair,
-            shown,
-            counts=QUICK_ASSISTANT_TOKENS if is_quick else ASSISTANT_TOKENS,
-            temperatures=settings.temperatures,
-            max_new_tokens=settings.max_new_tokens,
-            seed=settings.seed,
-        )
+        return tune_assistant(pair, prompts, counts=counts, **options)
     except FAILURES as error:
         return {}, [{"failure": f"{type(error).__name__}: {error}"}]
 

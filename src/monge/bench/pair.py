@@ -8,7 +8,6 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from monge.api import built_in, check_draft_backend, one_or_several
-from monge.bench.grow import grown, num_parameters, shape_for
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.draft.by_name import head_drafter, with_head
@@ -59,7 +58,6 @@ def load_pair(
     backend: str = "eager",
     draft_backend: str | None = None,
     useless_draft: bool = False,
-    grow: str | None = None,
     **loading: Any,
 ) -> Pair:
     """Load the networks; with no names the built-in pair.
@@ -72,7 +70,6 @@ def load_pair(
         draft_backend: How they run the draft model, if otherwise.
         useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary: it costs what it costs, and
             guesses nothing.
-        grow: Let the target say the same at the cost of so many parameters, as `0.5B`; see `monge.bench.grow`.
         **loading: As for `monge.engine.loading.load_network`.
     """
     named: Any = one_or_several(drafts)
@@ -80,9 +77,6 @@ def load_pair(
     if target is None:
         target, draft = str(built_in("target")), str(built_in("draft")) if draft is None else draft
     network, tokenizer = load_network(target, **loading), load_tokenizer(target)
-    if grow is not None:
-        network = grown(network, shape_for(network, num_parameters(grow)))
-        target = f"{target}, grown to {grow}"
     names = None if draft is None else ", ".join((draft, *others))
     head, further = None if draft is None else head_drafter(draft, target), list[SequenceModel]()
     check_draft_backend(draft_backend, draft if head is None else None)

@@ -11,9 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from monge.bench.arms import HostArm, MongeArm
-from monge.bench.matrix import DEFAULT, NONE, PLAIN
 from monge.bench.runner import NOT_APPLICABLE, Measurement
 from monge.bench.statistics import Summary, geometric_mean, is_degenerate, paired_ratios, ratio_of_all
+from monge.bench.usual_arms import DEFAULT, NONE, PLAIN
 from monge.core.metrics import acceptance_by_depth, block_efficiency, draft_utilisation, engine_efficiency
 from monge.core.verdict import StepRecord
 

@@ -1,3 +1,3 @@
-"""The `monge` command: one subcommand a file."""
+"""The `monge` command; modules of its commands are imported when they run."""
 
 from monge.cli.app import main as main

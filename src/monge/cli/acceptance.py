@@ -4,14 +4,12 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from rich.table import Table
-
-from monge.bench.acceptance_inputs import check_candidates, check_lengths, read_law
-from monge.bench.acceptance_node import node_report
-from monge.bench.acceptance_table import read_table
-from monge.bench.acceptance_tree import BY_NODES, BY_TREES, tree_report
+from monge.acceptance.inputs import check_candidates, check_lengths, read_law
+from monge.acceptance.node import node_report
+from monge.acceptance.table import read_table
+from monge.acceptance.tree import BY_NODES, BY_TREES, tree_report
 from monge.cli import options
-from monge.cli.console import output, reported
+from monge.cli.console import output, plain_table, reported
 from monge.core.errors import OptionError
 
 NODE: Final = "One node"
@@ -35,7 +33,7 @@ def acceptance(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Say how often every acceptance rule keeps a drafted token, and how often the best possible one would. Exactly.
+    """Compute how often every acceptance rule keeps a drafted token, exactly.
 
     **One node.** From a target law, a draft law and a number of candidates: P(the emitted token is one of the candidates) for
     every rule and every way of drafting for which it is exact, the optimum for each way, and the gap. Small laws are listed,
@@ -76,7 +74,10 @@ def _node_report(target_probs: str | None, draft_probs: str | None, candidates: 
 
 def _show_node(report: dict[str, Any]) -> None:
     title = f"{report['candidates']} candidates, {report['vocabulary']} tokens"
-    table = _table(title, "drafting", ["rule", "acceptance", "below the optimum"])
+    table = plain_table(title, "drafting")
+    table.add_column("rule", no_wrap=True)
+    for column in ("acceptance", "below the optimum"):
+        table.add_column(column, justify="right", no_wrap=True)
     ways = [way for way in report["optimum"] if way != "mixed"]
     for way in ways:
         table.add_row(way, "optimum", _number(report["optimum"][way]), "", style="bold")
@@ -105,7 +106,7 @@ def _acceptance_one(report: dict[str, Any]) -> str:
 
 def _show_tree(report: dict[str, Any]) -> None:
     title = f"expected accepted tokens, candidates {report['candidates']} {report['drafting']}, {report['num_trees']} trees"
-    table = _table(title, "rule", ["accepted tokens", "below the optimum"])
+    table = plain_table(title, "rule", ["accepted tokens", "below the optimum"])
     for name, value in report["rules"].items():
         table.add_row(name, _number(value), _number(report["gap"][name]))
     table.add_section()
@@ -116,14 +117,6 @@ def _show_tree(report: dict[str, Any]) -> None:
     for name, how in report["how"].items():
         if how not in {BY_NODES, BY_TREES}:
             console.print(f"{name}: {how}", style="dim", markup=False, soft_wrap=True)
-
-
-def _table(title: str, first: str, columns: list[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", show_edge=False, pad_edge=False)
-    table.add_column(first, no_wrap=True, style="bold cyan")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "rule" else "right", no_wrap=True)
-    return table
 
 
 def _number(value: float | None) -> str:

@@ -1,80 +1,74 @@
-"""The `monge` command."""
+"""The `monge` command: which commands there are, and where they are found when they run."""
 
-from typing import Annotated
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Final
 
 import typer
 
-from monge.bench.provenance import versions
-from monge.cli.acceptance import acceptance
-from monge.cli.audit import audit
-from monge.cli.batch import batch
-from monge.cli.bench import bench
-from monge.cli.bench_ablations import bench_ablations
-from monge.cli.bench_acceptance import bench_acceptance
-from monge.cli.bench_capacity import bench_capacity
-from monge.cli.bench_control import bench_control
-from monge.cli.bench_drafters import drafters
-from monge.cli.bench_grow import grow
-from monge.cli.bench_heads import heads
-from monge.cli.bench_memory import memory
-from monge.cli.bench_peers import peers
-from monge.cli.bench_serve import bench_serve
-from monge.cli.bench_steps import steps
-from monge.cli.chat import chat
-from monge.cli.demo import demo
-from monge.cli.generate import generate
-from monge.cli.listing import list_parts
-from monge.cli.log import log
-from monge.cli.replay import replay
-from monge.cli.report import report
-from monge.cli.serve import serve
-from monge.cli.train import train
-from monge.cli.tune import tune
+from monge.cli.lazy import Command, group
 
-app = typer.Typer(
-    name="monge",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("generate")(generate)
-app.command("chat")(chat)
-app.command("batch")(batch)
-app.command("audit")(audit)
-app.command("list")(list_parts)
-app.command("demo")(demo)
-app.command("acceptance")(acceptance)
-bench.command("acceptance")(bench_acceptance)
-bench.command("ablations")(bench_ablations)
-bench.command("capacity")(bench_capacity)
-bench.command("control")(bench_control)
-bench.command("grow")(grow)
-bench.command("drafters")(drafters)
-bench.command("heads")(heads)
-bench.command("memory")(memory)
-bench.command("peers")(peers)
-bench.command("serve")(bench_serve)
-bench.command("steps")(steps)
-app.command("log")(log)
-app.command("replay")(replay)
-app.command("tune")(tune)
-app.command("serve")(serve)
-app.add_typer(bench, name="bench")
-app.add_typer(train, name="train")
-app.add_typer(report, name="report")
+BENCH: Final = {
+    "decode": Command(place="bench_decode:decode", help="Compare ways of decoding the same prompts with the same networks."),
+    "serve": Command(place="bench_serve:bench_serve", help="Load `monge serve` with 1 to 64 clients: throughput and latency."),
+    "micro": Command(place="bench_micro:micro", help="Time one forward in every backend, and the reading of prompts."),
+}
+REPLAY: Final = {
+    "record": Command(place="replay:record", help="Let the target write once, and keep its distributions and its times."),
+    "run": Command(place="replay:run", help="Say what other parts would have done on a recorded run, without the target."),
+}
+TRAIN: Final = {
+    "shape": Command(place="train:shape", help="Fit a SHAPE head to a target: it drafts from the target's own hidden states."),
+    "medusa": Command(place="train:medusa", help="Train Medusa heads on text that the target writes, in the published format."),
+    "eagle3": Command(place="train:eagle3", help="Train an EAGLE-3 head on answers that the target writes."),
+    "eagle": Command(place="train:eagle", help="Train an EAGLE head on text that the target writes, in the published format."),
+}
+LABORATORY: Final = ("acceptance", "capacity", "control", "drafters", "grow", "heads", "memory", "peers", "verify")
+"""Commands that left `monge bench` for the laboratory of a checkout."""
+COMMANDS: Final = {
+    "generate": Command(place="generate:generate", help="Continue a prompt, or many at once."),
+    "chat": Command(place="chat:chat", help="Talk with a model, turn by turn."),
+    "serve": Command(place="serve:serve", help="Serve a model over HTTP, as the OpenAI API does."),
+    "batch": Command(place="batch:batch", help="Complete every row of a file."),
+    "list": Command(place="listing:list_parts", help="Show the verifiers, drafters, trees and controllers that can be named."),
+    "demo": Command(
+        place="demo:demo", help="Chat with SmolLM2, or complete with the built-in pair, and time it beside transformers."
+    ),
+    "acceptance": Command(
+        place="acceptance:acceptance", help="Compute how often every acceptance rule keeps a drafted token, exactly."
+    ),
+    "audit": Command(place="audit:audit", help="Test whether a server samples from the distribution of its target model."),
+    "tune": Command(place="tune:tune", help="Find the fastest configuration for your prompts on this machine."),
+    "replay": group(
+        "Record a run of the target, and replay other parts on it.", REPLAY, renamed={"*.mlog": "monge replay run"}
+    ),
+    "train": group("Train heads that draft.", TRAIN),
+    "bench": group(
+        "Measure speed side by side.",
+        BENCH,
+        renamed={
+            "steps": "monge bench micro",
+            **{name: f"python -m lab.{name}, in a checkout" for name in LABORATORY},
+            "ablations": "`monge replay run` with the settings to compare",
+        },
+    ),
+}
 
 
 def _print_version(wanted: bool) -> bool:
     if wanted:
-        shown = versions("monge", "torch", "transformers")
-        typer.echo(", ".join(f"{name} {number or '(not installed)'}" for name, number in shown.items()))
+        typer.echo(", ".join(f"{name} {_version(name)}" for name in ("monge", "torch", "transformers")))
         raise typer.Exit
     return wanted
 
 
-@app.callback()
-def root(
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _root(
     show_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -82,8 +76,19 @@ def root(
     """Lossless speculative decoding, seen as optimal transport.
 
     A small drafter proposes several tokens, the target model checks them in one forward, and an acceptance rule keeps what
-    leaves the target's law exactly as it was. Without `--target`, the pair of models that ships with the package is used.
+    leaves the target's distribution exactly as it was. Without `--target`, the pair of models that ships with the package is
+    used.
     """
+
+
+app = group(
+    str(_root.__doc__),
+    COMMANDS,
+    name="monge",
+    renamed={"log": "monge replay record", "report": "python -m lab.shape, in a checkout"},
+    add_completion=True,
+    callback=_root,
+)
 
 
 def main() -> None:

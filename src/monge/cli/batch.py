@@ -4,12 +4,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from monge.cli import batch_options as asked
 from monge.cli import options
 from monge.cli.console import notes, quiet_host, reported
 from monge.core.errors import OptionError
@@ -20,14 +19,50 @@ from monge.scale.spec import DecoderSpec
 
 _QUIET_S: Final = 10
 """Seconds between two notes on progress where there is no terminal."""
+RAY: Final = "Ray"
+
+
+def _field(name: str) -> object:
+    """A default of the library, for `--help`."""
+    return BatchJob.__dataclass_fields__[name].default
+
+
+def _ray(*names: str, help: str, default: object = None) -> Any:  # noqa: ANN401
+    return options.option(*names, help=help, panel=RAY, default=default)
+
+
+Source = Annotated[
+    Path, typer.Argument(metavar="IN", help="Rows: *.jsonl with an object a line, or *.parquet.", show_default=False)
+]
+Output = Annotated[Path, typer.Argument(metavar="OUT", help="*.jsonl or *.parquet.", show_default=False)]
+PromptField = Annotated[
+    str | None, options.option("--prompt-field", help="Where prompts stand in a row.", panel=options.RUNNING, default="prompt")
+]
+ShardRows = Annotated[
+    int | None,
+    options.option(
+        "--shard-rows", help="Rows that are decoded and kept together.", panel=options.RUNNING, default=_field("shard_rows")
+    ),
+]
+Overwrite = Annotated[bool, options.option("--overwrite", help="Replace OUT.", panel=options.OUTPUT)]
+Restart = Annotated[
+    bool, options.option("--restart", help="Throw an unfinished run away instead of going on with it.", panel=options.OUTPUT)
+]
+UseRay = Annotated[bool, typer.Option("--ray/--no-ray", help="Decode with Ray Data, on many machines.", rich_help_panel=RAY)]
+NumWorkers = Annotated[int | None, _ray("--workers", help="Processes that decode.", default=1)]
+Address = Annotated[
+    str | None, _ray("--address", help="Address of a running cluster, or `auto`.", default="a cluster of this machine alone")
+]
+CpusPerWorker = Annotated[float | None, _ray("--cpus-per-worker", help="Cores of a worker.", default=1)]
+GpusPerWorker = Annotated[float | None, _ray("--gpus-per-worker", help="GPUs of a worker.", default=0)]
 
 
 @reported
 def batch(
-    source: asked.Source,
-    output: asked.Output,
+    source: Source,
+    output: Output,
     *,
-    prompt_field: asked.PromptField = None,
+    prompt_field: PromptField = None,
     target: options.Target = None,
     draft: options.Drafts = None,
     cross_tokenizer: options.CrossTokenizer = False,
@@ -52,14 +87,14 @@ def batch(
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
     batch_size: options.BatchSize = None,
-    shard_rows: asked.ShardRows = None,
-    overwrite: asked.Overwrite = False,
-    restart: asked.Restart = False,
-    use_ray: asked.UseRay = False,
-    workers: asked.Workers = None,
-    address: asked.Address = None,
-    cpus_per_worker: asked.CpusPerWorker = None,
-    gpus_per_worker: asked.GpusPerWorker = None,
+    shard_rows: ShardRows = None,
+    overwrite: Overwrite = False,
+    restart: Restart = False,
+    use_ray: UseRay = False,
+    workers: NumWorkers = None,
+    address: Address = None,
+    cpus_per_worker: CpusPerWorker = None,
+    gpus_per_worker: GpusPerWorker = None,
 ) -> None:
     """Complete every row of a file.
 

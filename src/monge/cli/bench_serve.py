@@ -4,48 +4,87 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from rich.console import Console
 from rich.table import Table
 
 from monge.bench.provenance import busy_note
 from monge.bench.serve import ARMS, QUICK, LoadSettings, measure
 from monge.bench.servers import Beside
-from monge.bench.tasks import interleaved, read_prompts, shipped
-from monge.cli import bench_serve_options as asked
 from monge.cli import options
-from monge.cli.console import notes, reported
+from monge.cli.console import notes, output, reported
+from monge.cli.options import measuring
+from monge.cli.out import check_out_folder, plotting, write_document
 from monge.core.errors import OptionError
+from monge.prompts import interleaved, read_prompts, shipped
 
 _MS: Final = 1000.0
+OUT: Final = Path("bench-serve")
+_DEFAULTS: Final = LoadSettings()
+
+
+Quick = Annotated[bool, measuring("--quick", "Two concurrencies, short completions, once.")]
+Concurrency = Annotated[list[int] | None, measuring("--concurrency", "Clients; may be repeated.", default="1, 2, 4, ... 64")]
+PerClient = Annotated[int | None, measuring("--requests", "Requests of every client.", default=_DEFAULTS.per_client)]
+MaxTokens = Annotated[int | None, measuring("--max-tokens", "Length of every completion.", default=_DEFAULTS.max_tokens)]
+Temperature = Annotated[float | None, measuring("--temperature", "Of every request.", default=_DEFAULTS.temperature)]
+Repeats = Annotated[int | None, measuring("--repeats", "How often everything is measured.", default=_DEFAULTS.repeats)]
+Prompts = Annotated[
+    Path | None, measuring("--prompts", "Text lines, or *.jsonl.", default="the shipped prompts, tasks in turns")
+]
+Server = Annotated[
+    str | None, measuring("--server", "Arguments of every server, in one string.", default=" ".join(_DEFAULTS.server))
+]
+Arm = Annotated[
+    list[str] | None,
+    measuring("--arm", "Compare these instead, `name: arguments`; may be repeated.", default="speculation off, on, adaptive"),
+]
+Besides = Annotated[
+    list[str] | None,
+    measuring(
+        "--beside",
+        "Another engine's server: `name: http://host:port`, or `name: command` with {port} and {target} in it; may be "
+        "repeated.",
+        default="none",
+    ),
+]
+Fields = Annotated[
+    list[str] | None,
+    measuring(
+        "--fields",
+        "Fields of the requests to an arm or another engine, in place of ours, `name: JSON object`; null leaves one out.",
+        default="ours",
+    ),
+]
+Out = Annotated[Path, options.option("--out", help="Folder for JSON and the plot.", panel=options.OUTPUT, default=OUT)]
+Plots = Annotated[bool, options.option("--plots/--no-plots", help="Draw a PNG plot.", panel=options.OUTPUT)]
 
 
 @reported
 def bench_serve(
     *,
-    quick: asked.Quick = False,
-    concurrency: asked.Concurrency = None,
-    per_client: asked.PerClient = None,
-    max_tokens: asked.MaxTokens = None,
-    temperature: asked.Temperature = None,
-    repeats: asked.Repeats = None,
-    prompts: asked.Prompts = None,
-    server: asked.Server = None,
-    arm: asked.Arm = None,
-    beside: asked.Besides = None,
-    fields: asked.Fields = None,
-    out: asked.Out = asked.OUT,
-    plots: asked.Plots = True,
+    quick: Quick = False,
+    concurrency: Concurrency = None,
+    per_client: PerClient = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    repeats: Repeats = None,
+    prompts: Prompts = None,
+    server: Server = None,
+    arm: Arm = None,
+    beside: Besides = None,
+    fields: Fields = None,
+    out: Out = OUT,
+    plots: Plots = True,
     as_json: options.Json = False,
 ) -> None:
-    """Load `monge serve` with 1 to 64 clients: throughput and latency with speculation off, on and adaptive.
+    """Load `monge serve` with 1 to 64 clients: throughput and latency.
 
-    Every arm is a server process on this machine, and the clients take their processor time from it too. The first arm is the
-    one that the others are compared with. The whole takes long; `--quick` is a first look.
+    The arms have speculation off, on and adaptive. Every arm is a server process on this machine, and the clients take their
+    processor time from it too. The first arm is the baseline of the others. The whole takes long; `--quick` is a first look.
 
     **Examples**
 
@@ -62,15 +101,14 @@ def bench_serve(
     texts = [prompt.text for prompt in (interleaved(shipped()) if prompts is None else read_prompts(prompts))]
     arms = _arms(arm or ())
     besides, arm_fields = _besides(beside or (), fields or (), arms)
-    draw = _plotter() if plots else None
+    draw = plotting("monge.bench.serve_plots").write_plot if plots else None
     # Told to end, it ends its servers first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    out.mkdir(parents=True, exist_ok=True)
-    console = notes()
-    with console.status("") as status:
+    check_out_folder(out)
+    with notes().status("") as status:
         document = measure(arms, texts, settings, fields=arm_fields, besides=besides, watch=status.update)
-    (out / "serve.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    files = [out / "serve.json"] + ([draw(document["cells"], out / "serve.png")] if draw is not None else [])
+    files = [write_document(document, out, "serve.json")]
+    files += [] if draw is None else [draw(document["cells"], out / "serve.png")]
     _report(document, files)
     if as_json:
         print(json.dumps(document))
@@ -116,16 +154,8 @@ def _named(option: str, what: str, given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _plotter() -> Callable[[Sequence[dict[str, Any]], Path], Path]:
-    try:
-        from monge.bench.serve_plots import write_plot
-    except ImportError as error:
-        raise OptionError("plots need matplotlib: pip install 'monge[bench]', or run with --no-plots") from error
-    return write_plot
-
-
 def _report(document: dict[str, Any], files: Sequence[Path]) -> None:
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 160)
+    console = output(160)
     against = f"against {next(iter(document['arms']))}"
     speeds = ("tokens/s", against, f"all passes {against}", "tokens/processor s", against)
     title = (

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any, Final
 
 from monge.cli import options
@@ -12,7 +11,7 @@ from monge.core.errors import MongeError
 from monge.engine.conversation import Conversation
 from monge.engine.decoder import Decoder
 from monge.engine.result import GenerationStats
-from monge.engine.sources import NAMED
+from monge.engine.sources import obstacle
 
 _HELP: Final = (
     "/reset forgets the conversation, /stats shows figures, /help shows this, /exit or Ctrl-D ends; Ctrl-C cuts an answer off"
@@ -81,15 +80,10 @@ def chat(
 
 def _default_target() -> str | None:
     """SmolLM2 if it is there; else the built-in target, with a line that says how to get it."""
-    try:
-        NAMED[_DEFAULT].path()
-    except MongeError as error:
-        notes().print(f"talking with the built-in target, which knows little: {error}", style="yellow", markup=False)
-        return None
-    if find_spec("gguf") is None:
-        notes().print("talking with the built-in target: smollm2 needs the package gguf", style="yellow", markup=False)
-        return None
-    return _DEFAULT
+    if (reason := obstacle(_DEFAULT)) is None:
+        return _DEFAULT
+    notes().print(f"talking with the built-in target, which knows little: {reason}", style="yellow", markup=False)
+    return None
 
 
 def _messages() -> Iterator[str]:

@@ -3,18 +3,28 @@
 import functools
 import logging
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from monge.core.errors import MongeError
 
 
-def output() -> Console:
-    """Standard output, for what was asked for."""
-    return Console(file=sys.stdout, highlight=False)
+def output(width: int | None = None) -> Console:
+    """Standard output, for what was asked for; `width` is that of tables where it is no terminal."""
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else width)
+
+
+def plain_table(title: str, first: str, columns: Sequence[str] = (), justify: Literal["left", "right"] = "right") -> Table:
+    """A table without edges: the first column names rows, the others are numbers unless justified otherwise."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", show_edge=False, pad_edge=False)
+    table.add_column(first, style="bold cyan", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify=justify, no_wrap=justify == "right")
+    return table
 
 
 def notes() -> Console:

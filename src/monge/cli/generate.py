@@ -11,7 +11,6 @@ import typer
 from rich.progress import Progress
 from rich.text import Text
 
-from monge.bench.tasks import read_prompts
 from monge.cli import options
 from monge.cli.completion import INTERRUPTED, Completion, completion_of, decode_until_interrupted
 from monge.cli.console import notes, output, quiet_host, reported, say_error
@@ -21,6 +20,7 @@ from monge.cli.trace import check_trace, write_trace
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder, piece_of
 from monge.engine.session import Request, Session
+from monge.prompts import read_prompts
 
 
 @reported

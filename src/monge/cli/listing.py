@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from monge.cli import options
-from monge.cli.console import output, reported
+from monge.cli.console import output, plain_table, reported
 from monge.control.registry import CONTROLLERS
 from monge.core.clocks import SharedClocks
 from monge.core.errors import OptionError
@@ -37,9 +37,9 @@ PROPOSALS: Final = (Deterministic, Iid, Independent, WithoutReplacement, Mixed, 
 
 @reported
 def list_parts(as_json: options.Json = False) -> None:
-    """Show the verifiers, drafters, trees and controllers that can be named, with their settings.
+    """Show the verifiers, drafters, trees and controllers that can be named.
 
-    Settings are written in parentheses after a name: `--tree "fixed_width((4, 2), children='iid')"`.
+    Settings are shown too. They are written in parentheses after a name: `--tree "fixed_width((4, 2), children='iid')"`.
     """
     rooms = {room: [describe(registry, name) for name in registry] for room, registry in ROOMS}
     if as_json:
@@ -111,8 +111,7 @@ def _legal(verifier: str, kind: type) -> str:
 
 
 def _room_table(room: str, parts: list[dict[str, Any]]) -> Table:
-    table = Table(title=room, title_justify="left", title_style="bold", header_style="dim", show_edge=False, pad_edge=False)
-    table.add_column("name", no_wrap=True, style="bold cyan")
+    table = plain_table(room, "name")
     table.add_column("what it does", ratio=3)
     table.add_column("settings and defaults", ratio=2)
     for part in parts:
@@ -122,17 +121,8 @@ def _room_table(room: str, parts: list[dict[str, Any]]) -> Table:
 
 
 def _print_legality(console: Console) -> None:
-    table = Table(
-        title="which verifier is exact for which candidates",
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        show_edge=False,
-        pad_edge=False,
-    )
-    table.add_column("verifier", no_wrap=True, style="bold cyan")
-    for kind in PROPOSALS:
-        table.add_column(kind.__name__)
+    columns = [kind.__name__ for kind in PROPOSALS]
+    table = plain_table("which verifier is exact for which candidates", "verifier", columns, "left")
     for name, kinds in legality().items():
         table.add_row(name, *kinds.values())
     console.print(table)

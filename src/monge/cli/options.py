@@ -1,7 +1,7 @@
 """Options that commands share. No default is written here: what is not given is not passed, and the library's own holds."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -18,6 +18,7 @@ SPECULATION: Final = "Speculation"
 SAMPLING: Final = "Sampling"
 RUNNING: Final = "Running"
 OUTPUT: Final = "Output"
+MEASURING: Final = "Measuring"
 
 
 def default_of(function: Callable[..., Any], name: str) -> str:
@@ -34,6 +35,21 @@ def option(*names: str, help: str, panel: str, default: object = None) -> Any:  
     """An option that is only passed on when it is given; `default` says what holds otherwise."""
     said = help if default is None else f"{help} Default: {default}."
     return typer.Option(*names, help=said, show_default=False, rich_help_panel=panel)
+
+
+def measuring(name: str, help: str, default: object = None) -> Any:  # noqa: ANN401
+    """An option of a measurement."""
+    return option(name, help=help, panel=MEASURING, default=default)
+
+
+def numbers(name: str, help: str, values: Sequence[int]) -> Any:  # noqa: ANN401
+    """An option of a measurement that may be repeated, with the numbers that hold otherwise."""
+    return measuring(name, f"{help}; may be repeated.", each(values))
+
+
+def each(values: Sequence[int | float]) -> str:
+    """Numbers, for `--help`."""
+    return ", ".join(f"{value:g}" for value in values)
 
 
 Target = Annotated[

@@ -1,7 +1,10 @@
-"""`--out`: refused before the work is done whose results could not be kept."""
+"""`--out`: refused before any work if results cannot be kept there; and how results are written."""
 
+import json
 import os
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from monge.core.errors import OptionError
 
@@ -29,3 +32,30 @@ def check_out_file(file: Path) -> None:
     if file.is_dir():
         raise OptionError(f"--out {str(file)!r} is a folder; name a file in it, such as {str(file / 'run.mlog')!r}")
     check_out_folder(file.parent)
+
+
+def write_document(document: dict[str, Any], folder: Path, name: str) -> Path:
+    """Write a document as JSON.
+
+    Raises:
+        OptionError: If the folder cannot be written to.
+    """
+    path = folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write results to {str(folder)!r}: {error}") from error
+    return path
+
+
+def plotting(module: str, otherwise: str = "run with --no-plots") -> Any:  # noqa: ANN401 (matplotlib is optional)
+    """A module that draws; imported before anything is measured.
+
+    Raises:
+        OptionError: If matplotlib is missing.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise OptionError(f"plots need matplotlib: pip install 'monge[bench]', or {otherwise}") from error

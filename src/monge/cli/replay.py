@@ -1,27 +1,143 @@
-"""`monge replay`."""
+"""`monge replay record` and `monge replay run`."""
 
 import json
-import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from monge.cli import options
-from monge.cli.bench import call_bar
-from monge.cli.console import notes, output, quiet_host, reported
-from monge.cli.networks import load_draft
-from monge.cli.out import check_out_folder
+from monge.cli.console import output, plain_table, quiet_host, reported
+from monge.cli.networks import Networks, load_draft, load_networks
+from monge.cli.out import check_out_file, check_out_folder, plotting, write_document
+from monge.cli.progress import call_bar
 from monge.core.errors import OptionError
+from monge.core.sampling_rules import SamplingRules
 from monge.engine.loading import load_network, load_tokenizer
+from monge.prompts import Prompt, asked_prompts
 from monge.replay.compare import REPEATS, Settings, compare
-from monge.replay.configuration import grid
-from monge.replay.file import read_log
+from monge.replay.configuration import Configuration, grid
+from monge.replay.file import read_log, write_log
+from monge.replay.log import LawLog
 from monge.replay.play import DEPTH
-from monge.replay.record import identity_of
+from monge.replay.record import identity_of, record_log
+
+LOG: Final = Path("run.mlog")
+PER_TASK: Final = 2
+RECORD: Final = "Record"
+Top = Annotated[
+    int | None,
+    options.option("--top", help="Keep so many tokens of every law, and the mass of the others.", panel=RECORD, default="all"),
+]
+LogOut = Annotated[Path, options.option("--out", help="The log.", panel=options.OUTPUT, default=LOG)]
+
+
+@reported
+def record(
+    *,
+    prompts: options.File = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    attention: options.Attention = None,
+    backend: options.Backend = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the first text.", rich_help_panel=options.SAMPLING)] = 0,
+    ignore_eos: options.IgnoreEos = False,
+    per_task: Annotated[
+        int | None,
+        options.option("--prompts-per-task", help="Prompts of each task; of a file all.", panel=RECORD, default=PER_TASK),
+    ] = None,
+    top: Top = None,
+    drafter: Annotated[
+        list[str] | None,
+        options.option(
+            "--drafter", help="Time this drafter too; may be repeated.", panel=RECORD, default="none, ngram, --draft"
+        ),
+    ] = None,
+    no_costs: Annotated[bool, options.option("--no-costs", help="Do not time rounds.", panel=RECORD)] = False,
+    out: LogOut = LOG,
+    as_json: options.Json = False,
+) -> None:
+    """Let the target write once, and keep its distributions and its times.
+
+    `monge replay run` then tries drafters, trees, verifiers and controllers on them. The texts are those of the target:
+    speculation is lossless, so a draft model or a head only makes the log sooner. The log also keeps who the target is and,
+    unless told otherwise, how long its rounds and the drafters take on this machine. A complete distribution takes 8 bytes per
+    token of the vocabulary; `--top` makes small logs for large vocabularies, from which rules that test several draws a node
+    cannot be replayed.
+
+    **Examples**
+
+        monge replay record --out run.mlog
+        monge replay record --file prompts.jsonl --temperature 0.8 --out mine.mlog
+        monge replay record --target ./my-target --draft ./my-draft --file prompts.txt --top 64 --out mine.mlog
+    """
+    quiet_host()
+    check_out_file(out)
+    shown = asked_prompts(prompts, per_task=per_task, default=PER_TASK)
+    if drafter and no_costs:
+        raise OptionError("--drafter says whose rounds are timed, and --no-costs that none are; leave one out")
+    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
+    networks = load_networks(target, draft, **loading)
+    rules = SamplingRules(temperature=0.0 if temperature is None else temperature, top_k=top_k)
+    rules = replace(rules, **options.given(top_p=top_p, min_p=min_p))
+    recording = options.given(max_new_tokens=max_new_tokens)
+    with call_bar() as watch:
+        watch.total(len(shown) + (0 if no_costs else 1))
+        found = recorded(networks, shown, rules, watch=watch, seed=seed, ignore_eos=ignore_eos, top=top, **recording)
+        if not no_costs:
+            watch.step("measuring costs")
+            found = replace(found, costs=networks.costs(networks.further(drafter or ())))
+    path = write_log(replace(found, about=networks.about()), out)
+    say_log(found, path)
+    if as_json:
+        print(json.dumps(described(found) | {"file": str(path), "bytes": path.stat().st_size}))
+
+
+def recorded(networks: Networks, prompts: Sequence[Prompt], rules: SamplingRules, *, watch: Any, **recording: Any) -> LawLog:  # noqa: ANN401
+    """Texts and laws of prompts, by task."""
+    by_task: dict[str, list[str]] = {}
+    for prompt in prompts:
+        by_task.setdefault(prompt.task, []).append(prompt.text)
+    decoder = networks.decoder(Configuration())
+    step = lambda: watch.step("target writes")  # noqa: E731
+    return record_log(decoder, by_task, model=networks.identity, rules=rules, on_text=step, **recording)
+
+
+def described(found: LawLog) -> dict[str, Any]:
+    """A log in a few plain values."""
+    return {
+        "texts": len(found.texts),
+        "tokens": found.num_tokens,
+        "target": found.model.name,
+        "vocab_size": found.model.vocab_size,
+        "temperature": found.rules.temperature,
+        "top": found.top,
+        "costs": sorted(found.costs),
+    }
+
+
+def say_log(found: LawLog, path: Path) -> None:
+    """What was logged, and what to do with it."""
+    laws = "complete laws" if found.top is None else f"the {found.top} most probable tokens of each law, the rest as one"
+    costs = f"costs of {', '.join(sorted(found.costs))}" if found.costs else "no costs"
+    size = path.stat().st_size / 1e6
+    output().print(
+        f"{path}: {len(found.texts)} texts of {found.model.name}, {found.num_tokens} tokens, {laws}, {costs}, {size:.1f} MB",
+        markup=False,
+        soft_wrap=True,
+    )
+    output().print(f"next: monge replay run {path}", style="dim", markup=False, soft_wrap=True)
+
 
 OUT: Final = Path("replay")
 REPLAY: Final = "Replay"
@@ -36,8 +152,8 @@ Depth = Annotated[int, typer.Option("--depth", help="Deepest fixed window, and o
 
 
 @reported
-def replay(
-    log: Annotated[Path, typer.Argument(help="A log made by `monge log`.")],
+def run(
+    log: Annotated[Path, typer.Argument(help="A log made by `monge replay record`.")],
     *,
     draft: options.Draft = None,
     dtype: options.Dtype = None,
@@ -58,21 +174,21 @@ def replay(
     plots: Annotated[bool, options.option("--plots/--no-plots", help="Draw PNG plots.", panel=options.OUTPUT)] = True,
     as_json: options.Json = False,
 ) -> None:
-    """Say what other parts would have done on a logged run: no target pass, only the drafter runs.
+    """Say what other parts would have done on a recorded run, without the target.
 
-    All combinations of the parts that are named are replayed; each combination that does not fit together, or that the log
-    cannot answer exactly, is listed with the reason. *Regret* is the share of speed lost to the best fixed window in hindsight,
-    and to an oracle that picks the best window at every position knowing all chances of acceptance.
+    Only the drafter runs. All combinations of the parts that are named are replayed; each combination that does not fit
+    together, or that the log cannot answer exactly, is listed with the reason. *Regret* is the share of speed lost to the best
+    fixed window in hindsight, and to an oracle that picks the best window at every position knowing all chances of acceptance.
 
     **Examples**
 
-        monge replay run.mlog
-        monge replay run.mlog --tree "chain(2)" --tree "chain(6)" --verifier single_draft --verifier block
-        monge replay run.mlog --tree "chain(8)" --controller fixed --controller on_the_fly --json
+        monge replay run run.mlog
+        monge replay run run.mlog --tree "chain(2)" --tree "chain(6)" --verifier single_draft --verifier block
+        monge replay run run.mlog --tree "chain(8)" --controller fixed --controller on_the_fly --json
     """
     quiet_host()
     check_out_folder(out)
-    draw = plotter() if plots else None
+    draw = plotting("monge.replay.plots").write_plots if plots else None
     if repeats < 1 or depth < 1:
         raise OptionError(f"--repeats and --depth must be at least 1; got {repeats} and {depth}")
     found = read_log(log)
@@ -83,10 +199,10 @@ def replay(
     chosen = list(grid(**parts, draft_temperature=[draft_temperature], draft_top_k=[draft_top_k]))
     model = load_draft(found, draft, **options.given(dtype=dtype, device=device))
     settings = Settings(repeats=repeats, depth=depth, seed=seed)
-    with call_bar(notes()) as watch:
+    with call_bar() as watch:
         watch.total(len(chosen) * len(found.texts) * (1 + repeats))
         document = compare(chosen, found, model, settings, on_text=lambda: watch.step("replaying"))
-    files = write_document(document, out, "replay.json") + ([] if draw is None else draw(document["replayed"], out))
+    files = [write_document(document, out, "replay.json")] + ([] if draw is None else draw(document["replayed"], out))
     show(document)
     output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)
     if as_json:
@@ -97,7 +213,7 @@ def replay(
 
 def show(document: dict[str, Any]) -> None:
     """The table, and what could not be answered."""
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = output(120)
     if document["replayed"]:
         console.print(table(document["replayed"]))
         tags = {tag for found in document["replayed"] for tag in found["tags"]}
@@ -119,9 +235,8 @@ def show(document: dict[str, Any]) -> None:
 def table(replayed: Sequence[dict[str, Any]]) -> Table:
     """The main figures of every configuration."""
     title = "replayed without the target; best: fixed window in hindsight; regret: share of speed lost to it, and to the oracle"
-    shown = _plain_table(title, "configuration")
-    for column in ("tokens a round", "tokens/s", "speed-up", "window", "best", "regret", "to oracle"):
-        shown.add_column(column, justify="right", no_wrap=True)
+    columns = ("tokens a round", "tokens/s", "speed-up", "window", "best", "regret", "to oracle")
+    shown = plain_table(title, "configuration", columns)
     for found in replayed:
         efficiency, regret = found["block_efficiency"], found["controller_regret"]
         speed, gain = found["tokens_per_s"], found["speedup"]
@@ -141,9 +256,7 @@ def table(replayed: Sequence[dict[str, Any]]) -> Table:
 def tag_table(replayed: Sequence[dict[str, Any]]) -> Table:
     """Tokens a round, and the speed-up, by kind of text."""
     tags = list(dict.fromkeys(tag for found in replayed for tag in found["tags"]))
-    shown = _plain_table("tokens a round (and speed-up) by kind of text", "configuration")
-    for tag in tags:
-        shown.add_column(tag, justify="right", no_wrap=True)
+    shown = plain_table("tokens a round (and speed-up) by kind of text", "configuration", tags)
     for found in replayed:
         cells: list[str] = []
         for tag in tags:
@@ -151,34 +264,4 @@ def tag_table(replayed: Sequence[dict[str, Any]]) -> Table:
             gain = "" if figures["speedup"] is None else f" ({figures['speedup']['mean']:.2f}x)"
             cells.append(f"{figures['block_efficiency']['mean']:.2f}{gain}")
         shown.add_row(found["label"], *cells)
-    return shown
-
-
-def write_document(document: dict[str, Any], folder: Path, name: str) -> list[Path]:
-    """The document as JSON.
-
-    Raises:
-        OptionError: If the folder cannot be written to.
-    """
-    path = folder / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"cannot write results to {str(folder)!r}: {error}") from error
-    return [path]
-
-
-def plotter() -> Any:  # noqa: ANN401 (matplotlib is optional)
-    """The drawing function; asked for before anything runs."""
-    try:
-        from monge.replay.plots import write_plots
-    except ImportError as error:
-        raise OptionError("plots need matplotlib: pip install 'monge[bench]', or run with --no-plots") from error
-    return write_plots
-
-
-def _plain_table(title: str, first: str) -> Table:
-    shown = Table(title=title, title_justify="left", title_style="bold", header_style="dim", show_edge=False, pad_edge=False)
-    shown.add_column(first, style="bold cyan", overflow="fold")
     return shown

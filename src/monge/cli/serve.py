@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from monge.cli import options
 from monge.cli import serve_options as asked
 from monge.cli.console import notes, quiet_host, reported
@@ -95,7 +93,7 @@ def _serve_here(given: Mapping[str, Any]) -> None:
     keys = tuple(given.get("api_key", ()))
     hosts = server.hosts_to_accept(host, keys, given.get("allowed_host", ()))
     settings = server.ServerSettings(model_name=name, api_keys=keys, allowed_hosts=hosts, **limits)
-    _use_threads(given.get("threads"))
+    options.set_threads(given.get("threads"))
     loading = chosen("dtype", "device", "attention", "backend", "draft_backend", "max_batch_size", "tensor_parallel")
     parts = chosen("drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k")
     if given["tensor_parallel"] and is_led():
@@ -108,7 +106,7 @@ def _serve_here(given: Mapping[str, Any]) -> None:
         is_open = not (keys or server.is_loopback(host))
         where = f"serving {name} at {server.url_of(listener)}/v1"
         _say(decoder, where, verbose=given["verbose"], is_open=is_open)
-        server.serve_until_told(app, listener, drain_s=given["drain"], access_log=given["access_log"])
+        server.serve_until_signal(app, listener, drain_s=given["drain"], access_log=given["access_log"])
 
 
 def _server_room() -> ModuleType:
@@ -124,13 +122,6 @@ def _limits(request_timeout: float | None, **others: Any) -> dict[str, Any]:
     """Limits that were given; zero seconds are no limit."""
     timeout = {} if request_timeout is None else {"request_timeout_s": request_timeout or None}
     return options.given(**others) | timeout
-
-
-def _use_threads(threads: int | None) -> None:
-    if threads is not None:
-        if threads < 1:
-            raise OptionError(f"--threads must be at least 1; got {threads}")
-        torch.set_num_threads(threads)
 
 
 def _say(decoder: Decoder, where: str, *, verbose: bool, is_open: bool) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from monge.cli.completion import Completion
+from monge.cli.out import plotting
 from monge.core.errors import OptionError
 
 Writer = Callable[[Path, Sequence[dict[str, Any]]], object]
@@ -24,11 +25,8 @@ def check_trace(path: Path) -> Writer:
         raise OptionError(f"--trace {str(path)!r}: there is no folder {str(path.absolute().parent)!r}; make it first")
     if path.suffix == ".json":
         return _write_json
-    try:
-        from monge.bench.trace_plot import write_trace_plot
-    except ImportError as error:
-        raise OptionError("plots need matplotlib: pip install 'monge[bench]', or name a .json file") from error
-    return lambda path, requests: write_trace_plot(requests, path)
+    draw = plotting("monge.bench.trace_plot", "name a .json file").write_trace_plot
+    return lambda path, requests: draw(requests, path)
 
 
 def write_trace(path: Path, writer: Writer, completions: Sequence[Completion]) -> None:

@@ -1,4 +1,4 @@
-"""`monge train`."""
+"""`monge train KIND`."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -10,36 +10,32 @@ from typing import Annotated, Any, Final
 
 import torch
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import PreTrainedModel
 
 from monge.api import built_in
-from monge.bench.arms import encode
-from monge.bench.head_training import HeadSettings, Watch, make_head
-from monge.bench.own_text import TextSettings, cut_rows, write_own_text
 from monge.bench.provenance import versions
-from monge.bench.published_training import KINDS, train_published
-from monge.bench.tasks import read_prompts, shipped
 from monge.cli import options
 from monge.cli.console import notes, quiet_host, reported
 from monge.cli.out import check_out_folder
+from monge.cli.progress import bars
 from monge.core.errors import OptionError
+from monge.engine.chat_format import chat_format
 from monge.engine.loading import load_network, load_tokenizer
 from monge.heads.shape.measure import Quality
+from monge.heads.training.answers import AnswerSettings
 from monge.heads.training.chain import ChainQuality
+from monge.heads.training.eagle3_run import DRAFT_VOCABULARY, train_eagle3
 from monge.heads.training.loop import Progress as TrainingProgress
 from monge.heads.training.loop import Recipe
 from monge.heads.training.losses import Weights
+from monge.heads.training.own_text import TextSettings, cut_rows, write_own_text
+from monge.heads.training.published import train_published
+from monge.heads.training.shape import HeadSettings, Watch, make_head
+from monge.prompts import encode, read_prompts, shipped
 
 TEXT: Final = "Text"
 TRAINING: Final = "Training"
 MIXED: Final = {"none": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-train = typer.Typer(no_args_is_help=True, help="Train what drafts.", rich_markup_mode="markdown")
-
-
-@train.callback()
-def root() -> None:
-    """Train what drafts."""
 
 
 def _text(name: str, help: str, default: object = None) -> Any:  # noqa: ANN401 (typer's own type is private)
@@ -50,33 +46,41 @@ def _training(name: str, help: str, default: object = None) -> Any:  # noqa: ANN
     return options.option(name, help=help, panel=TRAINING, default=default)
 
 
-@train.command("shape")
+Out = Annotated[Path, options.option("--out", help="Folder of the head; a rerun goes on there.", panel=options.OUTPUT)]
+Data = Annotated[
+    list[Path] | None,
+    _text("--data", "Text lines, or *.jsonl with `prompt`, `question` or `turns`; may be repeated.", "the shipped prompts"),
+]
+Tokens = Annotated[int | None, _text("--tokens", "Tokens to fit.", TextSettings().num_tokens)]
+Steps = Annotated[int | None, _training("--steps", "Most training steps.", Recipe().steps)]
+Batch = Annotated[int | None, _training("--batch", "Positions of a training step.", Recipe().batch_size)]
+LearningRate = Annotated[float | None, _training("--learning-rate", "At its peak.", Recipe().learning_rate)]
+Seed = Annotated[int | None, _training("--seed", "Of text and training.", Recipe().seed)]
+
+
 @reported
 def shape(
     *,
-    out: Annotated[Path, options.option("--out", help="Folder of the head; a rerun goes on there.", panel=options.OUTPUT)],
+    out: Out,
     target: options.Target = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
-    data: Annotated[
-        list[Path] | None,
-        _text("--data", "Text lines, or *.jsonl with `prompt`, `question` or `turns`; may be repeated.", "the shipped prompts"),
-    ] = None,
+    data: Data = None,
     as_it_is: Annotated[bool, _text("--as-it-is", "Fit the data itself instead of what the target makes of it.")] = False,
-    tokens: Annotated[int | None, _text("--tokens", "Tokens to fit.", TextSettings().num_tokens)] = None,
+    tokens: Tokens = None,
     preset: Annotated[str | None, _training("--preset", "ridge (no training), paper, branch.", HeadSettings().preset)] = None,
     alignment: Annotated[
         str | None, _training("--alignment", "none, gaussian, diagonal, sinkhorn_anchors.", HeadSettings().alignment)
     ] = None,
     num_steps: Annotated[int | None, _training("--num-steps", "Steps that are predicted.", HeadSettings().num_steps)] = None,
     width: Annotated[int | None, _training("--width", "Rank of a step's residual.", "the hidden size, at most 1024")] = None,
-    steps: Annotated[int | None, _training("--steps", "Most training steps.", Recipe().steps)] = None,
-    batch: Annotated[int | None, _training("--batch", "Positions of a training step.", Recipe().batch_size)] = None,
-    learning_rate: Annotated[float | None, _training("--learning-rate", "At its peak.", Recipe().learning_rate)] = None,
+    steps: Steps = None,
+    batch: Batch = None,
+    learning_rate: LearningRate = None,
     sinkhorn: Annotated[float | None, _training("--sinkhorn", "Weight of the divergence.", Weights().sinkhorn)] = None,
     mixed: Annotated[str | None, _training("--mixed", "Autocast: none, bfloat16, float16.", "bfloat16 on cuda")] = None,
-    seed: Annotated[int | None, _training("--seed", "Of text and training.", Recipe().seed)] = None,
+    seed: Seed = None,
 ) -> None:
     """Fit a SHAPE head to a target: it drafts from the target's own hidden states.
 
@@ -90,15 +94,151 @@ def shape(
         monge train shape --out my-head --target ./my-target --data chats.jsonl --tokens 1000000 --device cuda
         monge generate "Once" --target ./my-target --drafter "shape(head='my-head')"
     """
-    _begin(threads, out)
-    text = replace(TextSettings(), **options.given(num_tokens=tokens, seed=seed))
-    changes = options.given(steps=steps, batch_size=batch, learning_rate=learning_rate, seed=seed)
-    recipe = replace(Recipe(), weights=replace(Weights(), **options.given(sinkhorn=sinkhorn)), **changes)
+    if mixed is not None and mixed not in MIXED:
+        raise OptionError(f"--mixed: {mixed!r} is none of {', '.join(MIXED)}")
+    recipe = _recipe(steps, batch, learning_rate, seed)
+    recipe = replace(recipe, weights=replace(Weights(), **options.given(sinkhorn=sinkhorn)))
     kind = options.given(preset=preset, alignment=alignment, num_steps=num_steps, width=width)
     settings = replace(HeadSettings(), recipe=recipe, **kind)
+
+    def fit(network: PreTrainedModel, rows: torch.Tensor, **told: Any) -> tuple[int, Quality | None]:
+        kind = MIXED[mixed or ("bfloat16" if network.device.type == "cuda" else "none")]
+        outcome = make_head(network, rows, settings, out, mixed=kind, **told)
+        return outcome.head.num_parameters, outcome.quality
+
+    text = replace(TextSettings(), **options.given(num_tokens=tokens, seed=seed))
+    given: dict[str, Any] = options.given(dtype=dtype, device=device) | {"as_it_is": as_it_is}
+    _train(fit, out, target=target, data=data, text=text, recipe=recipe, threads=threads, **given)
+
+
+def _published(kind: str, what: str) -> Callable[..., None]:
+    """The command that trains heads of a published kind."""
+
+    def command(
+        *,
+        out: Out,
+        target: options.Target = None,
+        dtype: options.Dtype = None,
+        device: options.Device = None,
+        threads: options.Threads = None,
+        data: Data = None,
+        tokens: Tokens = None,
+        num_steps: Annotated[int, _training("--num-steps", "Medusa's heads; chains of EAGLE's training.", 3)] = 3,
+        steps: Steps = None,
+        batch: Batch = None,
+        learning_rate: LearningRate = None,
+        seed: Seed = None,
+    ) -> None:
+        recipe = _recipe(steps, batch, learning_rate, seed)
+
+        def fit(network: PreTrainedModel, rows: torch.Tensor, **told: Any) -> tuple[int, ChainQuality | None]:
+            outcome = train_published(kind, network, rows, out, recipe=recipe, num_steps=num_steps, **told)
+            return outcome.num_parameters, outcome.quality
+
+        text = replace(TextSettings(), **options.given(num_tokens=tokens, seed=seed))
+        given: dict[str, Any] = options.given(dtype=dtype, device=device)
+        _train(fit, out, target=target, data=data, text=text, recipe=recipe, threads=threads, **given)
+
+    command.__doc__ = f"""Train {what} on text that the target writes, in the published format.
+
+    Text, losses and loop are those of `monge train shape`, so the heads can be compared. Ctrl-C saves; the same command goes on
+    from there.
+
+    **Examples**
+
+        monge train {kind} --out my-{kind}
+        monge generate "Once" --draft my-{kind}
+    """
+    return reported(command)
+
+
+medusa = _published("medusa", "Medusa heads")
+eagle = _published("eagle", "an EAGLE head")
+
+
+@reported
+def eagle3(
+    *,
+    out: Out,
+    target: options.Target = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    data: Data = None,
+    system: options.System = None,
+    answer_tokens: Annotated[
+        int | None, _text("--answer-tokens", "Most tokens of an answer.", AnswerSettings().num_tokens)
+    ] = None,
+    draft_vocabulary: Annotated[
+        int, _training("--draft-vocabulary", "Tokens that the head drafts, the most frequent ones.", DRAFT_VOCABULARY)
+    ] = DRAFT_VOCABULARY,
+    num_steps: Annotated[int, _training("--num-steps", "Steps of the chains that it is trained on.", 4)] = 4,
+    steps: Steps = None,
+    batch: Batch = None,
+    learning_rate: LearningRate = None,
+    seed: Seed = None,
+) -> None:
+    """Train an EAGLE-3 head on answers that the target writes, in the published format.
+
+    The target answers the prompts of the data through its chat template, if it has one. The head reads states of three of its
+    layers, and drafts from a reduced vocabulary. Ctrl-C saves; the same command goes on from there.
+
+    **Examples**
+
+        monge train eagle3 --target smollm2 --data questions.jsonl --out my-head
+        monge chat --target smollm2 --draft my-head
+    """
+    quiet_host()
+    options.set_threads(threads)
+    options.check_positive(answer_tokens=answer_tokens, draft_vocabulary=draft_vocabulary, num_steps=num_steps)
+    check_out_folder(out)
     source = built_in("target") if target is None else target
-    network = load_network(source, **options.given(dtype=dtype, device=device))
-    autocast = _mixed(mixed, network.device)
+    network, tokenizer = load_network(source, **options.given(device=device)), load_tokenizer(source)
+    chat = chat_format(tokenizer, is_built_in=target is None)
+    before = [] if system is None else [{"role": "system", "content": system}]
+    texts = [prompt.text for path in data for prompt in read_prompts(path)] if data else [one.text for one in shipped()]
+    prompts = [chat.encode([*before, {"role": "user", "content": text}]) for text in texts]
+    recipe = _recipe(steps, batch, learning_rate, seed)
+    answers = replace(AnswerSettings(), **options.given(num_tokens=answer_tokens, seed=seed))
+    about = {"target": "built-in" if target is None else Path(target).name, **versions("monge", "torch", "transformers")}
+    with bars() as bar, _interrupts() as interrupted:
+        on_read, on_step = bar("reading answers", len(prompts)), _shown(bar("training steps", recipe.steps))
+        outcome = train_eagle3(
+            network,
+            prompts,
+            out,
+            recipe=recipe,
+            answers=answers,
+            draft_vocabulary=draft_vocabulary,
+            num_steps=num_steps,
+            watch=Watch(on_read=on_read, on_step=on_step, should_stop=interrupted),
+            on_answers=bar("writing answers", len(prompts)),
+            about=about,
+        )
+    _say(out, outcome.num_parameters, outcome.quality)
+
+
+def _recipe(steps: int | None, batch: int | None, learning_rate: float | None, seed: int | None) -> Recipe:
+    return replace(Recipe(), **options.given(steps=steps, batch_size=batch, learning_rate=learning_rate, seed=seed))
+
+
+def _train(
+    fit: Callable[..., tuple[int, Quality | ChainQuality | None]],
+    out: Path,
+    *,
+    target: str | None,
+    data: list[Path] | None,
+    text: TextSettings,
+    recipe: Recipe,
+    threads: int | None,
+    as_it_is: bool = False,
+    **loading: Any,
+) -> None:
+    """Let the target write rows of text, fit a head to them, and say how good it is."""
+    quiet_host()
+    options.set_threads(threads)
+    check_out_folder(out)
+    source = built_in("target") if target is None else target
+    network = load_network(source, **loading)
     prompts = _encoded(load_tokenizer(source), data)
     about = {"target": "built-in" if target is None else Path(target).name, **versions("monge", "torch", "transformers")}
     with bars() as bar:
@@ -106,73 +246,10 @@ def shape(
         if rows is None:
             rows = write_own_text(network, prompts, text, out, bar("writing rows", text.num_rows))
         with _interrupts() as interrupted:
-            watch = Watch(
-                on_read=bar("reading rows", len(rows)),
-                on_step=_shown(bar("training steps", recipe.steps)),
-                should_stop=interrupted,
-            )
-            outcome = make_head(network, rows, settings, out, watch=watch, mixed=autocast, about=about)
-    _say(out, outcome.head.num_parameters, outcome.quality)
-
-
-def _begin(threads: int | None, out: Path) -> None:
-    quiet_host()
-    options.set_threads(threads)
-    check_out_folder(out)
-
-
-def _published(kind: str) -> Callable[..., None]:
-    """The command that trains heads of a published kind."""
-
-    @reported
-    def command(
-        *,
-        out: Annotated[Path, options.option("--out", help="Folder of the head; a rerun goes on there.", panel=options.OUTPUT)],
-        target: options.Target = None,
-        dtype: options.Dtype = None,
-        device: options.Device = None,
-        threads: options.Threads = None,
-        data: Annotated[list[Path] | None, _text("--data", "As for `monge train shape`.", "the shipped prompts")] = None,
-        tokens: Annotated[int | None, _text("--tokens", "Tokens to fit.", TextSettings().num_tokens)] = None,
-        num_steps: Annotated[int, _training("--num-steps", "Medusa's heads; chains of EAGLE's training.", 3)] = 3,
-        steps: Annotated[int | None, _training("--steps", "Most training steps.", Recipe().steps)] = None,
-        batch: Annotated[int | None, _training("--batch", "Positions of a training step.", Recipe().batch_size)] = None,
-        learning_rate: Annotated[float | None, _training("--learning-rate", "At its peak.", Recipe().learning_rate)] = None,
-        seed: Annotated[int | None, _training("--seed", "Of text and training.", Recipe().seed)] = None,
-    ) -> None:
-        _begin(threads, out)
-        text = replace(TextSettings(), **options.given(num_tokens=tokens, seed=seed))
-        changes = options.given(steps=steps, batch_size=batch, learning_rate=learning_rate, seed=seed)
-        recipe = replace(Recipe(), **changes)
-        source = built_in("target") if target is None else target
-        network = load_network(source, **options.given(dtype=dtype, device=device))
-        prompts = _encoded(load_tokenizer(source), data)
-        about = {"target": "built-in" if target is None else Path(target).name, **versions("monge", "torch", "transformers")}
-        with bars() as bar:
-            rows = write_own_text(network, prompts, text, out, bar("writing rows", text.num_rows))
-            with _interrupts() as stop:
-                read, shown = bar("reading rows", len(rows)), _shown(bar("training steps", recipe.steps))
-                watch = Watch(on_read=read, on_step=shown, should_stop=stop)
-                given: Any = {"recipe": recipe, "num_steps": num_steps, "watch": watch, "about": about}
-                outcome = train_published(kind, network, rows, out, **given)
-        _say(out, outcome.num_parameters, outcome.quality)
-
-    command.__doc__ = f"""Train {kind.capitalize()} heads on text that the target writes, in the published format.
-
-    Same text, losses and loop as `monge train shape`, so that the heads can be compared. Ctrl-C saves; the same command goes on
-    from there.
-
-    **Examples**
-
-        monge train {kind} --out my-{kind}
-        monge generate "Once" --draft my-{kind}
-        monge bench heads --head my-{kind} --head my-shape
-    """
-    return command
-
-
-for _kind in KINDS:
-    train.command(_kind)(_published(_kind))
+            on_read, on_step = bar("reading rows", len(rows)), _shown(bar("training steps", recipe.steps))
+            watch = Watch(on_read=on_read, on_step=on_step, should_stop=interrupted)
+            num_parameters, quality = fit(network, rows, watch=watch, about=about)
+    _say(out, num_parameters, quality)
 
 
 def _encoded(tokenizer: Any, data: list[Path] | None) -> list[tuple[int, ...]]:  # noqa: ANN401 (the host's type)
@@ -191,14 +268,6 @@ def _say(out: Path, num_parameters: int, quality: Quality | ChainQuality | None)
     )
 
 
-def _mixed(name: str | None, device: torch.device) -> torch.dtype | None:
-    if name is None:
-        return torch.bfloat16 if device.type == "cuda" else None
-    if name not in MIXED:
-        raise OptionError(f"--mixed: {name!r} is none of {', '.join(MIXED)}")
-    return MIXED[name]
-
-
 def _shown(advance: Callable[[int], None]) -> Callable[[TrainingProgress], None]:
     """Progress in steps, those of an earlier call included."""
     done = 0
@@ -209,25 +278,6 @@ def _shown(advance: Callable[[int], None]) -> Callable[[TrainingProgress], None]
         done = progress.step
 
     return show
-
-
-@contextmanager
-def bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
-    """Makes progress bars on standard error: of a name and a total, what advances it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    console = notes()
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-
-        def bar(name: str, total: int) -> Callable[[int], None]:
-            task = progress.add_task(name, total=total, start=False)
-
-            def advance(count: int) -> None:
-                progress.start_task(task)
-                progress.advance(task, count)
-
-            return advance
-
-        yield bar
 
 
 @contextmanager

@@ -12,15 +12,14 @@ from typing import Annotated, Any, Final
 import typer
 
 from monge.bench.provenance import busy_note
-from monge.bench.tasks import Prompt, read_prompts, shipped
 from monge.cli import options
-from monge.cli.bench import call_bar
-from monge.cli.console import notes, output, quiet_host, reported
-from monge.cli.log import record
+from monge.cli.console import output, quiet_host, reported
 from monge.cli.networks import Networks, load_networks
-from monge.cli.out import check_out_folder
-from monge.cli.replay import show, write_document
+from monge.cli.out import check_out_folder, write_document
+from monge.cli.progress import call_bar
+from monge.cli.replay import recorded, show
 from monge.core.sampling_rules import SamplingRules
+from monge.prompts import Prompt, read_prompts, shipped
 from monge.replay.compare import Settings
 from monge.replay.configuration import MODEL, Configuration
 from monge.replay.file import write_log
@@ -84,8 +83,8 @@ def tune(
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
     networks = load_networks(target, draft, **loading)
     rules = SamplingRules(temperature=0.0 if temperature is None else temperature)
-    with call_bar(notes()) as watch:
-        found = record(networks, shown, rules, watch=watch, seed=seed, **options.given(max_new_tokens=max_new_tokens))
+    with call_bar() as watch:
+        found = recorded(networks, shown, rules, watch=watch, seed=seed, **options.given(max_new_tokens=max_new_tokens))
         watch.step("measuring costs")
         further = networks.further(drafter or ())
         found = replace(found, costs=networks.costs(further), about=networks.about())
@@ -94,7 +93,7 @@ def tune(
         measured = _confirmed(networks, shown, tuned, found, seed) if confirm else []
     best = _fastest(tuned, measured)
     document = tuned.document | {"predicted_best": tuned.best.settings, "best": best.settings, "measured": measured}
-    files = [write_log(found, out / "run.mlog"), *write_document(document, out, "tune.json")]
+    files = [write_log(found, out / "run.mlog"), write_document(document, out, "tune.json")]
     _say(tuned, measured)
     _say_use(best, options.given(target=target, draft=draft) | loading, rules)
     output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)

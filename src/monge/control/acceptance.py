@@ -6,23 +6,25 @@ from dataclasses import dataclass
 from monge.core.verdict import StepRecord
 
 PRIOR_WEIGHT = 2.0
-"""Rounds that earlier knowledge counts for: a drafter that is useless must be found out in a few."""
+"""Rounds that earlier knowledge counts for; it is small, so that a useless drafter is detected
+soon."""
 REQUEST_KEEP = 0.9
-"""Weight that a round keeps with every later one, in a request's acceptance."""
-POOLED_KEEP = 0.99
-"""Weight that a round keeps with every later one, in all requests' acceptance."""
+"""Factor on the weight of a round with each later round, in the acceptance of a request."""
+SHARED_KEEP = 0.99
+"""The same factor, in the acceptance of all requests."""
 _FIRST_ACCEPTANCE = 0.75
 _RAREST = 3e-4
-"""Smallest estimate of acceptance, and of rejection, that says something about other depths."""
+"""Smallest estimate of acceptance, and of rejection, that is used for other depths."""
 
 
 @dataclass(frozen=True, slots=True)
 class DepthCounts:
-    """How often each depth was reached and accepted, old rounds counting less.
+    """How often each depth was reached and accepted; old rounds count less.
 
-    A depth was reached where all nodes above it were accepted and it had candidates. Accepted / reached estimates the
-    conditional acceptance without bias as long as plans do not look at the tokens they decide about (Kaplan and Meier's
-    product then is the survival); accepted / drafted would not.
+    A depth is reached if all nodes above it were accepted and it had candidates. Accepted / reached
+    is an unbiased estimate of the conditional acceptance if plans do not depend on the tokens that
+    they decide about; the Kaplan-Meier product is then the survival. Accepted / drafted would be
+    biased.
 
     Args:
         reached: By depth, the root's children first.
@@ -40,8 +42,8 @@ class DepthCounts:
         """The same with some drafts, the latest last.
 
         Args:
-            drafts: Of each, how many depths were reached, and how many accepted.
-            keep: Weight that each keeps with every later one.
+            drafts: For each draft, the number of depths that were reached and accepted.
+            keep: Factor on the weight of a draft with each later one.
         """
         if not drafts:
             return self
@@ -66,9 +68,10 @@ class DepthCounts:
         """Acceptance at the first depths.
 
         Args:
-            depths: How many.
-            prior: What is known otherwise, by depth; without, each depth starts from the estimate of the one above it.
-            weight: Rounds that this knowledge counts for.
+            depths: Number of depths.
+            prior: Prior acceptance by depth. Without it, each depth starts from the estimate of the
+                depth above.
+            weight: Rounds that the prior counts for.
         """
         estimates: list[float] = []
         estimate, ratio, known = _FIRST_ACCEPTANCE, 1.0, len(self.reached)
@@ -80,7 +83,7 @@ class DepthCounts:
             estimate = (accepted + weight * expected) / (reached + weight)
             estimates.append(estimate)
             if prior is not None:
-                # A request that does better than others at one depth is expected to do so below it.
+                # A request above the prior at one depth is expected to be above it at the next.
                 ratio = _odds(estimate) / usual
         return tuple(estimates)
 
@@ -95,6 +98,6 @@ def expected_tokens(acceptance: Sequence[float]) -> list[float]:
 
 
 def _odds(prob: float) -> float:
-    """Odds, bounded: what was never seen is not impossible."""
+    """Return bounded odds: an event that was never seen is not impossible."""
     bounded = _RAREST if prob < _RAREST else 1.0 - _RAREST if prob > 1.0 - _RAREST else prob
     return bounded / (1.0 - bounded)

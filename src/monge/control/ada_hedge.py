@@ -1,4 +1,4 @@
-"""Weights over alternatives from their losses, without a learning rate to set."""
+"""AdaHedge: weights over alternatives from their losses, without a learning rate to tune."""
 
 import math
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ class AdaHedge:
     stays bounded. Neither S nor T need be known.
 
     Args:
-        losses: Sums of losses, old rounds counting less.
-        gap: Sum of the mixability gaps, likewise.
+        losses: Sums of losses; old rounds count less.
+        gap: Sum of the mixability gaps; old rounds count less.
 
     Reference:
         de Rooij, van Erven, Grünwald and Koolen, "Follow the leader if you can, hedge if you must", JMLR 15, 2014, Theorem 8.
@@ -26,7 +26,7 @@ class AdaHedge:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The probability of every alternative; only the best ones where nothing has been lost to mixing yet."""
+        """The probability of each alternative; at first only the best ones have any."""
         least = min(self.losses)
         if self.gap <= 0.0:
             masses = [1.0 if loss == least else 0.0 for loss in self.losses]
@@ -45,7 +45,7 @@ class AdaHedge:
             mass = math.fsum(
                 weight * math.exp(-self._rate * (loss - least)) for weight, loss in zip(weights, losses, strict=True)
             )
-            # All weight may lie on alternatives that lost so much more than the best that nothing of it is left.
+            # Weights of alternatives far behind the best one underflow to zero.
             mixed = least - math.log(mass) / self._rate if mass > 0.0 else expected
         sums = tuple(keep * old + new for old, new in zip(self.losses, losses, strict=True))
         return AdaHedge(sums, keep * self.gap + max(0.0, expected - mixed))

@@ -1,4 +1,4 @@
-"""The drafters of a pool as alternatives: what each costs, and the shared state of its own window controller."""
+"""The drafters of a pool as alternatives, with their costs and shared states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -15,8 +15,8 @@ from monge.core.verdict import StepRecord
 
 State = TypeVar("State")
 Reads = Literal["accepted", "tokens", "confidence", "latency", "notes"]
-"""What a plan may depend on: accepted tokens of finished rounds, committed tokens, the draft network's confidence before a
-draw, measured times, what other requests taught."""
+"""What a plan may depend on: accepted tokens of finished rounds, committed tokens, the draft
+network's confidence before a draw, measured times, notes of other requests."""
 
 PLAIN: Final = DraftPlan(max_depth=0)
 """Plain decoding in the coming round."""
@@ -24,11 +24,11 @@ PLAIN: Final = DraftPlan(max_depth=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundInfo:
-    """What the loop knows before a round, for the requests that one controller plans together.
+    """Facts about the coming round, for the requests that one controller plans together.
 
     Args:
         context_lengths: Tokens of each request's text.
-        batch_size: Requests that share the round, those of other controllers included.
+        batch_size: Requests that share the round, including those of other controllers.
         num_waiting: Requests that wait for a place in the batch.
     """
 
@@ -41,8 +41,8 @@ class Controller(ABC, Generic[State]):
     """Chooses the limits of each round from finished rounds alone, never from tokens that are still to be verified.
 
     Attributes:
-        reads: What its plans depend on. With `latency`, plans depend on measured times: a sampled text keeps its distribution,
-            but a seed does not reproduce it.
+        reads: Information that its plans depend on. With `latency`, plans depend on measured times:
+            a sampled text keeps its distribution, but a seed does not reproduce it.
         plans_splits: Whether its plans choose how many candidates are top tokens.
         selects: Whether it chooses between the drafters of a pool.
     """
@@ -53,7 +53,7 @@ class Controller(ABC, Generic[State]):
 
     @abstractmethod
     def init(self, shared: SharedState) -> State:
-        """State of a new request.
+        """Return the state of a new request.
 
         Raises:
             OptionError: If the controller reads latency and there is none.
@@ -68,19 +68,19 @@ class Controller(ABC, Generic[State]):
 
     @abstractmethod
     def plan(self, states: Sequence[State], info: RoundInfo, draws: Sequence[Draws]) -> Sequence[DraftPlan]:
-        """Plans of all requests that share the coming round.
+        """Return the plans of the requests that share the coming round.
 
-        A plan may depend on finished rounds of neighbours, never on what a request draws in this round.
+        A plan may depend on finished rounds of other requests, but never on draws of this round.
 
         Args:
             states: State of each request.
-            info: What the loop knows about the round.
+            info: Facts about the round.
             draws: Randomness of each request; request i draws from `draws[i]` only.
         """
 
     @abstractmethod
     def update(self, state: State, record: StepRecord) -> State:
-        """State after a round."""
+        """Return the state after a round."""
 
 
 class SoloController(Controller[State]):
@@ -92,7 +92,7 @@ class SoloController(Controller[State]):
 
     @abstractmethod
     def plan_one(self, state: State, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
-        """Plan of one request whose text has `context_length` tokens."""
+        """Return the plan of one request whose text has `context_length` tokens."""
 
 
 class PromptReader(Controller[State]):
@@ -105,14 +105,14 @@ class PromptReader(Controller[State]):
 
     @abstractmethod
     def read(self, state: State, prompt: PromptProfile) -> State:
-        """State of a new request, given its prompt."""
+        """Return the state of a new request, given its prompt."""
 
 
 AnyController = Controller[Any]
 
 
 def latency_of(shared: SharedState, name: str) -> Latency:
-    """The latency that a controller needs.
+    """Return the latency that a controller needs.
 
     Raises:
         OptionError: If there is none.
@@ -123,7 +123,7 @@ def latency_of(shared: SharedState, name: str) -> Latency:
 
 
 def check_windows(name: str, *, lowest: int, highest: int, first: int | None = None) -> None:
-    """Refuse windows that no round can have.
+    """Refuse impossible windows.
 
     Raises:
         OptionError: If they are negative or out of order.

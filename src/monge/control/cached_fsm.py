@@ -1,4 +1,4 @@
-"""The state machine with a memory of what followed the same tokens before."""
+"""A state machine that also remembers the accepted lengths after recent endings of the text."""
 
 from dataclasses import dataclass, field
 
@@ -30,15 +30,15 @@ class CachedState:
 
 @dataclass(frozen=True, slots=True)
 class CachedFsm(SoloController[CachedState]):
-    """Where the text's last tokens were seen before, one more than was accepted after them; otherwise the state machine.
+    """Draft one token more than was accepted after the same ending; else a state machine.
 
     The longest known ending wins. Averages are exponential, with weight `rate` for the last round.
 
     Args:
         machine: Settings of the state machine: first window, up, down, smallest and largest window.
-        max_ending: Longest ending looked up, in tokens.
-        min_ending: Shortest one.
-        capacity: Endings kept; the least recently used one goes first.
+        max_ending: Longest ending, in tokens.
+        min_ending: Shortest ending.
+        capacity: Largest number of endings; the least recently used one is dropped first.
         rate: Weight of the last round in an average.
 
     Reference:
@@ -82,7 +82,7 @@ class CachedFsm(SoloController[CachedState]):
         return CachedState(self._fsm().update(state.window, record), ending, accepted)
 
     def _keys(self, ending: Ending) -> list[Ending]:
-        """Endings to look up, the longest first."""
+        """Return the endings of the text, the longest first."""
         return [ending[-size:] for size in range(min(self.max_ending, len(ending)), self.min_ending - 1, -1)]
 
     def _fsm(self) -> Fsm:

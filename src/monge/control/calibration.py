@@ -22,8 +22,9 @@ _TEMPERATURES: Final = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
 class Calibration:
     """A logistic law of acceptance given confidence, fitted online, with a temperature per depth.
 
-    The law is fitted by online Newton steps on the depths that were reached: their labels are those of the whole truth, since
-    what a plan stopped was stopped for reasons that the confidence explains. Temperatures are fitted from time to time.
+    The law is fitted by online Newton steps on the depths that were reached. This is unbiased,
+    because a plan stops only for reasons that the confidence explains. Temperatures are refitted
+    from time to time.
 
     Args:
         bias: See `StopRule`.
@@ -45,10 +46,10 @@ class Calibration:
 
     @property
     def following(self) -> tuple[float, float] | None:
-        """Intercept and slope, within [0, 1], of the regression of a depth's acceptance on the one above it.
+        """Intercept and slope of the regression of a depth's acceptance on the depth above.
 
-        Means by depth would not do for an intercept: deeper levels are read where those above them looked good, so a good draft
-        would be expected to become better still.
+        Means by depth would be a biased intercept: deeper levels are read only if those above
+        looked good.
         """
         weight, x, y, xx, xy = self.pairs
         spread = weight * xx - x * x
@@ -58,7 +59,7 @@ class Calibration:
         return (y - slope * x) / weight, slope
 
     def update(self, confidences: Sequence[float], num_accepted: int, num_decided: int) -> "Calibration":
-        """The calibration after a round.
+        """Return the calibration after a round.
 
         Args:
             confidences: Of all drafted depths.
@@ -93,11 +94,12 @@ class Calibration:
 
 
 def sequential_temperatures(rounds: Sequence[Round], grid: Sequence[float] = _TEMPERATURES) -> tuple[float, ...]:
-    """A temperature per depth, chosen from the first depth on, that makes the *survival* honest.
+    """Return temperatures by depth that calibrate the *survival*.
 
-    With the depths above it fixed, each takes the temperature for which the cumulative product has the smallest expected
-    calibration error among the rounds that drafted so deep, if it makes what happened clearly likelier: of few rounds, chance
-    alone makes that error small at one temperature or another. Dividing log odds by one positive number per depth keeps the
+    With the depths above it fixed, each depth takes the temperature with the smallest expected
+    calibration error of the cumulative product, over the rounds that drafted so deep. It must also
+    raise the likelihood clearly, because with few rounds some temperature always has a small error
+    by chance. Dividing log odds by one positive number per depth keeps the
     order of a depth's scores, and survivals still fall along a round.
 
     Args:
@@ -127,12 +129,12 @@ def sequential_temperatures(rounds: Sequence[Round], grid: Sequence[float] = _TE
 
 
 def log_likelihood(probs: Sequence[float], labels: Sequence[bool]) -> float:
-    """Of events that were given these probabilities."""
+    """Return the log-likelihood of outcomes under these probabilities."""
     given = (prob if label else 1.0 - prob for prob, label in zip(probs, labels, strict=True))
     return sum(math.log(prob) if prob > 0.0 else -math.inf for prob in given)
 
 
 def sigmoid(score: float) -> float:
-    """Probability of log odds."""
+    """Return the probability of log odds."""
     bounded = 30.0 if score > 30.0 else -30.0 if score < -30.0 else score
     return 1.0 / (1.0 + math.exp(-bounded))

@@ -1,4 +1,4 @@
-"""Stop drafting after a token that the draft network found improbable."""
+"""Stops drafting after a token that is improbable under the draft network."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
 
 Samples = tuple[tuple[float, bool], ...]
-"""Of every verified draft token its draft probability, and whether it was accepted."""
+"""For each verified draft token, its draft probability and whether it was accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdState:
-    """State of one request: the threshold, and what it was fitted to."""
+    """State of one request: the threshold and its samples."""
 
     threshold: float | int
     samples: Samples = ()
@@ -24,16 +24,16 @@ class ThresholdState:
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceThreshold(SoloController[ThresholdState]):
-    """Stop after a token whose draft probability is below a threshold, which is refitted to what was accepted.
+    """Stop after a token whose draft probability is below a threshold that is fitted to acceptance.
 
-    The improbable token itself is still offered, so nothing that was drawn is held back: withholding it would bias the output.
+    The improbable token itself stays in the tree: to drop a drawn token would bias the output.
     The threshold minimises (share of rejected tokens above it) + 3 (share of accepted tokens below it), once more than five
     tokens, accepted and rejected ones, are known.
 
     Args:
         threshold: Threshold of the first rounds; 0 never stops, and is not refitted.
         max_window: Largest window.
-        max_samples: Tokens that the fit looks at, the latest ones.
+        max_samples: Latest tokens that the fit uses.
 
     Reference:
         `transformers`, `assistant_confidence_threshold` (there without a bound on the samples); DISCO, Mamou et al.,
@@ -57,7 +57,7 @@ class ConfidenceThreshold(SoloController[ThresholdState]):
         return DraftPlan(max_depth=self.max_window, stop=StopRule(min_token_prob=state.threshold))
 
     def update(self, state: ThresholdState, record: StepRecord) -> ThresholdState:
-        # The first rejection is the last token whose fate says something about its probability.
+        # Tokens after the first rejection were not tested.
         decided = record.token_probs[: record.num_accepted + 1]
         new = tuple((prob, depth < record.num_accepted) for depth, prob in enumerate(decided))
         samples = (*state.samples, *new)[-self.max_samples :]
@@ -67,10 +67,10 @@ class ConfidenceThreshold(SoloController[ThresholdState]):
 
 
 def best_threshold(samples: Sequence[tuple[float, bool]]) -> float:
-    """The probability t for which {p >= t} costs least as a forecast of acceptance, false negatives counting three times.
+    """Return the threshold t of least cost; false negatives count three times.
 
-    The largest such t among the samples' own; where no threshold beats going on never, that is 1: every draft stops after one
-    token.
+    It is the largest such t among the samples. If no threshold is better than never continuing, it
+    is 1, and every draft stops after one token.
     """
     accepted = sum(matched for _, matched in samples)
     rejected = len(samples) - accepted

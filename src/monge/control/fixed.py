@@ -17,8 +17,8 @@ class Fixed(SoloController[None]):
     Args:
         max_depth: Deepest node, or `None` for the builder's own.
         max_nodes: Drafted nodes, or `None` for the builder's own.
-        model_free_depth: Deepest node of those drafters of a pool that run no network, or `None` for `max_depth`; 0 leaves them
-            out. Without such drafters it is refused.
+        model_free_depth: Deepest node of the model-free drafters of a pool, or `None` for
+            `max_depth`; 0 excludes them. It is an error if there are none.
     """
 
     max_depth: int | None = None

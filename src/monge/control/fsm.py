@@ -12,12 +12,12 @@ from monge.core.verdict import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class Fsm(SoloController[int]):
-    """A finite-state machine: the window grows when everything was accepted, and shrinks otherwise.
+    """A finite-state machine: the window grows after full acceptance, and shrinks otherwise.
 
     Args:
         first: Window of the first round.
         up: Added when the deepest node was accepted.
-        down: Taken away otherwise.
+        down: Subtracted otherwise.
         min_window: Smallest window; at least 1, since a window of 0 would learn nothing and stay.
         max_window: Largest window.
 

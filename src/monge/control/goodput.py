@@ -1,4 +1,4 @@
-"""The default controller: the draft depth of most expected tokens per second, and plain decoding where drafts do not pay."""
+"""The default controller: the depth of most expected tokens per second, or plain decoding."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _RETRY: Final = 16  # one round in so many asks model-free drafters that do not 
 
 @dataclass(slots=True)
 class SharedEstimates:
-    """What all requests of a decoder taught.
+    """Estimates that all requests of a decoder share.
 
     Args:
         network: Acceptance by depth of drafts that a network made.
@@ -78,12 +78,12 @@ class GoodputState:
 
 @dataclass(frozen=True, slots=True)
 class RoundForecast:
-    """What a round is expected to bring, by depth from 0 on.
+    """Expected tokens and seconds of a round, by depth from 0 on.
 
     Args:
         acceptance: Acceptance of each request's levels, from depth 1 on.
         tokens: Tokens of each request.
-        batch_tokens: Tokens of the batch if all planned requests draft so deep.
+        batch_tokens: Tokens of the batch if all planned requests draft to this depth.
         verify_s: Seconds without drafting.
         seconds: Seconds of the round.
     """
@@ -109,19 +109,19 @@ class RoundForecast:
         return max(range(1, len(self.seconds)), key=lambda depth: self.batch_tokens[depth] - price * self.seconds[depth])
 
     def loss_s(self, depth: int) -> float:
-        """Seconds by which a round of some depth is behind plain decoding of its tokens."""
+        """Return the seconds that a round of this depth loses against plain decoding."""
         return max(0.0, self.seconds[depth] - self.batch_tokens[depth] / self.plain_speed)
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput(Controller[GoodputState]):
-    """Draft as deep as expected tokens per second grow; decode plainly where drafting does not pay.
+    """Draft while expected tokens per second grow; decode plainly if drafting does not pay.
 
     Tokens per second are largest where tokens - price * seconds is, with the attainable speed as the price. So a level is
     drafted if its chance of being accepted is at least the price of its seconds. The chance comes from the acceptance by depth
-    of this request, shrunk to that of all requests, and from the draft network's confidence where it gives one. Requests that
-    share rounds share one depth, since all wait for the deepest draft. Model-free drafters of a pool draft first where what
-    they find is worth more.
+    of this request, shrunk to that of all requests, and from the draft network's confidence if it
+    has one. Requests that share a round share one depth, because all wait for the deepest draft.
+    Model-free drafters of a pool draft first if their candidates are worth more.
 
     If the expected speed does not exceed that of plain decoding by `margin`, the network pauses for a cooldown. A probe of a
     few rounds ends it; each probe that fails doubles the next cooldown, until probes take half a percent of the time.
@@ -188,7 +188,7 @@ class Goodput(Controller[GoodputState]):
     def update(self, state: GoodputState, record: StepRecord) -> GoodputState:
         learned = _learned(state.shared)
         if record.depth == 0:
-            # What a request accepted long ago says less about it than others do.
+            # Old acceptance of a request is worth less than recent acceptance of others.
             return replace(state, network=state.network.aged(_SHARED_KEEP)) if state.network.reached else state
         seen = [(len(record.examined), record.num_accepted)]
         if record.drafter in state.shared.model_free:
@@ -196,7 +196,7 @@ class Goodput(Controller[GoodputState]):
             return replace(state, model_free=state.model_free.seen(seen, _REQUEST_KEEP))
         learned.network = learned.network.seen(seen, _SHARED_KEEP)
         learned.calibration = learned.calibration.update(record.confidences, record.num_accepted, len(record.examined))
-        # Predicted, not measured: one slow moment of the machine is not to change the price of a second.
+        # Predicted seconds, so that one slow moment of the machine does not change the price.
         latency = latency_of(state.shared, "goodput")
         seconds = latency.verify_s(record.num_nodes, record.batch_size, record.context_length)
         seconds += latency.draft_s(max(record.depth, record.levels_read), record.batch_size)
@@ -207,7 +207,7 @@ class Goodput(Controller[GoodputState]):
     def _plain(
         self, states: Sequence[GoodputState], learned: SharedEstimates, latency: Latency, at: tuple[int, int]
     ) -> list[DraftPlan]:
-        """Plans without the network; model-free drafters may draft."""
+        """Return plans without the network; model-free drafters may draft."""
         batch_size, plain_s = at[0], latency.verify_s(0, *at)
         own_price = max(learned.speed, 1.0 / plain_s)
         worth = 1.0 - own_price * plain_s
@@ -231,7 +231,7 @@ class Goodput(Controller[GoodputState]):
         )
 
     def _drafts(self, learned: SharedEstimates, forecast: RoundForecast, probe_loss_s: float) -> bool:
-        """Whether the network drafts in the coming round; a probe advances, a cooldown begins."""
+        """Return whether the network drafts in the coming round; update probes and cooldowns."""
         if learned.probing > 0:
             learned.probing -= 1
         elif forecast.draft_speed < (1.0 + self.margin) * forecast.plain_speed:
@@ -247,7 +247,7 @@ class Goodput(Controller[GoodputState]):
     def _limits(
         self, learned: SharedEstimates, forecast: RoundForecast, depth: int, acceptance: tuple[float, ...], price: float
     ) -> tuple[int, StopRule]:
-        """Largest depth of one request's draft, and when it ends before that."""
+        """Return the largest depth of a draft, and its stop rule."""
         deepest, calibration = len(acceptance), learned.calibration
         if calibration.num_rounds == 0 or learned.num_drafted % _UNSTOPPED == 0:
             # A price of 0 stops nothing and asks for the network's confidence. A network without one drafts to `depth`.
@@ -272,7 +272,7 @@ class Goodput(Controller[GoodputState]):
         worth: float,
         price: float,
     ) -> int | None:
-        """Depth of model-free drafts; 0 where another round is `worth` more, `None` where the pool has no such drafters."""
+        """Return the depth of model-free drafts; `None` without such drafters."""
         shared = state.shared
         limit = max((one.max_depth for one in shared.members if one.name in shared.model_free), default=0)
         deepest = min(self.max_window, limit)
@@ -289,5 +289,5 @@ def _learned(shared: SharedState) -> SharedEstimates:
 
 
 def _marginal(price: float, seconds: Sequence[float]) -> tuple[float, ...]:
-    """Tokens that the further seconds of each level are worth."""
+    """Return the value in tokens of the further seconds of each level."""
     return tuple(max(0.0, price * (after - before)) for before, after in zip(seconds, seconds[1:], strict=False))

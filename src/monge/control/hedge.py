@@ -1,4 +1,4 @@
-"""Which drafter of a pool drafts, by what each would have gained in the rounds so far."""
+"""Chooses the drafter of a pool by the gain that each would have had in the rounds so far."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +16,13 @@ from monge.core.selection import CounterfactualDraft
 from monge.core.verdict import StepRecord
 
 _RATE_KEEP = 0.95
-"""Weight that a round keeps with every later one in the running speed, the price of a second."""
+"""Factor on the weight of a round with each later one, in the running speed (the price of a
+second)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """Mean tokens and seconds of the rounds that an alternative drafted, old rounds counting less."""
+    """Mean tokens and seconds of the rounds of one drafter; old rounds count less."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -35,7 +36,7 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class PendingRound:
-    """A round whose text has not decided yet what other drafters would have gained.
+    """A round whose text does not yet decide the gain of the other drafters.
 
     Args:
         position: Tokens of the text before it.
@@ -64,9 +65,9 @@ class HedgeState:
         arms: The drafters.
         weights: Their weights.
         inner: States of their window controllers.
-        averages: What each gained where it drafted.
+        averages: Mean tokens and seconds of each drafter.
         pending: Rounds that are not settled, in order.
-        tokens: Tokens of the last rounds, the latest counting most.
+        tokens: Tokens of the last rounds; the latest count most.
         seconds: Their predicted seconds.
     """
 
@@ -81,20 +82,21 @@ class HedgeState:
 
 @dataclass(frozen=True, slots=True)
 class Hedge(Controller[HedgeState]):
-    """Choose the drafter of each round with weights that follow what every drafter would have gained.
+    """Choose the drafter of each round by the gain that every drafter would have had.
 
     The gain of a round is its tokens less the price of its predicted seconds, with the running speed as the price (and at least
     that of plain decoding): the drafter of largest gain is the one of most tokens per second, whatever its acceptance.
-    *Full information* about drafters that run no network: what they would have had accepted in every round is read off the
-    text, as soon as that has decided, in the rounds' order. *Bandit feedback* about drafters with a network: only rounds that
-    they drafted count, as `m + (gain - m) / P` with their average gain m so far and the probability P of choosing them, and
-    as m where another drafted; that is without bias. `explore` keeps P away from zero. Each drafter has a window controller
-    of its own.
+    Model-free drafters have *full information*: the text decides how many tokens they would have
+    had accepted in each round. Drafters with a network have *bandit feedback*: a round that they
+    drafted counts as `m + (gain - m) / P`, with their average gain m and the probability P of
+    choosing them, and another round counts as m. This is unbiased. `explore` keeps P above zero.
+    Each drafter has its own window controller.
 
     Args:
         inner: The controller that plans how much the chosen drafter drafts.
-        explore: Share of the rounds that is spread over the drafters with a network, if there are any.
-        keep: Weight that a round keeps with every later one; 1 never forgets, and then AdaHedge's bound on the regret holds.
+        explore: Share of the rounds that is divided among the drafters with a network.
+        keep: Factor on the weight of a round with each later one. With 1, the regret bound of
+            AdaHedge holds.
 
     Reference:
         HedgeSpec, arXiv 2510.20064; the weights: de Rooij et al., JMLR 15, 2014. Goodput and bandit feedback are our design.
@@ -154,7 +156,7 @@ class Hedge(Controller[HedgeState]):
     def plans_of(
         self, states: Sequence[HedgeState], chosen: Sequence[int], info: RoundInfo, draws: Sequence[Draws]
     ) -> list[DraftPlan]:
-        """Plans of a batch whose drafters are chosen: the requests of one drafter are planned together."""
+        """Return the plans of a batch; the requests of one drafter are planned together."""
         plans: dict[int, DraftPlan] = {}
         for arm in sorted(set(chosen)):
             rows = [row for row, own in enumerate(chosen) if own == arm]
@@ -165,7 +167,7 @@ class Hedge(Controller[HedgeState]):
         return [plans[row] for row in range(len(states))]
 
     def learn(self, state: HedgeState, record: StepRecord, probs: Sequence[float]) -> HedgeState:
-        """The state after a round whose drafter was chosen with these probabilities."""
+        """Return the state after a round whose drafter was chosen with these probabilities."""
         if record.drafter not in state.arms.names:
             return state  # the drafter has failed, and the request is decoded plainly
         chosen = state.arms.names.index(record.drafter)
@@ -187,7 +189,7 @@ class Hedge(Controller[HedgeState]):
         return self._settled(state, record.counterfactuals)
 
     def _settled(self, state: HedgeState, entries: Sequence[CounterfactualDraft]) -> HedgeState:
-        """The state after the rounds that are decided by now."""
+        """Return the state after the rounds that the text has decided."""
         by_position: dict[int, dict[str, CounterfactualDraft]] = {}
         for entry in entries:
             by_position.setdefault(entry.position, {})[entry.drafter] = entry
@@ -206,8 +208,8 @@ class Hedge(Controller[HedgeState]):
         return state
 
     def _gains(self, state: HedgeState, one: PendingRound, seen: dict[str, CounterfactualDraft]) -> list[float]:
-        """What every drafter gained in a round, or an estimate of it without bias."""
-        # Goodput and averages are those before the round, so that the estimate is right on average given the past.
+        """Return the gain of every drafter in a round, or an unbiased estimate of it."""
+        # The price and the averages precede the round, so that the estimate is unbiased given the past.
         gains: list[float] = []
         for arm, member in enumerate(state.arms.members):
             if member.name in seen:

@@ -1,4 +1,4 @@
-"""How many of a node's candidates are its most probable tokens, by what such nodes had accepted so far."""
+"""Chooses how many candidates of a node are its top tokens, from the acceptance so far."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from monge.core.errors import OptionError
 from monge.core.verdict import StepRecord
 
 _NAME = "mixed_split"
-_POOLED_WEIGHT = 16.0  # nodes of this request that what others had accepted counts for
+_SHARED_WEIGHT = 16.0  # nodes of this request that what others had accepted counts for
 _FIRST_ACCEPTANCE = 0.75
 
 
@@ -99,7 +99,7 @@ class MixedSplit(Controller[SplitState]):
     def init(self, shared: SharedState) -> SplitState:
         widths = range(1, self.max_width + 1)
         return SplitState(
-            shared, self.windows().init(shared), tuple(self._best({}, _pooled(shared), width) for width in widths)
+            shared, self.windows().init(shared), tuple(self._best({}, _shared_counts(shared), width) for width in widths)
         )
 
     def drafts_at_once(self, shared: SharedState) -> bool:
@@ -110,26 +110,26 @@ class MixedSplit(Controller[SplitState]):
         return [replace(plan, num_fixed=state.num_fixed) for plan, state in zip(plans, states, strict=True)]
 
     def update(self, state: SplitState, record: StepRecord) -> SplitState:
-        pooled, own, best = dict(_pooled(state.shared)), dict(state.counts), list(state.num_fixed)
+        shared_counts, own, best = dict(_shared_counts(state.shared)), dict(state.counts), list(state.num_fixed)
         for place, (width, num_fixed) in enumerate(record.splits):
             if width > 1:
                 is_accepted = place < record.num_accepted
-                pooled[width] = _counted(pooled, width, num_fixed, is_accepted, float(self.keep))
+                shared_counts[width] = _counted(shared_counts, width, num_fixed, is_accepted, float(self.keep))
                 own[width] = _counted(own, width, num_fixed, is_accepted, 1.0)
         for width in {width for width, _ in record.splits if 1 < width <= self.max_width}:
-            best[width - 1] = self._best(own, pooled, width)
-        state.shared.notes[_NAME] = pooled
+            best[width - 1] = self._best(own, shared_counts, width)
+        state.shared.notes[_NAME] = shared_counts
         return SplitState(state.shared, self.windows().update(state.inner, record), tuple(best), own)
 
     def windows(self) -> AnyController:
         """The controller that plans how much is drafted."""
         return WINDOWS.parse(self.inner)
 
-    def _best(self, own: Counts, pooled: Counts, width: int) -> int:
-        theirs, ours = pooled.get(width, (_NOTHING,) * width), own.get(width, (_NOTHING,) * width)
+    def _best(self, own: Counts, shared_counts: Counts, width: int) -> int:
+        theirs, ours = shared_counts.get(width, (_NOTHING,) * width), own.get(width, (_NOTHING,) * width)
         trials = math.log1p(sum(seen.nodes for seen in theirs))
         worths = [
-            mine.share(seen.share(_FIRST_ACCEPTANCE, 1.0), _POOLED_WEIGHT)
+            mine.share(seen.share(_FIRST_ACCEPTANCE, 1.0), _SHARED_WEIGHT)
             + self.explore * math.sqrt(trials / (seen.nodes + 1.0))
             for seen, mine in zip(theirs, ours, strict=True)
         ]
@@ -139,7 +139,7 @@ class MixedSplit(Controller[SplitState]):
 _NOTHING = NodeCounts()
 
 
-def _pooled(shared: SharedState) -> Counts:
+def _shared_counts(shared: SharedState) -> Counts:
     return shared.notes.get(_NAME, {})
 
 

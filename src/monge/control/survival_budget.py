@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
-from monge.control.acceptance import POOLED_KEEP, REQUEST_KEEP, DepthCounts
+from monge.control.acceptance import REQUEST_KEEP, SHARED_KEEP, DepthCounts
 from monge.control.base import PLAIN, Controller, RoundInfo, check_windows, latency_of
 from monge.control.budget import Speed, best_count, depths_of, first_stop
 from monge.control.latency import Latency
@@ -99,8 +99,8 @@ class SurvivalBudget(Controller[BudgetState]):
     def update(self, state: BudgetState, record: StepRecord) -> BudgetState:
         counts = state.counts
         if record.examined:
-            pooled: DepthCounts = state.shared.notes.get(_NAME, DepthCounts())
-            state.shared.notes[_NAME] = pooled.update(record, POOLED_KEEP)
+            shared_counts: DepthCounts = state.shared.notes.get(_NAME, DepthCounts())
+            state.shared.notes[_NAME] = shared_counts.update(record, SHARED_KEEP)
             counts = counts.update(record, REQUEST_KEEP)
         return replace(
             state,
@@ -110,8 +110,8 @@ class SurvivalBudget(Controller[BudgetState]):
         )
 
     def _survival(self, counts: DepthCounts, shared: SharedState) -> tuple[float, ...]:
-        pooled: DepthCounts = shared.notes.get(_NAME, DepthCounts())
-        return tuple(accumulate(counts.acceptance(self.max_window, pooled.acceptance(self.max_window)), mul))
+        shared_counts: DepthCounts = shared.notes.get(_NAME, DepthCounts())
+        return tuple(accumulate(counts.acceptance(self.max_window, shared_counts.acceptance(self.max_window)), mul))
 
 
 def _speed(latency: Latency, num_drafting: int, info: RoundInfo) -> Speed:

@@ -1,1 +1,1 @@
-"""Laws, proposals, trees, draws, records: the vocabulary that every other room speaks (torch only, no I/O)."""
+"""Laws, proposals, trees, draws and records: the types that all rooms share."""

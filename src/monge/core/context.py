@@ -1,4 +1,4 @@
-"""What a drafter may see, and what a controller asks of it."""
+"""The context that a drafter reads, and the plan that a controller makes."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,10 +13,10 @@ class Context:
     """The committed text of one request.
 
     Args:
-        request_id: Names the request towards models that keep a cache for it.
+        request_id: Names the request for models that keep a cache for it.
         token_ids: Prompt and committed tokens.
-        num_prompt_tokens: How many of them are prompt.
-        rules: The request's sampling rules, so that a drafter can draft under the same ones.
+        num_prompt_tokens: Number of prompt tokens.
+        rules: The sampling rules of the request, so that a drafter can use the same ones.
     """
 
     request_id: int
@@ -25,7 +25,7 @@ class Context:
     rules: SamplingRules
 
     def append(self, token_ids: tuple[int, ...]) -> "Context":
-        """The context after a commit."""
+        """Return the context after a commit."""
         return Context(
             request_id=self.request_id,
             token_ids=self.token_ids + token_ids,
@@ -36,14 +36,16 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPlan:
-    """Limits of one round's tree, chosen before anything is drawn. The tree builder decides the shape within them.
+    """Limits of the tree of one round, chosen before anything is drawn.
 
     Args:
         max_depth: Deepest node; 0 means no speculation; `None` leaves it to the builder.
         max_nodes: Drafted nodes, the root not counted; `None` leaves it to the builder.
-        stop: When to end earlier, for drafters that know how sure their network is; the others ignore it.
-        drafter: Which drafter of a pool drafts; `None` leaves it to the pool. A drafter that is no pool ignores it.
-        price: Tokens that a second is worth to the controller, if it knows; for the record only.
+        stop: Rule that ends a draft early, for drafters whose network has a confidence; others
+            ignore it.
+        drafter: Drafter of a pool that drafts; `None` leaves it to the pool. Other drafters ignore
+            it.
+        price: Value of a second in tokens, if the controller has one; for the record only.
         num_fixed: How many of a node's candidates are its most probable tokens, for nodes of 1, 2, ... candidates; wider ones
             follow the last. For candidates that are top tokens and draws (`Mixed`); empty leaves it to their tree.
         model_free_depth: Deepest node of the model-free drafters of a pool, where none is named; `None` for `max_depth`.
@@ -70,19 +72,19 @@ class DraftPlan:
                     )
 
     def depth(self, own: int) -> int:
-        """The builder's own depth under this plan."""
+        """Return the depth of a builder under this plan."""
         return own if self.max_depth is None else min(own, self.max_depth)
 
     def fixed(self, own: int, width: int) -> int:
-        """How many of `width` candidates are top tokens; `own` is the tree's own choice."""
+        """Return how many of `width` candidates are top tokens, given the tree's default."""
         return min(self.num_fixed[min(width, len(self.num_fixed)) - 1] if self.num_fixed else own, width - 1)
 
     def nodes(self, own: int) -> int:
-        """The builder's own number of drafted nodes under this plan."""
+        """Return the number of drafted nodes of a builder under this plan."""
         return own if self.max_nodes is None else min(own, self.max_nodes)
 
     def within(self, other: "DraftPlan") -> "DraftPlan":
-        """This plan, no deeper and no larger than another one."""
+        """Return this plan, no deeper and no larger than another one."""
         depth, nodes = _least(self.max_depth, other.max_depth), _least(self.max_nodes, other.max_nodes)
         lookup = None if self.model_free_depth is None else _least(self.model_free_depth, other.max_depth)
         if (depth, nodes, lookup) == (self.max_depth, self.max_nodes, self.model_free_depth):

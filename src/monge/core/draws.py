@@ -29,20 +29,20 @@ class Draws(Protocol):
         ...
 
     def uniform(self) -> float:
-        """A number in [0, 1). Not enumerable: only rules that need a position may ask for one."""
+        """A number in [0, 1). It is not enumerable: only rules that need a position may use it."""
         ...
 
 
 @runtime_checkable
 class RewindableDraws(Draws, Protocol):
-    """Draws that can come again: what makes it possible to repeat a stage without changing its law."""
+    """Draws that can be repeated, so that a stage can run again without changing its law."""
 
     def mark(self) -> None:
-        """Remember this place; what was remembered before is forgotten."""
+        """Set the mark here, instead of an earlier one."""
         ...
 
     def rewind(self) -> None:
-        """Go back to the mark, to make the same draws again; without one, nothing happens."""
+        """Go back to the mark, if there is one, to make the same draws again."""
         ...
 
     @property
@@ -53,15 +53,15 @@ class RewindableDraws(Draws, Protocol):
 
 @runtime_checkable
 class PeekableDraws(Draws, Protocol):
-    """Draws of one uniform each, which can be looked at first: what a batched twin needs to use as many as its plain twin."""
+    """Draws of one uniform each that can be peeked, as batched versions need."""
 
     def peek(self, count: int) -> list[float]:
-        """The next `count` uniforms; they stay to be drawn."""
+        """Return the next `count` uniforms without consuming them."""
         ...
 
 
 def can_peek(draws: Draws) -> TypeGuard[PeekableDraws]:
-    """Whether draws can be looked at first. Asking a protocol takes microseconds, so each class is asked once."""
+    """Return whether draws can be peeked; cached by class, because protocol checks are slow."""
     return _peeks(type(draws))
 
 
@@ -71,7 +71,7 @@ def _peeks(kind: type) -> bool:
 
 
 class _Stream:
-    """Uniforms that can be looked at before they are drawn, and that can come again."""
+    """Uniforms that can be peeked and repeated."""
 
     def __init__(self, uniforms: Iterator[float]) -> None:
         self._uniforms = uniforms
@@ -125,10 +125,10 @@ class _UniformDraws:
 
 
 class SeededDraws(_UniformDraws):
-    """Production draws of one request: stream `row` of a seed, shared with no other request.
+    """Draws of one request in production: stream `row` of a seed, used by no other request.
 
     Args:
-        seed: Equal seeds and rows give equal draws, whatever the neighbours in the batch do.
+        seed: Equal seeds and rows give equal draws, whatever other requests do.
         row: Number of the stream. The streams of two different pairs (seed, row) never overlap.
 
     Raises:
@@ -151,7 +151,7 @@ class SeededDraws(_UniformDraws):
 
 
 class TapeDraws(_UniformDraws):
-    """Replays pre-drawn uniforms in call order: how a fast path proves that it decides as its plain twin does.
+    """Replays pre-drawn uniforms in call order, to compare a fast version with the plain one.
 
     Raises:
         MongeError: When the tape is exhausted.
@@ -162,7 +162,7 @@ class TapeDraws(_UniformDraws):
 
 
 def check_seed(seed: int, row: int = 0) -> None:
-    """Refuse a seed or a row that names no stream.
+    """Refuse an invalid seed or row.
 
     Raises:
         OptionError: If one is no whole number, the seed lies outside of -2^63 .. 2^64 - 1, or the row outside of 0 .. 2^64 - 1.

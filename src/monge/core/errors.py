@@ -1,4 +1,4 @@
-"""The errors that users of the library can meet: each says what is wrong, where, what was expected and what to do."""
+"""The errors of the library. Each says what is wrong, where, what was expected, and what to do."""
 
 import difflib
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ class OutOfStepError(BackendError):
 
 
 class DrafterError(MongeError, RuntimeError):
-    """A drafter raised after it had drawn tokens, and did not hand them over: to go on without them would bias the text."""
+    """A drafter raised after it had drawn tokens; to continue without them would bias the text."""
 
 
 class ModelLoadError(MongeError, OSError):

@@ -1,7 +1,8 @@
-"""Every derived rate, defined once. All take the records of one request or of many pooled together.
+"""Derived rates, each defined once, from the records of one or many requests.
 
-Conventions: a round commits its accepted draft tokens and one `next_token`; `num_accepted` leaves the latter out. Tokens that a
-stop cut off after verification still count as accepted here, since the verifier accepted them; they never count as generated.
+A round commits its accepted draft tokens and one `next_token`; `num_accepted` excludes the latter.
+Tokens behind a stop string count as accepted, because the verifier accepted them, but not as
+generated.
 """
 
 from collections.abc import Sequence

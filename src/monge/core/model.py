@@ -1,4 +1,4 @@
-"""What the loop and the drafters ask of a network: read nodes, keep a path."""
+"""The interface of a network: read nodes, and keep a path."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

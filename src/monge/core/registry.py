@@ -85,29 +85,29 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
             return None
 
     def name_of(self, part: Part) -> str:
-        """The name under which the class of `part` is registered."""
+        """Return the name of the class of `part`."""
         for name, cls in self._all.items():
             if type(part) is cls:
                 return name
         raise OptionError(f"{type(part).__name__} is not a registered {self.kind}")
 
     def summary(self, name: str) -> str:
-        """First line of a part's docstring."""
+        """Return the first line of a part's docstring."""
         return (inspect.getdoc(self[name]) or "").partition("\n")[0]
 
     def options(self, name: str) -> Mapping[str, Any]:
-        """The settings of a part and their defaults (`dataclasses.MISSING` where the caller must choose)."""
+        """Return the settings of a part and their defaults (`dataclasses.MISSING` if required)."""
         cls: Any = self[name]
         if not dataclasses.is_dataclass(cls):
             return {}
         return {field.name: field.default for field in dataclasses.fields(cls) if field.init}
 
     def settings(self, name: str) -> Mapping[str, Any]:
-        """The options of a part that a user writes, in the order in which they may stand without their names."""
+        """Return the settings that a user can write, in positional order."""
         return {key: default for key, default in self.options(name).items() if key not in self._provided}
 
     def read(self, text: str) -> tuple[str, dict[str, Any]]:
-        """Name and settings of `name`, `name()` or `name(value, option=value)`; values are Python literals.
+        """Read `name`, `name()` or `name(value, option=value)`; values are Python literals.
 
         Args:
             text: What the user wrote.
@@ -124,7 +124,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         return name, self._checked(name, first | named, known)
 
     def parse(self, text: str, **settings: Any) -> Part:
-        """Build a part from what a user wrote, as `read` takes it.
+        """Build a part from text, as `read` takes it.
 
         Args:
             text: What the user wrote.
@@ -157,7 +157,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         )
 
     def _checked(self, name: str, settings: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings, lists made tuples; refused if unknown, or not of the type that the part declares."""
+        """Check names and types of settings, and turn lists into tuples."""
         declared = _declared(self[name]) if settings else {}
         checked: dict[str, Any] = {}
         for key, given in settings.items():
@@ -188,14 +188,14 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
 
 
 def literals_of(call: ast.Call, what: str) -> tuple[list[Any], dict[str, Any]]:
-    """What stands between the brackets of a call: values without a name, and values with one.
+    """Return the positional and the named values of a call.
 
     Args:
         call: The call.
-        what: What it names, for messages.
+        what: Description for messages.
 
     Raises:
-        OptionError: If a name occurs twice, which Python's own reader lets pass.
+        OptionError: If a name occurs twice.
         ValueError: If a value is no Python literal; `TypeError` if it cannot be made.
     """
     keys = [str(keyword.arg) for keyword in call.keywords]
@@ -211,5 +211,5 @@ def _refuse_twice(what: str, repeated: Iterable[str]) -> None:
 
 @lru_cache(maxsize=256)
 def _declared(part: type[Any]) -> Mapping[str, Any]:
-    """The types of a part's settings; looked up once, since some parts are read from their names in every round."""
+    """Return the types of a part's settings; cached, because parts are built often."""
     return get_type_hints(part)

@@ -1,4 +1,4 @@
-"""Whether forecasts of acceptance came true."""
+"""Compares forecasts of acceptance with outcomes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _NUM_BINS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """Forecast survival of drafted tokens against what became of them.
+    """Forecast survival of drafted tokens against the outcomes.
 
     Args:
         num_forecasts: Drafted tokens with a forecast.

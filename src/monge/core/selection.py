@@ -1,4 +1,4 @@
-"""What is known about the drafters of a pool: before a request, and about a round once the text has gone on."""
+"""Facts about the drafters of a pool, and results of their shadow drafts."""
 
 import math
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ class Member:
     """A drafter of a pool, as a controller sees it.
 
     Args:
-        name: What a plan calls it.
+        name: Its name in plans.
         max_depth: Deepest node it may draft.
-        runs_network: Whether drafting costs forwards. The others are asked in every round what they would have proposed.
+        runs_network: Whether drafting costs forwards. Others make a shadow draft in every round.
     """
 
     name: str
@@ -23,7 +23,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterfactualDraft:
-    """What a drafter would have had accepted in a round, now that the text behind it is known.
+    """The tokens that a drafter would have had accepted in a round, once the text is known.
 
     Args:
         drafter: Its name in the pool.

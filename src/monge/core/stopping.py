@@ -1,7 +1,7 @@
-"""When a draft ends early: numbers in a plan that a drafter applies while its tree grows.
+"""Stop rules: numbers in a plan with which a drafter ends a draft early.
 
-Legal with every verifier: a level is left undrawn, or unread, for reasons that are known before any of its candidates is drawn;
-what was drawn is offered.
+They are exact with every verifier: the decision not to draw or read a level is made before any of
+its candidates is drawn, and drawn tokens stay in the tree.
 """
 
 import math
@@ -16,7 +16,7 @@ _SMALLEST_PROB = 1.0 / (1.0 + math.exp(_LARGEST_LOGIT))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRule:
-    """Ends a draft where neither another level nor several of them are expected to gain their price.
+    """Ends a draft if neither one more level nor several are expected to pay their price.
 
     *Confidence* is the largest probability that the draft network gives to a next token, at temperature 1. The chance that a
     candidate is accepted, given that its parent was, is taken to be `sigmoid((bias + slope * logit(confidence)) / T)` with the
@@ -31,10 +31,12 @@ class StopRule:
         temperatures: See above.
         draw_prices: Expected accepted tokens that a level must promise, once its confidence is known, to be drawn.
         read_prices: The same before it is known, for the network to read one more level.
-        expected: Acceptance of a level on average, given that it is reached; how far ahead is looked.
+        expected: Mean acceptance of a level, given that it is reached; its length is the
+            look-ahead.
         following: Intercept and slope of a level's chance, before its confidence is known, against that of the level above it;
             `None` where only averages are known.
-        min_token_prob: A candidate to which the network gave less is offered, but nothing is drafted below it.
+        min_token_prob: A candidate with a smaller probability stays in the tree, but nothing is
+            drafted below it.
 
     Raises:
         OptionError: If a number is NaN, a price or probability is negative, or a temperature is not positive.
@@ -59,35 +61,35 @@ class StopRule:
 
     @property
     def needs_confidence(self) -> bool:
-        """Whether it looks at the network's confidence."""
+        """Whether it depends on the network's confidence."""
         return bool(self.draw_prices or self.read_prices)
 
     def acceptance(self, depth: int, confidence: float) -> float:
-        """Chance that a candidate at `depth` (1 for the root's children) is accepted, given that its parent was."""
+        """Return the acceptance at `depth` (from 1), given that the parent is accepted."""
         score = (self.bias + self.slope * logit(confidence)) / _at(self.temperatures, depth, 1.0)
         bounded = _LARGEST_LOGIT if score > _LARGEST_LOGIT else -_LARGEST_LOGIT if score < -_LARGEST_LOGIT else score
         return 1.0 / (1.0 + math.exp(-bounded))
 
     def next_acceptance(self, depth: int, last: float) -> float:
-        """The same before the confidence there is known, given the acceptance `last` of the level above."""
+        """Return the same without the confidence, given the acceptance of the level above."""
         if self.following is None:
             return _at(self.expected, depth, last)
         intercept, slope = self.following
         return min(1.0, max(0.0, intercept + slope * last))
 
     def draws(self, depth: int, gain: float) -> bool:
-        """Whether candidates at `depth` are drawn, `gain` accepted tokens being expected of them."""
+        """Return whether candidates at `depth` with `gain` expected accepted tokens are drawn."""
         return self._pays(depth, gain, _at(self.draw_prices, depth, 0.0))
 
     def reads(self, depth: int, gain: float) -> bool:
-        """Whether the network reads on, for candidates at `depth`."""
+        """Return whether the network reads on, for candidates at `depth`."""
         return self._pays(depth, gain, _at(self.read_prices, depth, 0.0))
 
     def _pays(self, depth: int, gain: float, price: float) -> bool:
-        """Whether this level pays its price, or some later one has paid the prices of all from here to there.
+        """Return whether this level pays its price, alone or with later levels.
 
-        Where the first node is dear and further ones are cheap (a forward over two tokens instead of one), no level alone may
-        be worth it. Later levels are taken to go as they do on average; where prices rise with depth they never matter.
+        If the first node is expensive and further ones are cheap, one level alone may not pay.
+        Later levels are assumed to have their mean acceptance.
         """
         left = gain - price
         for later in range(depth + 1, len(self.expected) + 1):
@@ -100,7 +102,7 @@ class StopRule:
 
 @dataclass(slots=True)
 class Evidence:
-    """What a drafter saw of its network while a tree grew, by path of drafted tokens.
+    """Confidences and probabilities of the draft network, by path of drafted tokens.
 
     Attributes:
         confidences: At every node that the network read, where the plan has prices.

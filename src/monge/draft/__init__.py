@@ -1,1 +1,1 @@
-"""Drafters, one a file: where the candidates of a round come from."""
+"""Drafters, one a file. A drafter draws the candidates of a round."""

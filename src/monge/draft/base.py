@@ -18,15 +18,15 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class Draft(Generic[State]):
-    """One request's tree, and what goes with it.
+    """The draft of one request.
 
     Args:
         tree: The tree.
         state: The drafter's state after drawing it.
-        evidence: What the plan asked the drafter to note.
-        drafter: Which drafter of a pool drew it.
-        error: What kept the drafter from drawing all of it. The tree then holds what was drawn, as it was drawn: it is offered
-            all the same, and the request goes on without the drafter.
+        evidence: Records that the stop rule of the plan asked for.
+        drafter: Name of the drafter of a pool that drew it.
+        error: The error that stopped the drafter. The tree then has all tokens drawn before it. The
+            tree is verified, and the request continues without the drafter.
     """
 
     tree: TokenTree
@@ -38,21 +38,22 @@ class Draft(Generic[State]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a drafter declares, compared with the verifier before anything is decoded.
+    """Declarations of a drafter, compared with the verifier before decoding.
 
     Args:
         proposes: Kinds of proposals it may use.
         max_width: Most candidates of one node; `None` for unbounded.
         max_depth: Deepest node it may draft.
-        needs_trees: Whether it may offer more than a chain, so that the target must read trees.
+        needs_trees: Whether it may draw more than a chain, so that the target must read trees.
         max_length: Longest context that it can draft for, in tokens; `None` for unbounded.
-        num_parameters: Numbers that it holds beside the networks, as a head does.
-        num_bytes: Memory that they take.
-        num_successors: How many of the target's most probable next tokens it wants to be told at every node of a finished
-            round; see `Verdict.successors`.
-        bytes_per_token: Memory that it takes for every token of a text, beside the networks' caches.
-        reads_states: Whether it takes the target's hidden states, which one drafter at a time can.
-        runs_network: Whether drafting costs forwards of a network. Model-free drafters, which do not, may be asked every round.
+        num_parameters: Parameters that it has beside the networks, such as those of a head.
+        num_bytes: Memory of these parameters.
+        num_successors: Number of the target's most probable next tokens that it needs at every node
+            of a finished round; see `Verdict.successors`.
+        bytes_per_token: Memory for each token of a text, beside the caches of the networks.
+        reads_states: Whether it reads the target's hidden states; only one drafter can.
+        runs_network: Whether drafting needs forwards of a network. Model-free drafters do not, so
+            they may be asked in every round.
     """
 
     proposes: frozenset[type[Proposal]]
@@ -69,16 +70,16 @@ class Capabilities:
 
 
 class Drafter(ABC, Generic[State]):
-    """Proposes a tree for every request of a batch; state goes in and comes back."""
+    """Draws a tree for every request of a batch. State is passed in and returned."""
 
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What the drafter may propose."""
+        """Declarations of the drafter."""
 
     @abstractmethod
     def open(self, contexts: Sequence[Context]) -> Sequence[State]:
-        """States for new requests, made of their prompts."""
+        """Return the states of new requests, from their prompts."""
 
     @abstractmethod
     def draft(
@@ -88,62 +89,64 @@ class Drafter(ABC, Generic[State]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[State]]:
-        """One tree per request, within its plan; row i draws from `draws[i]` only.
+        """Draw one tree per request, within its plan; row i draws from `draws[i]` only.
 
-        Requests whose plan is plain decoding (depth 0, no stop rule) may be left out: their draft is a lone root with the state
-        that they had.
+        A request whose plan is plain decoding (depth 0, no stop rule) may be skipped: its draft is
+        the root only, with the state unchanged.
 
-        What was drawn must be offered: to draw again, or not to offer a token once it is drawn, biases the text. A drafter that
-        cannot go on after its first draw gives the tree so far with `Draft.error`. If it raises instead, its request ends in
-        an error; if it raises before its first draw, the request is decoded without it.
+        Every drawn token must be in the tree: to draw again, or to drop a drawn token, biases the
+        text. A drafter that fails after its first draw returns the tree so far with `Draft.error`.
+        If it raises instead, its request ends with an error. If it raises before its first draw,
+        the request is decoded without it.
         """
 
     @abstractmethod
     def observe(
         self, contexts: Sequence[Context], drafts: Sequence[Draft[State]], verdicts: Sequence[Verdict]
     ) -> Sequence[State]:
-        """States after the verdicts; `contexts` hold the committed tokens already.
+        """Return the states after the verdicts; `contexts` already have the committed tokens.
 
-        In a pool, a draft's tree may be another drafter's; its state is always this drafter's own.
+        In a pool, the tree of a draft may come from another drafter; its state is always from this
+        drafter.
         """
 
     @abstractmethod
     def close(self, context: Context) -> None:
-        """Give back what the drafter keeps for a request."""
+        """Release everything that the drafter keeps for a request."""
 
 
 class PieceReader(Drafter[State]):
-    """A drafter whose network reads prompts: it can be opened on the first part of one and read the rest in pieces.
+    """A drafter whose network can read a prompt in chunks.
 
-    What it has not read when a draft is wanted, it reads then.
+    It is opened on the first chunk. At its first draft it reads the part that is still unread.
     """
 
     @property
     def reads_pieces(self) -> bool:
-        """Whether it does so: a drafter made of others may not."""
+        """Whether it reads prompts in chunks; a drafter made of others may not."""
         return True
 
     @abstractmethod
     def read(self, contexts: Sequence[Context]) -> None:
-        """Read what was added to the prompts of open requests, all but the last token of each context."""
+        """Read the new prompt tokens of open requests, except the last token of each context."""
 
 
 class DrafterPool(Drafter[State]):
-    """Several drafters; a plan names the one that a round uses."""
+    """Several drafters; the plan of a round names one of them."""
 
     @property
     @abstractmethod
     def members(self) -> tuple[Member, ...]:
-        """The drafters, in the pool's order."""
+        """The drafters, in their order in the pool."""
 
     @abstractmethod
     def counterfactuals(self, state: State) -> tuple[CounterfactualDraft, ...]:
-        """What the last commit decided about trees that would have been drafted; see `StepRecord.counterfactuals`."""
+        """Return the results of shadow drafts; see `StepRecord.counterfactuals`."""
 
 
 AnyDrafter = Drafter[Any]
 
 
 def piece_reader(drafter: AnyDrafter) -> PieceReader[Any] | None:
-    """The drafter, if it reads prompts in pieces."""
+    """Return the drafter if it reads prompts in chunks, else `None`."""
     return drafter if isinstance(drafter, PieceReader) and drafter.reads_pieces else None

@@ -1,4 +1,4 @@
-"""Block drafters at work: one pass for all depths, then a cheap look at the token before."""
+"""Runs block heads: one pass for all depths, then a cheap correction by the previous token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,8 +26,9 @@ class _Text:
 class BlockRun(HeadRun):
     """Runs a `BlockHead`.
 
-    The target's states at committed tokens are the context, at their positions; the last committed token, whose state is not
-    known yet, is the block's anchor at the next position, and masks follow it.
+    The target's states at committed tokens are the context, at their positions. The last committed
+    token, whose state is not known yet, is the anchor of the block at the next position; masks
+    follow it.
 
     Args:
         head: The head.
@@ -86,7 +87,7 @@ class BlockRun(HeadRun):
     def _follow(
         self, asked: Mapping[int, tuple[Sequence[int], Sequence[int], Sequence[int]]], *, keep: bool
     ) -> Mapping[int, Tensor]:
-        """Logits after nodes, given their tokens, depths and parents; the root keeps its memory where nodes have none above."""
+        """Return the logits at nodes, given their tokens, depths and parents."""
         rows, scores, memories, counts = [], [], [], []
         for request, (tokens, depths, parents) in asked.items():
             text = self._texts[request]

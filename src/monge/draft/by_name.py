@@ -1,4 +1,4 @@
-"""Drafters from what a user wrote: one name, or several in a pool or a cascade, with the resources that they need."""
+"""Builds drafters from text: one name, or several in a pool or a cascade."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from monge.heads.shape.head import ShapeHead
 
 AnyHead = PublishedHead | ShapeHead
 _SEVERAL: Final = ("pool", "cascade")
-"""Drafters that are made of others."""
+"""Drafters that consist of other drafters."""
 _WORDS: Final = {
     "head": "head (draft=...)",
     "model": "draft model (draft=...)",
@@ -30,7 +30,7 @@ _WORDS: Final = {
 
 
 def drafters_in(text: str) -> tuple[str, ...]:
-    """The drafters that a text names, with their settings: those of a pool or a cascade, or the one.
+    """Return the drafters that a text names, with their settings.
 
     Raises:
         OptionError: If a list cannot be read, has fewer than two entries, or the same one twice.
@@ -49,22 +49,22 @@ def drafters_in(text: str) -> tuple[str, ...]:
 
 
 def options_of(text: str) -> Mapping[str, Any]:
-    """The settings of a named drafter and their defaults."""
+    """Return the settings of a named drafter and their defaults."""
     return DRAFTERS.options(_name(text))
 
 
 def takes_target(text: str) -> bool:
-    """Whether a drafter, or one of several, reads the target itself: its hidden states or its layers."""
+    """Return whether some named drafter reads the target's hidden states or runs its layers."""
     return any("target" in options_of(one) for one in drafters_in(text))
 
 
 def drafter_of(draft: object, target: object) -> str | None:
-    """The drafter for a head, or for a folder that holds one instead of a model; `None` for anything else.
+    """Return the drafter for a head or its folder, or `None` for anything else.
 
     Args:
-        draft: What the user gave as the draft: a loaded head, a folder, a file, or something else.
-        target: What the user gave as the target. Its own folder may hold a prediction module beside it; a folder of another
-            model with such a module is that model.
+        draft: The draft that the user gave: a loaded head, a folder, a file, or something else.
+        target: The target that the user gave. Its folder may also hold a prediction module; the
+            folder of another model with such a module counts as a model.
 
     Raises:
         ModelLoadError: If the folder cannot be read.
@@ -85,7 +85,7 @@ def drafter_of(draft: object, target: object) -> str | None:
 
 
 def head_drafter(draft: str | Path, target: object) -> str | None:
-    """The drafter for a folder that holds a head, with the folder in its settings; `None` for anything else.
+    """Return the drafter for the folder of a head, with the folder as a setting, or `None`.
 
     Raises:
         ModelLoadError: If the folder cannot be read.
@@ -95,11 +95,11 @@ def head_drafter(draft: str | Path, target: object) -> str | None:
 
 
 def with_head(text: str, head: str | None) -> str:
-    """What a user wrote, with the head that was given where a drafter of its kind is named without settings.
+    """Fill a given head into a drafter that is named without one.
 
     Args:
         text: One drafter, or several.
-        head: What `head_drafter` found, if anything.
+        head: Result of `head_drafter`.
     """
     if head is None:
         return text
@@ -112,7 +112,7 @@ def with_head(text: str, head: str | None) -> str:
 
 
 def check_head(folder: str | Path) -> None:
-    """Refuse a folder that holds no head, before anything is made that it is for.
+    """Refuse a folder without a head.
 
     Raises:
         ModelLoadError: If it is missing, cannot be read, or is of no known format.
@@ -123,20 +123,21 @@ def check_head(folder: str | Path) -> None:
 
 
 def no_head_reason(draft: str | Path) -> str | None:
-    """Why a folder that is no model is no head either; `None` where there is no such folder."""
+    """Return why a folder is not a head, or `None` if there is no such folder."""
     path = Path(draft).expanduser()
     return str(unknown_format(Checkpoint(path))) if _may_be_head(path) else None
 
 
 def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
-    """Build a drafter, or several together.
+    """Build a drafter, or a pool or cascade of several.
 
     Args:
-        text: What the user wrote.
-        resources: What drafters may need, by setting; `None` where it is missing. Each drafter gets what it takes.
+        text: Name and settings, as the user wrote them.
+        resources: Networks and settings that drafters may need, by setting; `None` if missing. Each
+            drafter gets those that it takes.
 
     Raises:
-        OptionError: If nobody takes a resource that was given, or somebody needs one that was not.
+        OptionError: If no drafter takes a given resource, or one needs a missing resource.
     """
     texts = drafters_in(text)
     for key, value in resources.items():
@@ -150,7 +151,7 @@ def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
 
 
 def _listed(text: str) -> tuple[list[Any], dict[str, Any]]:
-    """What stands between the brackets: drafters, and settings of the whole."""
+    """Return the drafters between the brackets, and the settings of the pool or cascade."""
     try:
         call = ast.parse(text.strip(), mode="eval").body
         return literals_of(call, f"drafter {text!r}") if isinstance(call, ast.Call) else ([], {})
@@ -185,7 +186,7 @@ def _is_same(path: Path, target: object) -> bool:
 
 
 def _labels(texts: Sequence[str]) -> list[str]:
-    """The drafters' names; with their settings where one name occurs twice."""
+    """Return the names of the drafters, with settings if a name occurs twice."""
     names = [_name(text) for text in texts]
     return [text if names.count(name) > 1 else name for text, name in zip(texts, names, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Drafters in a fixed order, of which every round uses the first that has enough to say."""
+"""Drafters in a fixed order; each round uses the first one with enough candidates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from monge.draft.pool import PoolDrafter, PoolState
 
 @dataclass(frozen=True, slots=True)
 class _Selective(Drafter[Any]):
-    """A lookup that keeps small trees to itself. Its candidates draw nothing, so their number decides about no draw."""
+    """A model-free drafter that drops small trees; its candidates are not random."""
 
     lookup: AnyDrafter
     min_nodes: int
@@ -44,21 +44,22 @@ class _Selective(Drafter[Any]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeDrafter(Drafter[PoolState]):
-    """Drafters in a fixed order: the first that has enough to say drafts, whatever a controller would choose.
+    """Drafters in a fixed order: the first one with enough candidates drafts.
 
-    A lookup, which runs no network, has enough to say with `min_nodes` candidates; any other drafter with one. A lookup at the
-    end drafts whatever it finds. Which one drafts follows from the committed text and finished rounds, and from nothing that
-    the round draws.
+    A model-free drafter needs `min_nodes` candidates, except the last one; any other drafter needs
+    one. The choice depends on the committed text and finished rounds, and on nothing that the round
+    draws.
 
     Args:
         drafters: Names and drafters in order; at least two.
-        min_nodes: Fewest candidates of a lookup.
+        min_nodes: Fewest candidates of a model-free drafter.
 
     Raises:
         OptionError: If there are fewer than two, one is a pool or a cascade, or `min_nodes` is below 1.
 
     Reference:
-        The hybrid of SuffixDecoding (Oliaro et al., arXiv 2411.04975): a lookup where it has much to offer, else a model.
+        The hybrid of SuffixDecoding (Oliaro et al., arXiv 2411.04975): a lookup with a long match,
+        else a model.
     """
 
     drafters: Mapping[str, AnyDrafter]

@@ -1,4 +1,4 @@
-"""EAGLE and multi-token-prediction modules at work: a state and a token give the next state."""
+"""Runs EAGLE heads and multi-token-prediction modules: a state and a token give the next state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +23,10 @@ class _Text:
 class ChainRun(HeadRun):
     """Runs a `ChainHead`.
 
-    Committed text is read as pairs of the target's state at x_t and the token x_{t+1}, at position t; the pair of the newest
-    token gives the root's logits. A drafted token is paired with the state that the head predicted at its parent, and forgotten
-    at the end of the round: what stays is read from the target's states only.
+    Committed text is read as pairs of the target's state at x_t and the token x_{t+1}, at position
+    t. The last pair gives the logits at the root. A drafted token is paired with the state that the
+    head predicted at its parent. Drafted pairs are dropped at the end of the round, so the cache
+    depends on the target's states only.
 
     Args:
         head: The head.

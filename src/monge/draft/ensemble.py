@@ -21,18 +21,18 @@ from monge.draft.base import Capabilities, Draft, PieceReader
 from monge.draft.model import ReadPaths, read_slots, read_text
 
 States = tuple[ReadPaths, ...]
-"""State of one request: for every model the nodes that it has read behind the committed text."""
+"""State of one request: for each model, the nodes that it has read behind the committed text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleDrafter(PieceReader[States]):
-    """Draft with several models at once: at every node each of them draws one child from its own law.
+    """Draft with several models at once; each draws one child at every node.
 
     The tree grows level by level; each model reads every node of the frontier, in one forward for all requests of the batch.
-    With `paths`, each model draws one path of its own and reads that path only; paths share their nodes while they agree.
+    With `paths`, each model draws and reads one path; paths share nodes while they agree.
 
-    A node that does not fit the limit of nodes with all of its candidates gets none. This is decided before the level is
-    drawn, so which nodes these are depends on earlier levels alone.
+    A node gets no candidates if not all of them fit the limit of nodes. This is decided before the
+    level is drawn, so it depends on earlier levels only.
 
     Args:
         models: The draft models, at least two, all in the target's vocabulary.
@@ -87,7 +87,7 @@ class EnsembleDrafter(PieceReader[States]):
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[States]:
-        # All but the last token: a round starts by reading what is not read yet, the root at least.
+        # All but the last token: a round starts by reading the unread tokens, at least the root.
         for model in self.models:
             model.open({context.request_id: context.token_ids[:-1] for context in contexts})
         return [self._unread] * len(contexts)
@@ -120,7 +120,7 @@ class EnsembleDrafter(PieceReader[States]):
         self, contexts: Sequence[Context], drafts: Sequence[Draft[States]], verdicts: Sequence[Verdict]
     ) -> Sequence[States]:
         if not any(any(draft.state) for draft in drafts):
-            return [self._unread] * len(contexts)  # nothing was read that could be kept or dropped
+            return [self._unread] * len(contexts)  # nothing was read
         for index, model in enumerate(self.models):
             model.commit(
                 {
@@ -151,10 +151,10 @@ class EnsembleDrafter(PieceReader[States]):
         )
 
     def _read_level(self, rows: Sequence["_Row"]) -> Sequence[Mapping[int, Tensor]]:
-        """Every model's logits at the frontiers, by request; a request whose frontier cannot be read stops there.
+        """Return the logits of every model at the frontiers, and stop unreadable requests.
 
-        What is drawn stays drawn: the tree so far is offered (see `Drafter.draft`). If a forward that requests share raises,
-        each is read alone.
+        The tree so far is kept (see `Drafter.draft`). If a shared forward raises, each request is
+        read alone.
         """
         try:
             logits = self._extend(rows)
@@ -215,7 +215,7 @@ class _Row:
         self._draws, self._rules, self._depth, self._num_nodes, self._has_paths = draws, rules, depth, num_nodes, paths
         self._everyone = tuple(range(num_models))
         self.frontier: dict[int, tuple[int, ...]] = {0: self._everyone} if depth > 0 else {}
-        """Nodes whose children are drawn next, each with the models that draw there."""
+        """Nodes whose children are drawn next, each with its models."""
         self.blocks: list[list[NodeBlock]] = [[] for _ in self._everyone]
         """By model: the levels that it has read below the root."""
         self.error: Exception | None = None
@@ -227,7 +227,7 @@ class _Row:
         drawn_by: dict[int, tuple[int, ...]] = {}
         room, laws_at = self._num_nodes - (self.tree.num_nodes - 1), dict[int, dict[int, Law]]()
         for node, laws in self._laws(logits).items():
-            room -= len(laws)  # draws may agree, but that must not decide whether a neighbour has candidates
+            room -= len(laws)  # equal draws must not decide whether another node has candidates
             if room < 0:
                 break
             laws_at[node] = laws
@@ -240,7 +240,7 @@ class _Row:
         self.frontier = drawn_by if self._has_paths else dict.fromkeys(drawn_by, self._everyone)
 
     def next_block(self, index: int) -> NodeBlock:
-        """What a model reads of the frontier, below the nodes that it has read before."""
+        """Return the nodes of the frontier that a model reads, below those it has read before."""
         slots, nodes = self._slots[index], self._nodes_of(index)
         parents = tuple(slots.get(self.tree.parents[node], -1) for node in nodes)
         return NodeBlock(tuple(self.tree.token_ids[node] for node in nodes), parents)
@@ -254,7 +254,7 @@ class _Row:
                 slots.update(zip(nodes, range(len(slots), len(slots) + len(nodes)), strict=True))
 
     def finish(self) -> Draft[States]:
-        """The finished tree, and what the models have read of it."""
+        """Return the finished tree, and the nodes that the models have read."""
         tree = self.tree.finish()
         read = tuple(tuple(tree.path_tokens(node) for node in slots) for slots in self._slots)
         return Draft(tree, read, error=self.error)
@@ -263,13 +263,13 @@ class _Row:
         return [node for node, models in self.frontier.items() if index in models]
 
     def _laws(self, logits: Sequence[Float[Tensor, "nodes vocab"] | None]) -> dict[int, dict[int, Law]]:
-        """By node of the frontier: the draft laws of the models that draw there; nodes without any are left out."""
+        """Return the draft laws at each node of the frontier; nodes without a law are left out."""
         laws: dict[int, dict[int, Law]] = {node: {} for node in self.frontier}
         for index, own in enumerate(logits):
             nodes = self._nodes_of(index)
             for node, law in zip(nodes, [] if own is None else laws_from_logits(own, self._rules), strict=True):
                 if law is None:
-                    # The model leaves this node out, which depends on nothing drawn below it.
+                    # The model skips this node, which does not depend on draws below it.
                     name = f"draft model {index + 1}, request {self.context.request_id}"
                     warnings.warn(f"{name}: logits are not finite; it drafts nothing here", stacklevel=2)
                 else:

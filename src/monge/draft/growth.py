@@ -1,4 +1,4 @@
-"""One request while a network grows its tree, and several that grow theirs together."""
+"""Grows trees with a network: one request, or several requests together."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +27,13 @@ class Growth:
         draws: Its randomness.
         builder: Shapes the tree.
         rules: How logits become draft laws.
-        network: What gives the logits, for warnings.
+        network: Name of the network, for warnings.
 
     Attributes:
         frontier: Nodes whose children are drawn next.
         blocks: The levels that the network has read below the root.
-        paths: Tokens on the way to every node of these levels, in reading order.
-        error: Why the network could not read some of the drawn nodes, if it could not; see `grow_together`.
+        paths: Tokens on the path to each node of these levels, in reading order.
+        error: Why the network could not read some drawn nodes, if so; see `grow_together`.
     """
 
     context: Context
@@ -61,15 +61,15 @@ class Growth:
 
     @property
     def may_draft(self) -> bool:
-        """Whether the plan leaves room for a node."""
+        """Whether the plan allows another node."""
         return self.plan.depth(1) > 0 and self.plan.nodes(1) > 0
 
     def grow(self, logits: Float[Tensor, "nodes vocab"]) -> None:
-        """Draw the children of the frontier, given the network's logits at it; the next frontier is what is read next."""
+        """Draw the children of the frontier, given its logits, and set the next frontier."""
         nodes, laws, finite = [], [], []
         for row, (node, law) in enumerate(zip(self.frontier, laws_from_logits(logits, self.rules), strict=True)):
             if law is None:
-                # The node stays without candidates, which depends on nothing drawn below it; the target goes on alone.
+                # The node gets no candidates, which does not depend on draws below it.
                 text = f"{self.network}, request {self.request_id}: logits are not finite; drafting stops here"
                 warnings.warn(text, stacklevel=2)
             else:
@@ -85,7 +85,7 @@ class Growth:
             self.frontier = self.monitor.reads(nodes, self.frontier)
 
     def block(self) -> NodeBlock:
-        """The frontier as nodes to be read, below those that were read before."""
+        """Return the frontier as a block to be read."""
         return NodeBlock(
             tuple(self.tree.token_ids[node] for node in self.frontier),
             tuple(self._slot_of.get(self.tree.parents[node], -1) for node in self.frontier),
@@ -105,19 +105,18 @@ class Growth:
 
     @property
     def evidence(self) -> Evidence | None:
-        """What a stop rule made it note."""
+        """Records of the stop rule."""
         return None if self.monitor is None else self.monitor.evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelReader:
-    """How a network reads the levels of growing trees.
+    """The functions with which a network reads the levels of growing trees.
 
     Args:
-        read: Reads the frontiers of these requests, all of one depth; the logits at their nodes, by request.
-        restore: Takes the network back to where it has read a request's `blocks` and nothing after them, whatever a failed
-            `read` has left behind.
-        max_depth: Deepest children that it gives laws for; `None` for unbounded.
+        read: Reads the frontiers of these requests, all of one depth, and returns their logits.
+        restore: Rolls the network back to the `blocks` of a request after a failed `read`.
+        max_depth: Largest depth with a draft law; `None` for unbounded.
     """
 
     read: Callable[[Sequence[Growth]], Mapping[int, Float[Tensor, "nodes vocab"]]]
@@ -126,12 +125,12 @@ class LevelReader:
 
 
 def grow_together(growths: Sequence[Growth], logits: Mapping[int, Float[Tensor, "one vocab"]], reader: LevelReader) -> None:
-    """Grow the trees of several requests, a level of all of them in one forward.
+    """Grow the trees of several requests; one forward reads a level of all of them.
 
-    A drawn token is never taken back. If the network raises while it reads a level, each request's part is read alone; if that
-    raises too, each node alone. A node that cannot be read stays without candidates, as one whose logits are not finite does.
-    The other nodes go on: where the tokens on its path decide whether a node can be read, whether it has candidates depends on
-    that path alone, which rules for whole paths need.
+    A drawn token is never dropped. If the network raises while it reads a level, each request is
+    read alone; if that raises too, each node is read alone. A node that cannot be read, or whose
+    logits are not finite, gets no candidates. Whether a node has candidates then depends on its
+    path only, as rules for whole paths require.
 
     Args:
         growths: The requests.
@@ -150,7 +149,7 @@ def grow_together(growths: Sequence[Growth], logits: Mapping[int, Float[Tensor, 
 
 
 def _read(growths: Sequence[Growth], reader: LevelReader) -> Mapping[int, Tensor]:
-    """The logits at the frontiers, which afterwards hold the nodes that could be read."""
+    """Return the logits at the frontiers, and reduce the frontiers to nodes that could be read."""
     known = _tried(lambda: reader.read(growths))
     if isinstance(known, Exception):
         known = {growth.request_id: logits for growth in growths if (logits := _read_alone(growth, reader)) is not None}
@@ -161,7 +160,7 @@ def _read(growths: Sequence[Growth], reader: LevelReader) -> Mapping[int, Tensor
 
 
 def _read_alone(growth: Growth, reader: LevelReader) -> Tensor | None:
-    """The same for one request, after a forward that it shared has raised."""
+    """Do the same for one request, after a shared forward has raised."""
     level = growth.frontier
     logits = _read_again(growth, level, reader)
     if isinstance(logits, Exception):
@@ -189,5 +188,5 @@ def _read_again(growth: Growth, nodes: tuple[int, ...], reader: LevelReader) -> 
 def _tried(read: Callable[[], Mapping[int, Tensor]]) -> Mapping[int, Tensor] | Exception:
     try:
         return read()
-    except Exception as error:  # noqa: BLE001  whatever it is, the tokens are drawn: the tree is offered, the error handed on
+    except Exception as error:  # noqa: BLE001  the drawn tokens are kept
         return error

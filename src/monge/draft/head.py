@@ -27,7 +27,7 @@ from monge.heads.readers.registry import load_head
 from monge.heads.target import TargetSizes
 
 Unread = tuple[Pairs, ...]
-"""State of one request: what the target has read and the head has not."""
+"""State of one request: tokens that the target has read and the head has not."""
 
 _PART: Final = 1024
 """Most tokens of a text that one forward of the head reads."""
@@ -48,7 +48,8 @@ class HeadDrafter(Drafter[Unread]):
         tree: Shape of the tree and how children are drawn.
         rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the most probable tokens draw
             nothing and only rank, so they are built from the law at temperature 1.
-        top_k: Draft from so many of the head's most probable tokens only, renormalised; the declared law is the truncated one.
+        top_k: Draft from this number of the head's most probable tokens, renormalised; the declared
+            law is the truncated one.
 
     Raises:
         OptionError: If no head is given, the target shows no hidden states, or the head is for another one.

@@ -46,7 +46,8 @@ class ShapeDrafter(Drafter[None]):
             does and is reached less often.
         rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the most probable tokens draw
             nothing and only rank, so they are built from the law at temperature 1.
-        top_k: Draft from so many of the head's most probable tokens only, renormalised; the declared law is the truncated one.
+        top_k: Draft from this number of the head's most probable tokens, renormalised; the declared
+            law is the truncated one.
 
     Raises:
         OptionError: If the target shows no hidden states, or the head is for another one.

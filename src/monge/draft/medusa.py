@@ -1,4 +1,4 @@
-"""Medusa and Hydra at work: a network for every coming token, on the last state and perhaps on the tokens since."""
+"""Runs Medusa and Hydra heads: one network for each future token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,8 +24,8 @@ class _Text:
 class StepRun(HeadRun):
     """Runs a `StepHead`.
 
-    Its step i, from 0, is about the (i + 1)-th token after the last committed one, whose state the target has not computed yet:
-    the state is that of the token before.
+    Step i, from 0, predicts the (i + 1)-th token after the last committed one. The target has not
+    computed the state of the last committed token yet, so the state is that of the token before.
 
     Args:
         head: The head.
@@ -72,7 +72,7 @@ class StepRun(HeadRun):
             self._texts[request].paths.clear()
 
     def _step(self, index: int, paths: Mapping[int, Sequence[tuple[int, ...]]]) -> Mapping[int, Tensor]:
-        # Without a look at the tokens, all nodes of a depth share one law.
+        # If the head does not read the tokens, all nodes of a depth share one law.
         asked = paths if self._head.reads_tokens else {request: own[:1] for request, own in paths.items()}
         counts = [len(own) for own in asked.values()]
         values = torch.cat([self._base(request).expand(len(own), -1) for request, own in asked.items()])

@@ -20,11 +20,11 @@ from monge.draft.growth import Growth, LevelReader, grow_together
 from monge.draft.tree.base import TreeBuilder
 
 _CATCH_UP: Final = 16
-"""Most unread tokens whose logits are made with the last one's: a second forward costs more."""
+"""Most unread tokens that are read with full logits: a second forward costs more."""
 
 ReadPaths = tuple[tuple[int, ...], ...]
 """State of one request: the nodes that the draft model has read behind the committed text, in reading order, each as the tokens
-on its path. A builder may prune and so renumber the tree; a path stays what it is."""
+on its path. A builder may prune and so renumber the tree; a path stays valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class ModelDrafter(PieceReader[ReadPaths]):
     """Draft with a smaller language model that shares the target's vocabulary.
 
     The tree grows level by level: one forward of the draft model reads the frontier of every request of the batch, and the tree
-    builder turns its laws into children. Text that the model has not read yet (a token it did not draft, or text committed
-    while another drafter was in use) is read first, in the same forward as the root.
+    builder turns its laws into children. Unread text (a token that it did not draft, or text of
+    rounds that used another drafter) is read first, in the same forward as the root.
 
     Args:
         model: The draft model.
@@ -68,7 +68,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[ReadPaths]:
-        # All but the last token: a round starts by reading what is not read yet, the root at least.
+        # All but the last token: a round starts by reading the unread tokens, at least the root.
         self.model.open({context.request_id: context.token_ids[:-1] for context in contexts})
         return [()] * len(contexts)
 
@@ -96,7 +96,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
         self, contexts: Sequence[Context], drafts: Sequence[Draft[ReadPaths]], verdicts: Sequence[Verdict]
     ) -> Sequence[ReadPaths]:
         if not any(draft.state for draft in drafts):
-            return [()] * len(contexts)  # nothing was read that could be kept or dropped
+            return [()] * len(contexts)  # nothing was read
         paths: dict[int, list[int]] = {}
         for context, draft, verdict in zip(contexts, drafts, verdicts, strict=True):
             paths[context.request_id] = read_slots(draft.state, draft.tree, verdict)
@@ -126,14 +126,14 @@ class ModelDrafter(PieceReader[ReadPaths]):
 
 
 def read_text(model: SequenceModel, texts: Mapping[int, tuple[int, ...]]) -> Mapping[int, Float[Tensor, "one vocab"]]:
-    """Read and commit what a network has not read of committed texts; its logits after the last token, by request.
+    """Read and commit the unread part of texts, and return the logits after the last token.
 
     Args:
         model: The network.
         texts: Committed tokens by request; the last one of each is unread.
     """
     unread = {request: tokens[model.length(request) :] for request, tokens in texts.items()}
-    # After a long time without drafts, or a prompt that nobody wanted drafts for: no logits but the last token's.
+    # After many rounds without drafts only the logits of the last token are computed.
     if behind := {request: tokens[:-1] for request, tokens in unread.items() if len(tokens) > _CATCH_UP}:
         model.append(behind)
         unread |= {request: texts[request][-1:] for request in behind}
@@ -143,7 +143,7 @@ def read_text(model: SequenceModel, texts: Mapping[int, tuple[int, ...]]) -> Map
 
 
 def read_slots(read: ReadPaths, tree: TokenTree, verdict: Verdict) -> list[int]:
-    """Places, among the nodes that a network has read, of those on the accepted path."""
+    """Return the indices of the accepted path among the nodes that a network has read."""
     slot_of = {path: slot for slot, path in enumerate(read)}
     accepted = tuple(tree.token_ids[node] for node in verdict.path)
     prefixes = (accepted[: depth + 1] for depth in range(len(accepted)))

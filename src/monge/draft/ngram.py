@@ -21,14 +21,13 @@ _WIDTH: Final = array(_TYPECODE).itemsize
 class NgramDrafter(Drafter[bytes]):
     """Prompt lookup: copy what followed the latest earlier occurrence of the last few tokens.
 
-    The longest matching ending wins, among equals the most recent occurrence. A text that has just gone through the same tokens
-    twice is taken to go on so. The candidates are a function of the committed text, so they are `Deterministic` and any
-    verifier that takes deterministic candidates is exact. State: the text as bytes, searched by a compiled substring search.
+    The longest match wins, and of equal matches the most recent one. If a match reaches the end of
+    the text after a repetition, the repetition is continued. The candidates are a function of the
+    committed text (`Deterministic`). State: the text as bytes, for a compiled substring search.
 
     Args:
         num_draft_tokens: Length of the copied continuation.
-        max_ngram: Longest ending that is looked up, in tokens.
-        min_ngram: Shortest one.
+        max_ngram: Longest match, in tokens. min_ngram: Shortest one.
 
     Reference:
         Saxena, "Prompt lookup decoding" (2023); LLMA (Yang et al., arXiv 2304.04487).
@@ -85,14 +84,14 @@ class NgramDrafter(Drafter[bytes]):
         return tuple(array(_TYPECODE, _copied(text, start, count * _WIDTH)))
 
     def _place(self, text: bytes) -> int | None:
-        """Where the latest earlier occurrence of the longest ending that has one ends; `None` where there is none."""
+        """Return the end of the latest earlier occurrence of the longest match, or `None`."""
         size, longest, found = self.min_ngram * _WIDTH, min(self.max_ngram * _WIDTH, len(text) - _WIDTH), None
         before = len(text) - _WIDTH
         while size <= longest:
             start = _last_match(text, text[len(text) - size :], before)
             if start is None:
                 break
-            # What precedes it may match as well; a longer ending occurs before this one, if at all.
+            # The tokens before it may match too. A longer match can only be further back.
             before = found = start + size
             while size < longest and start and text[start - _WIDTH : start] == text[len(text) - size - _WIDTH :][:_WIDTH]:
                 size, start = size + _WIDTH, start - _WIDTH
@@ -101,7 +100,7 @@ class NgramDrafter(Drafter[bytes]):
 
 
 def _copied(text: bytes, start: int, length: int) -> bytes:
-    """What follows `start`, and once the text has gone through it twice, what follows if it goes on so."""
+    """Return the tokens after `start`, continued as a cycle if the text has just repeated them."""
     found, cycle = text[start : start + length], len(text) - start
     if len(found) == length or text[start - cycle : start] != found:
         return found
@@ -109,7 +108,7 @@ def _copied(text: bytes, start: int, length: int) -> bytes:
 
 
 def _up_to_date(text: bytes, context: Context) -> bytes:
-    """The text with what was committed since it was packed."""
+    """Return the text with the tokens that were committed since it was packed."""
     since = context.token_ids[len(text) // _WIDTH :]
     return text + _packed(since) if since else text
 
@@ -119,7 +118,7 @@ def _packed(token_ids: Sequence[int]) -> bytes:
 
 
 def _last_match(text: bytes, ending: bytes, before: int) -> int | None:
-    """Offset of the last occurrence that ends at or before byte `before` and lies on a token boundary."""
+    """Return the offset of the last occurrence on a token boundary up to `before`."""
     offset = text.rfind(ending, 0, before)
     while offset >= 0 and offset % _WIDTH:
         offset = text.rfind(ending, 0, offset + len(ending) - 1)

@@ -1,4 +1,4 @@
-"""No speculation, as a drafter: the loop then decodes plainly."""
+"""A drafter without drafts: plain decoding in the same loop."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Several drafters; every round of every request uses one of them."""
+"""Several drafters, of which each round of a request uses one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class PoolState:
         chosen: Index of the drafter of the present round, until it has observed the verdict.
         draft: Its draft.
         shadows: Shadow drafts of earlier rounds that the text has not decided yet.
-        counterfactuals: What the last round's text decided about shadow drafts.
+        counterfactuals: Results of shadow drafts that the text of the last round decided.
     """
 
     states: tuple[Any, ...]
@@ -37,27 +37,29 @@ class PoolState:
     counterfactuals: tuple[CounterfactualDraft, ...] = ()
 
     def own_draft(self, index: int, draft: Draft["PoolState"]) -> Draft[Any]:
-        """A drafter's own draft; where another one was used, its state with that one's tree."""
+        """Return the draft of a drafter, with the tree of the drafter that was used."""
         own = self.draft if self.chosen == index else None
         return Draft(draft.tree, self.states[index]) if own is None else own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
-    """Several drafters; a round uses the one that its plan names, else the first that proposes anything.
+    """Several drafters; a round uses the one that its plan names, else the first with a proposal.
 
     The choice depends on the plan and on committed text only, so every verifier stays exact. All open drafters observe every
-    commit. The first drafter with a network reads prompts at once, unless the controller lets it wait; another one that reads
-    text by itself is opened when it is first used.
+    commit. The first drafter with a network reads prompts at once, unless the controller postpones
+    it. Other drafters with a network are opened at their first use.
 
-    Where a plan names a drafter, each model-free drafter makes a *shadow draft*: a tree that is not verified. As soon as the
-    text has decided about it, the round's record says what would have been accepted (`StepRecord.counterfactuals`).
+    If a plan names a drafter, each model-free drafter makes a *shadow draft*: a tree that is not
+    verified. When the committed text has decided it, the record of the round says how much would
+    have been accepted (`StepRecord.counterfactuals`).
 
     Args:
         drafters: Drafters by the names that plans use; at least two.
 
     Raises:
-        OptionError: If there are fewer than two, one is a pool itself, or two take the target's hidden states.
+        OptionError: If there are fewer than two, one is a pool, or two read the target's hidden
+            states.
     """
 
     drafters: Mapping[str, AnyDrafter]
@@ -111,7 +113,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             if index == reader:
                 self._open(index, contexts, states)
             elif not (drafter.capabilities.runs_network and piece_reader(drafter) is not None):
-                # Lookups need whole prompts: where those come in pieces, they are opened when they are first asked.
+                # Model-free drafters need whole prompts, so chunked prompts open them at the first draft.
                 self._open(index, whole, states)
         return [PoolState(tuple(states[context.request_id])) for context in contexts]
 
@@ -129,7 +131,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     ) -> Sequence[Draft[PoolState]]:
         known = {context.request_id: list(state.states) for context, state in zip(contexts, states, strict=True)}
         named = [None if plan.drafter is None else self._index(plan.drafter) for plan in plans]
-        # Before anything is drawn: an error of a lookup then costs no drawn tree.
+        # Before anything is drawn, so that an error of a model-free drafter costs no drawn tree.
         shadows = [self._shadows(context, known, plan) for context, plan in zip(contexts, plans, strict=True)]
         chosen: dict[int, tuple[int, Draft[Any]]] = {}
         for index, (_, drafter) in enumerate(self._places):
@@ -180,7 +182,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     @property
     def _reader(self) -> int | None:
-        """Index of the drafter whose network reads prompts first."""
+        """Index of the first drafter whose network reads prompts."""
         networks = (index for index, (_, own) in enumerate(self._places) if own.capabilities.runs_network)
         return next((index for index in networks if piece_reader(self._places[index][1]) is not None), None)
 
@@ -196,7 +198,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     def _joined(
         self, context: Context, state: PoolState, named: int | None, made: tuple[int, Draft[Any]] | None
     ) -> Draft[PoolState]:
-        """The pool's draft, of the draft of one member."""
+        """Return the draft of the pool from the draft of one member."""
         if made is None:
             name = None if named is None else self._places[named][0]
             return Draft(root_only(context.token_ids[-1]), state, drafter=name)
@@ -205,7 +207,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         return Draft(draft.tree, state, draft.evidence, self._places[index][0], draft.error)
 
     def _shadows(self, context: Context, states: Mapping[int, list[Any]], plan: DraftPlan) -> tuple[ShadowDraft, ...]:
-        """Shadow drafts of all model-free drafters, where the plan names a drafter."""
+        """Return the shadow drafts of all model-free drafters if the plan names a drafter."""
         if plan.drafter is None:
             return ()
         trees: list[ShadowTree] = []
@@ -218,18 +220,18 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         return (ShadowDraft(len(context.token_ids), tuple(trees)),) if trees else ()
 
     def _open(self, index: int, contexts: Sequence[Context], states: Mapping[int, list[Any]]) -> None:
-        """Open a drafter for the requests that it does not know yet."""
+        """Open a drafter for new requests."""
         new = [context for context in contexts if index not in self._opened[context.request_id]]
         if not new:
             return
-        for context in new:  # noted first: if opening fails half-way, it is closed all the same
+        for context in new:  # noted first, so that it is closed if opening fails
             self._opened[context.request_id].add(index)
         for context, state in zip(new, self._places[index][1].open(new), strict=True):
             states[context.request_id][index] = state
 
 
 def _check(drafters: Mapping[str, AnyDrafter]) -> None:
-    """Refuse drafters that make no pool; for the reasons see `PoolDrafter`."""
+    """Refuse drafters that cannot form a pool; see `PoolDrafter`."""
     if not isinstance(drafters, Mapping) or len(drafters) < 2:
         raise OptionError(
             "pool: needs at least two drafters, as in pool('ngram', 'model'); use a single drafter by its own name"
@@ -243,7 +245,7 @@ def _check(drafters: Mapping[str, AnyDrafter]) -> None:
 
 
 def _followed(context: Context, shadows: tuple[ShadowDraft, ...], states: tuple[Any, ...]) -> PoolState:
-    """The state after a commit: decided shadow drafts are handed over in order."""
+    """Return the state after a commit; decided shadow drafts are reported in order."""
     walked = [one.after(context.token_ids) for one in shadows]
     decided = list(takewhile(lambda one: one.is_decided, walked))
     counterfactuals = tuple(entry for one in decided for entry in one.counterfactuals())

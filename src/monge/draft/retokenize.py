@@ -1,4 +1,4 @@
-"""A draft model with another tokenizer, heard as text: what it would write is spelled in the target's tokens."""
+"""A draft model with another tokenizer: its text is proposed in the target's tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,13 +17,14 @@ from monge.draft.tree_of_paths import tree_of_paths
 class RetokenizeDrafter(Drafter[None]):
     """Let a draft model with another tokenizer continue the text greedily, and propose that text in the target's tokens.
 
-    Tokens that only the target has can be proposed too, which `model` cannot across vocabularies. The candidates are a function
-    of the text (`Deterministic`); no law of target tokens is known, so nothing is sampled.
+    Unlike `model` across vocabularies, it can propose tokens that only the target has. The
+    candidates are a function of the text (`Deterministic`): no law of target tokens is known, so
+    nothing is sampled.
 
     Args:
         model: The draft model, loaded across tokenizers.
-        num_own_tokens: Tokens of its own that it writes a round.
-        num_draft_tokens: Most target tokens that are proposed.
+        num_own_tokens: Tokens that the draft model writes a round, in its own vocabulary.
+        num_draft_tokens: Largest number of proposed target tokens.
 
     Raises:
         OptionError: If a size is too small, or the draft model shares the target's tokenizer.

@@ -1,4 +1,4 @@
-"""Trees that were not drafted, followed along the text that was written instead."""
+"""Shadow drafts: trees that are not verified, compared with the text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class ShadowTree:
     """A tree of deterministic candidates and how far the text has gone along it.
 
     Args:
-        drafter: Whose tree it is.
+        drafter: Name of its drafter.
         tree: The tree.
         node: The node that the text has reached.
         factors: See `CounterfactualDraft`.
@@ -25,11 +25,11 @@ class ShadowTree:
 
     @property
     def is_decided(self) -> bool:
-        """Whether further text changes nothing: the tree ends here, or the text has left it."""
+        """Whether the result is final: the tree ends here, or the text has left it."""
         return not self.tree.candidates[self.node] or (bool(self.factors) and self.factors[-1] == 0.0)
 
     def after(self, token_ids: Sequence[int]) -> "ShadowTree":
-        """The same after more text."""
+        """Return the tree after more text."""
         node, factors = self.node, list(self.factors)
         for token in token_ids:
             children = {self.tree.token_ids[child]: child for child in self.tree.candidates[node]}
@@ -42,11 +42,11 @@ class ShadowTree:
 
 @dataclass(frozen=True, slots=True)
 class ShadowDraft:
-    """All trees that would have been drafted in one round.
+    """All shadow drafts of one round.
 
     Args:
         position: Tokens of the text before the round.
-        trees: One per drafter that was asked.
+        trees: One per model-free drafter.
     """
 
     position: int
@@ -54,16 +54,16 @@ class ShadowDraft:
 
     @property
     def is_decided(self) -> bool:
-        """Whether further text changes nothing."""
+        """Whether all results are final."""
         return all(tree.is_decided for tree in self.trees)
 
     def after(self, text: Sequence[int]) -> "ShadowDraft":
-        """The same once the text is `text`, from its first token on."""
-        # A tree that is decided has as many factors as tokens mattered; more text changes nothing.
+        """Return the shadow draft for the whole text so far."""
+        # A final tree has one factor for each relevant token, so more text does not change it.
         return ShadowDraft(self.position, tuple(tree.after(text[self.position + len(tree.factors) :]) for tree in self.trees))
 
     def counterfactuals(self) -> tuple[CounterfactualDraft, ...]:
-        """What became of the trees."""
+        """Return the results of the trees."""
         return tuple(
             CounterfactualDraft(
                 drafter=one.drafter, position=self.position, num_nodes=one.tree.num_nodes - 1, factors=one.factors

@@ -1,4 +1,4 @@
-"""A growing tree under a stop rule: how far the target is expected to follow, and whether another level pays."""
+"""Applies a stop rule to a growing tree: decides whether another level pays."""
 
 from collections.abc import Sequence
 
@@ -12,17 +12,18 @@ from monge.core.tree import GrowingTree
 
 
 class StopMonitor:
-    """Applies a `StopRule` to one growing tree, level by level, and notes what it saw.
+    """Applies a `StopRule` to one growing tree, level by level, and records evidence.
 
-    Whether a level is drawn depends on the network's logits at the nodes above it, whether it is read on tokens that are drawn
-    and stay offered: both are known before the level that they decide about is drawn.
+    Whether a level is drawn depends on the logits at the nodes above it. Whether a level is read
+    depends on tokens that stay in the tree. Both are known before the next level is drawn, so
+    nothing is anticipated.
 
     Args:
         tree: The tree.
         stop: The rule.
 
     Attributes:
-        evidence: What was seen, for the round's record.
+        evidence: For the record of the round.
     """
 
     def __init__(self, tree: GrowingTree, stop: StopRule) -> None:
@@ -34,7 +35,7 @@ class StopMonitor:
         self._logits: Tensor | None = None
 
     def draws(self, nodes: Sequence[int], logits: Float[Tensor, "nodes vocab"]) -> bool:
-        """Whether the children of these nodes are to be drawn, given the network's logits at them."""
+        """Return whether to draw the children of these nodes, given their logits."""
         self._logits = logits
         self.evidence.levels_read += 1
         if not self._stop.needs_confidence:
@@ -48,7 +49,7 @@ class StopMonitor:
         return self._stop.draws(depth, gain)
 
     def reads(self, nodes: Sequence[int], frontier: Sequence[int]) -> tuple[int, ...]:
-        """The nodes of the frontier that the network is to read, after the children of `nodes` were drawn."""
+        """Return the nodes of the frontier that the network reads next."""
         if self._stop.min_token_prob is not None:
             probs = self._token_probs(nodes)
             for child, prob in probs.items():
@@ -65,7 +66,7 @@ class StopMonitor:
         return tuple(frontier) if self._stop.reads(depth, gain) else ()
 
     def _follow(self, nodes: Sequence[int]) -> None:
-        """The chance of an accepted child goes to the children, in the proportions that the network gives them."""
+        """Divide the chance of acceptance among the children by their probabilities."""
         children: dict[int, list[int]] = {node: [] for node in nodes}
         for child in self._new():
             if (siblings := children.get(self._tree.parents[child])) is not None:
@@ -81,12 +82,12 @@ class StopMonitor:
                 self._reach[child] = reach * (probs[child] / total if total > 0.0 else 1.0 / len(own))
 
     def _new(self) -> range:
-        """Nodes of the level that was drawn last: the last ones."""
+        """Return the nodes of the last level."""
         depths = self._tree.depths
         return range(depths.index(depths[-1]), len(depths))
 
     def _token_probs(self, nodes: Sequence[int]) -> dict[int, float]:
-        """What the network gives to every child of the nodes, at temperature 1."""
+        """Return the probability of each child of the nodes at temperature 1."""
         assert self._logits is not None
         row_of = {node: row for row, node in enumerate(nodes)}
         children = [child for child in self._new() if self._tree.parents[child] in row_of]
@@ -97,7 +98,7 @@ class StopMonitor:
         return dict(zip(children, self._logits.softmax(dim=-1)[rows, tokens].tolist(), strict=True))
 
     def _path(self, node: int) -> tuple[int, ...]:
-        """Tokens on the way to a node: parents come first, so their ways are known."""
+        """Return the tokens on the path to a node."""
         if node not in self._paths:
             self._paths[node] = (*self._path(self._tree.parents[node]), self._tree.token_ids[node])
         return self._paths[node]

@@ -1,4 +1,4 @@
-"""Suffix decoding: propose what followed the text's ending before, as a tree of its most frequent continuations."""
+"""Suffix decoding: propose a tree of the most frequent continuations of the last tokens."""
 
 import math
 from collections.abc import Sequence
@@ -16,21 +16,23 @@ from monge.draft.suffix_index import Continuations, Limits, SuffixIndex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuffixDrafter(Drafter[SuffixIndex]):
-    """A tree of what most often followed the same ending, in this text and, if asked for, in earlier requests.
+    """A tree of the most frequent continuations in this text and earlier requests.
 
-    Every matched length of the ending proposes a tree: its nodes are continuations, best first by the share of occurrences that
-    they follow, at most `nodes_per_token` for every matched token. The tree with the largest sum of shares is drafted. The
+    Each match length proposes a tree. Its nodes are continuations, best first by their share of the
+    occurrences, at most `nodes_per_token` for every matched token. The tree with the largest sum of
+    shares is drafted. The
     candidates are a function of committed text (`Deterministic`).
 
     Args:
         num_nodes: Most drafted nodes.
         depth: Deepest node.
         width: Most candidates of a node; 1 drafts chains, for targets that cannot read trees.
-        max_match: Longest ending that is looked up, in tokens.
-        nodes_per_token: Drafted nodes for every matched token: long matches earn long drafts.
+        max_match: Longest match, in tokens.
+        nodes_per_token: Drafted nodes for each matched token, so that long matches give long
+            drafts.
         min_share: Smallest share of the occurrences that a candidate must follow.
-        max_history: Tokens of finished requests that are remembered, the oldest forgotten first; 0 for none. What one request
-            wrote then shows in how fast others are decoded, though never in their text.
+        max_history: Tokens of finished requests that are kept, newest first; 0 for none. One
+            request then affects the speed of others, but never their text.
 
     Raises:
         OptionError: If a size is too small or a share is no probability.

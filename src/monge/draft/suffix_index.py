@@ -1,4 +1,4 @@
-"""Where endings occurred before, and what followed them: the statistics of a suffix tree without the tree."""
+"""Earlier occurrences of the last tokens and their continuations, without a suffix tree."""
 
 import math
 from collections import deque
@@ -9,20 +9,20 @@ from itertools import count
 from typing import Final
 
 MOST_OCCURRENCES: Final = 256
-"""Occurrences looked at per ending, the most recent ones: it bounds the time of a lookup in text that repeats itself."""
+"""Most recent occurrences used per match; it bounds the time in text that repeats itself."""
 
 _END: Final = -1
-"""Stands between texts; no token has this id, so no match crosses it."""
+"""Separates texts; no token has this id, so no match crosses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continuations:
-    """A tree of what followed an ending.
+    """A tree of continuations.
 
     Args:
         token_ids: Token of every node, parents first.
         parents: Parent of every node; -1 for the first level.
-        shares: For every node, how often its path followed, as a share of all occurrences looked at.
+        shares: For each node, the share of the occurrences that its path follows.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -31,13 +31,13 @@ class Continuations:
 
     @property
     def score(self) -> float:
-        """Expected accepted tokens, if what follows were a random earlier continuation."""
+        """Expected accepted tokens, if the text continues like a random earlier occurrence."""
         return math.fsum(self.shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How large a tree of continuations may be.
+    """Limits of a tree of continuations.
 
     Args:
         num_nodes: Most nodes.
@@ -53,7 +53,7 @@ class Limits:
 
 
 class SuffixIndex:
-    """Texts, searchable by their last tokens; built token by token, oldest texts forgotten first.
+    """An index of texts for matches of their last tokens; it drops the oldest texts first.
 
     Args:
         max_tokens: Most tokens kept; `None` for all.
@@ -62,7 +62,7 @@ class SuffixIndex:
     def __init__(self, max_tokens: int | None = None) -> None:
         self._tokens: list[int] = []
         self._occurrences: dict[int, deque[int]] = {}
-        self._first = 0  # tokens before this place are forgotten
+        self._first = 0  # tokens before this position are dropped
         self._max_tokens = max_tokens
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class SuffixIndex:
             self._tokens.append(token)
 
     def end_text(self) -> None:
-        """Start another text; forget the oldest ones beyond the limit."""
+        """Start another text, and drop the oldest ones beyond the limit."""
         self._tokens.append(_END)
         if self._max_tokens is None:
             return
@@ -88,9 +88,9 @@ class SuffixIndex:
         return len(self._tokens) - self._first
 
     def matches(self, ending: Sequence[int], max_match: int) -> list[tuple[int, list[int]]]:
-        """Matched lengths from the longest down, each with the places after its occurrences, most recent first.
+        """Return the match lengths, longest first, each with the positions after its occurrences.
 
-        A shorter length is listed only where it occurs more often than the longer one.
+        A shorter length is listed only if it occurs more often than the longer one.
         """
         last, num_known = len(self._tokens), len(ending)
         places = [place + 1 for place in reversed(self._occurrences.get(ending[-1], ())) if place >= self._first]
@@ -109,7 +109,7 @@ class SuffixIndex:
         return found[::-1]
 
     def continuations(self, places: Sequence[int], limits: Limits) -> Continuations:
-        """The likeliest continuations at some places, best first; among equals the one that occurred last."""
+        """Return the most frequent continuations at some positions, best first, ties by recency."""
         token_ids, parents, shares = list[int](), list[int](), list[float]()
         order = count()
         queue: list[tuple[float, int, int, int, int, list[int]]] = []  # (-share, order, parent, level, token, places after)

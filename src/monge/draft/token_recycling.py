@@ -1,4 +1,4 @@
-"""Token recycling: propose what the target ranked highest after the same token, last time it was asked."""
+"""Token recycling: propose the tokens that the target last ranked highest after the same token."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from monge.draft.tree.sequoia_shape import Shape, best_shape, check_acceptance
 
 
 class SuccessorTable:
-    """For every token that was seen, what is expected to follow it, most probable first.
+    """For every seen token, its likely successors, most probable first.
 
     Args:
         width: Most successors of a token.
@@ -28,7 +28,7 @@ class SuccessorTable:
         return len(self._rows)
 
     def __getitem__(self, token: int) -> tuple[int, ...]:
-        """The successors of a token; none where it was never seen."""
+        """Return the successors of a token; empty for an unseen token."""
         return self._rows.get(token, ())
 
     def rank(self, token: int, successors: Sequence[int]) -> None:
@@ -36,7 +36,7 @@ class SuccessorTable:
         self._rows[token] = tuple(successors[: self._width])
 
     def read(self, text: Sequence[int]) -> None:
-        """Put what followed in a text in front, the latest first."""
+        """Put the successors in a text first, the latest in front."""
         for token, follower in zip(text, text[1:], strict=False):
             others = [other for other in self[token] if other != follower]
             self.rank(token, (follower, *others))
@@ -46,20 +46,21 @@ class SuccessorTable:
 class TokenRecyclingDrafter(Drafter[SuccessorTable]):
     """A tree of the tokens that the target ranked highest in earlier rounds, each after its parent's token.
 
-    A table holds for every token its last known successors. Before the first round they are what followed it in the prompt.
-    After a round the target's ranking at every node of the tree, rejected ones included, replaces the row of the node's token;
-    along the text last, so that it prevails. The tree's shape is the one of most expected tokens for given chances of the
-    first, second, .. successor. Candidates are a function of finished rounds (`Deterministic`).
+    A table has the last known successors of every token. At first they come from the prompt. After
+    a round, the target's ranking at every node of the tree, rejected nodes included, replaces the
+    row of the node's token; the nodes on the text come last. The tree has the shape with the most
+    expected tokens for the given chances of the first, second, ... successor. Candidates are a
+    function of finished rounds (`Deterministic`).
 
     Args:
         num_nodes: Most drafted nodes.
         depth: Deepest node.
         acceptance: Chance that the first, second, .. successor is the accepted one; its length is the table's width.
-        keep: Whether requests share one table. What one request wrote then shows in how fast others are decoded, though never
-            in their text.
+        keep: Whether requests share one table. One request then affects the speed of others, but
+            never their text.
 
     Raises:
-        OptionError: If a size is too small, or the chances are no chances.
+        OptionError: If a size is too small, or a chance is no probability.
 
     Reference:
         Token Recycling (Luo et al., arXiv 2408.08696); the tree's shape is computed (Sequoia, arXiv 2402.12374) instead of

@@ -1,4 +1,4 @@
-"""Paths merged where they begin alike, as one tree of deterministic candidates."""
+"""Merges paths with equal beginnings into one tree of deterministic candidates."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,14 +10,14 @@ Path = tuple[int, ...]
 
 
 def tree_of_paths(root: int, paths: Iterable[Sequence[int]], *, num_nodes: int, depth: int, draws: Draws) -> TokenTree:
-    """A tree whose nodes are the paths' tokens; equal beginnings share their nodes.
+    """Return a tree of the tokens of the paths; equal beginnings share their nodes.
 
     Args:
         root: The last committed token.
-        paths: Tokens from the root's child downwards, in order of preference: they take nodes one after another, whole.
-        num_nodes: Most drafted nodes; what no longer fits is cut off.
+        paths: Tokens from the child of the root downwards, in order of preference.
+        num_nodes: Most drafted nodes; the rest is cut off.
         depth: Deepest node.
-        draws: Source of randomness, of which deterministic candidates ask nothing.
+        draws: Source of randomness; deterministic candidates do not use it.
     """
     children: dict[Path, dict[int, None]] = {}
     room = num_nodes
@@ -41,7 +41,7 @@ def tree_of_paths(root: int, paths: Iterable[Sequence[int]], *, num_nodes: int, 
 
 
 def node_at(tree: TokenTree, path: Sequence[int]) -> int | None:
-    """The node that these tokens lead to from the root, or `None` where the tree does not have it."""
+    """Return the node at the end of these tokens, or `None` if the tree does not have it."""
     node = 0
     for token in path:
         children = {tree.token_ids[child]: child for child in tree.candidates[node]}

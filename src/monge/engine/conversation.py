@@ -1,6 +1,6 @@
 """Conversations of several turns."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from monge.engine.batch import decode
@@ -21,7 +21,8 @@ class Conversation:
     """
 
     def __init__(self, decoder: Decoder, *, system: str | None = None, max_new_tokens: int = 512, **options: Any) -> None:
-        self._decoder, self._options = decoder, options | {"max_new_tokens": max_new_tokens}
+        self._decoder = decoder
+        self._options: dict[str, Any] = options | {"max_new_tokens": max_new_tokens}
         self._max_new_tokens = max_new_tokens
         self.system = system
         self.messages: list[Message] = []
@@ -30,7 +31,7 @@ class Conversation:
         """Earlier messages that the last answer was written without, because the context was full."""
         self._last: Session | None = None
 
-    def reply(self, text: str) -> Iterator[Piece]:
+    def reply(self, text: str) -> Generator[Piece, None, None]:
         """Answer a message, piece by piece.
 
         An answer that is cut off, by closing the iterator or by an interrupt, stays in the conversation as far as it got.
@@ -44,8 +45,8 @@ class Conversation:
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt, self.num_dropped = self._fitting(messages)
-        row = len(self.sessions)
-        (request,) = self._decoder.requests([prompt], **({"row": row} | self._options))
+        options: dict[str, Any] = {"row": len(self.sessions)} | self._options
+        (request,) = self._decoder.requests([prompt], **options)
         session = self._decoder.session(request)
         earlier, self._last = self._last, None
         session.stays_open = True

@@ -88,6 +88,15 @@ def resolve(source: str | Path) -> str | Path:
     return _converted(path)
 
 
+def obstacle(name: str) -> str | None:
+    """Why a model of `NAMED` cannot be loaded here, and what to do, if it cannot."""
+    try:
+        NAMED[name].path()
+    except ModelLoadError as error:
+        return str(error)
+    return None if find_spec("gguf") else f"{name} needs the package gguf; run: pip install gguf"
+
+
 def tokenizer_obstacle(folder: str | Path) -> str | None:
     """Why the tokenizer of a converted GGUF file could not be rebuilt, if it could not."""
     note = Path(folder) / _NO_TOKENIZER
@@ -176,7 +185,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
 
 def _dequantised(path: Path) -> PreTrainedModel:
     try:
-        network = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        network: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     except Exception as error:
         raise ModelLoadError(f"transformers cannot read {path.name}: {type(error).__name__}: {error}") from error
     # It holds plain weights by now, and says otherwise.

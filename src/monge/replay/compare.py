@@ -1,4 +1,4 @@
-"""Many configurations on one log."""
+"""Replays many configurations on one log."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Settings:
     """How configurations are replayed.
 
     Args:
-        repeats: Passes over the log: what is drafted on the way to a text is random.
+        repeats: Passes over the log, because drafts are random.
         depth: Deepest fixed window and deepest window of the oracle.
         seed: Of passes and bootstrap.
     """
@@ -55,10 +55,10 @@ def replay(
 
     Args:
         configuration: Drafter, tree, verifier, controller.
-        log: What happened.
-        draft: The draft model, for drafters that run one: it really runs.
+        log: The log.
+        draft: The draft model, for drafters that run one.
         settings: How often and how deep.
-        target: The target, for drafters that read its hidden states, its layers or its rankings: it then runs.
+        target: The target, for drafters that read its hidden states, layers or rankings.
         surveys: Those made so far with the same log, settings and draft model; a new one is added.
         on_text: Called after every text of every pass.
 
@@ -93,7 +93,7 @@ def compare(
     surveys: Surveys | None = None,
     on_text: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """Replay configurations, and keep the reason of each that cannot be.
+    """Replay configurations, and keep the reason for each one that cannot be replayed.
 
     Returns:
         `replayed` (summaries), `refused` (label and reason).

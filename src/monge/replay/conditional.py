@@ -1,8 +1,7 @@
-"""The candidates of a node, given the token that the rule emitted there.
+"""The candidates of a node, conditioned on the token that the rule emitted there.
 
 A lossless rule emits a token y with law p, and accepts it iff it is among the candidates. Given the text, y is known: the
-committed token. So acceptance needs no rule any more, only the law of the candidates given y, which is their own law tilted by
-the probability with which the rule emits y for them:
+committed token. By Bayes' rule, acceptance needs only the law of the candidates given y:
 
     P(candidates | y) = P(candidates) P(rule emits y | candidates) / p(y).
 
@@ -23,24 +22,24 @@ Drawn = Iid | Mixed | WithoutReplacement
 
 
 class ConditionalCandidates(ABC):
-    """The candidates of a node given the emitted token, for one rule; `Deterministic` ones never get here."""
+    """Draws the random candidates of a node given the emitted token, for one rule."""
 
     @abstractmethod
     def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
-        """P(the committed token is among the candidates | it is emitted), or an unbiased estimate of it by one drawing."""
+        """Return P(the committed token is a candidate | it is emitted), or an unbiased estimate."""
 
     @abstractmethod
     def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
-        """Candidates in drawing order, given that the committed token is emitted."""
+        """Draw candidates in drawing order, given that the committed token is emitted."""
 
     def next_scale(self, logged: LoggedToken, q: float) -> float:
-        """Scale of the target below the committed token, which was drawn with probability `q` and accepted."""
+        """Return the scale of the target below the committed token, drawn with probability `q`."""
         return 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class IndependentCandidates(ConditionalCandidates):
-    """Rules that emit without a look at the candidates: these follow their own law."""
+    """Rules that do not depend on the candidates, which follow their own law."""
 
     def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
         if isinstance(proposal, Iid):
@@ -53,7 +52,7 @@ class IndependentCandidates(ConditionalCandidates):
 
 @dataclass(frozen=True, slots=True)
 class SequentialTests(ConditionalCandidates):
-    """Rules that test draws one after another by rejection; draws that they never look at follow their own law.
+    """Rules that test draws one after another; draws without a test follow their own law.
 
     Let P be the target that the tests so far have left, and Q the law of the next draw. From here on the rule emits y with law
     P whatever was rejected, so the draw is y, and accepted, with probability `min(1, Q_y / P_y)`, and otherwise a rejected

@@ -1,4 +1,4 @@
-"""The candidates of a node given the emitted token, for the rules that compare all draws at once.
+"""The candidates of a node given the emitted token, for rules that compare all draws at once.
 
 p = target law, q = draft law, y = the committed token, K = `width`.
 """

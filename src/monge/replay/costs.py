@@ -1,4 +1,4 @@
-"""From measured times to predicted ones: what a replayed round would have taken."""
+"""Predicts the times of replayed rounds from measured costs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,19 +11,19 @@ from monge.replay.log import LawLog
 
 
 def untimed(log: LawLog, drafters: Sequence[str]) -> str | None:
-    """Why a log with times has none of a configuration, and what to do; `None` where it has, or has none at all."""
+    """Return why a log has no times of a configuration, or `None`."""
     missing = [drafter for drafter in drafters if log.costs and drafter not in log.costs]
     if not missing:
         return None
     again = "--draft of this model or head" if missing[0] in (MODEL, *HEADS) else f"--drafter {missing[0]}"
     return (
         f"no speeds: the log has no measured times of drafter {missing[0]!r} (it has: {', '.join(sorted(log.costs))}); "
-        f"`monge log` with {again} measures them"
+        f"`monge replay record` with {again} measures them"
     )
 
 
 def costs_for(log: LawLog, drafters: Sequence[str], nodes: Sequence[int]) -> Latency:
-    """The latency of a drafter, for trees with so many nodes by depth; it does not learn: replay has no clock.
+    """Return the latency of a drafter for trees with these nodes by depth; it does not learn.
 
     Of a pool it is the table of its draft model or head: what the other drafters need is part of every round.
     """
@@ -34,7 +34,7 @@ def costs_for(log: LawLog, drafters: Sequence[str], nodes: Sequence[int]) -> Lat
 
 
 def predicted(record: StepRecord, costs: Latency, *, runs_network: bool) -> StepRecord:
-    """The record with predicted instead of measured times.
+    """Return the record with predicted instead of measured times.
 
     Args:
         record: A round.

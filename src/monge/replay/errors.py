@@ -1,10 +1,10 @@
-"""What can go wrong with a log."""
+"""Errors of logs."""
 
 from monge.core.errors import MongeError
 
 
 class LogFileError(MongeError, ValueError):
-    """A file that is no log, or one that is truncated, corrupted or of another version."""
+    """A file that is not a log, or is truncated, corrupted or of another version."""
 
 
 class ForeignLogError(MongeError, ValueError):
@@ -12,4 +12,4 @@ class ForeignLogError(MongeError, ValueError):
 
 
 class UnavailableError(MongeError, ValueError):
-    """A question that a log cannot answer exactly; replay declares it instead of guessing."""
+    """A question that a log cannot answer exactly."""

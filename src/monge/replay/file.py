@@ -25,7 +25,7 @@ from monge.replay.errors import LogFileError
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
 
 VERSION: Final = 1
-_AGAIN: Final = "make the log again with `monge log`"
+_AGAIN: Final = "make the log again with `monge replay record`"
 
 
 def write_log(log: LawLog, path: Path) -> Path:
@@ -90,7 +90,7 @@ def _raw(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if path.is_dir():
         raise LogFileError(f"{path}: a folder, not a log; name the file in it, such as {path / 'run.mlog'}")
     if not path.is_file():
-        raise LogFileError(f"{path}: no such file; make a log with `monge log --out {path}`")
+        raise LogFileError(f"{path}: no such file; make a log with `monge replay record --out {path}`")
     try:
         with safe_open(path, framework="pt") as file:
             metadata: Mapping[str, str] = file.metadata() or {}

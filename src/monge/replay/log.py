@@ -1,4 +1,4 @@
-"""A run of the target, kept: texts, and the target's law at every position of them."""
+"""A log of a run: texts, and the target's law at every position."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from monge.replay.logged_token import LoggedToken
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelIdentity:
-    """Which network wrote a log.
+    """The network that wrote a log.
 
     Args:
         name: Folder or name, for people.
@@ -48,7 +48,7 @@ class Masses:
     own: Float64[Tensor, " seq"] | None = None
 
     def compact(self, top: int, own_ids: tuple[int, ...]) -> "Masses":
-        """The `top` most probable tokens of every law, what the committed ones have, and no more."""
+        """Keep the `top` most probable tokens of every law, and the mass of the committed token."""
         if not 1 <= top < self.probs.shape[1] or self.token_ids is not None:
             raise OptionError(f"compact: need complete laws and 1 <= top < {self.probs.shape[1]} tokens; got top={top}")
         token_ids = torch.topk(self.probs, top, dim=1).indices.sort(dim=1).values
@@ -67,7 +67,7 @@ class LoggedText:
         max_new_tokens: Limit of the request: near it, drafts are cut short.
         masses: The target's laws, one for each token of `token_ids`.
         vocab_size: Of the target.
-        profile: Text of the prompt, and how surprising the target found it; `None` in logs that do not say.
+        profile: Text of the prompt and its surprisal under the target; `None` if not logged.
     """
 
     tag: str
@@ -83,7 +83,7 @@ class LoggedText:
         object.__setattr__(self, "all_ids", (*self.prompt_ids, *self.token_ids))
 
     def logged_token(self, place: int, scale: float = 1.0) -> LoggedToken:
-        """What is known of the token at `place` of the whole text."""
+        """Return the logged token at `place` of the whole text."""
         row, token = place - len(self.prompt_ids), self.all_ids[place]
         masses = self.masses
         if masses.token_ids is None or masses.own is None:
@@ -137,7 +137,7 @@ class LawLog:
         return tuple(dict.fromkeys(text.tag for text in self.texts))
 
     def check_model(self, other: ModelIdentity, whose: str) -> None:
-        """Refuse a model that this log cannot be about.
+        """Refuse a model that does not fit this log.
 
         Args:
             other: What it must agree with; empty digests agree with everything.
@@ -155,5 +155,5 @@ class LawLog:
             if logged and found and logged != found:
                 raise ForeignLogError(
                     f"the log was made with {ours.name!r}, {name} {logged}; {whose} {other.name!r} has {found}; log the texts "
-                    "again with `monge log`, or replay with the models that the log was made for"
+                    "again with `monge replay record`, or replay with the models that the log was made for"
                 )

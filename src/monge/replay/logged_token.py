@@ -1,4 +1,4 @@
-"""What a log knows about one position of a text: the committed token, and the target's law of it."""
+"""One logged position of a text: the committed token, and the target's law."""
 
 from dataclasses import dataclass
 
@@ -17,8 +17,8 @@ class LoggedToken:
 
     Args:
         token: The committed token.
-        law: The target's law. Of a compact log all tokens that were not logged are one token, `other`.
-        other: That token, which is none of the vocabulary; `None` where the law is complete.
+        law: The target's law. In a compact log, all other tokens are one token, `other`.
+        other: That token, outside of the vocabulary; `None` if the law is complete.
         scale: Factor of the target, for rules that look at whole chains.
     """
 
@@ -28,7 +28,7 @@ class LoggedToken:
     scale: float = 1.0
 
     def covers(self, q: Law) -> bool:
-        """Whether the target's mass of every token of a draft law is known."""
+        """Return whether the target's mass of every token of a draft law is known."""
         if self.other is None:
             return True
         return bool(self._is_logged(q.sparse()).all())
@@ -49,13 +49,13 @@ class LoggedToken:
             )
 
     def rejected(self, q: Law, left: Law, draws: Draws) -> int:
-        """A draw from q, given that it was rejected for a target `left`: a token with law `(q - left)_+`, normalised.
+        """Draw from q, given a rejection for the target `left`: from `(q - left)_+`, normalised.
 
-        Where a compact log does not know it, any other token of q stands in for it; see `stands_in`.
+        If a compact log does not cover q, another token of q is drawn; see `stands_in`.
         """
         if not self.covers(q):
             return draws.categorical(q.sparse().without(self.token) or q)
-        # Nothing is left only by rounding: a draw from a law that is nowhere above the target is never rejected.
+        # The excess is empty only by rounding: a law below the target is never rejected.
         return draws.categorical(q.sparse().excess_over(left) or q)
 
     def _is_logged(self, part: SparseLaw) -> Bool[Tensor, " support"]:

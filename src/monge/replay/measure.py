@@ -1,4 +1,4 @@
-"""Time rounds for a log: what the target's rounds cost by drafted nodes, and what each drafter adds."""
+"""Measures rounds for a log: the target's rounds by drafted nodes, and the cost of each drafter."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ TIMED: Final = {
     "ngram": Configuration(drafter="ngram"),
     MODEL: Configuration(tree=f"chain({_DEEPEST})"),
 }
-"""What is always timed; the draft model where there is one."""
+"""Configurations that are always timed; `model` if there is a draft model."""
 
 
 @dataclass(frozen=True, slots=True)
 class FillerDrafter(Drafter[None]):
-    """Propose candidates that mean nothing, so that a round of any size can be timed.
+    """Proposes meaningless candidates, so that a round of any size can be timed.
 
     Args:
         width: Candidates of every node on the first path.
@@ -74,7 +74,7 @@ class FillerDrafter(Drafter[None]):
 def measured_costs(
     target: SequenceModel, draft: SequenceModel | None, more: Sequence[tuple[Configuration, SequenceModel]] = ()
 ) -> dict[str, Any]:
-    """Cost tables by drafter, as plain values.
+    """Return cost tables by drafter, as plain values.
 
     Args:
         target: The target.

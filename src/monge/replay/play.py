@@ -1,4 +1,4 @@
-"""Replay a configuration on a whole log: what it would have done, how fast it would have been, and what was missed."""
+"""Replays a configuration on a whole log: its rounds, its speed, and the speed of an oracle."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from monge.replay.survey import Expectation, Position, fixed_window, oracle, sur
 
 DEPTH: Final = 8
 PLAIN: Final = Latency.linear(plain=1.0, node=0.0, draft=0.0)
-"""Costs where none are known: a round is a round."""
+"""Costs if none are known: every round costs the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +37,12 @@ class ReplayedText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OracleBounds:
-    """What could have been had, by text.
+    """The best possible results, by text.
 
     Args:
         windows: Expectations of every fixed window from 0 on, `[window][text]`.
         oracle: Of the best window at every position.
-        positions: What was seen, `[text]`.
+        positions: Surveyed positions, `[text]`.
     """
 
     windows: tuple[tuple[Expectation, ...], ...]
@@ -51,13 +51,13 @@ class OracleBounds:
 
     @property
     def best_window(self) -> int:
-        """The fixed window with the fewest seconds on the whole log."""
+        """Return the fixed window with the fewest seconds on the whole log."""
         seconds = [sum(text.seconds for text in texts) for texts in self.windows]
         return seconds.index(min(seconds))
 
 
 def seeded(*names: object) -> SeededDraws:
-    """Draws that are a function of names."""
+    """Return draws that are a function of names."""
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
     return SeededDraws(int.from_bytes(digest, "big"))
 
@@ -79,7 +79,7 @@ def look(
 
 
 def hindsight(positions: tuple[tuple[Position, ...], ...], costs: Latency, depth: int) -> OracleBounds:
-    """Every fixed window and the oracle, on surveyed texts."""
+    """Evaluate every fixed window and the oracle on surveyed texts."""
     return OracleBounds(
         windows=tuple(tuple(fixed_window(text, costs, window) for text in positions) for window in range(depth + 1)),
         oracle=tuple(oracle(text, costs, depth) for text in positions),

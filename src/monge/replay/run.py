@@ -85,7 +85,7 @@ def open_text(parts: Parts, log: LawLog, text: LoggedText, draws: Draws) -> tupl
     if text.profile is None and isinstance(reader, PromptReader) and reader.reads_prompt_laws:
         raise UnavailableError(
             "replay: the controller asks how surprising the target finds a prompt, and the log does not say; make the log "
-            "again with `monge log`, or leave out the features 'surprisal' and 'entropy'"
+            "again with `monge replay record`, or leave out the features 'surprisal' and 'entropy'"
         )
     total = len(text.all_ids)
     request = Request(

@@ -1,4 +1,4 @@
-"""A network whose weights lie in several processes, led by rank 0."""
+"""A network that is sharded over several processes and controlled by rank 0."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -22,13 +22,13 @@ _END: Final = "end"
 
 
 class RankZeroModel:
-    """The whole network, seen from rank 0: a `SequenceModel` that has every rank read and keep what rank 0 does.
+    """The whole network on rank 0: a `SequenceModel` whose calls run on every rank.
 
-    Only rank 0 drafts, draws, verifies and plans, so that there is one verdict even where logits differ between ranks in their
-    last bits, and one clock for controllers that look at clocks. The others take part in every forward.
+    Only rank 0 drafts, draws, verifies and plans, because logits may differ between ranks in their
+    last bits, and clocks differ. The other ranks take part in every forward.
 
     Args:
-        model: This rank's part.
+        model: The part of this rank.
         ranks: All processes.
     """
 
@@ -64,43 +64,43 @@ class RankZeroModel:
         return self._model.forward_s
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
-        self._everywhere("open", {sequence: tuple(tokens) for sequence, tokens in prefixes.items()})
+        self._on_all_ranks("open", {sequence: tuple(tokens) for sequence, tokens in prefixes.items()})
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
-        self._everywhere("append", {sequence: tuple(tokens) for sequence, tokens in pieces.items()})
+        self._on_all_ranks("append", {sequence: tuple(tokens) for sequence, tokens in pieces.items()})
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
-        return self._everywhere("extend", dict(blocks))
+        return self._on_all_ranks("extend", dict(blocks))
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
-        self._everywhere("commit", {sequence: tuple(path) for sequence, path in paths.items()})
+        self._on_all_ranks("commit", {sequence: tuple(path) for sequence, path in paths.items()})
 
     def length(self, sequence: int) -> int:
         return self._model.length(sequence)
 
     def close(self, sequence: int) -> None:
-        self._everywhere("close", sequence)
+        self._on_all_ranks("close", sequence)
 
-    def _everywhere(self, call: str, argument: Any) -> Any:  # noqa: ANN401
+    def _on_all_ranks(self, call: str, argument: Any) -> Any:  # noqa: ANN401
         if self._failure is not None:
             raise OutOfStepError(f"the ranks are out of step since {self._failure}; start again")
-        # Until the call has come back, a failure leaves the other ranks in the middle of it.
+        # A failure in this call leaves the other ranks in the middle of it.
         self._failure = f"{call} failed on rank 0"
-        self._ranks.tell((call, argument))
+        self._ranks.broadcast((call, argument))
         result = _CALLS[call](self._model, argument)
         self._failure = None
         return result
 
 
 def follow(model: SequenceModel, ranks: Ranks) -> None:
-    """Do what rank 0 does with its part of the network, until it says that it is done."""
+    """Repeat the calls of rank 0 on this part of the network, until rank 0 ends."""
     while True:
-        call, argument = ranks.hear()
+        call, argument = ranks.receive()
         if call == _END:
             return
         _CALLS[call](model, argument)
 
 
 def release(ranks: Ranks) -> None:
-    """Let the others go; for rank 0."""
-    ranks.tell((_END, None))
+    """Release the other ranks; for rank 0."""
+    ranks.broadcast((_END, None))

@@ -1,4 +1,4 @@
-"""The processes of one `torchrun`, and rank 0's way to tell the others what to do."""
+"""The processes of one `torchrun`, and messages from rank 0 to the others."""
 
 import os
 from datetime import timedelta
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from monge.core.errors import OptionError
 
 _PATIENCE: Final = timedelta(days=365)
-"""How long a rank waits for the next call: a server may be idle, and a rank that dies is noticed by torchrun."""
+"""Timeout for the next call: a server may be idle, and torchrun notices a dead rank."""
 
 
 class Ranks:
@@ -30,16 +30,16 @@ class Ranks:
         self._group: Any = None
 
     def join(self) -> None:
-        """Meet the others; once the process group exists, which the host makes while it loads."""
-        # Calls are Python objects: they go by gloo, whatever the tensors go by.
+        """Join the other ranks; the host creates the process group while it loads."""
+        # Calls are Python objects, so they use gloo, whatever the tensors use.
         self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
-    def tell(self, message: object) -> None:
+    def broadcast(self, message: object) -> None:
         """Send an object to all others; for rank 0."""
         dist.broadcast_object_list([message], src=0, group=self._group)
 
-    def hear(self) -> Any:  # noqa: ANN401
-        """The next object that rank 0 sends."""
-        heard: list[Any] = [None]
-        dist.broadcast_object_list(heard, src=0, group=self._group)
-        return heard[0]
+    def receive(self) -> Any:  # noqa: ANN401
+        """Receive the next object from rank 0."""
+        received: list[Any] = [None]
+        dist.broadcast_object_list(received, src=0, group=self._group)
+        return received[0]

@@ -36,7 +36,7 @@ def connect(address: str | None) -> bool:
     if ray.is_initialized():
         return False
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    # Without an address Ray would take one from the environment, and join a cluster that nobody asked for.
+    # Without an address, Ray would take one from the environment and join that cluster.
     where = {"address": "local", "include_dashboard": False} if address is None else {"address": address}
     try:
         ray.init(**where, **quiet)

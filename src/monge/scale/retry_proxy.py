@@ -17,7 +17,7 @@ CONTROLLER_OPTIONS: Final[dict[str, Any]] = {
     "runtime_env": {
         "env_vars": {
             "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}:middlewares",
-            # The proxies import this package, which takes seconds where others take the machine.
+            # The proxies import this package, which takes seconds on a busy machine.
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         }
     }
@@ -25,9 +25,9 @@ CONTROLLER_OPTIONS: Final[dict[str, Any]] = {
 """Options of `serve.start`, or of a configuration file, that install `middlewares` in the proxies."""
 
 _MOST_SENT: Final = 2
-"""A request that kills whoever reads it must not go round all replicas."""
+"""A request that kills its replica must not reach all replicas."""
 _MOST_KEPT: Final = 8 * 1024 * 1024
-"""Bytes of a body beyond which it is not kept, and so not sent again."""
+"""Largest body, in bytes, that is kept for a retry."""
 _RAYS_OWN: Final = "/-/"
 _EVENTS: Final = b"text/event-stream"
 _LOG: Final = logging.getLogger("ray.serve")
@@ -47,8 +47,8 @@ def middlewares() -> list[Middleware]:
 class RetryProxy:
     """Retries a request once if its replica is lost before it answers.
 
-    As long as nothing was sent to the client, the request may be sent to another replica: whatever the lost one wrote, nobody
-    has read. An answer that has begun is ended: a stream with an event that says so, anything else by closing the connection.
+    While the client has received nothing, the request can go to another replica. An answer that has
+    begun is ended: a stream with an error event, any other answer by closing the connection.
 
     Args:
         app: The proxy.
@@ -74,7 +74,7 @@ class RetryProxy:
 
 
 class _Body:
-    """A request's body, as far as it has come."""
+    """The received part of a request body."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -84,11 +84,11 @@ class _Body:
 
     @property
     def can_be_sent_again(self) -> bool:
-        """Whether somebody waits for the answer, and nothing of the request was dropped."""
+        """Whether the client is connected, and the body is complete so far."""
         return not self.has_left and self._size <= _MOST_KEPT
 
     def from_start(self) -> Receive:
-        """A channel that repeats what has come, and goes on with what comes."""
+        """Return a channel that repeats the received messages and then continues."""
         place = 0
 
         async def receive() -> Message:
@@ -115,7 +115,7 @@ class _Body:
 
 
 class _Answer:
-    """What has come back for one sending; the head is held until there is something of the body."""
+    """The answer to one attempt; the head is held until the body begins."""
 
     def __init__(self, scope: Scope, body: _Body, send: Send) -> None:
         self._scope, self._body, self._send = scope, body, send
@@ -124,18 +124,18 @@ class _Answer:
 
     @property
     def is_missing(self) -> bool:
-        """Whether the client has seen nothing yet."""
+        """Whether the client has received nothing yet."""
         return not self._has_begun
 
     async def take(self, message: Message) -> None:
-        """Pass a message on."""
+        """Forward a message."""
         if message["type"] == "http.response.start":
             self._head = message
             return
         is_last = not message.get("more_body", False)
         if self._head is not None and _is_foreign(self._head):
             if is_last:
-                await self._tell(_error_of(self._head))
+                await self._send_error(_error_of(self._head))
             return
         if not self._has_begun and self._head is not None:
             self._has_begun = True
@@ -144,25 +144,25 @@ class _Answer:
         await self._send(message)
 
     async def finish(self) -> None:
-        """End what the replica has not ended."""
+        """End the answer if the replica has not."""
         if self._has_ended or self._body.has_left:
             return
         lost = "the replica that served this request was lost; send it again: the same seed gives the same text"
         error = ApiError(503, lost, code="replica_lost", headers={"retry-after": str(RETRY_AFTER_S)})
         if not self._has_begun:
-            await self._tell(error)
+            await self._send_error(error)
         elif self._head is not None and _content_type(self._head).startswith(_EVENTS):
-            # What is half an event must not run into the next one.
+            # A half-written event must not run into this one.
             event = f"\n\ndata: {json.dumps(error.body())}\n\n"
             await self._send({"type": "http.response.body", "body": event.encode(), "more_body": False})
 
-    async def _tell(self, error: ApiError) -> None:
+    async def _send_error(self, error: ApiError) -> None:
         self._has_begun = self._has_ended = True
         await error.response()(self._scope, self._body.from_start(), self._send)
 
 
 def _is_foreign(head: Message) -> bool:
-    """Whether it is an error of the proxy: ours are JSON."""
+    """Return whether it is an error of the proxy; errors of a replica are JSON."""
     return head["status"] >= HTTPStatus.BAD_REQUEST and not _content_type(head).startswith((b"application/json", _EVENTS))
 
 

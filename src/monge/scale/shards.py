@@ -1,4 +1,4 @@
-"""Runs of rows that are decoded together: what a worker is given at a time, and what is kept when a run is killed."""
+"""Shards: consecutive rows that one worker decodes together and that are stored together."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,8 +45,8 @@ def shards_of(lines: Iterable[bytes], size: int) -> Iterator[Shard]:
 def decode_shard(decoder: Decoder, shard: Shard, rules: RowRules) -> tuple[str, ...]:
     """The output lines of a shard, in order.
 
-    Who shares a batch with whom is decided within the shard alone, so that the lines do not depend on how many workers there
-    are or on who decodes what. A row that fails has its error for a line.
+    Batches are formed within the shard, so the lines do not depend on the number of workers. A row
+    that fails has its error as its line.
     """
     rows = [read_row(line, shard.first_row + place, decoder, rules) for place, line in enumerate(shard.lines)]
     _decode([row for row in rows if row.session is not None], decoder)

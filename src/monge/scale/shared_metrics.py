@@ -1,4 +1,4 @@
-"""What all replicas of an application measured, on one page: a scraper reaches one of them, and not always the same."""
+"""Shares metrics between the replicas of an application, because a scraper reaches only one."""
 
 import threading
 import time
@@ -12,19 +12,19 @@ from monge.serve.metrics import ServerMetrics
 
 _PERIOD_S: Final = 2.0
 _FORGOTTEN_S: Final = 10.0
-"""After so many seconds without a word, a replica counts as gone."""
+"""Seconds of silence after which a replica is left out."""
 
 
 def metrics_actor_class() -> type:
-    """The actor that holds the last word of every replica."""
+    """Return the class of the actor that holds the latest metrics of every replica."""
 
-    # A class of a function is sent as it is, so that its process need not import this package with all that it needs.
+    # A local class is pickled by value, so that its process need not import this package.
     class MetricsActor:
         def __init__(self) -> None:
             self._pages: dict[str, tuple[float, list[Any]]] = {}
 
         def exchange(self, engine: str, families: list[Any]) -> list[list[Any]]:
-            """Take a replica's metrics; those of all replicas that are there, in a steady order."""
+            """Store the metrics of a replica, and return those of all live replicas."""
             now = time.monotonic()
             self._pages[engine] = (now, families)
             self._pages = {name: page for name, page in self._pages.items() if now - page[0] < _FORGOTTEN_S}
@@ -34,11 +34,11 @@ def metrics_actor_class() -> type:
 
 
 class SharedMetrics:
-    """A replica's way to the board. The board lives with the replica that made it; the next one who misses it makes another.
+    """Exchanges metrics through a Ray actor. If the actor is lost, the next caller creates another.
 
     Args:
-        application: Whose board.
-        engine: The replica's name.
+        application: Name of the application.
+        engine: Name of the replica.
     """
 
     def __init__(self, application: str, engine: str) -> None:
@@ -46,7 +46,7 @@ class SharedMetrics:
         self._actor: Any = None
 
     def gather(self, own: Sequence[Metric]) -> Sequence[Metric]:
-        """These metrics, and those of all other replicas; these alone if the board does not answer."""
+        """Return these metrics and those of the other replicas, if the actor answers."""
         errors = self._ray.exceptions
         try:
             if self._actor is None:
@@ -60,7 +60,7 @@ class SharedMetrics:
             return own
 
     def keep_publishing(self, metrics: ServerMetrics) -> None:
-        """Tell the board now and then, for as long as the process lives."""
+        """Publish the metrics periodically while the process lives."""
 
         def run() -> None:
             while True:
@@ -71,7 +71,7 @@ class SharedMetrics:
 
 
 def merged(pages: Sequence[Sequence[Metric]]) -> list[Metric]:
-    """One family of each name, with the samples of all pages."""
+    """Return one family of each name, with the samples of all pages."""
     families: dict[str, Metric] = {}
     for page in pages:
         for family in page:

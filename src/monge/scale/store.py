@@ -1,4 +1,4 @@
-"""Where finished shards wait for the others: what makes a killed run go on."""
+"""Stores finished shards, so that an interrupted run can continue."""
 
 import contextlib
 import fcntl
@@ -26,7 +26,8 @@ def shard_store(
 
     Args:
         output: The file that is to be written at the end.
-        settings: All that the output depends on, plain values. A run of which no shard is there has none that bind anybody.
+        settings: Plain values that determine the output. They bind later runs once a shard is
+            stored.
         rows: The rows of every shard.
         restart: Whether an unfinished run is thrown away instead of gone on with.
 

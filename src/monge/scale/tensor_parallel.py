@@ -48,10 +48,10 @@ def tensor_parallel(
     drafter: str | None = None,
     **options: Any,
 ) -> Iterator[Decoder | None]:
-    """A decoder whose target lies in all processes of this `torchrun`.
+    """Yield a decoder whose target is sharded over all processes of this `torchrun`.
 
-    Every process enters. Rank 0 gets the decoder and uses it as any other; the draft model is on rank 0 alone. The others get
-    `None`, and get it when rank 0 has left.
+    Every process enters. Rank 0 gets the decoder; the draft model is on rank 0 alone. The other
+    ranks get `None`, after rank 0 has left.
 
     Args:
         target: Folder or name; `None` for the built-in target.

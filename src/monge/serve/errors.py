@@ -13,10 +13,10 @@ from monge.serve.generation import QueueFullError, SchedulerClosedError
 from monge.serve.schemas import FIELD_NAMES, MOST_SHOWN
 
 RETRY_AFTER_S: Final = 1
-"""What a client is told to wait when the queue is full."""
+"""Seconds in the `retry-after` header when the queue is full."""
 
 TOO_LONG: Final = "context_length_exceeded"
-"""Code of a request for which there can never be room."""
+"""Error code of a request that is longer than the server allows."""
 
 _CODES: Final = {"extra_forbidden": "unknown_parameter"}
 _LONGEST_NAME: Final = 60
@@ -38,7 +38,7 @@ class ApiError(Exception):
     Args:
         status: HTTP status.
         message: What is wrong and what to do; shown to the client.
-        param: The field that is at fault.
+        param: The field that caused the error.
         code: A word for programs.
         headers: Further headers of the answer.
     """
@@ -72,9 +72,9 @@ def refused(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def of_monge(error: MongeError) -> ApiError | None:
-    """The answer to an error of the library that a request caused; `None` where the request is not at fault.
+    """Return the answer to an error of the library, or `None` if the request did not cause it.
 
-    Errors that speak of the request become 400, those of the queue 429 and 503.
+    Errors of the request become 400, errors of the queue 429 and 503.
     """
     if isinstance(error, QueueFullError):
         again = {"retry-after": str(RETRY_AFTER_S)}
@@ -87,16 +87,16 @@ def of_monge(error: MongeError) -> ApiError | None:
 
 
 def internal(error_id: str) -> ApiError:
-    """An error of ours; the log has the rest under this id."""
+    """Return the answer to an internal error; the log has the details under this id."""
     message = f"internal error {error_id}; the server's log says more under this name"
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="internal_error")
 
 
 def of_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
-    """The answer to a body that does not fit the schema: the first fields at fault by name, values never repeated.
+    """Return the answer to a body that does not fit the schema; it repeats no values.
 
     Args:
-        errors: Errors of pydantic, at least one. Those beyond the first few different ones are not looked at.
+        errors: Errors of pydantic, at least one. Only the first few different ones are used.
     """
     said: dict[str, Mapping[str, Any]] = {}
     for error in errors:
@@ -126,7 +126,7 @@ def _sentence(error: Mapping[str, Any]) -> str:
 
 
 def _where(error: Mapping[str, Any]) -> str:
-    """The field, as a client would write it: `messages.0.content`; without the names of the branches of a union."""
+    """Return the field as a client writes it, such as `messages.0.content`."""
     parts = error["loc"]
     if error["type"] == "extra_forbidden":
         return ".".join(map(str, [*(part for part in parts[:-1] if isinstance(part, int) or part in FIELD_NAMES), parts[-1]]))

@@ -1,4 +1,4 @@
-"""Fields of requests that take more than one form: their checks, and what clients are told of them."""
+"""Request fields that have more than one form, and their checks."""
 
 from typing import Annotated, Any, Final, TypeGuard, cast
 
@@ -19,7 +19,7 @@ _TEXT = {"type": "string"}
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """Whether a value is a string that has a UTF-8 form; JSON can spell halves of surrogate pairs, which have none."""
+    """Return whether a string has a UTF-8 form; halves of surrogate pairs have none."""
     if not isinstance(value, str):
         return False
     try:
@@ -30,7 +30,7 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 
 def _prompt(value: object) -> tuple[str | tuple[int, ...], ...]:
-    """One prompt or several, each text or token ids, as several."""
+    """Turn one prompt or several, each text or token ids, into a list."""
     if _is_text(value):
         return (value,)
     if not isinstance(value, list) or not value:
@@ -47,14 +47,14 @@ def _prompt(value: object) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _token_ids(value: list[Any]) -> tuple[int, ...]:
-    # Built-in functions alone: a loop over two million numbers takes most of a second.
+    # Built-in functions only: a Python loop over two million numbers takes most of a second.
     if set(map(type, value)) != {int} or min(value) < 0 or max(value) > MAX_TOKEN_ID:
         raise ValueError(f"token ids must be integers in 0..{MAX_TOKEN_ID}, and nothing else may stand beside them")
     return tuple(value)
 
 
 def _stop(value: object) -> tuple[str, ...]:
-    """No stop string, one or several, as several."""
+    """Turn no stop string, one, or several into a tuple."""
     several: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     if len(several) > MAX_STOPS:
         raise ValueError(f"at most {MAX_STOPS} stop strings; got {len(several)}")
@@ -66,7 +66,7 @@ def _stop(value: object) -> tuple[str, ...]:
 
 
 def at_most(most: int) -> BeforeValidator:
-    """Refuse a list or an object with more items than this before any of them is looked at."""
+    """Refuse a list or an object with too many items before any item is checked."""
 
     def check(value: object) -> object:
         if isinstance(value, list | dict) and len(cast("list[object] | dict[str, object]", value)) > most:
@@ -77,7 +77,7 @@ def at_most(most: int) -> BeforeValidator:
 
 
 def few_parts(value: object) -> object:
-    """Refuse messages with more parts in all than a conversation may have messages."""
+    """Refuse messages that have too many parts in total."""
     messages = [one for one in cast("list[object]", value) if isinstance(one, dict)] if isinstance(value, list) else []
     contents = [cast("dict[str, object]", one).get("content") for one in messages]
     num_parts = sum(len(cast("list[object]", content)) for content in contents if isinstance(content, list))

@@ -1,4 +1,4 @@
-"""What is asked of the scheduler and what it answers: generations in, events out."""
+"""Requests to the scheduler and its answers: generation requests and events."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from monge.engine.sampling import Processor
 from monge.engine.session import FinishReason
 
 GenerationFinish = FinishReason | Literal["cancelled", "deadline"]
-"""`eos`, `stop`, `length`, `error`, or ended from outside: by the client, or by its deadline."""
+"""`eos`, `stop`, `length`, `error`, or ended by the client (`cancelled`) or by its deadline."""
 
 Measure = Literal[
     "queue_s",
@@ -27,19 +27,20 @@ Measure = Literal[
     "prompt_tokens",
     "generated_tokens",
 ]
-"""What is observed: `inter_token_s` once a round and request, `round_tokens` once a round (tokens committed in the batch and
-prompt tokens read before it), the others once a request."""
+"""Observed quantities. `inter_token_s` is observed once a round and request, `round_tokens` once a
+round (committed tokens of the batch and prompt tokens read before it), the others once a
+request."""
 
 Sink = Callable[[Measure, float | int], None]
-"""Told every single observation, in the decoding thread: it must be quick and must not raise."""
+"""Receives every observation in the decoding thread; it must be quick and must not raise."""
 
 
 class QueueFullError(MongeError, RuntimeError):
-    """As many generations wait as may wait; try again later."""
+    """The queue is full; try again later."""
 
 
 class SchedulerClosedError(MongeError, RuntimeError):
-    """The scheduler takes no more generations."""
+    """The scheduler accepts no more generations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,20 +51,24 @@ class GenerationRequest:
         prompt_ids: The prompt, at least one token.
         max_new_tokens: Most tokens to generate.
         rules: Sampling rules.
-        seed: Names, with `row`, the generation's own stream of random numbers; zero is a seed.
-        row: Number of its stream among those of the seed.
+        seed: Names, with `row`, the random stream of the generation; zero is a seed.
+        row: Number of the random stream of the seed.
         stop: Stop strings.
         eos_ids: Tokens that end the text.
         processors: Prefix-dependent logits processors; they run in the decoding thread.
-        logprobs: With every generated token, its log-probability and those of so many most probable tokens; `None` for none.
-        prompt_logprobs: Likewise for the prompt's tokens from the second on, raw; they come with the first event.
-        logprobs_of: `processed`, the law that the token was drawn from (processors, temperature and truncation applied), or
-            `raw`, the target's own at temperature 1.
-        speculative: Whether anything is drafted for it, whatever the controller plans.
-        adaptive: Whether the controller plans for it; if not, every round has the largest tree within its limits.
-        limits: No plan of it goes beyond their depth and nodes.
-        controller: Name of the controller that plans for it; `None` for the one of generations that name none.
-        deadline_s: Seconds after submission at which it is ended, with what it has; `None` for no limit.
+        logprobs: Number of most probable tokens whose log-probabilities come with each generated
+            token, beside its own; `None` for no log-probabilities.
+        prompt_logprobs: The same for the tokens of the prompt from the second on, always raw; they
+            come with the first event.
+        logprobs_of: `processed` for the law that the token was drawn from (with processors,
+            temperature and truncation), or `raw` for the target at temperature 1.
+        speculative: Whether the drafter may draft for it.
+        adaptive: Whether the controller plans for it. If not, each round drafts the largest tree
+            within the limits.
+        limits: Upper bounds for depth and nodes of its plans.
+        controller: Name of the controller that plans for it; `None` for the default one.
+        deadline_s: Seconds after submission at which it ends with the text it has; `None` for no
+            limit.
     """
 
     prompt_ids: tuple[int, ...]
@@ -89,22 +94,24 @@ class GenerationRequest:
 
     @property
     def num_reserved_tokens(self) -> int:
-        """Tokens for which it needs room in the caches."""
+        """Tokens that it reserves in the caches."""
         return len(self.prompt_ids) + self.max_new_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """What drafting was worth: of one generation, or of all.
+    """Figures of speculation, of one generation or of all.
 
-    A round whose tree had no candidates is no draft. Accepted tokens that a stop cut off count as accepted.
+    A round without candidates is not a draft. Accepted tokens behind a stop string count as
+    accepted.
 
     Args:
         num_rounds: Target forwards after the prompt.
         num_drafts: Rounds with candidates.
         num_draft_tokens: Nodes verified, roots not counted.
         num_accepted_tokens: Draft tokens accepted.
-        acceptance_histogram: Drafts that accepted 0, 1, .. tokens, up to the drafter's depth; sums to `num_drafts`.
+        acceptance_histogram: Number of drafts that accepted 0, 1, ... tokens, up to the depth of
+            the drafter; its sum is `num_drafts`.
     """
 
     num_rounds: int = 0
@@ -115,32 +122,32 @@ class Speculation:
 
     @property
     def max_depth(self) -> int:
-        """Most tokens that a draft can have accepted."""
+        """Largest number of accepted tokens of a draft."""
         return len(self.acceptance_histogram) - 1
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens committed per draft, the target's own included; 1 where nothing was drafted."""
+        """Tokens committed per draft, including the target's own; 1 without drafts."""
         return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted / verified draft tokens; 0 where nothing was drafted."""
+        """Accepted / verified draft tokens; 0 without drafts."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
     def accepted_by_position(self) -> tuple[int, ...]:
-        """Drafts that accepted more than 0, 1, .. tokens."""
+        """Number of drafts that accepted more than 0, 1, ... tokens."""
         return tuple(sum(self.acceptance_histogram[depth + 1 :]) for depth in range(self.max_depth))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Seconds of one generation; a stage that was not reached has 0.
+    """Seconds of one generation, by stage; a stage that was not reached has 0.
 
     Args:
-        queue_s: From submission to the first piece of the prompt being read.
-        prefill_s: From there until the prompt is read, rounds of others in between included.
+        queue_s: From submission to the first prefill chunk.
+        prefill_s: From there to the end of the prefill, including rounds of other requests.
         first_token_s: From submission to the first token.
         decode_s: From the first token to the last.
         total_s: From submission to the end.
@@ -155,14 +162,14 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a generation's last event adds.
+    """Figures in the last event of a generation.
 
     Args:
         num_prompt_tokens: Tokens of the prompt.
         num_generated_tokens: Tokens generated.
-        speculation: What drafting was worth.
+        speculation: Figures of speculation.
         timings: Seconds by stage.
-        error: What went wrong, where `finish_reason` is `error`; for logs, not for clients.
+        error: The error, if `finish_reason` is `error`; for logs, not for clients.
     """
 
     num_prompt_tokens: int
@@ -174,14 +181,15 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What one round added to a generation.
+    """The new tokens and text of one round.
 
     Args:
-        text: New text; empty while a character or a possible stop string is incomplete.
+        text: New text; incomplete characters and possible stop strings are held back.
         token_ids: New tokens: accepted ones, then the correction or bonus token.
-        num_accepted: How many of them were drafted.
-        logprobs: One entry per token, if asked for.
-        prompt_logprobs: On the first event, if asked for: one entry per prompt token from the second on.
+        num_accepted: How many of them are accepted draft tokens.
+        logprobs: One entry per token, if requested.
+        prompt_logprobs: On the first event, if requested: one entry per prompt token from the
+            second on.
         finish_reason: Set on the last event.
         summary: Set on the last event.
     """
@@ -197,7 +205,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """All events of a generation in one.
+    """All events of a generation, merged.
 
     Args:
         text: Generated text, ended before a stop string.
@@ -221,19 +229,20 @@ class Snapshot:
     """State of a scheduler.
 
     Args:
-        num_running: Jobs being decoded.
-        num_prefilling: Jobs whose prompt is being read.
-        num_waiting: Jobs in the queue.
+        num_running: Generations that are decoding.
+        num_prefilling: Generations whose prompt is being read.
+        num_waiting: Generations in the queue.
         kv_used_tokens: Tokens reserved in the caches.
-        kv_budget_tokens: Tokens that may be.
-        is_open: Whether generations are taken.
-        failure: What ended the decoding thread, if anything did: the scheduler is of no use any more.
+        kv_budget_tokens: Tokens that may be reserved.
+        is_open: Whether generations are accepted.
+        failure: The error that ended the decoding thread, if any; the scheduler cannot be used any
+            more.
         num_prompt_tokens: Prompt tokens read since the start.
         num_generated_tokens: Tokens generated since the start.
-        finished: Jobs ended since the start, by reason.
-        num_preemptions: Always 0: what is admitted has its room reserved.
+        finished: Generations ended since the start, by reason.
+        num_preemptions: Always 0: admitted generations have their tokens reserved.
         speculation: Of all rounds since the start.
-        by_controller: The same by the controller that planned them; `none` where none did.
+        by_controller: The same by controller; `none` for rounds without one.
     """
 
     num_running: int

@@ -3,7 +3,7 @@
 from monge.engine.chat_format import chat_format
 from monge.serve.app import create_app
 from monge.serve.metrics import ServerMetrics
-from monge.serve.run import listen, serve_until_told, url_of
+from monge.serve.run import listen, serve_until_signal, url_of
 from monge.serve.settings import ServerSettings, hosts_to_accept, is_loopback, served_name
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "hosts_to_accept",
     "is_loopback",
     "listen",
-    "serve_until_told",
+    "serve_until_signal",
     "served_name",
     "url_of",
 ]

@@ -8,7 +8,7 @@ from monge.engine.logprobs import TokenLogprob
 from monge.serve.token_text import TokenTexts
 
 _LOWEST: Final = -9999.0
-"""What JSON, which has no infinity, says of an impossible token; as vLLM does."""
+"""Log-probability of an impossible token, as in vLLM; JSON has no infinity."""
 
 
 class LogprobWriter:
@@ -24,11 +24,12 @@ class LogprobWriter:
     def completion(
         self, entries: Sequence[TokenLogprob], prompt: tuple[int, Sequence[TokenLogprob]] | None = None
     ) -> dict[str, list[Any]]:
-        """The lists of `/v1/completions`: one entry a token, offsets as token texts add up.
+        """Return the lists of `/v1/completions`: one entry a token; offsets add up the token texts.
 
         Args:
             entries: New tokens of the completion.
-            prompt: Where the prompt is echoed, its first token, of which nothing is known, and what is known of those after it.
+            prompt: If the prompt is echoed, its first token, which has no log-probability, and the
+                log-probabilities of the others.
         """
         tokens, logprobs, top = list[str](), list[float | None](), list[dict[str, float] | None]()
         if prompt is not None:
@@ -47,7 +48,7 @@ class LogprobWriter:
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
 
     def chat(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """The list of `/v1/chat/completions`."""
+        """Return the list of `/v1/chat/completions`."""
         content = [
             self._described(entry.token_id, entry.logprob)
             | {"top_logprobs": [self._described(token, logprob) for token, logprob in entry.top]}
@@ -56,7 +57,7 @@ class LogprobWriter:
         return {"content": content, "refusal": None}
 
     def _named(self, entry: TokenLogprob) -> dict[str, float]:
-        """The most probable tokens and the token itself, by text; of several with one text, the most probable."""
+        """Return the most probable tokens and the token itself by text; equal texts keep one."""
         named = dict[str, float]()
         for token, logprob in sorted([*entry.top, (entry.token_id, entry.logprob)], key=lambda pair: -pair[1]):
             named.setdefault(self._texts.name(token), _number(logprob))

@@ -1,4 +1,4 @@
-"""What is measured, for Prometheus: vLLM's names where vLLM has one, `monge:` elsewhere."""
+"""Metrics for Prometheus: with vLLM's name if vLLM has one, else with the prefix `monge:`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Literal, get_args
@@ -11,9 +11,9 @@ from monge.serve.generation import GenerationFinish, Measure, Snapshot, Speculat
 
 _LABELS: Final = ("engine", "model_name")
 Gather = Callable[[Sequence[Metric]], Sequence[Metric]]
-"""Own metrics -> what is exposed: these, and those of others beside them."""
+"""Takes the metrics of this server and returns those of all servers."""
 Asked = Literal["default", "options", "off"]
-"""What a request says about speculation: nothing, something of its own, or that it wants none."""
+"""The `speculation` field of a request: absent or true, an object, or false."""
 _REASONS: Final[Mapping[GenerationFinish, str]] = {
     "eos": "stop",
     "stop": "stop",
@@ -102,12 +102,12 @@ _BY_CONTROLLER: Final[Mapping[str, tuple[str, Callable[[Speculation], int]]]] = 
 
 
 class ServerMetrics:
-    """All metrics of one server, in a registry of its own.
+    """All metrics of one server, in its own registry.
 
     Args:
         model_name: Label of the metrics; without blanks.
-        engine: Label of the metrics, which tells several servers of one model apart; without blanks.
-        gather: Adds what other servers measured to what is exposed.
+        engine: Label of the metrics that distinguishes servers of one model; without blanks.
+        gather: Adds the metrics of other servers.
     """
 
     def __init__(self, model_name: str, *, engine: str = "0", gather: Gather | None = None) -> None:
@@ -140,30 +140,30 @@ class ServerMetrics:
             self._drafting.labels(engine, model_name, asked)
 
     def observe(self, measure: Measure, value: float | int) -> None:
-        """One observation; the scheduler's sink."""
+        """Record one observation; this is the sink of the scheduler."""
         self._histograms[measure].observe(value)
 
     def count_answer(self, endpoint: str, status: int, code: str) -> None:
-        """One HTTP answer."""
+        """Count one HTTP answer."""
         self._requests.labels(self._engine, endpoint, str(status), code).inc()
 
     def count_request(self, asked: Asked, controller: str) -> None:
-        """One request that was taken."""
+        """Count one accepted request."""
         self._drafting.labels(self._engine, self._model_name, asked).inc()
         self._planning.labels(self._engine, self._model_name, controller).inc()
 
     def watch(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Read counters and gauges from a scheduler whenever metrics are asked for."""
+        """Read counters and gauges from a scheduler at each scrape."""
         for controller in snapshot().by_controller:
             self._planning.labels(self._engine, self._model_name, controller)
         self._registry.register(_SchedulerState(snapshot, (self._engine, self._model_name)))
 
     def families(self) -> list[Metric]:
-        """What this server measured."""
+        """Return the metrics of this server."""
         return list(self._registry.collect())
 
     def text(self) -> bytes:
-        """The exposition; may wait for others."""
+        """Return the exposition; this may wait for other servers."""
         if self._gather is None:
             return generate_latest(self._registry)
         exposed = CollectorRegistry(auto_describe=False)
@@ -172,7 +172,7 @@ class ServerMetrics:
 
 
 class _Families(Collector):
-    """Metrics that were collected before, elsewhere perhaps."""
+    """Metrics that were collected before, perhaps by another server."""
 
     def __init__(self, families: Sequence[Metric]) -> None:
         self._families = families
@@ -182,7 +182,7 @@ class _Families(Collector):
 
 
 class _SchedulerState(Collector):
-    """Counters and gauges of a scheduler, taken in one moment so that they agree with each other."""
+    """Counters and gauges of a scheduler, from one snapshot, so that they are consistent."""
 
     def __init__(self, snapshot: Callable[[], Snapshot], labels: tuple[str, str]) -> None:
         self._snapshot, self._labels = snapshot, labels

@@ -1,4 +1,4 @@
-"""The client's end of a generation: events as they come, for threads and for coroutines."""
+"""The handle of a submitted generation: its events, for threads and for coroutines."""
 
 import asyncio
 import contextlib
@@ -10,13 +10,14 @@ from monge.serve.generation import Completion, Event
 
 
 class RequestHandle:
-    """An iterator, plain and asynchronous, of one generation's events; one reader at a time.
+    """An iterator over the events of one generation, also asynchronous, for one reader.
 
-    Events wait here until they are read, at most one per generated token: a slow reader holds up nobody.
+    Events are buffered until they are read, at most one per generated token, so a slow reader
+    blocks nobody.
 
     Args:
         request_id: The generation's number.
-        on_cancel: Called, from any thread, when the client wants no more.
+        on_cancel: Called, from any thread, when the client cancels.
     """
 
     def __init__(self, request_id: int, on_cancel: Callable[[], None]) -> None:
@@ -39,7 +40,7 @@ class RequestHandle:
                 loop.call_soon_threadsafe(_wake, future)
 
     def cancel(self) -> None:
-        """Ask for the end of the generation: it leaves between two rounds, with a last event that says `cancelled`."""
+        """Cancel the generation: it ends between two rounds, with a last event `cancelled`."""
         self._on_cancel()
 
     def completion(self, timeout_s: float | int | None = None) -> Completion:
@@ -89,7 +90,7 @@ class RequestHandle:
 
 
 def gather(events: Iterable[Event]) -> Completion:
-    """All events of a generation in one."""
+    """Merge all events of a generation."""
     every = list(events)
     last = every[-1]
     assert last.finish_reason is not None and last.summary is not None, "the last event is missing"

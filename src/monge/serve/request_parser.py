@@ -1,4 +1,4 @@
-"""From a request to the generations that fulfil it."""
+"""Turns an HTTP request into generation requests."""
 
 import secrets
 import time
@@ -20,25 +20,30 @@ from monge.serve.schemas import ChatRequest, CompletionRequest, SamplingRequest
 from monge.serve.settings import ServerSettings
 
 DEFAULT_MAX_TOKENS: Final = 16
-"""Of a completion, as in the OpenAI API; a chat answer may fill the context."""
+"""Default of completions, as in the OpenAI API; the default of a chat answer is the rest of the
+context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
-    """A request, understood.
+    """A parsed HTTP request.
 
     Args:
-        kind: Which endpoint.
-        response_id: Names the request towards the client.
+        kind: The endpoint.
+        response_id: The `id` of the answer.
         created: Seconds since the epoch.
-        generations: One per choice: all choices of the first prompt, then those of the second, ...
-        num_prompts: Prompts.
-        seed: Reproduces the whole request, choice i having row i of it; `None` where measured times decide about texts.
-        echoes: Per choice, the prompt's text, where it is to be repeated before the completion; empty where not.
+        generations: One generation per choice: all choices of the first prompt, then those of the
+            second, and so on.
+        num_prompts: Number of prompts.
+        seed: Reproduces the request; choice i uses row i of it. `None` if measured times affect the
+            text.
+        echoes: The text of the prompt for each choice, if it is repeated before the completion;
+            else empty.
         is_stream: Whether the answer is a stream.
-        has_usage: Whether a stream ends with usage.
-        has_running_usage: Whether every chunk has it.
-        hides_completion: Whether nothing of the completion is shown: a prompt is scored by way of one token more.
+        has_usage: Whether the stream ends with usage.
+        has_running_usage: Whether every chunk has usage.
+        hides_completion: Whether the completion is hidden. A request that only scores its prompt
+            generates one hidden token.
     """
 
     kind: Literal["chat", "completion"]
@@ -55,14 +60,14 @@ class ParsedRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts, each counted once."""
+        """Tokens of all prompts; each prompt counts once."""
         step = len(self.generations) // self.num_prompts
         return sum(len(generation.prompt_ids) for generation in self.generations[::step])
 
 
 @runtime_checkable
 class Vocabulary(Protocol):
-    """A tokenizer that says how its tokens are spelled."""
+    """A tokenizer that lists its vocabulary."""
 
     def get_vocab(self) -> Mapping[str, int]:
         """Token ids by spelling."""
@@ -71,13 +76,13 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestParser:
-    """Makes orders of requests.
+    """Parses requests and checks them against the limits of the server.
 
     Args:
-        decoder: Knows tokenizer, vocabulary and end-of-text tokens.
+        decoder: Has the tokenizer, the vocabulary and the end-of-text tokens.
         settings: Limits.
-        chat: How conversations are written.
-        max_sequence_tokens: Most tokens, prompt and completion, for which there can be room.
+        chat: Formats conversations.
+        max_sequence_tokens: Largest number of tokens of a prompt and its completion.
     """
 
     decoder: Decoder
@@ -91,8 +96,8 @@ class RequestParser:
         longest = max(map(len, tokenizer.get_vocab())) if isinstance(tokenizer, Vocabulary) else None
         object.__setattr__(self, "_longest_token", longest)
 
-    def of_completion(self, request: CompletionRequest) -> ParsedRequest:
-        """ParsedRequest of a completion.
+    def parse_completion(self, request: CompletionRequest) -> ParsedRequest:
+        """Parse a completion request.
 
         Raises:
             ApiError, MongeError: If it cannot be honoured.
@@ -114,8 +119,8 @@ class RequestParser:
             hides_completion=wanted == 0,
         )
 
-    def of_chat(self, request: ChatRequest) -> ParsedRequest:
-        """ParsedRequest of an answer.
+    def parse_chat(self, request: ChatRequest) -> ParsedRequest:
+        """Parse a chat request.
 
         Raises:
             ApiError, MongeError: If it cannot be honoured.
@@ -137,9 +142,10 @@ class RequestParser:
         return self._order(request, "chat", [prompt], [wanted], texts=[], logprobs=logprobs, hides_completion=False)
 
     def _check_size(self, param: str, parts: Iterable[str | tuple[int, ...]]) -> None:
-        """Refuse what is too long whatever its tokens are, before time and memory go into finding them.
+        """Refuse a text that is too long for any tokenization, before it is tokenized.
 
-        A tokenizer that drops characters, as some do with all but one of several blanks, could make less of a text.
+        A tokenizer that drops characters, such as repeated blanks, could have produced fewer
+        tokens.
         """
         size = sum(map(len, parts))
         is_text = any(isinstance(part, str) for part in parts)
@@ -228,7 +234,7 @@ class RequestParser:
         )
 
     def _processors(self, request: SamplingRequest, num_prompt_tokens: int) -> tuple[Processor, ...]:
-        with _at("logit_bias"):  # the schema has seen to the others
+        with _at("logit_bias"):  # the schema has checked the others
             return text_processors(
                 num_prompt_tokens,
                 self.decoder.parts.target.vocab_size,
@@ -247,7 +253,7 @@ class RequestParser:
             known = f"there are: {', '.join(offered)}" if offered else "this server's has no name; leave it out"
             raise refused(f"speculation.controller: no such controller here; {known}", "speculation.controller")
         return {
-            # With no room for a candidate the drafter need not even read the prompt.
+            # Without candidates, the drafter does not need to read the prompt.
             "speculative": 0 not in {asked.max_depth, asked.max_nodes},
             "adaptive": asked.adaptive is not False,
             "limits": DraftPlan(max_depth=asked.max_depth, max_nodes=asked.max_nodes),
@@ -272,7 +278,7 @@ class RequestParser:
 
 @contextmanager
 def _at(param: str) -> Iterator[None]:
-    """Name the field of whose value the library speaks."""
+    """Add the name of the field to errors of the library."""
     try:
         yield
     except OptionError as error:

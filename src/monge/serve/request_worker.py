@@ -1,4 +1,4 @@
-"""The one thread that reads bodies: parsing, checking and tokenising, all of which would hold up the event loop."""
+"""One thread that parses, checks and tokenizes bodies, so that the event loop is not blocked."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,13 +17,13 @@ Result = TypeVar("Result")
 
 
 class RequestWorker:
-    """Does one piece of work at a time, in a thread of its own; pieces wait for their turn in the order in which they came.
+    """Runs one piece of work at a time in its own thread, in order of arrival.
 
-    One thread, because a tokenizer may not be asked by several, and because the event loop then waits for no more than one
-    call into C code that keeps the interpreter's lock.
+    There is one thread because tokenizers are not thread-safe, and because the event loop then
+    waits for at most one C call that holds the interpreter lock.
 
     Args:
-        max_waiting: Pieces that may wait for their turn or be under way.
+        max_waiting: Pieces that may wait or run.
     """
 
     def __init__(self, max_waiting: int) -> None:
@@ -32,7 +32,7 @@ class RequestWorker:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="monge-requests")
 
     async def do(self, work: Callable[[], Result]) -> Result:
-        """What the work returns. A caller that is cancelled before its turn takes its work with it.
+        """Return the result of the work; a caller that is cancelled early drops it.
 
         Raises:
             QueueFullError: If too many pieces wait.
@@ -49,7 +49,7 @@ class RequestWorker:
     def _begun(self, work: Callable[[], Result]) -> "Future[Result]":
         loop = asyncio.get_running_loop()
         future = self._thread.submit(work)
-        # Not when the caller is cancelled, which the thread does not notice.
+        # Only when the thread is done: it does not notice that its caller is cancelled.
         future.add_done_callback(partial(_hand_over, loop, self._turn))
         return future
 
@@ -60,15 +60,15 @@ def _hand_over(loop: asyncio.AbstractEventLoop, turn: asyncio.Semaphore, _: "Fut
 
 
 async def unless_disconnected(request: Request, work: "asyncio.Future[Result]", timeout_s: float | int | None = None) -> Result:
-    """What the work returns, unless the client leaves before.
+    """Return the result of the work, unless the client disconnects first.
 
     Args:
         request: The client's request, whose body has been read.
-        work: Cancelled where the client leaves or the time is over.
+        work: Cancelled if the client disconnects or the time is over.
         timeout_s: Seconds that the work may take; `None` for no limit.
 
     Raises:
-        ApiError: If the client leaves, or the time is over.
+        ApiError: If the client disconnects, or the time is over.
     """
     left = asyncio.ensure_future(_departure(request))
     try:
@@ -81,7 +81,7 @@ async def unless_disconnected(request: Request, work: "asyncio.Future[Result]", 
     finally:
         left.cancel()
         work.cancel()
-        # What nobody asks for its error, the event loop reports as lost.
+        # The event loop reports errors that are never retrieved.
         await asyncio.gather(work, left, return_exceptions=True)
 
 

@@ -1,4 +1,4 @@
-"""Running the application behind uvicorn."""
+"""Runs the application with uvicorn."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ from monge.serve.connections import Connection, ConnectionLimits, RateLimited, l
 _LARGEST_PORT: Final = 65535
 _KEEP_ALIVE_S: Final = 30
 _TELL_S: Final = 10
-"""Seconds in which generations that were ended are to be answered: the round that runs comes first."""
+"""Seconds for the answers of ended generations, which come after the current round."""
 
 
 class Server(uvicorn.Server):
@@ -29,9 +29,9 @@ class Server(uvicorn.Server):
     Uvicorn alone would only close their connections.
 
     Args:
-        config: The server's.
+        config: Configuration of uvicorn.
         end_generations: Ends all generations; it may take a round.
-        drain_s: Seconds that they get.
+        drain_s: Seconds of the drain period.
     """
 
     def __init__(self, config: uvicorn.Config, end_generations: Callable[[], None], drain_s: int) -> None:
@@ -39,12 +39,12 @@ class Server(uvicorn.Server):
         self._end_generations, self._drain_s = end_generations, drain_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to take connections."""
+        """Start to accept connections."""
         asyncio.get_running_loop().set_exception_handler(log_exhaustion)
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more connections, and wait for those that there are."""
+        """Accept no more connections, and wait for the open ones."""
         late = asyncio.create_task(self._end_late())
         try:
             await super().shutdown(sockets)
@@ -57,7 +57,9 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens, to be closed by whoever asks; made before models load, so that a taken port is known at once.
+    """Return a listening socket, which the caller closes.
+
+    It is opened before models load, so that a port in use is reported at once.
 
     Args:
         host: Name or address.
@@ -76,7 +78,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where clients find it."""
+    """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -84,12 +86,12 @@ def url_of(listener: socket.socket) -> str:
 def server_of(
     app: FastAPI, *, drain_s: int, access_log: bool = False, limits: ConnectionLimits | None = None, **options: Any
 ) -> Server:
-    """A server that runs until it is told to stop.
+    """Return a server that runs until a signal stops it.
 
     Args:
         app: The application, made by `create_app`.
-        drain_s: Seconds that running requests get; after that they are answered with a 503.
-        access_log: Whether every request is written to the log.
+        drain_s: Seconds that running requests get; the others get a 503.
+        access_log: Whether every request is logged.
         limits: Of its connections; `None` for those of this process.
         **options: Further options of `uvicorn.Config`.
     """
@@ -112,7 +114,7 @@ def server_of(
     return Server(config, app.state.end_generations, drain_s)
 
 
-def serve_until_told(app: FastAPI, listener: socket.socket, *, drain_s: int, access_log: bool = False) -> None:
+def serve_until_signal(app: FastAPI, listener: socket.socket, *, drain_s: int, access_log: bool = False) -> None:
     """Serve until SIGTERM or SIGINT: then no more requests are taken, and those that run are finished.
 
     Args:

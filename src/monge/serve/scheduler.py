@@ -1,4 +1,4 @@
-"""Continuous batching: generations of many clients join and leave the rounds of one decoding thread."""
+"""Continuous batching: generations join and leave the rounds of one decoding thread."""
 
 import threading
 import time
@@ -29,16 +29,16 @@ from monge.serve.scheduled_generation import ScheduledGeneration, request_of
 from monge.serve.speculation_counter import SpeculationCounter, Totals
 
 _UNBOUNDED_CONTEXT: Final = 32768
-"""Tokens per row of the default budget, for a target that sets no limit itself."""
+"""Tokens per row of the default budget, if the target has no limit."""
 _QUIET_S: Final = 1.0
-"""Seconds without a generation after which free memory goes back to the system."""
+"""Idle seconds after which free memory is returned to the system."""
 
 _PIECE_S: Final = 0.25
-"""Seconds that the requests which are being decoded wait for a piece of new prompts."""
+"""Seconds that running requests wait for a chunk of new prompts."""
 
 
 def no_sink(measure: Measure, value: float | int) -> None:
-    """Observe nothing."""
+    """Ignore the observation."""
 
 
 class Scheduler:
@@ -55,16 +55,16 @@ class Scheduler:
 
     Args:
         decoder: The parts, the tokenizer.
-        max_batch_size: Jobs decoded together; `None` takes the decoder's.
-        max_waiting: Requests that may wait, whole or with some of their generations.
-        kv_budget_tokens: Room in the caches: rows x longest row; `None` lets every row of a full batch be as long as the
-            target's context.
-        prefill_chunk: Prompt tokens that are read between two rounds; fewer where others would wait for more than a quarter of
-            a second.
-        sink: Told every observation.
+        max_batch_size: Generations decoded together; `None` takes the value of the decoder.
+        max_waiting: Client requests that may wait, wholly or partly.
+        kv_budget_tokens: Tokens in the caches: rows x longest row. `None` lets each row of a full
+            batch fill the context of the target.
+        prefill_chunk: Prompt tokens that are read between two rounds; fewer if running requests
+            would wait more than a quarter of a second.
+        sink: Receives every observation.
 
     Raises:
-        OptionError: If a limit leaves no room for anything.
+        OptionError: If a limit is too small for any request.
     """
 
     def __init__(
@@ -107,33 +107,33 @@ class Scheduler:
         self.close(drain=False)
 
     def start(self) -> None:
-        """Begin to decode; what was submitted before has waited."""
+        """Start the decoding thread; generations that were submitted before are decoded too."""
         self._thread.start()
 
     def submit(self, generation: GenerationRequest) -> RequestHandle:
-        """Queue a generation, as a request of its own. May be called from any thread.
+        """Queue one generation as its own request. Any thread may call this.
 
         Raises:
-            SchedulerClosedError: If no generations are taken any more.
-            QueueFullError: If too many wait.
-            ContextLengthError: If the generation can never fit a model's context or the caches.
+            SchedulerClosedError: If the scheduler is closed.
+            QueueFullError: If too many requests wait.
+            ContextLengthError: If the generation cannot fit the context of a model or the caches.
             OptionError: If it cannot be honoured.
         """
         (handle,) = self.submit_all([generation])
         return handle
 
     def submit_all(self, generations: Sequence[GenerationRequest], *, arrived: float | None = None) -> list[RequestHandle]:
-        """Queue the generations of one request, all or none of them. May be called from any thread.
+        """Queue the generations of one client request, all or none. Any thread may call this.
 
         Args:
             generations: The generations.
-            arrived: When the request came, on the clock of `time.perf_counter`; its deadlines and its waiting count from there.
-                `None` for now.
+            arrived: Arrival of the request on the clock of `time.perf_counter`, from which
+                deadlines and queue times count; `None` for now.
 
         Raises:
             SchedulerClosedError, QueueFullError, ContextLengthError, OptionError: As `submit`.
         """
-        with self._changed:  # before sessions are made for nothing
+        with self._changed:  # before any session is made
             self._check_queue()
             group_id = next(self._group_ids)
         submitted_at = time.perf_counter() if arrived is None else arrived
@@ -145,7 +145,7 @@ class Scheduler:
         return [entry.handle for entry in entries]
 
     def snapshot(self) -> Snapshot:
-        """The present state. May be called from any thread."""
+        """Return the present state. Any thread may call this."""
         with self._changed:
             num_prefilling = self._batch.num_prefilling
             return Snapshot(
@@ -164,11 +164,12 @@ class Scheduler:
             )
 
     def close(self, *, drain: bool = True, timeout_s: float | int | None = None) -> None:
-        """Take no more generations and end the thread.
+        """Accept no more generations and end the thread.
 
         Args:
-            drain: Whether generations that wait or run are finished first; else they are cancelled.
-            timeout_s: How long to wait for that before what is left is cancelled; `None` for as long as it takes.
+            drain: Whether waiting and running generations are finished first; else they are
+                cancelled.
+            timeout_s: Seconds until the remaining generations are cancelled; `None` for no limit.
         """
         with self._changed:
             self._is_open = False
@@ -203,7 +204,7 @@ class Scheduler:
         )
 
     def _check_queue(self) -> None:
-        """Refuse a request that may not wait; under the lock."""
+        """Refuse a request if the queue is full or closed; the caller holds the lock."""
         if not self._is_open:
             raise SchedulerClosedError(f"no more generations are taken: {self._failure or 'the scheduler is closing'}")
         num_waiting = len({entry.group_id for entry in self._waiting})
@@ -226,7 +227,7 @@ class Scheduler:
                 left = [*self._running.values(), *self._waiting]
                 self._waiting.clear()
             for entry in left:
-                entry.sink = no_sink  # which may be what failed
+                entry.sink = no_sink  # the sink may be the cause
                 self._end(entry, "error", error)
 
     def _decode(self) -> None:
@@ -240,7 +241,7 @@ class Scheduler:
         with self._changed:
             is_quiet = not self._changed.wait_for(self._is_called, _QUIET_S)
         if is_quiet:
-            trim_heap()  # outside of the lock: clients that come now need not wait for it
+            trim_heap()  # outside of the lock, so that new clients do not wait for it
         with self._changed:
             self._changed.wait_for(self._is_called)
             return bool(self._waiting or self._running)
@@ -249,7 +250,7 @@ class Scheduler:
         return bool(self._waiting or self._running or not self._is_open)
 
     def _sweep(self) -> None:
-        """End what was cancelled or is late."""
+        """End generations that were cancelled or passed their deadline."""
         now = time.perf_counter()
         with self._changed:
             cancelled, self._cancelled = self._cancelled, set()
@@ -263,7 +264,7 @@ class Scheduler:
             self._end(entry, "cancelled" if entry.handle.request_id in cancelled else "deadline")
 
     def _admit(self) -> None:
-        """Let the first of the queue in, as long as there is room; nobody overtakes."""
+        """Admit generations in queue order while they fit."""
         while entry := self._next():
             entry.admitted_at = time.perf_counter()
             error = catch(lambda session=entry.session: self._batch.join([session]))
@@ -289,17 +290,17 @@ class Scheduler:
         error = catch(lambda: served.extend(self._batch.step(num_waiting=len(self._waiting))))
         for one in (error, *(session.error for session in served)):
             if isinstance(one, OutOfStepError):
-                raise one  # no later round can be better
+                raise one  # no later round can succeed
         if error is not None:
             self._start_over(error)
             return
         num_tokens = self._batch.num_prompt_tokens - before
         for session in served:
-            num_tokens += self._tell(self._running[session.context.request_id])
+            num_tokens += self._publish(self._running[session.context.request_id])
         self._sink("round_tokens", num_tokens)
 
-    def _tell(self, entry: ScheduledGeneration) -> int:
-        """Send what the round added to a generation; the number of new tokens."""
+    def _publish(self, entry: ScheduledGeneration) -> int:
+        """Send the new tokens of a generation, and return their number."""
         is_first = entry.num_sent == 0
         event, record = entry.advance()
         with self._changed:
@@ -310,12 +311,12 @@ class Scheduler:
                 self._totals.add(record, entry.controller)
         if event.finish_reason is not None:
             self._forget(entry, event.finish_reason)
-        # Last, so that whoever reads the end of a generation finds it counted.
+        # Last, so that a client that reads the end finds the generation counted.
         entry.handle.put(event)
         return len(event.token_ids)
 
     def _start_over(self, error: Exception) -> None:
-        """A round that failed as a whole ends all generations that took part; whoever waits gets a fresh batch."""
+        """End all generations of a failed round; waiting ones get a new batch."""
         batch, self._batch = self._batch, self._new_batch()
         for entry in list(self._running.values()):
             self._end(entry, "error", error)

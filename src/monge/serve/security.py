@@ -1,4 +1,4 @@
-"""What stands between the network and the application: keys, sizes, time, and a count of every answer."""
+"""Middlewares: keys, host names, sizes, timeouts, and a counter of answers."""
 
 import asyncio
 import hmac
@@ -11,20 +11,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from monge.serve.errors import ApiError
 
 _OPEN: Final = frozenset({"/health", "/metrics", "/version"})
-"""Paths for machines that watch; all others need a key where there are keys, unknown ones included."""
+"""Paths for monitoring. If there are keys, all other paths need one, unknown paths included."""
 
 _HEADER_BYTES: Final = 4096
 _CLOSE: Final = {"connection": "close"}
-"""Where the rest of a body is not read."""
+"""Closes the connection, so that the rest of a body is not read."""
 
 
 class CountedAnswers:
-    """Tells every answer's endpoint, status and error code.
+    """Reports the endpoint, status and error code of every answer.
 
     Args:
         app: What answers.
-        count: Told `(endpoint, status, code)`.
-        endpoints: Known paths; all others count as `other`, so that clients cannot invent label values.
+        count: Called with `(endpoint, status, code)`.
+        endpoints: Known paths. All others count as `other`, so that clients cannot create label
+            values.
     """
 
     def __init__(self, app: ASGIApp, count: Callable[[str, int, str], None], endpoints: Sequence[str]) -> None:
@@ -46,11 +47,11 @@ class CountedAnswers:
 
 
 class ApiKeyGate:
-    """Refuses requests that bring none of the keys, in a time that does not depend on how much of one they guessed.
+    """Refuses requests without a valid key, in constant time.
 
     Args:
         app: What answers.
-        keys: The keys; none lets everything pass.
+        keys: The keys; without keys, every request passes.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -73,20 +74,21 @@ class ApiKeyGate:
         sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = sent[:_HEADER_BYTES].partition(b" ")
         found = False
-        for known in self._keys:  # all of them, so that the time says nothing
+        for known in self._keys:  # all keys, so that the time reveals nothing
             found |= hmac.compare_digest(key.strip(), known)
         return found and scheme.lower() == b"bearer"
 
 
 class AllowedHosts:
-    """Refuses requests that were sent to another name.
+    """Refuses requests whose `Host` header has another name.
 
-    A web page can give its own name the address of this machine once it is loaded (DNS rebinding). Its scripts then speak to a
-    server on loopback as to their own site, but they cannot hide the name.
+    A web page can point its own name to the address of this machine after it is loaded (DNS
+    rebinding). Its scripts can then reach a server on loopback, but they cannot hide the name.
 
     Args:
         app: What answers.
-        hosts: Names and addresses that are served, without ports, those of IPv6 in brackets; none lets everything pass.
+        hosts: Allowed names and addresses, without ports, IPv6 in brackets. If empty, every request
+            passes.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
@@ -114,12 +116,12 @@ def _without_port(host: bytes) -> bytes:
 
 
 class BoundedBodies:
-    """Reads a body whole before anything else sees it: refused where it is too large, or arrives too slowly.
+    """Reads the whole body first, and refuses it if it is too large or too slow.
 
     Args:
         app: What answers.
         max_bytes: Largest body.
-        timeout_s: Seconds in which it must have arrived.
+        timeout_s: Seconds until the body must be complete.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float | int) -> None:
@@ -151,7 +153,7 @@ class BoundedBodies:
         await self._app(scope, replayed, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; `None` where the client left."""
+        """Return the body, or `None` if the client disconnected."""
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
         if declared.isdigit() and int(declared[:20]) > self._max_bytes:
             raise self._too_large()

@@ -35,7 +35,7 @@ _EVENT_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class EventStream(StreamingResponse):
-    """A stream whose generations end with it, even if its client left before the first byte."""
+    """A stream that cancels its generations when it ends or its client disconnects."""
 
     def __init__(self, answers: Answers, handles: Sequence[RequestHandle]) -> None:
         super().__init__(stream(answers, handles), media_type="text/event-stream", headers=_EVENT_HEADERS)
@@ -50,14 +50,14 @@ class EventStream(StreamingResponse):
 
 
 class Service:
-    """What stands behind the endpoints.
+    """The endpoints of a server.
 
     Args:
         decoder: The parts, the tokenizer.
-        scheduler: Runs generations; started and closed with the application.
-        settings: What the operator decided.
-        metrics: What is measured.
-        chat: How conversations are written.
+        scheduler: Runs the generations; the application starts and closes it.
+        settings: Settings of the server.
+        metrics: Metrics of the server.
+        chat: Formats conversations.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Service:
         metrics.watch(scheduler.snapshot)
 
     async def completions(self, request: Request) -> Response:
-        """Continue prompts."""
-        return await self._answer(request, CompletionRequest, self._parser.of_completion)
+        """Answer `POST /v1/completions`."""
+        return await self._answer(request, CompletionRequest, self._parser.parse_completion)
 
     async def chat_completions(self, request: Request) -> Response:
-        """Answer in a conversation."""
-        return await self._answer(request, ChatRequest, self._parser.of_chat)
+        """Answer `POST /v1/chat/completions`."""
+        return await self._answer(request, ChatRequest, self._parser.parse_chat)
 
     async def models(self) -> dict[str, Any]:
         """The served model, in a list."""
@@ -95,7 +95,7 @@ class Service:
         return self._card()
 
     async def health(self) -> Response:
-        """200 while requests are taken and served, else 503."""
+        """Return 200 while requests are accepted and served, else 503."""
         now = self._scheduler.snapshot()
         is_well = now.is_open and now.failure is None
         return JSONResponse({"status": "ok" if is_well else "unavailable"}, status_code=200 if is_well else 503)

@@ -1,4 +1,4 @@
-"""How a server behaves towards its clients."""
+"""Settings of a server."""
 
 import ipaddress
 import math
@@ -16,21 +16,23 @@ BUILT_IN: Final = "built-in"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What an operator decides.
+    """Settings that the operator chooses.
 
     Args:
-        model_name: Name under which the target is served; it is a label of metrics too.
-        api_keys: Keys of which a request must bring one, except to `/health`, `/version` and `/metrics`; none for no keys.
-        allowed_hosts: Names and addresses, without ports, of which the `Host` header of a request must have one; none for any.
+        model_name: Name of the served target; it is also a label of the metrics.
+        api_keys: A request needs one of these keys, except for `/health`, `/version` and
+            `/metrics`. If empty, no key is needed.
+        allowed_hosts: Names and addresses, without ports, that the `Host` header may have. If
+            empty, any is allowed.
         max_request_bytes: Largest body.
         max_choices: Most completions of one request: prompts times `n`.
-        body_timeout_s: Seconds in which a body must have arrived.
+        body_timeout_s: Seconds until a body must be complete.
         request_timeout_s: Seconds after which a request is ended; `None` for no limit.
-        logprobs_of: What `logprobs` reports: `raw`, the target's own law at temperature 1, or `processed`, the law that tokens
-            are drawn from. Those of a prompt are always raw.
+        logprobs_of: `raw` reports the target at temperature 1; `processed` reports the law that
+            tokens are drawn from. A prompt always has raw log-probabilities.
 
     Raises:
-        OptionError: If a value cannot be.
+        OptionError: If a value is invalid.
     """
 
     model_name: str
@@ -63,7 +65,7 @@ class ServerSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from its own machine alone."""
+    """Return whether an address is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -71,15 +73,15 @@ def is_loopback(host: str) -> bool:
 
 
 def hosts_to_accept(host: str, api_keys: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
-    """Names under which a server may be asked; none for any.
+    """Return the names that the `Host` header may have; empty for any.
 
-    A server on loopback that asks for no key is open to every page in a browser of its machine, unless it checks names. Where
-    there is a key, pages do not know it; and on other addresses a server has names that it cannot know.
+    Without a key, a server on loopback is open to every page in a browser on its machine, unless it
+    checks names. With a key it is not, and on other addresses a server does not know all its names.
 
     Args:
-        host: Where it listens.
-        api_keys: Keys that it asks for.
-        allowed: Further names that the operator allows; with any, names are always checked.
+        host: Address that it listens on.
+        api_keys: Its keys.
+        allowed: Further names that the operator allows. If there are any, names are always checked.
     """
     if not allowed and (api_keys or not is_loopback(host)):
         return ()
@@ -88,7 +90,7 @@ def hosts_to_accept(host: str, api_keys: Sequence[str], allowed: Sequence[str]) 
 
 
 def served_name(target: str | None) -> str:
-    """A target's name for clients: of a folder only its last part, since where it lies is nobody's business."""
+    """Return the name of a target for clients: the last part of its path."""
     if target is None:
         return BUILT_IN
     return Path(target).resolve().name if Path(target).exists() else target

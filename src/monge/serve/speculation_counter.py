@@ -1,4 +1,4 @@
-"""Running totals, so that nothing is kept per round."""
+"""Counters of speculation."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from monge.serve.generation import GenerationFinish, Speculation
 
 
 class SpeculationCounter:
-    """What drafting was worth so far.
+    """Counts drafted and accepted tokens.
 
     Args:
-        max_depth: Most tokens that a draft can have accepted.
+        max_depth: Largest number of accepted tokens of a draft.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -26,7 +26,7 @@ class SpeculationCounter:
             self._histogram[record.num_accepted] += 1
 
     def total(self) -> Speculation:
-        """The figures."""
+        """Return the figures."""
         return Speculation(
             num_rounds=self._num_rounds,
             num_drafts=sum(self._histogram),
@@ -37,10 +37,10 @@ class SpeculationCounter:
 
 
 class Totals:
-    """What a scheduler has done since it was made.
+    """Totals of a scheduler since its start.
 
     Args:
-        max_depth: Most tokens that a draft can have accepted.
+        max_depth: Largest number of accepted tokens of a draft.
         controllers: Names of the controllers that may plan a round.
     """
 

@@ -15,10 +15,10 @@ DONE: Final = "data: [DONE]\n\n"
 
 
 async def stream(answers: Answers, handles: Sequence[RequestHandle]) -> AsyncIterator[str]:
-    """Chunks as they come, of all choices in turn, then usage if it was asked for, then the end.
+    """Yield the chunks of all choices as they arrive, then usage if requested, then the end.
 
-    An error after the first chunk has no status left to be told with: it is an event with an `error` object, then the end.
-    However the stream ends, its generations do too.
+    An error after the first chunk is an event with an `error` object, because the status is already
+    sent. When the stream ends, its generations end too.
     """
     started, summaries, num_generated = set[int](), dict[int, Summary](), 0
     request = answers.request
@@ -46,7 +46,7 @@ async def stream(answers: Answers, handles: Sequence[RequestHandle]) -> AsyncIte
 
 
 async def _merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, Event]]:
-    """Events of several generations, each with its place, in the order in which they come."""
+    """Yield the events of several generations with their index, in order of arrival."""
     arrived = asyncio.Queue[tuple[int, Event] | None]()
 
     async def forward(index: int, handle: RequestHandle) -> None:

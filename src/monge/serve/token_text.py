@@ -1,4 +1,4 @@
-"""The text and the bytes of single tokens, as log-probabilities name them."""
+"""The text and the bytes of single tokens, for log-probabilities."""
 
 import re
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ class TokenTexts:
     """Names tokens.
 
     Args:
-        tokenizer: The tokenizer; without one, a token's name is its number.
+        tokenizer: The tokenizer. Without one, the name of a token is its number.
     """
 
     tokenizer: Any
     _known: dict[int, str] = field(default_factory=dict[int, str], init=False)
 
     def name(self, token_id: int) -> str:
-        """Text of a token by itself; special tokens are written out, parts of a character show as replacement characters."""
+        """Return the text of one token; parts of characters become U+FFFD."""
         if token_id not in self._known:
             self._known[token_id] = self._decoded(token_id)
         return self._known[token_id]
 
     def utf8(self, token_id: int) -> list[int] | None:
-        """Bytes of a token, parts of a character included; `None` where the tokenizer does not say."""
+        """Return the bytes of a token, or `None` if the tokenizer does not give them."""
         name = self.name(token_id)
         if _REPLACEMENT not in name:
             return list(name.encode())
@@ -44,7 +44,7 @@ class TokenTexts:
 
 @cache
 def _byte_letters() -> Mapping[str, int]:
-    """The letters with which byte-level tokenizers spell bytes: printable ones stand for themselves, others for 256 and on."""
+    """Return the letters of byte-level tokenizers: printable bytes, then from 256 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}

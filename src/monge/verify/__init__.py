@@ -1,1 +1,1 @@
-"""Acceptance rules, one a file: which drafted tokens are kept so that the committed law is the target's."""
+"""Verifiers, one a file: rules that keep drafted tokens and preserve the target's law."""

@@ -1,4 +1,4 @@
-"""Verifiers, node rules, and the walk that makes a verifier of a node rule.
+"""Verifiers, node rules, and the walk that turns a node rule into a verifier.
 
 p = target law, q = draft law.
 """
@@ -18,16 +18,16 @@ from monge.verify.problem import NodeProblem, ScoredTree
 
 
 class NodeRule(ABC):
-    """A rule that looks at one node: the usual way to add a verifier.
+    """A rule for one node: the usual way to add a verifier.
 
-    Attributes are those of the class, or of the object where they depend on its settings.
+    Attributes belong to the class, or to the object if they depend on its settings.
 
     Attributes:
         accepts: Proposals for which the rule is exact.
         max_width: Most candidates for which it is exact, if bounded.
         is_lossless: Whether the emitted token follows the target law exactly.
-        is_enumerable: Whether it draws discrete variables only, so that the oracle can run every branch; a rule that asks for
-            positions proves its law by integration.
+        is_enumerable: Whether it draws discrete variables only, so that the oracle can run every
+            branch. A rule that draws positions in [0, 1] is proved by integration instead.
         invariant_for: Proposals for which the text is a function of the seed and the target, whatever the candidates.
     """
 
@@ -57,16 +57,16 @@ class NodeRule(ABC):
         """
 
     def emit_many(self, problems: Sequence[NodeProblem]) -> list[int]:
-        """Emit at a node of each of several requests, none scaled: the tokens of `emit`, by a batched twin if there is one."""
+        """Emit at one node of each of several requests: the tokens of `emit`, in a batch."""
         return [self.emit_one(problem) for problem in problems]
 
     def emit_one(self, problem: NodeProblem) -> int:
-        """`emit`, asked about a problem."""
+        """Call `emit` for a problem."""
         return self.emit(problem.target_law, problem.proposal, problem.candidates, problem.draws)
 
 
 class Verifier(ABC):
-    """A rule that looks at the whole tree. Attributes as in `NodeRule`."""
+    """A rule for the whole tree. Attributes as in `NodeRule`."""
 
     accepts: frozenset[type[Proposal]]
     max_width: int | None = None
@@ -81,7 +81,7 @@ class Verifier(ABC):
 
     @abstractmethod
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-        """Decide which nodes are kept, and draw the token after them.
+        """Accept a path of nodes, and draw the token after it.
 
         Args:
             tree: The scored tree.
@@ -90,15 +90,15 @@ class Verifier(ABC):
         """
 
     def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
-        """Verify the trees of several requests: the verdicts are those of `verify`, one by one.
+        """Verify the trees of several requests; each verdict is that of `verify`.
 
-        A request draws from its own source only, in the same order as alone. One whose target's logits are not finite gets the
-        error in place of a verdict, and disturbs no other.
+        A request draws from its own source only, in the same order as alone. If its target logits
+        are not finite, it gets the error instead of a verdict; the others are not affected.
         """
         return [self.verify_one(one) for one in scored]
 
     def verify_one(self, scored: ScoredTree) -> Verdict | NonFiniteLogitsError:
-        """The verdict, or the error where the target's logits are not finite."""
+        """Return the verdict, or the error if the target's logits are not finite."""
         try:
             return self.verify(scored.tree, scored.target_laws, scored.draws)
         except NonFiniteLogitsError as error:
@@ -110,10 +110,10 @@ Rule = NodeRule | Verifier
 
 @dataclass(frozen=True, slots=True)
 class Walk(Verifier):
-    """The verifier made of a node rule: emit at the node, descend while the emitted token is a candidate.
+    """The verifier of a node rule: emit at a node, and descend while the token is a candidate.
 
-    Exact because every emitted token follows the target's law given its prefix, whichever branch emitted it. Nodes whose
-    candidates are of `Arbitrary` origin are decided by the target walk, which is exact for any candidates.
+    It is exact because every emitted token follows the target's law given its prefix. Nodes with
+    `Arbitrary` candidates use the target walk, which is exact for any candidates.
     """
 
     rule: NodeRule
@@ -130,7 +130,7 @@ class Walk(Verifier):
         return descent.verdict()
 
     def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
-        """As `Verifier.verify_many`, a level of all trees at once."""
+        """Verify one level of all trees at a time."""
         if len(scored) == 1:
             return [self.verify_one(scored[0])]
         descents = {row: Descent(one) for row, one in enumerate(scored)}
@@ -141,7 +141,7 @@ class Walk(Verifier):
         return [errors.get(row) or _ended(one) for row, one in descents.items()]
 
     def _emit(self, descents: Mapping[int, Descent], errors: dict[int, NonFiniteLogitsError]) -> dict[int, int]:
-        """A token at the place of each; those whose target's law can't be made come among the errors."""
+        """Return the token of each descent, and add those without a target law to `errors`."""
         problems: dict[int, NodeProblem] = {}
         for row, one in descents.items():
             try:
@@ -173,12 +173,12 @@ def _ended(descent: Descent) -> Verdict | NonFiniteLogitsError:
 
 
 def as_verifier(rule: Rule) -> Verifier:
-    """The verifier itself, or the walk of a node rule."""
+    """Return the verifier itself, or the walk of a node rule."""
     return Walk(rule) if isinstance(rule, NodeRule) else rule
 
 
 def unsupported_reason(rule: Rule, proposals: Iterable[type[Proposal]], max_width: int | None) -> str | None:
-    """Why a rule is not exact for candidates drawn in these ways and numbers, or `None` where it is.
+    """Return why a rule is not exact for these candidates, or `None` if it is.
 
     Args:
         rule: A node rule or a verifier; a `Walk` answers for its rule.

@@ -1,4 +1,4 @@
-"""Block verification: the longest accepted prefix of a chain is decided from its end."""
+"""Block verification: decides the accepted prefix of a chain from its end."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from monge.verify.whole_tree import Excess, decided_part, drawn_from, excess, sh
 
 @dataclass(frozen=True, slots=True)
 class Block(Verifier):
-    """Decide on the whole drafted block at once: a token that p likes may make up for an earlier one that it likes less.
+    """Decide on the whole drafted block: a probable token can compensate an improbable earlier one.
 
     Law:
         The accepted prefix, the token after it, and the target's own continuation together follow the target's law, for a chain
@@ -29,8 +29,8 @@ class Block(Verifier):
         where a_i = 1 and p = q: acceptance further down is then certain, and h_i = 0.
 
     Cost:
-        O(support of p) a position, all positions looked at, instead of those up to the first rejection; a residual is made only
-        where the round ends.
+        O(support of p) a position, for all positions; a residual is computed only where the round
+        ends.
 
     Reference:
         Block Verification (Sun et al., arXiv 2403.10444), Algorithm 2 and Theorem 3: no rule for one path that leaves later

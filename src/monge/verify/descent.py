@@ -1,4 +1,4 @@
-"""One request's way down its tree, a node at a time."""
+"""The walk of one request down its tree, one node at a time."""
 
 from monge.core.errors import ProposalMismatchError
 from monge.core.proposal import Arbitrary
@@ -7,10 +7,10 @@ from monge.verify.problem import NodeProblem, ScoredTree
 
 
 class Descent:
-    """Where a walk has come to: it asks for a token at each node that has candidates, and follows it.
+    """The state of a walk: it asks for a token at each node with candidates, and follows it.
 
     Args:
-        scored: The request's part of the round.
+        scored: The scored tree of the request.
         path: Nodes that are accepted already.
         examined: `Verdict.examined` of the nodes above the last of them.
 
@@ -32,7 +32,7 @@ class Descent:
 
     @property
     def is_walked(self) -> bool:
-        """Whether the candidates here are of `Arbitrary` origin, which only the target walk decides exactly."""
+        """Whether the candidates here are `Arbitrary`, so that only the target walk is exact."""
         return isinstance(self._scored.tree.proposals[self._node], Arbitrary)
 
     @property
@@ -40,7 +40,7 @@ class Descent:
         return self._node
 
     def problem(self) -> NodeProblem:
-        """The node's problem; the target's law is made here."""
+        """Return the problem of the node; this computes the target's law."""
         tree = self._scored.tree
         return NodeProblem(
             target_law=self._scored.target_laws[self._node],
@@ -50,7 +50,7 @@ class Descent:
         )
 
     def follow(self, token: int) -> None:
-        """Go to the candidate with the token emitted here, or stop where none has it."""
+        """Go to the candidate with the emitted token, or stop if there is none."""
         tree = self._scored.tree
         child_of = {tree.token_ids[child]: child for child in tree.candidates[self._node]}
         self._examined.append(len(child_of))
@@ -63,7 +63,7 @@ class Descent:
             )
 
     def verdict(self) -> Verdict:
-        """What was kept, once the way has ended; after a leaf, with a draw from its law."""
+        """Return the verdict of a finished walk; at a leaf, draw the bonus token."""
         if self._verdict is not None:
             return self._verdict
         token = self._scored.draws.categorical(self._scored.target_laws[self._node])

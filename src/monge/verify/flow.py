@@ -1,4 +1,4 @@
-"""Flows: what a node rule passes on to the drawn candidates of a scaled target, as Layer Verification needs it.
+"""Flows: the mass of a scaled target that a node rule passes to its candidates.
 
 p = target law, q = draft law, s = scale in (0, 1].
 """
@@ -34,7 +34,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Emission:
-    """All that a rule emits given one tuple of candidates, where the averages y have no closed form.
+    """The emitted law given one tuple of candidates, if the averages y have no closed form.
 
     With e(x | candidates) the law of the emitted token (1 - s is missing from it on average), E[e(x | candidates)] = s p(x).
 
@@ -50,7 +50,7 @@ class Emission:
 
 
 class FlowRule(NodeRule):
-    """A node rule that can be lifted to whole trees: it also answers for scaled targets, with probabilities, not tokens.
+    """A node rule that can be lifted to whole trees: it has flows of scaled targets.
 
     A scaled target is the rule run on the law (s p, 1 - s) with one more symbol that is never drafted; that symbol and every
     token that is not a candidate read "nothing accepted".

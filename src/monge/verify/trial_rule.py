@@ -19,7 +19,7 @@ class TrialRule(FlowRule):
     Attributes:
         method: The twin's tests.
         min_cpu_batch: Nodes from which the twin is the faster one on a CPU, `None` where it never is; measured by
-            `monge bench verify --batch 2 --batch 4 --batch 8 --batch 32`.
+            `python -m lab.verify --batch 2 --batch 4 --batch 8 --batch 32`.
     """
 
     method: ClassVar[Method]

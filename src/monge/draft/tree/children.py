@@ -182,7 +182,7 @@ class SystematicChildren(Children):
     Args:
         exponent: Tokens are offered in proportion to this power of their draft mass.
         layout: How they are dealt to the candidates' bins: `least_full` or `snake`.
-        top: Only so many of the most probable tokens are ever offered; `None` takes them all. Drafting and verification take
+        top: Number of most probable tokens that can be candidates; `None` for all. Drafting and verification take
             time in proportion.
     """
 

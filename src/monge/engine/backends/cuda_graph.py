@@ -12,14 +12,8 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
 from monge.engine.backends.base import Notify, StepOutput, StepSpec
-from monge.engine.backends.parity_check import (
-    as_backend_error,
-    largest_difference,
-    require_agreement,
-    step_obstacle,
-    step_spec,
-)
-from monge.engine.backends.traced_step import TracedStep
+from monge.engine.backends.parity_check import as_backend_error, check_step, step_obstacle, step_spec
+from monge.engine.backends.traced_step import TracedStep, UncompiledStep, all_nodes
 from monge.engine.models.tree_cache import TreeCache
 
 WIDTHS: Final = (1, 2, 4, 8, 16, 32, 64)
@@ -95,6 +89,7 @@ class CudaGraphStep:
 
     def __init__(self, module: TracedStep, spec: StepSpec, capture: Capture) -> None:
         self.module, self.spec, self._capture = module, spec, capture
+        self._uncaptured = UncompiledStep(module, spec)
         self.layers = spec.layers
         self._layout: object = None
         self._graphs: OrderedDict[tuple[int, int, int], CapturedGraph] = OrderedDict()
@@ -109,10 +104,9 @@ class CudaGraphStep:
         if key not in self._graphs and self._has_memory:
             self._add(key, inputs, cache)
         if (graph := self._graphs.get(key)) is None:
-            logits, *states = self.module(inputs[0], (*inputs[1:], _all_nodes(inputs[0])), masks, cache.kept())
-        else:
-            self._graphs.move_to_end(key)
-            logits, *states = graph.run(inputs, masks)
+            return self._uncaptured(token_ids, positions, masks, cache)
+        self._graphs.move_to_end(key)
+        logits, *states = graph.run(inputs, masks)
         return StepOutput(logits=logits, states=tuple(states))
 
     def clear(self) -> None:
@@ -139,7 +133,7 @@ class CudaGraphStep:
         # Any mask does for capturing, but a query that sees no column has no attention weights.
         mask = torch.ones(rows, 1, nodes, cache.capacity, dtype=self.spec.mask_dtype, device=token_ids.device)
         masks = tuple(mask.clone() for _ in self.spec.kinds)
-        places, kept = (positions, columns, _all_nodes(token_ids)), cache.kept()
+        places, kept = (positions, columns, all_nodes(token_ids)), cache.kept()
         replay, outputs = self._capture(lambda: self.module(token_ids, places, masks, kept))
         return CapturedGraph((token_ids, positions, columns), masks, replay, outputs)
 
@@ -163,12 +157,6 @@ def capture_step(network: PreTrainedModel, capture: Capture, notify: Notify, lay
     with as_backend_error(f"{name} cannot be captured"):
         spec = step_spec(network, layers)
         step = CudaGraphStep(TracedStep(network, spec), spec, capture)
-        difference = largest_difference(network, step)
+        check_step(network, step, "captured")
         step.clear()  # these graphs point to a cache that no longer exists
-    require_agreement(network, step, "captured", difference)
     return step
-
-
-def _all_nodes(token_ids: Tensor) -> Tensor:
-    """All nodes have logits."""
-    return torch.arange(token_ids.shape[1], device=token_ids.device)

@@ -1,6 +1,7 @@
 """The backends by name."""
 
 import logging
+import sys
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -44,14 +45,21 @@ class Compiled(Backend):
     def _on_cpu(self, network: PreTrainedModel) -> SequenceModel:
         from monge.engine.backends.compiled import compile_module, compile_step  # the compiler is slow to import
 
-        make_step = partial(compile_step, network, _LOG.info)
-        return HfTreeModel(network, make_step(), make_step, partial(compile_module, _LOG.info))
+        make_step = partial(compile_step, network, _notify)
+        return HfTreeModel(network, make_step(), make_step, partial(compile_module, _notify))
 
     def _on_gpu(self, network: PreTrainedModel) -> SequenceModel:
         from monge.engine.backends.cuda_graph import GraphCapture, capture_step
 
-        make_step = partial(capture_step, network, GraphCapture(network.device), _LOG.info)
+        make_step = partial(capture_step, network, GraphCapture(network.device), _notify)
         return HfTreeModel(network, make_step(), make_step)
+
+
+def _notify(text: str) -> None:
+    """Say what takes long: in the log, and on a terminal."""
+    _LOG.info(text)
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{text}\n")
 
 
 BACKENDS: Final[Registry[Backend]] = Registry(

@@ -11,9 +11,10 @@ from torch.fx.experimental import _config
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from monge.engine.backends.base import StepSpec
+from monge.engine.backends.base import StepOutput, StepSpec
 from monge.engine.backends.packed_linear import pack_linears
 from monge.engine.models.network_facts import cache_keyword, chooses_logits
+from monge.engine.models.tree_cache import TreeCache
 
 _GROUPED_ATTENTION: Final = "monge_grouped"
 _tracing: Any = _config  # its `patch` is installed at run time, out of sight of type checkers
@@ -69,6 +70,30 @@ class TracedStep(torch.nn.Module):
         """Weights and buffers by name."""
         parameters = self.named_parameters(remove_duplicate=False)
         return dict(parameters) | dict(self.named_buffers(remove_duplicate=False))
+
+
+class UncompiledStep:
+    """A traced step that runs as it is; a `NodeStep`.
+
+    Args:
+        module: The traced step.
+        spec: Shapes of inputs and outputs.
+    """
+
+    name = "uncompiled"
+
+    def __init__(self, module: TracedStep, spec: StepSpec) -> None:
+        self.module, self.layers = module, spec.layers
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache) -> StepOutput:
+        places = positions, cache.columns(token_ids.shape[1]), all_nodes(token_ids)
+        logits, *states = self.module(token_ids, places, masks, cache.kept())
+        return StepOutput(logits=logits, states=tuple(states))
+
+
+def all_nodes(token_ids: Tensor) -> Tensor:
+    """Indices of all nodes of `[batch, nodes]` tokens, which have logits then."""
+    return torch.arange(token_ids.shape[1], device=token_ids.device)
 
 
 class _CacheLayer(CacheLayerMixin):

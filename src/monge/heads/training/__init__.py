@@ -1,1 +1,1 @@
-"""What the training of every kind of head shares."""
+"""Training of heads: what every kind shares, the text that a target writes, and one module a kind."""

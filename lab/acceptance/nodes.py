@@ -1,0 +1,132 @@
+"""Acceptance of one node over logged laws: closed forms where there are some, the rule itself, run with seeds, elsewhere."""
+
+import math
+from collections import defaultdict
+from dataclasses import asdict
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from lab.acceptance.log import LawLog, LoggedNode, seeded
+from monge.acceptance.closed_forms import closed_form, recursion_calls
+from monge.acceptance.draftings import Drafting, draftings, optimum
+from monge.acceptance.node import legal_draftings, usual_drafting
+from monge.bench.statistics import Resamples
+from monge.core.draws import Draws
+from monge.core.law import DenseLaw
+from monge.verify.base import NodeRule
+from monge.verify.flow import Flow, FlowRule
+from monge.verify.problem import NodeProblem
+from monge.verify.registry import VERIFIERS
+
+OPTIMUM: Final = "optimum"
+WALK: Final = "target_walk"
+MAX_CALLS: Final = 100
+"""Most calls of the recursion over rejected tokens at one node of many: milliseconds."""
+
+Values = dict[tuple[str, str, str], list[float]]
+"""By drafting, rule and method: one value a node."""
+
+
+def node_records(log: LawLog, width: int, resamples: Resamples, *, samples: int, seed: int) -> list[dict[str, Any]]:
+    """Mean acceptance over the nodes of a log, by drafting and rule, with the mean distance to the optimum.
+
+    Args:
+        log: Logged laws.
+        width: Number of candidates K.
+        resamples: For the intervals.
+        samples: Runs a node of rules without a closed form.
+        seed: Of these runs.
+
+    Returns:
+        Records with `temperature`, `candidates`, `drafting`, `rule` (`optimum` for the largest acceptance), `is_usual` (the
+        drafting that the rule is made for), `how`, and `acceptance` and `gap` as mean, low and high.
+    """
+    values: Values = defaultdict(list)
+    usual: dict[str, str | None] = {}
+    for number, node in enumerate(log.nodes):
+        draws = seeded(seed, "node", log.temperature, width, number)
+        for key, value in _at(node, width, usual, samples, draws).items():
+            values[key].append(value)
+    texts = np.array([node.text for node in log.nodes], dtype=np.int64)
+    best = {drafting: np.array(found) for (drafting, rule, _), found in values.items() if rule == OPTIMUM}
+    records: list[dict[str, Any]] = []
+    for (drafting, rule, how), found in values.items():
+        if len(found) < len(log.nodes):  # not known at every node: a mean over the others would compare unequal sets
+            continue
+        array = np.array(found)
+        gaps = best.get(drafting)
+        is_complete = gaps is not None and gaps.size == array.size
+        records.append(
+            {
+                "temperature": log.temperature,
+                "candidates": width,
+                "drafting": drafting,
+                "rule": rule,
+                "is_usual": usual.get(rule) == drafting,
+                "how": how,
+                "num_nodes": len(found),
+                "acceptance": asdict(resamples.estimate(array, texts)),
+                "gap": asdict(resamples.estimate(gaps - array, texts)) if is_complete and gaps is not None else None,
+            }
+        )
+    return records
+
+
+def _at(
+    node: LoggedNode, width: int, usual: dict[str, str | None], samples: int, draws: Draws
+) -> dict[tuple[str, str, str], float]:
+    """Everything about one node."""
+    found: dict[tuple[str, str, str], float] = {}
+    ways = draftings(node.q, width)
+    for way in ways:
+        best = optimum(node.p, way.proposal)
+        if best is not None:
+            found[way.name, OPTIMUM, "closed form"] = best
+    target = DenseLaw(torch.from_numpy(node.p))
+    sampled = tuple(way for way in ways if way.name != "top")  # of top tokens alone every rule accepts p of them
+    for name in VERIFIERS:
+        legal = legal_draftings(VERIFIERS.make(name), sampled)
+        usual.setdefault(name, usual_drafting(VERIFIERS.make(name), legal))
+        for way in legal:
+            is_slow = recursion_calls(way.proposal) > MAX_CALLS
+            value = None if is_slow and name != WALK else closed_form(name, node.p, way.proposal)
+            if value is not None:
+                found[way.name, name, "closed form"] = value
+            elif way.name == usual[name]:
+                found |= _estimated(name, target, way, samples, draws)
+    return found
+
+
+def _estimated(name: str, target: DenseLaw, way: Drafting, samples: int, draws: Draws) -> dict[tuple[str, str, str], float]:
+    """Mean over a few drawings of the candidates; given these, a rule with a flow says its acceptance exactly.
+
+    Whole-tree rules are left out: on one node each is a node rule that has its own row.
+    """
+    rule = VERIFIERS.make(name)
+    if not isinstance(rule, NodeRule) or samples == 0:
+        return {}
+    total = 0.0
+    for _ in range(samples):
+        candidates = way.proposal.draw(draws)
+        if isinstance(rule, FlowRule):
+            total += _given(rule, target, way, candidates, draws)
+        else:
+            total += rule.emit(target, way.proposal, candidates, draws) in candidates
+    return {(way.name, name, "sampled"): total / samples}
+
+
+def _given(rule: FlowRule, target: DenseLaw, way: Drafting, candidates: tuple[int, ...], draws: Draws) -> float:
+    """P(the emitted token is a candidate | candidates): accepted, or hit by the residual."""
+    problem = NodeProblem(target_law=target, scale=1.0, proposal=way.proposal, candidates=candidates, draws=draws)
+    flow = rule.flow(problem)
+    accepted = math.fsum(flow.accept_probs.values())
+    if not isinstance(flow, Flow):
+        return accepted
+    residual = target.probs.clone()
+    residual[flow.token_ids] -= flow.masses
+    left = float(residual.sum())
+    hit = float(residual[sorted(set(candidates))].sum())
+    # Nothing left: the flow accepts all of p, and no tuple is ever rejected.
+    return accepted + (1.0 - accepted) * hit / left if left > 0.0 else accepted

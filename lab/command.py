@@ -1,0 +1,19 @@
+"""How `python -m lab.NAME` runs a command."""
+
+from collections.abc import Callable
+
+import typer
+
+from monge.cli.lazy import SETTINGS
+
+
+def app_of(command: Callable[..., None]) -> typer.Typer:
+    """A program of one command."""
+    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}, **SETTINGS)
+    app.command()(command)
+    return app
+
+
+def run(command: Callable[..., None]) -> None:
+    """Run a command with the arguments of this process."""
+    app_of(command)()

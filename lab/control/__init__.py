@@ -1,0 +1,1 @@
+"""Controllers on simulated streams, without networks."""

@@ -1,0 +1,209 @@
+"""Controllers on a simulated chain drafter: what their rules are worth, without networks, clocks or machines.
+
+A round's acceptance is drawn from regimes that last; every position deviates a little. All controllers meet the same rounds and
+the same coins, so their speeds are compared in pairs. The drafter's confidence is that acceptance itself. Times are those of a
+linear latency model in units of a plain forward. The controllers are the real ones, and their own time is taken.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Final
+
+from monge.control.base import AnyController, RoundInfo
+from monge.control.fixed import Fixed
+from monge.control.latency import Latency
+from monge.control.registry import CONTROLLERS
+from monge.control.shared import SharedState
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.verdict import StepRecord
+
+MAX_WINDOW: Final = 16
+MAX_FIXED: Final = 12
+_LOWEST, _HIGHEST = 0.02, 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What awaits a draft.
+
+    Args:
+        acceptance: Chance by depth that a token is accepted.
+        coins: Uniform numbers that decide.
+    """
+
+    acceptance: tuple[float, ...]
+    coins: tuple[float, ...]
+
+    def num_accepted(self, depth: int) -> int:
+        """Accepted tokens of a chain so deep."""
+        decided = zip(self.coins[:depth], self.acceptance[:depth], strict=True)
+        return next((place for place, (coin, chance) in enumerate(decided) if coin >= chance), depth)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What a simulated stream is like.
+
+    Args:
+        regimes: Acceptance of each regime.
+        switch_prob: Chance per round that the regime is drawn anew, each as likely.
+        noise: Standard deviation of a position's own deviation.
+        draft: Cost of a drafted level, in plain forwards.
+        node: Cost of a further token to verify, likewise.
+    """
+
+    regimes: tuple[float, ...] = (0.35, 0.6, 0.8, 0.95)
+    switch_prob: float = 0.1
+    noise: float = 0.05
+    draft: float = 0.08
+    node: float = 0.02
+
+    def costs(self) -> Latency:
+        """The latency of this world."""
+        return Latency.linear(plain=1.0, node=self.node, draft=self.draft)
+
+    def rounds(self, count: int, draws: Draws) -> Iterator[Round]:
+        """Round after round."""
+        normal, regime = NormalDist(), self.regimes[0]
+        for _ in range(count):
+            if draws.bernoulli(self.switch_prob):
+                regime = self.regimes[int(draws.uniform() * len(self.regimes))]
+            deviations = (self.noise * normal.inv_cdf(max(draws.uniform(), 1e-12)) for _ in range(MAX_WINDOW))
+            chances = tuple(min(_HIGHEST, max(_LOWEST, regime + deviation)) for deviation in deviations)
+            yield Round(chances, tuple(draws.uniform() for _ in range(MAX_WINDOW)))
+
+
+WORLDS: Final[Mapping[str, World]] = {
+    "light load": World(),
+    "verification ten times dearer": World(node=0.2),
+    "useless draft three quarters of the time": World(regimes=(0.02, 0.02, 0.02, 0.8), switch_prob=0.02),
+}
+_ON_THE_FLY: Final = "on_the_fly(history={h}, prior=(0.0007, 0.0003), probe_prob=0.2, max_window=16)"
+ARMS: Final[Mapping[str, str]] = {
+    **{f"on_the_fly, last {h} rounds": _ON_THE_FLY.format(h=h) for h in (4, 16, 64)},
+    "fsm": "fsm(max_window=16)",
+    "q_learning": "q_learning",
+    "transformers_heuristic": "transformers_heuristic",
+    "goodput without confidence": "goodput(max_window=16)",
+    "goodput": "goodput(max_window=16)",
+}
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds that a controller itself took.
+
+    Args:
+        clock: What seconds are.
+    """
+
+    clock: Callable[[], float]
+    seconds: float = 0.0
+
+    def run(self, work: Callable[..., Any], *given: Any) -> Any:  # noqa: ANN401 (whatever the work gives)
+        """Work on the clock."""
+        start = self.clock()
+        done = work(*given)
+        self.seconds += self.clock() - start
+        return done
+
+
+def speed(
+    controller: AnyController,
+    world: World,
+    rounds: Iterable[Round],
+    draws: Draws,
+    *,
+    confident: bool = True,
+    watch: Stopwatch | None = None,
+) -> float:
+    """Tokens per plain forward's time of a controller in a world.
+
+    Args:
+        controller: The controller.
+        world: What rounds cost.
+        rounds: Its rounds, as one request.
+        draws: The controller's own source of randomness.
+        confident: Whether the drafter tells its confidence.
+        watch: Takes the time of plans and updates.
+    """
+    costs = world.costs()
+    state = controller.init(SharedState(costs))
+    tokens, seconds, length = 0, 0.0, 0
+    watch = watch or Stopwatch(lambda: 0.0)
+    for one in rounds:
+        record = chain_record(
+            watch.run(controller.plan, [state], RoundInfo(context_lengths=(length,)), [draws])[0],
+            one,
+            length,
+            confident=confident,
+        )
+        state = watch.run(controller.update, state, record)
+        tokens += len(record.token_ids)
+        length += len(record.token_ids)
+        reads = max(record.depth, record.levels_read)
+        seconds += costs.verify_s(record.num_nodes) + (costs.draft_s(reads) if reads else 0.0)
+    return tokens / seconds
+
+
+def compare_controllers(
+    num_rounds: int, make_draws: Callable[[int], Draws], arms: Mapping[str, str] = ARMS, *, clock: Callable[[], float]
+) -> list[dict[str, Any]]:
+    """Speeds of the best fixed window, found by trying all, and of the controllers, in every world; and their own time.
+
+    Args:
+        num_rounds: Rounds of every arm.
+        make_draws: Makes a source of randomness of some number: 0 for the worlds, 1 for the controllers, the same for each.
+        arms: Controllers by name.
+        clock: Takes the controllers' own time.
+    """
+    rows: list[dict[str, Any]] = []
+    for name, world in WORLDS.items():
+        rounds = list(world.rounds(num_rounds, make_draws(0)))
+        fixed = {window: speed(Fixed(max_depth=window), world, rounds, make_draws(1)) for window in range(MAX_FIXED + 1)}
+        best = max(fixed, key=fixed.__getitem__)
+        rows.append({"world": name, "controller": f"fixed, window {best} (the best)", "speed": fixed[best], "ratio": 1.0})
+        for arm, text in arms.items():
+            controller, watch, confident = CONTROLLERS.parse(text), Stopwatch(clock), "without confidence" not in arm
+            reached = speed(controller, world, rounds, make_draws(1), confident=confident, watch=watch)
+            own = {"own_s_per_round": watch.seconds / num_rounds}
+            rows.append({"world": name, "controller": arm, "speed": reached, "ratio": reached / fixed[best], **own})
+    return rows
+
+
+def chain_record(plan: DraftPlan, one: Round, length: int, *, confident: bool, **fields: Any) -> StepRecord:
+    """One round of a chain drafter under a plan; `fields` are further fields of the record."""
+    limit = min(plan.depth(MAX_WINDOW), MAX_WINDOW)
+    depth, levels_read = _drafted(plan, one.acceptance, limit) if confident and plan.stop else (limit, 0)
+    accepted = one.num_accepted(depth)
+    return StepRecord(
+        plan=plan,
+        num_nodes=depth,
+        depth=depth,
+        num_accepted=accepted,
+        examined=(1,) * min(depth, accepted + 1),
+        next_kind="bonus" if accepted == depth else "correction",
+        token_ids=(0,) * (accepted + 1),
+        context_length=length,
+        levels_read=levels_read,
+        confidences=one.acceptance[:depth] if levels_read else (),
+        **fields,
+    )
+
+
+def _drafted(plan: DraftPlan, acceptance: Sequence[float], limit: int) -> tuple[int, int]:
+    """Depth of the chain, and levels read, where the confidence is the acceptance itself."""
+    stop = plan.stop
+    assert stop is not None
+    reach, depth, levels_read = 1.0, 0, 0
+    while depth < limit:
+        levels_read += 1
+        expected = stop.acceptance(depth + 1, acceptance[depth])
+        if not stop.draws(depth + 1, reach * expected):
+            break
+        depth, reach = depth + 1, reach * expected
+        if not stop.reads(depth + 1, reach * stop.next_acceptance(depth + 1, expected)):
+            break
+    return depth, levels_read

@@ -1,0 +1,1 @@
+"""Drafters on equal terms: one target, the same prompts, as many drafted nodes."""

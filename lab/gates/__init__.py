@@ -1,0 +1,1 @@
+"""Recorded figures, and a command that measures them again."""

@@ -1,0 +1,51 @@
+"""`python -m lab.grow`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lab.command import run
+from lab.grow.network import grown, num_parameters, shape_for, write_grown
+from monge.api import built_in
+from monge.cli import options
+from monge.cli.console import quiet_host, reported
+from monge.engine.loading import load_network, load_tokenizer
+
+
+@reported
+def main(
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    *,
+    params: Annotated[
+        str, options.option("--params", help="Parameters: 0.1B, 1B, 300M, ...", panel=options.MODELS, default="0.5B")
+    ] = "0.5B",
+    target: options.Target = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Write a target that says what the small one says, at the cost of a large one.
+
+    Hidden units, heads and neurons are repeated and layers that write nothing are added, so the law stays the same to rounding,
+    and the small target's draft model keeps its acceptance. In float32 a parameter takes four bytes, in bfloat16 two.
+
+    **Examples**
+
+        python -m lab.grow large --params 0.5B
+        python -m lab.grow large --params 8B --dtype bfloat16
+    """
+    quiet_host()
+    source = str(built_in("target")) if target is None else target
+    network = load_network(source, **options.given(dtype=dtype))
+    shape = shape_for(network, num_parameters(params))
+    count = shape.num_parameters(network.config)
+    write_grown(grown(network, shape), load_tokenizer(source), out)
+    print(
+        f"{out}: {count / 1e9:.3f}B parameters in {shape.layers} layers of {network.config.hidden_size * shape.width} hidden "
+        f"units, {shape.intermediate} neurons and {network.config.num_attention_heads * shape.width} heads"
+    )
+    if target is None:
+        print(f"monge bench decode --target {out} --draft {built_in('draft')}")
+
+
+if __name__ == "__main__":
+    run(main)

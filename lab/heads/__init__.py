@@ -1,0 +1,1 @@
+"""Heads on text that the target writes, with every alignment and without."""

@@ -1,0 +1,109 @@
+"""`python -m lab.heads`."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from lab.command import run
+from lab.heads.measure import ArmResult, LoopResult, compare_arms, is_shape_folder, run_loops
+from monge.api import built_in
+from monge.cli import options
+from monge.cli.console import output, quiet_host, reported
+from monge.cli.out import check_out_folder
+from monge.cli.progress import spinner
+from monge.draft.by_name import check_head
+from monge.engine.loading import load_network, load_tokenizer
+from monge.heads.shape.checkpoint import built_in_head
+from monge.heads.training.own_text import TextSettings, write_own_text
+from monge.prompts import encode, read_prompts, shipped
+
+OUT: Final = Path("bench-heads")
+Heads = Annotated[
+    list[Path] | None,
+    options.option(
+        "--head", help="Folder of a head, of any format; may be repeated.", panel=options.MODELS, default="the built-in one"
+    ),
+]
+
+
+@reported
+def main(
+    *,
+    head: Heads = None,
+    target: options.Target = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    data: Annotated[
+        Path | None,
+        options.measuring("--data", "Prompts that the target continues.", "the shipped"),
+    ] = None,
+    tokens: Annotated[
+        int,
+        options.measuring("--tokens", "Tokens that it writes.", TextSettings().num_tokens),
+    ] = TextSettings().num_tokens,
+    max_new_tokens: Annotated[
+        int,
+        options.measuring("--max-new-tokens", "Length of a decoded completion; 0 for none.", 64),
+    ] = 64,
+    out: Annotated[Path, options.option("--out", help="Folder of text and result.", panel=options.OUTPUT, default=OUT)] = OUT,
+    as_json: options.Json = False,
+) -> None:
+    """Measure heads on text that the target writes: every alignment of a SHAPE head against its controls, and the loop.
+
+    The alignments and the temperature are fitted on two thirds of the text and measured on the third; a ridge head is fitted
+    there too. With `--json` the last line of standard output is one JSON object.
+    """
+    quiet_host()
+    options.set_threads(threads)
+    check_out_folder(out)
+    for folder in head or ():
+        check_head(folder)
+    source = built_in("target") if target is None else target
+    network, tokenizer = load_network(source, **options.given(dtype=dtype, device=device)), load_tokenizer(source)
+    prompts = [encode(tokenizer, prompt.text) for prompt in (shipped() if data is None else read_prompts(data))]
+    folders, settings = head or [built_in_head()], replace(TextSettings(), num_tokens=tokens)
+    arms: list[ArmResult] = []
+    loops: list[LoopResult] = []
+    with spinner() as say:
+        say("writing rows")
+        rows = write_own_text(network, prompts, settings, out)
+        for folder in folders:
+            if is_shape_folder(folder):
+                arms += compare_arms(network, folder, rows, say)
+            if max_new_tokens > 0:
+                limits = {"max_new_tokens": max_new_tokens, "temperatures": (0.0, 1.0)}
+                loops += run_loops(network, folder, prompts[:24], **limits, on_loop=say)
+    document = {"tokens": rows.numel(), "arms": [asdict(one) for one in arms], "loops": [asdict(one) for one in loops]}
+    (out / "result.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    _show(arms, loops)
+    if as_json:
+        print(json.dumps(document))
+
+
+def _show(arms: list[ArmResult], loops: list[LoopResult]) -> None:
+    console = output(110)
+    table = _table("head", "alignment", "block efficiency", "acceptance by step", "strength", "temperature")
+    for arm in arms:
+        efficiency = f"{arm.quality.block_efficiency:.3f}"
+        lists = (arm.quality.acceptance, arm.strengths, arm.temperatures)
+        table.add_row(arm.head, arm.arm, efficiency, *(" ".join(f"{value:.3g}" for value in one) for one in lists))
+    if arms:
+        console.print(table)
+    if loops:
+        table = _table("head", "temperature", "tree", "verifier", "block efficiency")
+        for one in loops:
+            table.add_row(one.head, f"{one.temperature:g}", one.tree, one.verifier, f"{one.block_efficiency:.3f}")
+        console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    return Table(*columns, box=SIMPLE_HEAD)
+
+
+if __name__ == "__main__":
+    run(main)

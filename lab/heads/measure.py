@@ -1,0 +1,137 @@
+"""`python -m lab.heads`: what a head's laws are worth, with every alignment and without, and what the loop makes of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from monge.api import make_parts
+from monge.core.model import FeatureModel
+from monge.draft.head import HeadDrafter
+from monge.draft.heads import ShapeDrafter
+from monge.draft.tree.registry import TREES
+from monge.engine.decoder import Decoder
+from monge.heads.readers.files import CONFIG, read_json
+from monge.heads.shape.alignment.registry import ALIGNMENTS
+from monge.heads.shape.calibrate import calibrate_alignments, calibrate_ridge, calibrate_temperatures
+from monge.heads.shape.checkpoint import is_shape, load_head
+from monge.heads.shape.head import ShapeHead
+from monge.heads.shape.measure import Quality, measure
+from monge.heads.shape.ridge import RidgePredictor
+from monge.heads.training.shape import feature_model, gradient_ends
+from monge.heads.training.texts import Ends, Texts, read_texts
+
+ARMS: Final = ("none", "temperature", *(name for name in ALIGNMENTS if name != "none"))
+"""Alignments, and one temperature for each step in their place."""
+LOOPS: Final = (
+    ("chain(3)", "single_draft"),
+    ("fixed_width((4, 2, 1), children='iid')", "rrs"),
+    ("best_first(16, 3, 4)", "target_walk"),
+)
+"""Trees and rules that the loop runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmResult:
+    """One arm of the ablation: strengths of the alignments, temperatures, and figures on text that chose neither."""
+
+    head: str
+    arm: str
+    strengths: tuple[float, ...]
+    temperatures: tuple[float, ...]
+    quality: Quality
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopResult:
+    """Tokens per target forward of the real loop."""
+
+    head: str
+    temperature: float
+    tree: str
+    verifier: str
+    block_efficiency: float
+    num_rounds: int
+
+
+def compare_arms(
+    network: PreTrainedModel, folder: Path, rows: Int64[Tensor, "rows seq"], on_arm: Callable[[str], None]
+) -> list[ArmResult]:
+    """Fit every arm to the same predictions and measure it on the last third of the rows.
+
+    The first third fits the maps, the second one chooses strengths and temperatures. A ridge predictor is fitted anew in every
+    arm, since its later steps start from the aligned states of the earlier ones.
+    """
+    target, ends = feature_model(network), gradient_ends(network)
+    texts, third = read_texts(target, rows), len(rows) // 3
+    parts = (texts.rows(slice(0, third)), texts.rows(slice(third, 2 * third)), texts.rows(slice(2 * third, len(rows))))
+    results: list[ArmResult] = []
+    for arm in ARMS:
+        on_arm(f"{folder.name}, {arm}")
+        results.append(_arm(folder, target, arm, parts, ends))
+    return results
+
+
+@torch.no_grad()
+def _arm(folder: Path, target: FeatureModel, arm: str, parts: tuple[Texts, Texts, Texts], ends: Ends) -> ArmResult:
+    fitted, chosen, held_out = parts
+    trained = load_head(folder).to(fitted.states.device)
+    trained.check(target)
+    head = ShapeHead(trained.predictor, trained.sizes, "none" if arm == "temperature" else arm).to(fitted.states.device)
+    if isinstance(head.predictor, RidgePredictor):
+        calibrate_ridge(head, fitted, chosen, ends)
+    else:
+        calibrate_alignments(head, fitted, chosen, ends)
+    if arm == "temperature":
+        calibrate_temperatures(head, chosen, ends)
+    return ArmResult(
+        head=folder.name,
+        arm=arm,
+        strengths=tuple(float(step.get_buffer("strength")) for step in head.alignments),
+        temperatures=tuple(head.temperatures.tolist()),
+        quality=measure(head, held_out, ends),
+    )
+
+
+def is_shape_folder(folder: Path) -> bool:
+    """Whether a folder holds a SHAPE head, whose alignments can be compared."""
+    return is_shape(read_json(folder / CONFIG))
+
+
+def run_loops(
+    network: PreTrainedModel,
+    folder: Path,
+    prompts: Sequence[tuple[int, ...]],
+    *,
+    max_new_tokens: int,
+    temperatures: Sequence[float],
+    on_loop: Callable[[str], None],
+) -> list[LoopResult]:
+    """Decode prompts with the head, a published one or one of this library's, and count tokens per round."""
+    results: list[LoopResult] = []
+    for temperature in temperatures:
+        for tree, verifier in LOOPS:
+            on_loop(f"{folder.name}, {tree}, temperature {temperature:g}")
+            target: Any = feature_model(network)
+            drafter = (ShapeDrafter if is_shape_folder(folder) else HeadDrafter)(
+                target=target, head=folder, tree=TREES.parse(tree)
+            )
+            decoder = Decoder(make_parts(target, drafter=drafter, verifier=verifier), max_batch_size=len(prompts))
+            done = decoder.generate(prompts, max_new_tokens=max_new_tokens, temperature=temperature, seed=0, ignore_eos=True)
+            rounds = [record for result in done for record in result.records]
+            results.append(
+                LoopResult(
+                    head=folder.name,
+                    temperature=temperature,
+                    tree=tree,
+                    verifier=verifier,
+                    block_efficiency=sum(len(record.token_ids) for record in rounds) / len(rounds),
+                    num_rounds=len(rounds),
+                )
+            )
+    return results

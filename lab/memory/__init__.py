@@ -1,0 +1,1 @@
+"""What a decoder holds, over thousands of rounds in every backend."""

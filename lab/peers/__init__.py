@@ -1,0 +1,1 @@
+"""This library beside other engines, with the same two models."""

@@ -1,0 +1,132 @@
+"""`python -m lab.peers`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import torch
+
+from lab.command import run
+from lab.peers.compare import PeerSettings, compare_peers
+from lab.peers.engines import PEERS, peer_named
+from lab.peers.report import peer_table
+from monge.api import built_in
+from monge.bench.provenance import busy_note
+from monge.cli import bench_decode as asked
+from monge.cli import options
+from monge.cli.console import notes, output, quiet_host, reported
+from monge.cli.out import check_out_folder, write_document
+from monge.core.errors import OptionError
+from monge.engine.loading import load_tokenizer
+from monge.prompts import asked_prompts, encode
+
+OUT: Final = Path("bench-peers")
+QUICK: Final[dict[str, Any]] = {"max_new_tokens": 48, "repeats": 2}
+QUICK_PROMPTS: Final = 1
+PROMPTS: Final = 3
+
+Peers = Annotated[
+    list[str] | None,
+    options.measuring("--peer", "An engine; may be repeated.", ", ".join(p.name for p in PEERS)),
+]
+Install = Annotated[
+    bool, options.option("--install", help="Install missing engines, each in an environment of its own.", panel=options.RUNNING)
+]
+Work = Annotated[
+    Path | None,
+    options.option(
+        "--work", help="Folder of environments and converted models.", panel=options.OUTPUT, default="~/.cache/monge/peers"
+    ),
+]
+
+
+@reported
+def main(
+    *,
+    peer: Peers = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    prompts: asked.Prompts = None,
+    quick: asked.Quick = False,
+    max_new_tokens: asked.MaxNewTokens = None,
+    repeats: asked.Repeats = None,
+    temperature: asked.Temperature = None,
+    per_task: asked.PerTask = None,
+    seed: asked.Seed = None,
+    threads: options.Threads = None,
+    install: Install = False,
+    work: Work = None,
+    out: Annotated[Path, options.option("--out", help="Folder for the JSON.", panel=options.OUTPUT, default=OUT)] = OUT,
+    as_json: options.Json = False,
+) -> None:
+    """Compare engines: this library and transformers, OpenVINO GenAI, llama.cpp and vLLM, with the same two models.
+
+    Every engine runs in a process and an environment of its own, in float32, and looks for its best settings first. An engine
+    that cannot be installed or fails is listed with the reason.
+
+    **Examples**
+
+        python -m lab.peers --install --quick
+        python -m lab.peers --peer monge --peer llama_cpp --temperature 0 --json | tail -n 1
+    """
+    quiet_host()
+    options.check_positive(threads=threads)
+    check_out_folder(out)
+    chosen = [peer_named(name) for name in peer] if peer else list(PEERS)
+    source, other = _folder(target, "target"), _folder(draft, "draft")
+    shown = asked_prompts(prompts, per_task=per_task, default=QUICK_PROMPTS if quick else PROMPTS)
+    tokenizer = load_tokenizer(source)
+    given: dict[str, Any] = (QUICK if quick else {}) | options.given(max_new_tokens=max_new_tokens, repeats=repeats, seed=seed)
+    if temperature:
+        given["temperatures"] = tuple(temperature)
+    settings = PeerSettings(
+        target=source,
+        draft=other,
+        work=(work or _cache()).expanduser().resolve(),
+        threads=threads or torch.get_num_threads(),
+        is_quick=quick,
+        installs=install,
+        **given,
+    )
+    document = compare_peers(chosen, tuple(encode(tokenizer, prompt.text) for prompt in shown), settings, notify=notes().print)
+    file = write_document(document, out, "peers.json")
+    _report(document, file)
+    if as_json:
+        print(json.dumps(document))
+
+
+def _report(document: dict[str, Any], file: Path) -> None:
+    console = output(120)
+    for temperature in document["settings"]["temperatures"]:
+        cell = [arm for arm in document["arms"] if arm["temperature"] == temperature]
+        mode = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+        console.print(peer_table(cell, f"{mode}, batch 1, {document['num_prompts']} prompts, float32"))
+        for arm in cell:
+            if arm["failure"] is not None:
+                console.print(f"{arm['arm']}: {arm['failure']}", style="dim", markup=False, soft_wrap=True)
+        for name, value in document["headline"][f"{temperature:g}"].items():
+            shown = "not measured" if value is None else value if isinstance(value, str) else format(value, ".3f")
+            console.print(f"{name:<26}{shown}", markup=False)
+        console.print()
+    for left in document["not_sampled"]:
+        console.print(f"{left['arm']} is not asked to sample: {left['reason']}", style="dim", markup=False, soft_wrap=True)
+    if (note := busy_note()) is not None:
+        console.print(note, style="yellow", markup=False)
+    console.print(f"written: {file}", soft_wrap=True)
+
+
+def _folder(given: str | None, which: str) -> str:
+    """A checkpoint's folder: other engines cannot take anything else."""
+    folder = built_in(which) if given is None else Path(given).expanduser().resolve()
+    if not (folder / "config.json").is_file():
+        raise OptionError(f"--{which} {str(given)!r}: peers need the folder of a checkpoint, with config.json in it")
+    return str(folder)
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("MONGE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "monge") / "peers"
+
+
+if __name__ == "__main__":
+    run(main)

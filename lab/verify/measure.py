@@ -1,0 +1,301 @@
+"""`python -m lab.verify`: what one node, or one tree, costs each acceptance rule, beside drawing one token without any rule.
+
+The yardstick is `softmax` and `multinomial` of one row of float32 logits of the same vocabulary: what a sampler without
+speculation pays for a token. Laws are synthetic: target logits N(0, 3^2), draft logits off by N(0, 0.7^2), and the draft law
+cut to its most probable tokens where the support is smaller than the vocabulary. Laws and candidates are made outside the
+clock; the rule's own look-ups, residual and draw of the emitted token are inside. Yardstick and rules take turns, so that
+what slows the machine for a while slows both.
+
+A tree is drawn by its builder from such laws, one pair for every node. The target comes as logits, as in a round: a law is made
+when a rule asks for it, inside the clock.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+from typing import Any, Final
+
+import torch
+
+from monge.bench.provenance import provenance
+from monge.bench.statistics import Summary, paired_ratios
+from monge.core.clocks import RequestDraws
+from monge.core.context import Context, DraftPlan
+from monge.core.errors import OptionError
+from monge.core.law import DenseLaw, SparseLaw
+from monge.core.proposal import Deterministic, Proposal
+from monge.core.sampling_rules import SamplingRules
+from monge.core.tree import GrowingTree, TokenTree
+from monge.core.verdict import Verdict
+from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.children import CHILDREN
+from monge.draft.tree.registry import TREES
+from monge.engine.sampling import NodeLaws
+from monge.verify.base import NodeRule, Rule, Verifier, as_verifier, unsupported_reason
+from monge.verify.fast.trials import emitted
+from monge.verify.flow import FlowRule
+from monge.verify.problem import NodeProblem
+from monge.verify.registry import VERIFIERS
+from monge.verify.trial_rule import TrialRule
+
+FULL: Final = 0
+"""A support as large as the vocabulary."""
+
+FLOWS: Final = " (flows)"
+"""Added to the name of a rule that answers for a whole batch at once, with probabilities, as Layer Verification asks it."""
+
+BATCHED: Final = " (batched)"
+"""Added to the name of a rule that emits at all nodes of a batch at once, as the walk asks it."""
+
+MAX_DIFFERENT: Final = 8
+"""Most different laws of one cell; larger batches repeat them, which costs a rule the same and saves memory."""
+
+VERDICTS: Final = 8
+"""Verdicts of one measurement of a tree, each from other draws: a walk that stops at the root is cheaper than one to a leaf."""
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifySettings:
+    """What is measured.
+
+    Args:
+        rules: Names of rules, with settings; all registered ones where empty.
+        vocab_sizes: V.
+        supports: Tokens of the draft law; 0 is the full vocabulary.
+        widths: K, candidates of the node.
+        trees: Trees with settings; where there are any, they are measured in place of nodes.
+        batch_sizes: Nodes in one measurement, one request each.
+        repeats: Measurements of each cell.
+        limit_s: A rule whose first measurement takes longer is skipped, there and at larger sizes.
+        seed: Seed of laws and draws.
+    """
+
+    rules: tuple[str, ...] = ()
+    vocab_sizes: tuple[int, ...] = (4096, 32768, 131072, 151936, 262144)
+    supports: tuple[int, ...] = (64, 256, FULL)
+    widths: tuple[int, ...] = (1, 2, 4, 8, 16)
+    trees: tuple[str, ...] = ()
+    batch_sizes: tuple[int, ...] = (1, 8, 32)
+    repeats: int = 5
+    limit_s: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_sizes", "widths", "batch_sizes"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise OptionError(f"verify: {name} must be positive numbers; got {getattr(self, name)}")
+        if not self.supports or min(self.supports) < 0:
+            raise OptionError(f"verify: supports are numbers of tokens, 0 for the full vocabulary; got {self.supports}")
+        if self.repeats < 1:
+            raise OptionError(f"verify: repeats must be at least 1; got {self.repeats}")
+        for name in self.rules:
+            VERIFIERS.parse(name)  # an unknown name or setting is an error that lists the known ones
+        for name in self.trees:
+            TREES.parse(name)
+
+
+QUICK: Final = VerifySettings(
+    vocab_sizes=(32768,), supports=(64, FULL), widths=(4,), batch_sizes=(1, 8), repeats=3, limit_s=0.1
+)
+
+
+def measure(settings: VerifySettings, device: torch.device, step: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+    """Time every rule in every cell: provenance, settings, and one record a cell."""
+    records = _tree_records(settings, device, step) if settings.trees else _node_records(settings, device, step)
+    return {"provenance": provenance(device), "settings": asdict(settings), "cells": records}
+
+
+def _node_records(settings: VerifySettings, device: torch.device, step: Callable[[str], None]) -> list[dict[str, Any]]:
+    slow: set[tuple[str, int, int]] = set()
+    records: list[dict[str, Any]] = []
+    names = settings.rules or tuple(VERIFIERS)
+    for vocab in sorted(settings.vocab_sizes):
+        sizes = sorted({min(support, vocab) or vocab for support in settings.supports})
+        for size, width, batch in product(sizes, settings.widths, settings.batch_sizes):
+            cell = {"vocab": vocab, "support": size, "width": width, "batch": batch}
+            step(", ".join(f"{name} {value}" for name, value in cell.items()))
+            nodes = _Nodes(cell, settings, device)
+            for name in names:
+                for label, work in nodes.works(name):
+                    records.append({"rule": label, **cell} | nodes.timed(label, work, slow))
+    return records
+
+
+def _tree_records(settings: VerifySettings, device: torch.device, step: Callable[[str], None]) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = []
+    names = settings.rules or tuple(VERIFIERS)
+    for vocab in sorted(settings.vocab_sizes):
+        sizes = sorted({min(support, vocab) or vocab for support in settings.supports})
+        for size, tree in product(sizes, settings.trees):
+            cell = {"vocab": vocab, "support": size, "tree": tree}
+            step(", ".join(f"{name} {value}" for name, value in cell.items()))
+            trees = _Trees(TREES.parse(tree), vocab, size, settings, device)
+            records += [{"rule": name, **cell, "nodes": trees.num_nodes} | trees.timed(VERIFIERS.parse(name)) for name in names]
+    return records
+
+
+class _Trees:
+    """One drawn tree and the target's logits for it, and the clock."""
+
+    def __init__(self, builder: TreeBuilder, vocab: int, support: int, settings: VerifySettings, device: torch.device) -> None:
+        self._limits, self._settings, self._device = builder.limits, settings, device
+        self._generator = torch.Generator().manual_seed(settings.seed)
+        self._draws = RequestDraws(settings.seed)
+        logits: dict[int, torch.Tensor] = {}
+        growing, frontier, plan = GrowingTree(0), (0,), DraftPlan()
+        while frontier:
+            logits |= {node: self._normal(vocab, 3.0) for node in frontier}
+            laws = [_cut((logits[node] + self._normal(vocab, 0.7)).to(device).softmax(0), support) for node in frontier]
+            frontier = tuple(builder.expand(growing, frontier, laws, plan, self._draws))
+        unread = self._normal(vocab, 3.0)  # nobody asks twice for the law after a leaf
+        rows = {_path(growing, node): row for node, row in logits.items()}
+        self._tree = builder.finish(growing, plan)
+        order = [rows.get(self._tree.path_tokens(node), unread) for node in range(self._tree.num_nodes)]
+        self._logits = torch.stack(order).float().to(device)
+        self._context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules())
+
+    @property
+    def num_nodes(self) -> int:
+        """Drafted nodes."""
+        return self._tree.num_nodes - 1
+
+    def timed(self, rule: Rule) -> dict[str, Any]:
+        """Seconds a tree and their ratio to the yardstick, or the reason why there are none."""
+        reason = unsupported_reason(rule, self._limits.proposes, self._limits.max_width)
+        if reason is not None:
+            return {"skipped": reason}
+        verifier, row = as_verifier(rule), self._logits[0]
+        work = lambda: [self._verdict(verifier, seed) for seed in range(VERDICTS)]  # noqa: E731
+        first = _clock(work, self._device) / VERDICTS
+        if first > self._settings.limit_s:
+            return {"skipped": f"the tree took {first:.2g} s, longer than {self._settings.limit_s:g} s"}
+        seconds, yardstick = [], []
+        for _ in range(self._settings.repeats):
+            yardstick.append(_clock(lambda: torch.multinomial(row.softmax(0), 1), self._device))  # noqa: TID251 (the yardstick)
+            seconds.append(_clock(work, self._device) / VERDICTS)
+        return {
+            "tree_s": asdict(Summary.of(seconds)),
+            "yardstick_s": asdict(Summary.of(yardstick)),
+            "ratio": asdict(Summary.of(paired_ratios(seconds, yardstick))),
+        }
+
+    def _verdict(self, verifier: Verifier, seed: int) -> Verdict:
+        laws = NodeLaws(self._logits, self._tree, self._context, ())
+        return verifier.verify(self._tree, laws, RequestDraws(seed))
+
+    def _normal(self, vocab: int, deviation: float) -> torch.Tensor:
+        return torch.empty(vocab, dtype=torch.float64).normal_(0.0, deviation, generator=self._generator)
+
+
+def _path(tree: GrowingTree, node: int) -> tuple[int, ...]:
+    return () if node == 0 else (*_path(tree, tree.parents[node]), tree.token_ids[node])
+
+
+def _clock(work: Work, device: torch.device) -> float:
+    _synchronise(device)
+    start = time.perf_counter()
+    work()
+    _synchronise(device)
+    return time.perf_counter() - start
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class _Nodes:
+    """The nodes of one cell, and the clock."""
+
+    def __init__(self, cell: dict[str, int], settings: VerifySettings, device: torch.device) -> None:
+        self._cell, self._settings, self._device = cell, settings, device
+        generator = torch.Generator().manual_seed(settings.seed)
+        shape = (min(cell["batch"], MAX_DIFFERENT), cell["vocab"])
+        logits = torch.empty(shape, dtype=torch.float64).normal_(0.0, 3.0, generator=generator)
+        noise = torch.empty(shape, dtype=torch.float64).normal_(0.0, 0.7, generator=generator)
+        self._row = logits[0].float().to(device)
+        self._p = [DenseLaw(law.softmax(0)) for law in logits.to(device)]
+        self._q = [_cut(law.softmax(0), cell["support"]) for law in (logits + noise).to(device)]
+        self._draws = RequestDraws(settings.seed)
+
+    def works(self, name: str) -> list[tuple[str, Work | str]]:
+        """What is timed under a rule's name, or why nothing is."""
+        rule, width = VERIFIERS.parse(name), self._cell["width"]
+        # Deterministic candidates are left to the target walk, so they show nothing of a rule that is exact for draws.
+        kinds = [kind for kind in CHILDREN if CHILDREN[kind].proposes in rule.accepts - {Deterministic}]
+        reason = "no way of drawing candidates is registered for it"
+        for kind in kinds:
+            children = CHILDREN[kind]()
+            reason = unsupported_reason(rule, (children.proposes,), width) or ""
+            if width < children.min_width:
+                reason = f"children {kind!r} start at width {children.min_width}"
+            if not reason:
+                proposals = [children.propose(q, width) for q in self._q]
+                works: list[tuple[str, Work | str]] = [(name, self._one_by_one(rule, proposals))]
+                if isinstance(rule, TrialRule):
+                    trials = [trial for problem in self._problems(proposals) if (trial := rule.trial(problem)) is not None]
+                    works.append((name + BATCHED, partial(emitted, trials, type(rule).method)))
+                if isinstance(rule, FlowRule):
+                    works.append((name + FLOWS, partial(rule.flows, self._problems(proposals, scale=0.9))))
+                return works
+        return [(name, reason)]
+
+    def timed(self, label: str, work: Work | str, slow: set[tuple[str, int, int]]) -> dict[str, Any]:
+        """Seconds a node and their ratio to the yardstick, or the reason why there are none."""
+        if isinstance(work, str):
+            return {"skipped": work}
+        limit, batch, width = self._settings.limit_s, self._cell["batch"], self._cell["width"]
+        if (label, width, batch) in slow:
+            return {"skipped": f"took longer than {limit:g} s at a smaller size"}
+        first = _clock(work, self._device)
+        if first > limit:
+            slow.add((label, width, batch))
+            return {"skipped": f"{batch} nodes took {first:.2g} s, longer than {limit:g} s"}
+        seconds, yardstick = [], []
+        for _ in range(self._settings.repeats):
+            yardstick.append(_clock(lambda: torch.multinomial(self._row.softmax(0), 1), self._device))  # noqa: TID251 (the yardstick)
+            seconds.append(_clock(work, self._device) / batch)
+        return {
+            "node_s": asdict(Summary.of(seconds)),
+            "yardstick_s": asdict(Summary.of(yardstick)),
+            "ratio": asdict(Summary.of(paired_ratios(seconds, yardstick))),
+        }
+
+    def _one_by_one(self, rule: Rule, proposals: Sequence[Proposal]) -> Work:
+        """All nodes, one after another, each as a tree of one level."""
+        trees = [self._tree(proposal) for proposal in proposals]
+        which = [node % len(trees) for node in range(self._cell["batch"])]
+        if isinstance(rule, NodeRule):
+            candidates = [tuple(tree.token_ids[child] for child in tree.candidates[0]) for tree in trees]
+            return lambda: [rule.emit(self._p[i], proposals[i], candidates[i], self._draws) for i in which]
+        laws = [[self._p[i]] * tree.num_nodes for i, tree in enumerate(trees)]
+        return lambda: [rule.verify(trees[i], laws[i], self._draws) for i in which]
+
+    def _problems(self, proposals: Sequence[Proposal], scale: float = 1.0) -> list[NodeProblem]:
+        trees = [self._tree(proposal) for proposal in proposals]
+        return [
+            NodeProblem(
+                target_law=self._p[i],
+                scale=scale,
+                proposal=proposals[i],
+                candidates=tuple(trees[i].token_ids[child] for child in trees[i].candidates[0]),
+                draws=RequestDraws(node),
+            )
+            for node, i in ((node, node % len(trees)) for node in range(self._cell["batch"]))
+        ]
+
+    def _tree(self, proposal: Proposal) -> TokenTree:
+        growing = GrowingTree(0)
+        growing.grow(0, proposal, self._draws)
+        return growing.finish()
+
+
+def _cut(probs: torch.Tensor, support: int) -> DenseLaw | SparseLaw:
+    if support >= probs.numel():
+        return DenseLaw(probs)
+    token_ids = probs.topk(support).indices.sort().values
+    return SparseLaw(token_ids, probs[token_ids] / probs[token_ids].sum())

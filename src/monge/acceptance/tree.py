@@ -1,0 +1,209 @@
+"""Expected accepted tokens of every verifier on a small tree of tabular laws, by enumeration, and what no verifier exceeds.
+
+p = target law, q = draft law, tau = accepted draft tokens of a round.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from monge.acceptance.expected_tokens import expected_tokens
+from monge.acceptance.node import MAX_RUNS
+from monge.acceptance.table import PATHS, TreeTable
+from monge.core.clocks import RequestDraws
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.law import one_hot
+from monge.core.proposal import Arbitrary, Proposal
+from monge.core.tree import GrowingTree, TokenTree
+from monge.testing.oracle import OracleError, PositionError, exact_law
+from monge.transport.bounds import layer_bound
+from monge.transport.candidates import CandidateLaw
+from monge.transport.linear_program import solve, solve_tree
+from monge.transport.problem import TransportProblem
+from monge.transport.random_tree import Path, RandomTree, string_laws
+from monge.verify.base import NodeRule, Rule, Verifier, unsupported_reason
+from monge.verify.gumbel import Gumbel
+from monge.verify.layer import Layer
+from monge.verify.optimal import Optimal
+from monge.verify.registry import VERIFIERS
+from monge.verify.target_walk import TargetWalk
+
+MAX_TREES_SOLVED: Final = 4000
+"""Most trees that the linear program is given: seconds on one core."""
+
+BY_NODES: Final = "enumeration node by node"
+BY_TREES: Final = "enumeration tree by tree"
+WITHOUT_POSITIONS: Final = (
+    "enumeration tree by tree of layer(\"optimal('candidates')\"), which decides from the candidates alone; layer itself draws "
+    "positions, which cannot be enumerated"
+)
+
+REJECTED: Final = (-1, 0)
+"""Outcome of a node where no candidate is accepted; others are a token and how often it was drawn."""
+
+
+def tree_report(table: TreeTable) -> dict[str, Any]:
+    """E[tau] of every verifier that is exact for the tree's candidates, the multi-step optimum, and the layer bound.
+
+    Args:
+        table: Laws and shape.
+
+    Returns:
+        `rules` by verifier (`null` where it cannot be enumerated), `how` they were computed, `optimum` (exact, by linear
+        programming over all trees), `layer_bound`, `gap` to the optimum, and the tree's description.
+
+    Raises:
+        OptionError: If the trees are too many to list.
+    """
+    trees = random_tree(table)
+    best = solve_tree(trees, table.target_probs).expected_accepted
+    limits = table.builder.limits
+    report: dict[str, Any] = {"rules": {}, "how": {}, "gap": {}}
+    for name in VERIFIERS:
+        rule = VERIFIERS.make(name)
+        if unsupported_reason(rule, limits.proposes, limits.max_width) is None:
+            value, how = expected_accepted(rule, table)
+            report["rules"][name], report["how"][name] = value, how
+            report["gap"][name] = None if value is None else best - value
+    return report | {
+        "optimum": best,
+        "layer_bound": bound(trees, table),
+        "num_trees": len(trees.trees),
+        "depth": table.depth,
+        "candidates": list(table.widths),
+        "drafting": table.drafting,
+    }
+
+
+def expected_accepted(rule: Rule, table: TreeTable) -> tuple[float | None, str]:
+    """E[tau] and how it was found: node by node for a node rule, tree by tree for a rule that looks at the whole tree.
+
+    `layer` decides from positions where it couples several independent draws. It is enumerated with the coupling that decides
+    from the candidates alone instead, and the second value says so.
+    """
+    rule = _enumerable(rule)
+    try:
+        if isinstance(rule, NodeRule):
+            return _below((), 1, rule, table), BY_NODES
+        try:
+            return _by_trees(rule, table), BY_TREES
+        except PositionError:
+            if not isinstance(rule, Layer) or rule.inner is not None:
+                return None, "draws positions, which cannot be enumerated"
+            return _by_trees(Layer(Optimal(given="candidates")), table), WITHOUT_POSITIONS
+    except OracleError as error:
+        return None, str(error)
+
+
+def random_tree(table: TreeTable) -> RandomTree:
+    """Every tree that can be drawn, with its probability.
+
+    Raises:
+        OptionError: If they are too many to list.
+    """
+    if table.drafting == PATHS:
+        trees = RandomTree.from_paths(table.draft_probs, depth=table.depth, width=table.widths[0])
+    else:
+        trees = RandomTree.from_children(lambda path: _children(table, path), table.depth)
+    if len(trees.trees) > MAX_TREES_SOLVED:
+        raise OptionError(
+            f"tree: {len(trees.trees)} different trees, at most {MAX_TREES_SOLVED}; take a smaller vocabulary, depth or width"
+        )
+    return trees
+
+
+def _children(table: TreeTable, path: Path) -> CandidateLaw:
+    """Joint law of the children of a node, draw by draw."""
+    return CandidateLaw.explicit(len(table.tokens), exact_law(propose(table, path).draw, max_runs=MAX_RUNS))
+
+
+def bound(trees: RandomTree, table: TreeTable) -> float:
+    """Upper bound of E[tau]: one single-step optimum per layer, over strings instead of tokens.
+
+    P(tau >= d) is the probability that the first d tokens of the output are a node of the tree, which no coupling of its
+    layer's nodes with the target's strings exceeds. For independent paths: `transport.bounds.layer_bound`.
+    """
+    if table.drafting == PATHS:
+        return layer_bound(table.target_probs, table.draft_probs, depth=table.depth, width=table.widths[0])
+    total = 0.0
+    for depth, law in enumerate(string_laws(table.target_probs, table.depth)[1:], start=1):
+        layers = [tuple(sorted(node for node in nodes if len(node) == depth)) for nodes in trees.trees]
+        strings = sorted(law.keys() | {node for layer in layers for node in layer})
+        number = {string: index for index, string in enumerate(strings)}
+        masses: dict[tuple[int, ...], float] = {}
+        for layer, prob in zip(layers, trees.probs.tolist(), strict=True):
+            candidate_ids = tuple(number[node] for node in layer)
+            masses[candidate_ids] = masses.get(candidate_ids, 0.0) + prob
+        target = np.array([law.get(string, 0.0) for string in strings])
+        total += solve(TransportProblem.from_joint_law(target, masses)).acceptance
+    return total
+
+
+def propose(table: TreeTable, path: Path, copies: int = 1) -> Proposal:
+    """How the tree builder draws the children of a node.
+
+    Args:
+        table: Laws and shape.
+        path: Tokens on the way to the node.
+        copies: How many draws of its parent gave the node; the paths that pass it.
+    """
+    tree, node = GrowingTree(0), 0
+    unused = RequestDraws(0)  # the proposal is asked for, not what it draws
+    for token in path:
+        (node,) = tree.grow(node, Arbitrary((token,) * copies), unused)
+    table.builder.expand(tree, (node,), (table.draft_law(path),), DraftPlan(), unused)
+    return tree.finish().proposals[node]
+
+
+def grow(table: TreeTable, draws: Draws) -> TokenTree:
+    """Draw a tree, by the tree builder."""
+    tree, paths = GrowingTree(0), dict[int, Path]({0: ()})
+    frontier: Sequence[int] = (0,)
+    while frontier:
+        frontier = table.builder.expand(tree, frontier, [table.draft_law(paths[n]) for n in frontier], DraftPlan(), draws)
+        paths |= {node: (*paths[tree.parents[node]], tree.token_ids[node]) for node in frontier}
+    return table.builder.finish(tree, DraftPlan())
+
+
+def _enumerable(rule: Rule) -> Rule:
+    """A rule that accepts every tuple of candidates with the same probabilities and draws no positions, if one is known."""
+    if isinstance(rule, Optimal):
+        return Optimal(given="candidates")
+    if isinstance(rule, Gumbel):
+        return TargetWalk()  # its races do not know candidates that are drawn without its clocks
+    return rule
+
+
+def _below(path: Path, copies: int, rule: NodeRule, table: TreeTable) -> float:
+    """E[accepted tokens below a node that was reached], its children being drawn independently of everything above."""
+    if len(path) == table.depth:
+        return 0.0
+    target, proposal = table.target_law(path), propose(table, path, copies)
+
+    def emitted(draws: Draws) -> tuple[int, int]:
+        candidate_ids = proposal.draw(draws)
+        token = rule.emit(target, proposal, candidate_ids, draws)
+        return (token, candidate_ids.count(token)) if token in candidate_ids else REJECTED
+
+    outcomes = exact_law(emitted, max_runs=MAX_RUNS)
+    outcomes.pop(REJECTED, None)
+    return math.fsum(prob * (1.0 + _below((*path, token), again, rule, table)) for (token, again), prob in outcomes.items())
+
+
+def _by_trees(rule: Verifier, table: TreeTable) -> float:
+    """E[accepted tokens], over all trees that the builder draws and all decisions of the rule."""
+
+    def expected(draws: Draws) -> float:
+        tree = grow(table, draws)
+        # What follows the last level decides nothing: a point mass has one branch.
+        laws = [
+            table.target_law(tree.path_tokens(node)) if depth < table.depth else one_hot(0)
+            for node, depth in enumerate(tree.depths)
+        ]
+        return expected_tokens(rule, tree, laws, draws, decisions=1)
+
+    return math.fsum(count * prob for count, prob in exact_law(expected, max_runs=MAX_RUNS).items())

@@ -1,0 +1,87 @@
+"""`monge bench micro`."""
+
+import json
+from dataclasses import replace
+from typing import Annotated, Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from monge.api import built_in
+from monge.bench.micro import StepSettings, measure
+from monge.bench.provenance import busy_note
+from monge.cli import options
+from monge.cli.console import notes, output, quiet_host, reported
+from monge.cli.options import measuring, numbers
+from monge.engine.loading import load_network
+
+_DEFAULT: Final = StepSettings()
+
+
+@reported
+def micro(
+    *,
+    backend: Annotated[list[str] | None, measuring("--backend", "May be repeated.", ", ".join(_DEFAULT.backends))] = None,
+    nodes: Annotated[list[int] | None, numbers("--nodes", "Nodes of a forward", _DEFAULT.nodes)] = None,
+    batch: Annotated[list[int] | None, numbers("--batch", "Requests of a forward", _DEFAULT.batch_sizes)] = None,
+    context: Annotated[int | None, measuring("--context", "Tokens of each text.", _DEFAULT.context)] = None,
+    repeats: Annotated[int | None, measuring("--repeats", "Forwards of each cell.", _DEFAULT.repeats)] = None,
+    prompt: Annotated[
+        list[int] | None, measuring("--prompt", "Also read prompts of so many tokens; may be repeated.", "none")
+    ] = None,
+    target: options.Target = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+) -> None:
+    """Time one forward in every backend, and the reading of prompts.
+
+    Forwards are timed by drafted nodes and by requests: a tree pays only while its further nodes cost little. With `--json` the
+    last line of standard output is one JSON object.
+
+    **Examples**
+
+        monge bench micro --threads 1
+        monge bench micro --backend eager --backend compiled --prompt 100 --prompt 500
+    """
+    quiet_host()
+    options.set_threads(threads)
+    lists = {"backends": backend, "nodes": nodes, "batch_sizes": batch, "prompts": prompt}
+    settings = replace(
+        _DEFAULT,
+        **{name: tuple(some) for name, some in lists.items() if some},
+        **options.given(context=context, repeats=repeats),
+    )
+    source = str(built_in("target")) if target is None else target
+    document = measure(settings, load_network(source, **options.given(dtype=dtype, device=device)), notes().print)
+    report(document)
+    if as_json:
+        print(json.dumps(document))
+
+
+def report(document: dict[str, Any]) -> None:
+    """Tables for every number of requests, and below them what could not run."""
+    console = output(110)
+    cells, names = document["cells"], list(dict.fromkeys(one["backend"] for one in document["cells"]))
+    for batch in document["settings"]["batch_sizes"]:
+        for what, sizes in (("nodes", document["settings"]["nodes"]), ("prompt", document["settings"]["prompts"])):
+            if not sizes:
+                continue
+            shown = Table(title=f"batch {batch} (ms)", title_justify="left", box=SIMPLE_HEAD)
+            for column in (what, *names, *(f"{name} / {names[0]}" for name in names[1:])):
+                shown.add_column(column, justify="right", no_wrap=True)
+            for size in sizes:
+                row = [one for one in cells if (one["batch"], one.get(what)) == (batch, size)]
+                times = [_ranged(one["step_s"], 1e3) for one in row]
+                shown.add_row(str(size), *times, *(f"{one['ratio']['median']:.2f}" for one in row[1:]))
+            console.print(shown)
+    for name, reason in document["missing"].items():
+        console.print(f"{name}: {reason}", style="dim", markup=False, soft_wrap=True)
+    if (note := busy_note()) is not None:
+        console.print(note, style="yellow", markup=False)
+
+
+def _ranged(summary: dict[str, float], unit: float) -> str:
+    """The median and half of the distance between the quartiles: single forwards are interrupted."""
+    return f"{summary['median'] * unit:.2f} ±{summary['iqr'] * unit / 2:.2f}"

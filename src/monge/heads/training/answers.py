@@ -1,0 +1,117 @@
+"""Answers that a chat model writes itself, for heads to be trained on: kept on disk, batch by batch."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import PreTrainedModel, set_seed
+
+from monge.core.errors import OptionError
+
+ANSWERS: Final = "answers.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSettings:
+    """How answers are written.
+
+    Args:
+        num_tokens: Most tokens of an answer.
+        prompt_length: Most tokens of a prompt that stay, from its end.
+        temperatures: Of the batches, in turn; 0 is greedy. Heads draft for requests of any temperature.
+        batch_size: Answers written together.
+        seed: Every batch derives its own.
+    """
+
+    num_tokens: int = 220
+    prompt_length: int = 420
+    temperatures: tuple[float, ...] = (1.0, 1.0, 0.6, 0.0)
+    batch_size: int = 96
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A prompt and what the target wrote after it."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+def write_answers(
+    network: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    settings: AnswerSettings,
+    folder: Path,
+    on_rows: Callable[[int], None] = lambda count: None,
+) -> list[Answer]:
+    """Let the target answer prompts; answers of an interrupted call are not written again.
+
+    Args:
+        network: The target. On a processor with bfloat16 products, a bfloat16 copy writes several times faster.
+        prompts: Token ids, each up to where the answer starts.
+        settings: How answers are written.
+        folder: Where they are kept, in `answers.jsonl`.
+        on_rows: Told how many answers are new.
+
+    Raises:
+        OptionError: If there is no prompt, or the folder holds answers to other prompts.
+    """
+    if not prompts:
+        raise OptionError("training: there are no prompts to answer; give --data with some text")
+    path, cut = folder / ANSWERS, [tuple(prompt[-settings.prompt_length :]) for prompt in prompts]
+    answers = _restored(path, cut)
+    on_rows(len(answers))
+    folder.mkdir(parents=True, exist_ok=True)
+    while len(answers) < len(cut):
+        batch = list(islice(cut, len(answers), len(answers) + settings.batch_size))
+        number = len(answers) // settings.batch_size
+        temperature = settings.temperatures[number % len(settings.temperatures)]
+        written = _answered(network, batch, settings, temperature, settings.seed * 1_000_003 + number)
+        with path.open("a", encoding="utf-8") as file:
+            for prompt, answer in zip(batch, written, strict=True):
+                file.write(json.dumps({"prompt": prompt, "answer": answer}) + "\n")
+        answers += [Answer(prompt, tuple(answer)) for prompt, answer in zip(batch, written, strict=True)]
+        on_rows(len(batch))
+    return answers
+
+
+def _answered(
+    network: PreTrainedModel, batch: Sequence[tuple[int, ...]], settings: AnswerSettings, temperature: float, seed: int
+) -> list[list[int]]:
+    length = max(map(len, batch))
+    ids = torch.tensor([[0] * (length - len(prompt)) + list(prompt) for prompt in batch], device=network.device)
+    mask = torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in batch], device=network.device)
+    config: Any = network.generation_config
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    sampling = (
+        {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    )
+    generate: Any = network.generate
+    set_seed(seed)  # the host draws from the global generators
+    with torch.inference_mode():
+        written = generate(ids, attention_mask=mask, max_new_tokens=settings.num_tokens, pad_token_id=ends[0] or 0, **sampling)
+    return [_ended(row, ends) for row in written[:, length:].tolist()]
+
+
+def _ended(row: list[int], ends: Sequence[int | None]) -> list[int]:
+    """An answer up to and with its first end."""
+    found = [place for place, token in enumerate(row) if token in ends]
+    return row[: found[0] + 1] if found else row
+
+
+def _restored(path: Path, prompts: Sequence[tuple[int, ...]]) -> list[Answer]:
+    if not path.exists():
+        return []
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        answers = [Answer(tuple(row["prompt"]), tuple(row["answer"])) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"cannot read {str(path)!r}: {error}; remove it to write the answers again") from error
+    if any(answer.prompt != prompt for answer, prompt in zip(answers, prompts, strict=False)):
+        raise OptionError(f"{str(path)!r} holds answers to other prompts; restore them or choose another folder")
+    return answers[: len(prompts)]

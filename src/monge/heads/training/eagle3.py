@@ -1,0 +1,361 @@
+"""Training of EAGLE-3 heads: states of three layers, a reduced vocabulary, and chains that read their own predictions.
+
+In the maths p = target, q = draft.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from monge.heads.training.chain import ChainQuality
+from monge.heads.training.loop import Trainee
+
+_ROWS: Final = 4  # rows of one measurement's forward
+_LAYER: Final = "midlayer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Conversations side by side, padded on the right.
+
+    Args:
+        token_ids: Tokens.
+        is_learnt: Tokens whose law is learnt: those that the target wrote itself.
+        features: Hidden states of the fused layers, side by side.
+        last: What the target's output layer reads.
+        log_z: Logarithm of the sum of the exponentials of all logits after every token.
+    """
+
+    token_ids: Int64[Tensor, "rows seq"]
+    is_learnt: Bool[Tensor, "rows seq"]
+    features: Float[Tensor, "rows seq fused"]
+    last: Float[Tensor, "rows seq hidden"]
+    log_z: Float[Tensor, "rows seq"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversations:
+    """Conversations with what the target computed at every token, one after another; shorter ones first.
+
+    Args:
+        starts: Where each begins, and the end of the last.
+        token_ids: As `Rows`, without padding.
+        is_learnt: As `Rows`.
+        features: As `Rows`, in any float type.
+        last: As `Rows`.
+        log_z: As `Rows`.
+    """
+
+    starts: tuple[int, ...]
+    token_ids: Int64[Tensor, " tokens"]
+    is_learnt: Bool[Tensor, " tokens"]
+    features: Float[Tensor, "tokens fused"]
+    last: Float[Tensor, "tokens hidden"]
+    log_z: Float[Tensor, " tokens"]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def rows(self, first: int, count: int) -> Rows:
+        """Some of them, side by side."""
+        ends = list(zip(self.starts, self.starts[1:], strict=False))[first : first + count]
+
+        def padded(tensor: Tensor) -> Tensor:
+            return pad_sequence([tensor[start:end] for start, end in ends], batch_first=True)
+
+        return Rows(
+            token_ids=padded(self.token_ids),
+            is_learnt=padded(self.is_learnt),
+            features=padded(self.features),
+            last=padded(self.last),
+            log_z=padded(self.log_z),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What the trainee needs of the target, without gradients.
+
+    Args:
+        embeddings: Of all tokens.
+        output: Rows of the output layer of the tokens that are drafted.
+        norm: Weights of the norm before the output layer.
+        draft_ids: The tokens that are drafted, ascending.
+    """
+
+    embeddings: Float[Tensor, "vocab hidden"]
+    output: Float[Tensor, "draft hidden"]
+    norm: Float[Tensor, " hidden"]
+    draft_ids: Int64[Tensor, " draft"]
+
+
+def frequent_tokens(token_ids: Int64[Tensor, " tokens"], vocab_size: int, count: int) -> Int64[Tensor, " draft"]:
+    """The most frequent tokens of a text, ascending; the smallest ids first among those that are equally frequent."""
+    counts = torch.bincount(token_ids.flatten(), minlength=vocab_size)
+    return torch.sort(torch.sort(counts, descending=True, stable=True).indices[:count]).values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Trainee(Trainee):
+    """An EAGLE-3 head of one layer.
+
+    Chains start at every place. Step n of a chain reads the prediction of its step n - 1, and its attention sees the true
+    states up to where the chain starts and the chain's own predictions after that, as decoding does ("training-time test").
+
+    The loss of a step moves from the cross entropy to the total variation, which is what rejection costs:
+
+        (1 - a) (-sum_v p_v log q_v) + a (1 - sum_v min(p_v, q_v)),    v in the draft vocabulary,
+
+    where a rises from 0 to 1 between two shares of the training.
+
+    Args:
+        fitted: What is fitted.
+        held_out: What decides when training ends.
+        target: The target's ends.
+        config: Llama-like settings of the layer.
+        num_steps: Steps of a chain.
+        decay: Weight of a step against the one before.
+        anneal: The shares of the training between which the loss moves; by `share`.
+        share: The share of the training that is done.
+        seed: Of the initial weights.
+        dtype: Type of the matrix products.
+
+    Reference:
+        Li et al., EAGLE-3, arXiv 2503.01840, section 3.
+    """
+
+    fitted: Conversations
+    held_out: Conversations
+    target: Target
+    config: Mapping[str, Any]
+    num_steps: int = 4
+    decay: float = 0.8
+    anneal: tuple[float, float] = (0.3, 0.7)
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    tensors: dict[str, Tensor] = field(init=False, repr=False)
+    share: Callable[[], float] = field(default=lambda: 1.0, repr=False)
+
+    def __post_init__(self) -> None:
+        fresh = initial(self.config, self.target, torch.Generator().manual_seed(self.seed))
+        object.__setattr__(self, "tensors", {name: tensor.requires_grad_() for name, tensor in fresh.items()})
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.tensors
+
+    def loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
+        # Neighbours have about the same length.
+        first = int(torch.randint(len(self.fitted), (1,), generator=generator))
+        length = self.fitted.starts[first + 1] - self.fitted.starts[first]
+        texts = self.fitted.rows(min(first, max(0, len(self.fitted) - batch_size // length)), max(1, batch_size // length))
+        low, high = self.anneal
+        variation = min(1.0, max(0.0, (self.share() - low) / max(high - low, 1e-9)))
+        total = torch.zeros(())
+        for number, (drafted, true, log_z, _) in enumerate(self._steps(texts)):
+            log_p, log_q = true - log_z[:, None], drafted.float().log_softmax(dim=1)
+            p = log_p.exp()
+            entropy = -(p * log_q).sum(dim=1).mean()
+            distance = 1.0 - torch.minimum(p, log_q.exp()).sum(dim=1).mean()
+            total = total + self.decay**number * ((1 - variation) * entropy + variation * distance)
+        return total
+
+    def look(self) -> float:
+        return self.quality(self.held_out).block_efficiency
+
+    @torch.no_grad()
+    def quality(self, texts: Conversations) -> ChainQuality:
+        """Figures of chains that start at places the target wrote; see `chain_quality`, whose estimator this is."""
+        acceptance, survival, count = [0.0] * self.num_steps, [0.0] * self.num_steps, 0
+        for start in range(0, len(texts), _ROWS):
+            kept: Tensor | None = None
+            for number, (drafted, true, log_z, tokens) in enumerate(self._steps(texts.rows(start, _ROWS))):
+                p, q = (true - log_z[:, None]).double().exp(), drafted.double().softmax(dim=1)
+                agreed = torch.minimum(p, q).sum(dim=1)
+                kept = torch.ones_like(agreed) if kept is None else kept
+                acceptance[number] += float(agreed.sum())
+                survival[number] += float((kept * agreed).sum())
+                # A token outside the draft vocabulary is never drafted.
+                place = torch.searchsorted(self.target.draft_ids, tokens).clamp_max(len(self.target.draft_ids) - 1)
+                is_drafted = self.target.draft_ids[place] == tokens
+                ratio = q.gather(1, place[:, None])[:, 0] / p.gather(1, place[:, None])[:, 0]
+                kept = kept * torch.where(is_drafted, ratio.clamp_max(1.0), 0.0)
+            count += 0 if kept is None else len(kept)
+        return ChainQuality(
+            acceptance=tuple(value / count for value in acceptance), survival=tuple(value / count for value in survival)
+        )
+
+    def _steps(self, texts: Rows) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """For every step: draft logits, the target's logits of the same tokens, its `log_z`, and what it wrote.
+
+        The chain at place t is given x_0 .. x_{t+1}. Its step n (from 0) reads the embedding of x_{t+1+n} and predicts the
+        law of x_{t+2+n}.
+        """
+        rows, length = texts.token_ids.shape
+        places = length - 1 - self.num_steps
+        # A chain counts if the target wrote all the tokens that it is about.
+        learnt = texts.is_learnt.unfold(1, self.num_steps, 1).all(dim=2)[:, 2 : 2 + places].flatten()
+        embeddings = functional.embedding(texts.token_ids, self.target.embeddings)
+        weights = self.tensors
+        states = self._product(texts.features[:, :places].float(), weights["fc.weight"])
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        for number in range(self.num_steps):
+            read = embeddings[:, 1 + number : 1 + number + places]
+            states = self._layer(read, states, number, keys, values)
+            at = slice(1 + number, 1 + number + places)
+            wanted = states.flatten(0, 1)[learnt]
+            drafted = self._product(_normed(wanted, weights["norm.weight"], self._eps), weights["lm_head.weight"])
+            last, log_z = texts.last[:, at].flatten(0, 1)[learnt], texts.log_z[:, at].flatten()[learnt]
+            with torch.no_grad():
+                true = self._product(last.float(), self.target.output)
+            yield drafted, true.float(), log_z.float(), texts.token_ids[:, 2 + number : 2 + number + places].flatten()[learnt]
+
+    def _layer(self, read: Tensor, states: Tensor, number: int, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+        """One step of all chains through the layer; `keys` and `values` gain those of this step."""
+        weights, config = self.tensors, self.config
+        heads, kv_heads, dim = (config[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+        beside = torch.cat(
+            [
+                _normed(read, weights[f"{_LAYER}.input_layernorm.weight"], self._eps),
+                _normed(states, weights[f"{_LAYER}.hidden_norm.weight"], self._eps),
+            ],
+            dim=-1,
+        )
+        queries, key, value = (
+            self._product(beside, weights[f"{_LAYER}.self_attn.{part}_proj.weight"]).unflatten(-1, (count, dim)).transpose(1, 2)
+            for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
+        )
+        places = torch.arange(number, number + read.shape[1])
+        queries, key = (_turned(part, places, float(config["rope_theta"])) for part in (queries, key))
+        keys.append(key.repeat_interleave(heads // kv_heads, dim=1))
+        values.append(value.repeat_interleave(heads // kv_heads, dim=1))
+        mixed = self._attention(queries, keys, values).transpose(1, 2).flatten(2)
+        states = states + self._product(mixed, weights[f"{_LAYER}.self_attn.o_proj.weight"])
+        normed = _normed(states, weights[f"{_LAYER}.post_attention_layernorm.weight"], self._eps)
+        gate, up = (self._product(normed, weights[f"{_LAYER}.mlp.{part}_proj.weight"]) for part in ("gate", "up"))
+        return states + self._product(functional.silu(gate) * up, weights[f"{_LAYER}.mlp.down_proj.weight"])
+
+    def _attention(self, queries: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+        """The first step's keys up to a chain's start, and the chain's own keys of the later steps."""
+        if len(keys) == 1:
+            return functional.scaled_dot_product_attention(queries, keys[0], values[0], is_causal=True)
+        length = queries.shape[2]
+        hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+        scores = (queries @ keys[0].transpose(2, 3)).masked_fill(hidden, -math.inf)
+        own = torch.stack([(queries * key).sum(dim=-1) for key in keys[1:]], dim=-1)
+        shares = (torch.cat([scores, own], dim=-1).float() / queries.shape[-1] ** 0.5).softmax(dim=-1).to(queries.dtype)
+        later = (shares[..., length + number, None] * value for number, value in enumerate(values[1:]))
+        return shares[..., :length] @ values[0] + sum(later)
+
+    def _product(self, read: Tensor, weight: Tensor) -> Tensor:
+        return functional.linear(read.to(self.dtype), weight.to(self.dtype)).float()
+
+    @property
+    def _eps(self) -> float:
+        return float(self.config["rms_norm_eps"])
+
+
+def initial(config: Mapping[str, Any], target: Target, generator: torch.Generator) -> dict[str, Tensor]:
+    """Weights under the names of the published format.
+
+    What leads back into the state is zero, so that the last of the fused states passes unchanged into the target's own norm
+    and rows of its output layer.
+    """
+    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    dim, kv_heads = config["head_dim"], config["num_key_value_heads"]
+
+    def drawn(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator) / columns**0.5
+
+    return {
+        "fc.weight": torch.cat([torch.zeros(hidden, 2 * hidden), torch.eye(hidden)], dim=1),
+        f"{_LAYER}.hidden_norm.weight": torch.ones(hidden),
+        f"{_LAYER}.input_layernorm.weight": torch.ones(hidden),
+        f"{_LAYER}.self_attn.q_proj.weight": drawn(heads * dim, 2 * hidden),
+        f"{_LAYER}.self_attn.k_proj.weight": drawn(kv_heads * dim, 2 * hidden),
+        f"{_LAYER}.self_attn.v_proj.weight": drawn(kv_heads * dim, 2 * hidden),
+        f"{_LAYER}.self_attn.o_proj.weight": torch.zeros(hidden, heads * dim),
+        f"{_LAYER}.mlp.gate_proj.weight": drawn(inner, hidden),
+        f"{_LAYER}.mlp.up_proj.weight": drawn(inner, hidden),
+        f"{_LAYER}.mlp.down_proj.weight": torch.zeros(hidden, inner),
+        f"{_LAYER}.post_attention_layernorm.weight": torch.ones(hidden),
+        "norm.weight": target.norm.float().clone(),
+        "lm_head.weight": target.output.float().clone(),
+    }
+
+
+def published(trainee: Eagle3Trainee, vocab_size: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and configuration of the trained head in the published format; bfloat16 moves its law a little."""
+    ids = trainee.target.draft_ids
+    tensors = {name: weight.detach().to(torch.bfloat16).contiguous() for name, weight in trainee.weights.items()}
+    tensors["d2t"] = ids - torch.arange(len(ids))
+    tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, value=True)
+    config = {**trainee.config, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(ids)}
+    return tensors, config
+
+
+def _normed(values: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return functional.rms_norm(values.float(), (values.shape[-1],), weight, eps)
+
+
+def _turned(heads: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Rotary positions of `[rows, heads, places, dim]`."""
+    half = heads.shape[-1] // 2
+    angles = positions[:, None].float() * theta ** (-torch.arange(half) / half)
+    cos, sin = angles.cos(), angles.sin()
+    first, second = heads[..., :half], heads[..., half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def read_conversations(
+    network: Any,  # noqa: ANN401 (the host's network)
+    conversations: Sequence[tuple[Sequence[int], Sequence[int]]],
+    layers: Sequence[int],
+    *,
+    longest: int = 384,
+    batch_size: int = 8,
+    dtype: torch.dtype = torch.bfloat16,
+    on_rows: Callable[[int], None] = lambda count: None,
+) -> Conversations:
+    """Let the target read conversations and keep what a head is trained on.
+
+    Args:
+        network: The target, a network of `transformers`.
+        conversations: Prompt and answer of each; those that are longer than `longest` are cut.
+        layers: Hidden states that are fused.
+        longest: Most tokens of a conversation.
+        batch_size: Conversations read together.
+        dtype: In which states are kept: a few kilobytes a token.
+        on_rows: Told how many were read.
+    """
+    cut = [((*prompt, *answer)[:longest], len(prompt)) for prompt, answer in conversations]
+    cut = sorted((one for one in cut if one[1] < len(one[0])), key=lambda one: len(one[0]))
+    parts: dict[str, list[Tensor]] = {name: [] for name in ("token_ids", "is_learnt", "features", "last", "log_z")}
+    output = network.get_output_embeddings()
+    for start in range(0, len(cut), batch_size):
+        batch = cut[start : start + batch_size]
+        ids = pad_sequence([torch.tensor(tokens) for tokens, _ in batch], batch_first=True).to(network.device)
+        with torch.inference_mode():
+            # Padding is on the right: nothing that counts sees it.
+            states = network.model(ids, use_cache=False, output_hidden_states=True).hidden_states
+            for row, (tokens, num_given) in enumerate(batch):
+                size = len(tokens)
+                last = states[-1][row, :size]
+                parts["token_ids"].append(ids[row, :size].cpu())
+                parts["is_learnt"].append(torch.arange(size) >= num_given)
+                parts["features"].append(torch.cat([states[layer][row, :size] for layer in layers], dim=-1).to("cpu", dtype))
+                parts["last"].append(last.to("cpu", dtype))
+                parts["log_z"].append(output(last).float().logsumexp(dim=-1).cpu())
+        on_rows(len(batch))
+    starts = [0]
+    for tokens in parts["token_ids"]:
+        starts.append(starts[-1] + len(tokens))
+    return Conversations(starts=tuple(starts), **{name: torch.cat(tensors).clone() for name, tensors in parts.items()})

@@ -1,0 +1,129 @@
+"""Prompts: a few that ship with the package, and anybody's from a file."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from monge.core.errors import OptionError, unknown_name
+
+SHIPPED: Final = ("gsm8k", "humaneval", "prose")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt and where it comes from."""
+
+    task: str
+    text: str
+
+
+def shipped(tasks: Sequence[str] = SHIPPED, *, per_task: int | None = None) -> tuple[Prompt, ...]:
+    """The prompts that lie in this folder, the first `per_task` of every task.
+
+    Raises:
+        OptionError: If a task is unknown, or `per_task` below 1.
+    """
+    _check_count(per_task)
+    prompts: list[Prompt] = []
+    for task in tasks:
+        if task not in SHIPPED:
+            raise unknown_name("task", task, SHIPPED)
+        text = (files("monge.prompts") / f"{task}.jsonl").read_text(encoding="utf-8")
+        prompts += [Prompt(task=task, text=json.loads(line)["prompt"]) for line in text.splitlines()[:per_task]]
+    return tuple(prompts)
+
+
+def encode(tokenizer: Any, text: str) -> tuple[int, ...]:  # noqa: ANN401 (the host's tokenizers share no type)
+    """Token ids of a prompt."""
+    return tuple(int(token) for token in tokenizer(text)["input_ids"])
+
+
+def interleaved(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+    """The prompts in turns, one of each task at a time: a stream whose acceptance changes from request to request."""
+    turns: dict[str, int] = {}
+    placed: list[tuple[int, Prompt]] = []
+    for prompt in prompts:
+        turns[prompt.task] = turns.get(prompt.task, 0) + 1
+        placed.append((turns[prompt.task], prompt))
+    return tuple(prompt for _, prompt in sorted(placed, key=lambda item: item[0]))
+
+
+def read_prompts(path: Path, *, per_task: int | None = None) -> tuple[Prompt, ...]:
+    """Prompts of a file: one a line, or for `*.jsonl` one object a line with `prompt`, `question` or `turns`.
+
+    A `question` is put as the shipped ones are (`Question: ...`, `Answer:`); of `turns` the first is taken. The task is the
+    object's `task` or `category`, else the name of the file.
+
+    Args:
+        path: The file.
+        per_task: Take the first so many of every task; all without.
+
+    Raises:
+        OptionError: If the file cannot be read, a line is no such object, there is no prompt in it, or `per_task` is below 1.
+    """
+    _check_count(per_task)
+    try:
+        # A text may hold what `splitlines` takes for the end of a line: U+2028, a form feed.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"cannot read prompts from {str(path)!r}: {error}") from error
+    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if path.suffix == ".jsonl":
+        prompts = [_prompt_of(line, f"{path}, line {number}", path.stem) for number, line in numbered]
+    else:
+        prompts = [Prompt(task=path.stem, text=line) for _, line in numbered]
+    if not prompts:
+        raise OptionError(f"{str(path)!r} holds no prompts; write one a line")
+    return tuple(prompts) if per_task is None else _first_of_each(prompts, per_task)
+
+
+def asked_prompts(file: Path | None, *, per_task: int | None, default: int) -> tuple[Prompt, ...]:
+    """The prompts of a file, or the shipped ones.
+
+    Args:
+        file: As for `read_prompts`; `None` takes the shipped ones.
+        per_task: The first so many of every task; without, all of a file, and of the shipped ones `default`.
+        default: See `per_task`.
+    """
+    if file is not None:
+        return read_prompts(file, per_task=per_task)
+    return shipped(per_task=default if per_task is None else per_task)
+
+
+def _check_count(per_task: int | None) -> None:
+    if per_task is not None and per_task < 1:
+        raise OptionError(f"prompts per task (--prompts-per-task) must be at least 1; got {per_task}")
+
+
+def _first_of_each(prompts: Sequence[Prompt], per_task: int) -> tuple[Prompt, ...]:
+    counts: Counter[str] = Counter()
+    kept: list[Prompt] = []
+    for prompt in prompts:
+        counts[prompt.task] += 1
+        if counts[prompt.task] <= per_task:
+            kept.append(prompt)
+    return tuple(kept)
+
+
+def _prompt_of(line: str, where: str, file: str) -> Prompt:
+    try:
+        record: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise OptionError(f"{where}: not JSON ({error}); a .jsonl file has one object a line") from error
+    text = _text_of(record) if isinstance(record, dict) else None
+    if text is not None:
+        return Prompt(task=str(record.get("task") or record.get("category") or file), text=text)
+    raise OptionError(f"{where}: no text under 'prompt', 'question' or 'turns'")
+
+
+def _text_of(record: Mapping[str, Any]) -> str | None:
+    if isinstance(record.get("prompt"), str):
+        return record["prompt"]
+    if isinstance(record.get("question"), str):
+        return f"Question: {record['question']}\nAnswer:"
+    turns = record.get("turns")
+    return turns[0] if isinstance(turns, list) and turns and isinstance(turns[0], str) else None

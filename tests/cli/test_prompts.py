@@ -1,0 +1,94 @@
+import json
+
+import pytest
+
+from monge.core.errors import OptionError
+from monge.prompts import SHIPPED, read_prompts, shipped
+
+
+@pytest.mark.parametrize("task", SHIPPED)
+def test_shipped_prompts(task):
+    prompts = shipped([task])
+    assert len(prompts) == 8
+    assert all(prompt.task == task and prompt.text.strip() for prompt in prompts)
+    assert len({prompt.text for prompt in prompts}) == 8
+
+
+def test_first_prompts_of_every_task():
+    assert [prompt.task for prompt in shipped(per_task=2)] == ["gsm8k"] * 2 + ["humaneval"] * 2 + ["prose"] * 2
+
+
+def test_questions_have_the_format_of_the_pair():
+    assert all(prompt.text.startswith("Question: ") and prompt.text.endswith("\nAnswer:") for prompt in shipped(["gsm8k"]))
+
+
+def test_unknown_task_names_the_nearest():
+    with pytest.raises(OptionError, match="did you mean 'gsm8k'"):
+        shipped(["gsm8"])
+
+
+def test_plain_lines(tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text("One.\n\n  Two.\n")
+    assert [(prompt.task, prompt.text) for prompt in read_prompts(file)] == [("mine", "One."), ("mine", "  Two.")]
+
+
+def test_json_lines(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    records = [{"prompt": "a\nb"}, {"question": "Why?", "answer": "x"}, {"turns": ["first", "second"]}]
+    file.write_text("\n".join(map(json.dumps, records)))
+    assert [prompt.text for prompt in read_prompts(file)] == ["a\nb", "Question: Why?\nAnswer:", "first"]
+
+
+def test_lines_end_where_lines_end(tmp_path):
+    """Not at a form feed or U+2028, which `str.splitlines` takes for ends, and which JSON may hold as they are."""
+    (tmp_path / "a.txt").write_bytes("\ufeffOne\x0cpage\r\nTwo\u2028parts\n".encode())
+    assert [prompt.text for prompt in read_prompts(tmp_path / "a.txt")] == ["One\x0cpage", "Two\u2028parts"]
+    (tmp_path / "a.jsonl").write_bytes('\ufeff{"prompt": "Two\u2028parts"}\n{"prompt": "b"}\n'.encode())
+    assert [prompt.text for prompt in read_prompts(tmp_path / "a.jsonl")] == ["Two\u2028parts", "b"]
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_fewer_than_one_prompt_a_task(tmp_path, count):
+    (tmp_path / "a.txt").write_text("One.\n")
+    with pytest.raises(OptionError, match=f"prompts per task .* must be at least 1; got {count}"):
+        shipped(per_task=count)
+    with pytest.raises(OptionError, match=f"prompts per task .* must be at least 1; got {count}"):
+        read_prompts(tmp_path / "a.txt", per_task=count)
+
+
+def test_tasks_of_a_file(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    records = [{"prompt": "a", "task": "x"}, {"turns": ["b"], "category": "y"}, {"prompt": "c", "task": "x"}, {"prompt": "d"}]
+    file.write_text("\n".join(map(json.dumps, records)))
+    assert [prompt.task for prompt in read_prompts(file)] == ["x", "y", "x", "mine"]
+    assert [prompt.text for prompt in read_prompts(file, per_task=1)] == ["a", "b", "d"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"prompt": "x"}\n{"prompt": ', "line 2: not JSON"),
+        ("a.jsonl", '{"text": "x"}', "line 1: no text under 'prompt'"),
+        ("a.jsonl", '{"turns": []}', "line 1: no text under"),
+        ("a.jsonl", "[1]", "line 1: no text under"),
+        ("a.txt", " \n\n", "holds no prompts"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, message):
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(OptionError, match=message):
+        read_prompts(file)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(OptionError, match="cannot read prompts from .*nowhere"):
+        read_prompts(tmp_path / "nowhere.txt")
+
+
+def test_not_text(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(OptionError, match="cannot read prompts"):
+        read_prompts(file)

@@ -1,0 +1,127 @@
+"""A backend is accepted if it is about as accurate as the eager network, and refused otherwise."""
+
+import copy
+
+import pytest
+import torch
+
+from monge.core.errors import BackendError
+from monge.engine.backends import compiled, parity_check
+from monge.engine.backends.base import StepOutput
+from monge.engine.backends.parity_check import check_module, check_step, difference, step_spec
+from monge.engine.backends.program_cache import FOLDER_VARIABLE
+from monge.engine.backends.traced_step import TracedStep, UncompiledStep
+from monge.engine.models.network_facts import OutputLayer
+from tests.engine.tiny import network
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+def target(dtype=torch.float32):
+    return copy.deepcopy(network("llama", "sdpa")).to(dtype)
+
+
+def trace(model, layers=()):
+    spec = step_spec(model, layers)
+    return UncompiledStep(TracedStep(model, spec), spec)
+
+
+def noisy(step, size):
+    """The step, with an error of this size in every logit and hidden state."""
+    run = step.__call__
+    generator = torch.Generator().manual_seed(1)
+
+    class Noisy:
+        name, layers = "noisy", step.layers
+
+        def __call__(self, *inputs):
+            output = run(*inputs)
+            logits, *states = (
+                one + size * (2 * torch.rand(one.shape, generator=generator).to(one.dtype) - 1)
+                for one in (output.logits, *output.states)
+            )
+            return StepOutput(logits=logits, states=tuple(states))
+
+    return Noisy()
+
+
+@pytest.mark.parametrize("layers", [(), (0, 2)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_traced_step_is_accepted(dtype, layers):
+    model = target(dtype)
+    check_step(model, trace(model, layers), "traced")
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_larger_errors_are_refused(dtype, is_small, monkeypatch):
+    monkeypatch.setattr(parity_check, "_is_small", lambda _: is_small)
+    model = target(dtype)
+    with pytest.raises(BackendError, match="LlamaForCausalLM, noisy, has other logits than the network"):
+        check_step(model, noisy(trace(model), 0.5), "noisy")
+
+
+def test_the_mask_is_checked():
+    class Blind(UncompiledStep):
+        def __call__(self, token_ids, positions, masks, cache):
+            return super().__call__(token_ids, positions, [torch.ones_like(mask) for mask in masks], cache)
+
+    model = target()
+    spec = step_spec(model)
+    with pytest.raises(BackendError, match="other logits"):
+        check_step(model, Blind(TracedStep(model, spec), spec), "traced")
+
+
+@pytest.mark.parametrize("error", [3.9, 4.1])
+def test_four_times_the_error_of_the_network_is_rounding(error):
+    exact = torch.linspace(-8, 8, 40, dtype=torch.float64).repeat(3, 1)
+    eager, ours = exact.clone(), exact.clone()
+    eager[1, 7] += 0.05
+    ours[2, 9] += 0.05 * error
+    reason = difference([ours.bfloat16().float()], [eager.float()], lambda: [exact], torch.float32)
+    assert (reason is None) is (error < 4)
+
+
+def test_another_largest_logit_is_refused_where_it_is_clear():
+    exact = torch.zeros(1, 3, dtype=torch.float64)
+    exact[0, 0] = 0.5
+    eager, ours = exact.clone(), exact.clone()
+    eager[0, 2] += 0.1
+    ours[0, 0] -= 0.3
+    ours[0, 1] += 0.3
+    assert "the largest is another one" in difference([ours], [eager], lambda: [exact], torch.float32)
+    exact[0, 0] = eager[0, 0] = 0.35  # within four errors of the network: a tie
+    ours[0, 0] = 0.05
+    assert difference([ours], [eager], lambda: [exact], torch.float32) is None
+
+
+def test_not_a_number_is_refused():
+    nan = torch.full((2, 3), float("nan"), dtype=torch.float64)
+    for exact in (lambda: [torch.ones(2, 3, dtype=torch.float64)], lambda: None):
+        assert difference([nan], [torch.ones(2, 3)], exact, torch.float32) is not None
+
+
+def test_rounding_needs_no_float64_copy():
+    def exact():
+        raise AssertionError("no copy was to be made")
+
+    eager = torch.linspace(-8, 8, 40).repeat(3, 1)
+    assert difference([eager * (1 + 5e-6)], [eager], exact, torch.float32) is None
+
+
+def test_nothing_is_compiled_that_is_refused(monkeypatch, tmp_path):
+    """Compiling takes minutes: a wrong trace is found before."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(compiled, "UncompiledStep", lambda module, spec: noisy(UncompiledStep(module, spec), 0.5))
+    monkeypatch.setattr(compiled, "compile_program", None)
+    told = []
+    with pytest.raises(BackendError, match="LlamaForCausalLM, traced, has other logits than the network"):
+        compiled.compile_step(target(), told.append)
+    assert told == []
+
+
+def test_modules():
+    layer, like = OutputLayer(target()), (torch.zeros(1, 32),)
+    check_module(layer, layer, like, "compiled")
+    with pytest.raises(BackendError, match="OutputLayer, compiled, gives other numbers: .* from a float64 run"):
+        check_module(layer, lambda states: (layer(states)[0] * 1.01,), like, "compiled")

@@ -1,0 +1,195 @@
+"""EAGLE-3 heads from the training: they compute what their reader computes, improve, and draft for the target."""
+
+import json
+
+import pytest
+import torch
+
+import monge
+from monge.core.errors import OptionError, UnsupportedModelError
+from monge.core.model import NodeBlock
+from monge.heads.readers.eagle3 import Eagle3Head
+from monge.heads.readers.files import InMemory
+from monge.heads.readers.reading import Reading
+from monge.heads.readers.tensors import Settings, Tensors
+from monge.heads.training.answers import ANSWERS, AnswerSettings, write_answers
+from monge.heads.training.eagle3 import Conversations, Eagle3Trainee, Target, frequent_tokens, published, read_conversations
+from monge.heads.training.eagle3_run import train_eagle3
+from monge.heads.training.loop import Recipe
+from monge.heads.training.shape import Watch
+from tests.engine.tiny import VOCAB, network
+
+STEPS = 3
+LLAMA = {
+    "hidden_size": 16,
+    "vocab_size": 11,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "intermediate_size": 24,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 100.0,
+}
+
+
+def conversations(lengths=(9, 12), given=3):
+    draws, total, hidden = torch.Generator().manual_seed(0), sum(lengths), LLAMA["hidden_size"]
+    starts = (0, *torch.tensor(lengths).cumsum(0).tolist())
+    return Conversations(
+        starts=starts,
+        token_ids=torch.randint(LLAMA["vocab_size"], (total,), generator=draws),
+        is_learnt=torch.cat([torch.arange(length) >= given for length in lengths]),
+        features=torch.randn(total, 3 * hidden, generator=draws),
+        last=torch.randn(total, hidden, generator=draws),
+        log_z=torch.randn(total, generator=draws).abs() + 5,
+    )
+
+
+@pytest.fixture
+def trainee():
+    draws, hidden, ids = torch.Generator().manual_seed(1), LLAMA["hidden_size"], torch.tensor([0, 2, 3, 7, 10])
+    target = Target(
+        embeddings=torch.randn(LLAMA["vocab_size"], hidden, generator=draws),
+        output=torch.randn(len(ids), hidden, generator=draws),
+        norm=torch.rand(hidden, generator=draws) + 0.5,
+        draft_ids=ids,
+    )
+    made = Eagle3Trainee(fitted=conversations(), held_out=conversations(), target=target, config=LLAMA, num_steps=STEPS)
+    for tensor in made.tensors.values():  # what starts as zero would hide mistakes
+        tensor.data += 0.3 * torch.randn(tensor.shape, generator=draws)
+    return made
+
+
+def reader_of(trainee):
+    tensors, config = published(trainee, LLAMA["vocab_size"])
+    whole = {name.replace("midlayer", "layers.0"): tensor for name, tensor in tensors.items()}
+    whole |= {name.replace("midlayer", "layers.0"): tensor.detach() for name, tensor in trainee.weights.items()}  # not rounded
+    return Eagle3Head(Tensors(InMemory(whole), {name: name for name in whole}), Settings(config, "test"))
+
+
+def test_chains_of_the_training_are_those_of_the_reader(trainee):
+    """The chain that starts at place t sees the true states up to t, and its own predictions after that."""
+    text, head = trainee.fitted.rows(1, 1), reader_of(trainee)
+    tokens, embed = text.token_ids[0], trainee.target.embeddings
+    steps = [drafted for drafted, *_ in trainee._steps(text)]
+    learnt = text.is_learnt[0].unfold(0, STEPS, 1).all(dim=1)[2 : 2 + len(tokens) - 1 - STEPS].nonzero()[:, 0].tolist()
+    assert len(learnt) > 3
+    for row, place in enumerate(learnt):
+        reading = Reading(head.num_kept)
+        states = head.fuse(text.features[0, : place + 1])
+        state = head.advance(embed[tokens[1 : place + 2]], states, [reading.read(range(place + 1))])[-1:]
+        for number in range(STEPS):
+            drafted = head.logits(state, lambda states: states)
+            ours = torch.full((LLAMA["vocab_size"],), -torch.inf)
+            ours[trainee.target.draft_ids] = steps[number][row].detach()
+            theirs = (
+                drafted[0]
+                if drafted.shape[1] == len(ours)
+                else ours.clone().index_copy(0, trainee.target.draft_ids, drafted[0])
+            )
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+            following = tokens[place + 2 + number : place + 3 + number]
+            state = head.advance(
+                embed[following], state, [reading.extend(NodeBlock.chain((int(following),), after=number - 1))]
+            )
+
+
+def test_figures_are_those_of_the_laws(trainee):
+    """Acceptance of the first step by its definition, over the whole vocabulary."""
+    text = trainee.fitted.rows(0, 2)
+    drafted, true, log_z, _ = next(iter(trainee._steps(text)))
+    p, q = (true - log_z[:, None]).double().exp(), drafted.detach().double().softmax(dim=1)
+    assert trainee.quality(trainee.fitted).acceptance[0] == pytest.approx(float(torch.minimum(p, q).sum(1).mean()))
+
+
+def test_the_loss_moves_to_the_total_variation(trainee):
+    draws = torch.Generator()
+    losses = {}
+    for share in (0.0, 0.5, 1.0):
+        object.__setattr__(trainee, "share", lambda share=share: share)
+        losses[share] = float(trainee.loss(30, draws.manual_seed(0)).detach())
+    assert losses[0.0] != losses[1.0]
+    assert losses[0.5] == pytest.approx((losses[0.0] + losses[1.0]) / 2, rel=1e-5)
+    assert 0 <= losses[1.0] <= sum(trainee.decay**number for number in range(STEPS))
+
+
+def test_padding_changes_nothing(trainee):
+    alone = [step for row in range(2) for step in [next(iter(trainee._steps(trainee.fitted.rows(row, 1))))[0]]]
+    together = next(iter(trainee._steps(trainee.fitted.rows(0, 2))))[0]
+    torch.testing.assert_close(torch.cat(alone), together, atol=1e-5, rtol=1e-5)
+
+
+def test_frequent_tokens():
+    assert frequent_tokens(torch.tensor([5, 5, 1, 3, 3, 3, 0]), 8, 3).tolist() == [0, 3, 5]
+    assert frequent_tokens(torch.tensor([5]), 8, 3).tolist() == [0, 1, 5]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return network("llama", num_hidden_layers=6)
+
+
+PROMPTS = [[3 + (7 * number + place) % (VOCAB - 3) for place in range(4 + number % 3)] for number in range(40)]
+ANSWERED = AnswerSettings(num_tokens=16, batch_size=16)
+
+
+def test_answers_are_written_once(target, tmp_path):
+    first = write_answers(target, PROMPTS[:16], ANSWERED, tmp_path)
+    counts = []
+    again = write_answers(target, PROMPTS, ANSWERED, tmp_path, counts.append)
+    assert again[:16] == first
+    assert counts == [16, 16, 8]
+    assert all(0 < len(one.answer) <= 16 for one in again)
+    fresh = write_answers(target, PROMPTS, ANSWERED, tmp_path / "fresh")
+    assert fresh == again, "an interrupted run writes what an uninterrupted one does"
+    with pytest.raises(OptionError, match="answers to other prompts"):
+        write_answers(target, PROMPTS[1:], ANSWERED, tmp_path)
+    (tmp_path / ANSWERS).write_text("{")
+    with pytest.raises(OptionError, match="remove it to write the answers again"):
+        write_answers(target, PROMPTS, ANSWERED, tmp_path)
+
+
+def test_greedy_answers_do_not_depend_on_their_neighbours(target, tmp_path):
+    settings = AnswerSettings(num_tokens=8, batch_size=8, temperatures=(0.0,))
+    for number, one in enumerate(write_answers(target, PROMPTS[:8], settings, tmp_path)):
+        alone = target.generate(torch.tensor([one.prompt]), max_new_tokens=8, do_sample=False, pad_token_id=1)
+        assert alone[0, len(one.prompt) :].tolist()[: len(one.answer)] == list(one.answer), number
+
+
+def test_states_are_those_of_the_network(target):
+    pair = ((3, 4, 5, 6), (7, 8, 9, 10, 11))
+    read = read_conversations(target, [pair, (pair[0], pair[1][:2])], (2, 3), dtype=torch.float32)
+    assert read.starts == (0, 6, 15)
+    assert read.is_learnt.tolist() == [False] * 4 + [True] * 2 + [False] * 4 + [True] * 5
+    with torch.inference_mode():
+        output = target(torch.tensor([[*pair[0], *pair[1]]]), output_hidden_states=True)
+    torch.testing.assert_close(read.features[6:], torch.cat([output.hidden_states[2], output.hidden_states[3]], -1)[0])
+    torch.testing.assert_close(read.last[6:], output.hidden_states[-1][0])
+    torch.testing.assert_close(read.log_z[6:], output.logits[0].logsumexp(-1))
+
+
+def test_a_head_improves_is_read_and_drafts(target, tmp_path):
+    recipe = Recipe(steps=60, batch_size=256, evaluate_every=20, learning_rate=1e-2)
+    options = {"recipe": recipe, "answers": ANSWERED, "draft_vocabulary": 48, "num_steps": 2}
+    seen = []
+    outcome = train_eagle3(target, PROMPTS, tmp_path, watch=Watch(on_step=lambda one: seen.append(one.loss)), **options)
+    assert outcome.progress.history[-1][1] > outcome.progress.history[0][1] or outcome.progress.best_step == 20
+    about = json.loads((tmp_path / "config.json").read_text())["about"]
+    assert 0 < about["draft_vocabulary_covers"] <= 1
+    plain, drafted = monge.load(target, drafter="none"), monge.load(target, tmp_path, tree="chain(2)", controller="fixed")
+    for prompt in PROMPTS[:3]:
+        (one,), (other,) = plain.generate([prompt], max_new_tokens=12), drafted.generate([prompt], max_new_tokens=12)
+        assert one.token_ids == other.token_ids
+    again = train_eagle3(target, PROMPTS, tmp_path, **options)
+    assert again.quality == outcome.quality, "a rerun goes on, and has nothing left to do"
+
+
+def test_a_target_of_few_layers_is_refused(tmp_path):
+    with pytest.raises(UnsupportedModelError, match="fuses three layers; this target has 2"):
+        train_eagle3(network("llama"), PROMPTS, tmp_path, recipe=Recipe(), answers=ANSWERED)
+
+
+def test_too_few_answers_are_refused(target, tmp_path):
+    with pytest.raises(OptionError, match="too few to fit"):
+        train_eagle3(target, PROMPTS[:2], tmp_path, recipe=Recipe(), answers=ANSWERED)

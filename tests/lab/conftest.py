@@ -1,0 +1,29 @@
+import importlib
+
+import pytest
+from typer.testing import CliRunner
+
+from lab.command import app_of
+from monge.bench.pair import Pair, load_pair
+from tests.bench.tiny import save_pair
+
+
+@pytest.fixture(scope="session")
+def tiny_paths(tmp_path_factory):
+    return save_pair(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tiny_paths) -> Pair:
+    return load_pair(*tiny_paths)
+
+
+@pytest.fixture
+def lab():
+    """Run `python -m lab.NAME` as a user would; standard output and standard error apart."""
+
+    def invoke(name, *arguments):
+        module = importlib.import_module("lab.matrix" if name == "matrix" else f"lab.{name}.__main__")
+        return CliRunner().invoke(app_of(module.main), [str(argument) for argument in arguments], catch_exceptions=False)
+
+    return invoke

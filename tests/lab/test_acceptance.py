@@ -1,0 +1,138 @@
+"""The measurement over the distributions of a tiny pair."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lab.acceptance.log import LogSettings, log_laws, seeded
+from lab.acceptance.measure import AcceptanceSettings, measure_acceptance, write_document
+from lab.acceptance.nodes import OPTIMUM
+from lab.acceptance.plots import write_plots
+from monge.bench.decode import Watch
+from monge.bench.statistics import Resamples
+from monge.core.errors import OptionError
+from monge.prompts import Prompt
+
+EXACT = 1e-12
+
+
+def test_resamples_are_paired_and_cover_the_mean():
+    resamples = Resamples.draw(4, seeded("test"), count=200)
+    values, clusters = np.array([1.0, 2.0, 3.0, 6.0, 6.0]), np.array([0, 1, 2, 3, 3])
+    found = resamples.estimate(values, clusters)
+    assert found.mean == pytest.approx(3.6)
+    assert 1.0 <= found.low < found.mean < found.high <= 6.0
+    shifted = resamples.estimate(values + 1.0, clusters)
+    assert (shifted.low, shifted.high) == (pytest.approx(found.low + 1), pytest.approx(found.high + 1))
+
+
+PROMPTS = (Prompt(task="a", text="The sea was"), Prompt(task="b", text="Once upon"))
+LOG = LogSettings(max_new_tokens=6, nodes_per_text=2, roots_per_text=1, draft_top_k=4)
+SETTINGS = AcceptanceSettings(
+    temperatures=(1.0,),
+    candidates=(1, 2),
+    budgets=(4,),
+    path_counts=(1, 2),
+    path_depths=(2,),
+    samples=1,
+    verifications=1,
+    log=LOG,
+)
+
+
+@pytest.fixture(scope="module")
+def document(tiny_pair):
+    steps = []
+    expected = []
+    found = measure_acceptance(tiny_pair, PROMPTS, SETTINGS, watch=Watch(total=expected.append, step=steps.append))
+    assert expected == [len(steps)]
+    return found
+
+
+def test_no_rule_beats_the_optimum_at_a_node(document):
+    best = {(r["candidates"], r["drafting"]): r["acceptance"]["mean"] for r in document["nodes"] if r["rule"] == OPTIMUM}
+    compared = 0
+    for record in document["nodes"]:
+        if record["how"] == "closed form":
+            mean = record["acceptance"]["mean"]
+            assert 0 <= mean <= best[record["candidates"], record["drafting"]] + EXACT
+            compared += record["rule"] != OPTIMUM
+    assert compared > 10
+    assert best[2, "iid"] >= best[1, "iid"]
+
+
+def test_rounds(document):
+    for part in ("rounds", "paths"):
+        for record in document[part]:
+            assert 1 <= record["block_efficiency"]["mean"] <= record["depth"] + 1
+            assert record["num_rounds"] == 2
+    assert {"chain", "binary", "comb"} <= {record["family"] for record in document["rounds"]}
+    assert all(record["num_nodes"] <= record["budget"] for record in document["rounds"])
+
+
+def test_document_and_plots_are_written(document, tmp_path):
+    path = write_document(document, tmp_path / "out")
+    assert json.loads(path.read_text()) == json.loads(json.dumps(document))
+    names = [file.name for file in write_plots(document, tmp_path)]
+    assert names == ["acceptance_by_candidates.png", "block_efficiency_by_nodes.png"]
+
+
+def test_equal_seeds_log_equal_laws(tiny_pair):
+    prompts = [(1, 2, 3)]
+    first, second = (log_laws(tiny_pair, prompts, 1.0, LOG) for _ in range(2))
+    assert first.roots == second.roots
+    np.testing.assert_array_equal(first.nodes[0].p, second.nodes[0].p)
+    assert first.nodes[0].p.sum() == pytest.approx(1.0, abs=EXACT)
+
+
+def test_temperature_zero_is_refused(tiny_pair):
+    with pytest.raises(OptionError, match="needs temperatures above 0"):
+        log_laws(tiny_pair, [(1, 2)], 0.0, LOG)
+
+
+def test_rounds_are_compared_with_rejection_and_with_one_draft(document):
+    for record in document["rounds"] + document["paths"]:
+        if record["rule"] in {"rrs", "rrs_without_replacement"} and record["over_rejection"]["mean"] != 1.0:
+            # Where both are exact, recursive rejection with replacement is the one that is compared with.
+            assert record["rule"] == "rrs_without_replacement"
+        if record["tree"] == "paths(num_paths=1, depth=2)" and record["rule"] == "single_draft":
+            assert record["over_one_draft"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+    assert any(record["over_one_draft"] for record in document["paths"] if record["width"] == 2)
+
+
+@pytest.fixture
+def bench(lab, tiny_paths, tmp_path):
+    """`python -m lab.acceptance` on the tiny pair and one prompt."""
+    target, draft = tiny_paths
+    (tmp_path / "prompts.txt").write_text("The sea was\n")
+    common = ["--target", target, "--draft", draft, "--out", tmp_path / "out", "--prompts", tmp_path / "prompts.txt", "--quick"]
+    return lambda *arguments: lab("acceptance", *common, *arguments)
+
+
+def test_command(bench, tmp_path):
+    chosen = ["--temperature", 1, "--candidates", 1, "--nodes", 2, "--draft-top-k", 3, "--no-plots", "--json"]
+    result = bench(*chosen)
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout.splitlines()[-1])
+    assert json.loads((tmp_path / "out" / "acceptance.json").read_text()) == document
+    assert document["settings"]["log"]["draft_top_k"] == 3
+    assert {record["candidates"] for record in document["nodes"]} == {1}
+    assert "T = 1: acceptance at a node" in result.stdout
+    assert {"argv", "commit", "versions"} <= set(document["provenance"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--temperature", 0], "needs temperatures above 0"),
+        (["--candidates", 0], "--candidates must lie in 1..32; got 0"),
+        (["--nodes", 1], "a node budget must be at least 2; got 1"),
+        (["--draft-top-k", 0], "--draft-top-k must be at least 1; got 0"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_command_bad_input(bench, arguments, message):
+    result = bench(*arguments, "--no-plots")
+    assert result.exit_code == 2
+    assert message in result.stderr

@@ -1,0 +1,34 @@
+import json
+
+from lab.drafters.table import OTHERS, VARIANTS
+from tests.heads.readers.published import medusa
+
+
+def test_drafters_are_compared_on_equal_terms(lab, tiny_paths, tmp_path):
+    head = medusa(32, 4096).write(tmp_path / "my-medusa")
+    (tmp_path / "mine.txt").write_text("One and two.\n")
+    target, draft = tiny_paths
+    asked = ["--target", target, "--draft", draft, "--head", head, "--data", tmp_path / "mine.txt", "--tokens", 1800]
+    limits = ["--num-prompts", 1, "--max-new-tokens", 4, "--repeats", 1, "--clock", "cpu", "--out", tmp_path / "out", "--json"]
+    result = lab("drafters", *asked, *limits)
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout.splitlines()[-1])
+    assert json.loads((tmp_path / "out" / "drafters.json").read_text()) == document
+    assert (document["settings"]["clock"], document["backend"]) == ("cpu", "eager")
+    lines = document["drafters"]
+    assert len(lines) == 2 * (len(OTHERS) + 1 + len(VARIANTS) + 1)
+    assert all(line["nodes_per_round"] <= 16 and 1.0 <= line["block_efficiency"] <= 4.0 for line in lines)
+    plain = [line for line in lines if line["name"] == "none"]
+    assert all(line["block_efficiency"] == line["over_plain"]["median"] == 1.0 for line in plain)
+    fitted = [line for line in lines if line["name"].startswith("shape, training-free")]
+    assert all(line["training_s"] > 0 and line["training_tokens"] > 0 for line in fitted)
+    assert "my-medusa" in result.stdout
+
+
+def test_a_head_for_another_target_is_refused(lab, tiny_paths, tmp_path):
+    head = medusa(64, 4096).write(tmp_path / "wide")
+    (tmp_path / "mine.txt").write_text("One and two.\n")
+    asked = ["--target", tiny_paths[0], "--head", head, "--data", tmp_path / "mine.txt", "--tokens", 1800, "--num-prompts", 1]
+    result = lab("drafters", *asked, "--max-new-tokens", 4, "--repeats", 1, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "states 64 wide" in result.stderr

@@ -1,0 +1,21 @@
+"""`python -m lab.heads`: every alignment of a SHAPE head, and the loop with every head."""
+
+import json
+
+from lab.heads.measure import ARMS
+from monge.engine.loading import load_network
+from monge.heads.training.own_text import TextSettings, write_own_text
+from monge.heads.training.shape import HeadSettings, make_head
+
+
+def test_a_head_is_measured(lab, tiny_paths, tmp_path):
+    network, prompts = load_network(tiny_paths[0]), [(1, 2, 3), (4, 5, 6)]
+    rows = write_own_text(network, prompts, TextSettings(num_tokens=960, row_length=64, prompt_length=3), tmp_path / "text")
+    make_head(network, rows, HeadSettings(preset="ridge", num_steps=1), tmp_path / "head")
+    (tmp_path / "data.txt").write_text("once upon a time\nthe history of mathematics\n")
+    arguments = ["--data", tmp_path / "data.txt", "--tokens", 1800, "--max-new-tokens", 4, "--out", tmp_path / "out", "--json"]
+    measured = lab("heads", "--target", tiny_paths[0], "--head", tmp_path / "head", *arguments)
+    assert measured.exit_code == 0, measured.output
+    document = json.loads(measured.stdout.splitlines()[-1])
+    assert [arm["arm"] for arm in document["arms"]] == list(ARMS)
+    assert all(loop["block_efficiency"] >= 1.0 for loop in document["loops"])

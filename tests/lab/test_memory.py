@@ -1,0 +1,116 @@
+"""`python -m lab.memory`: every backend in a process of its own, growth where there is some, and who could not run."""
+
+import json
+import os
+import warnings
+from mmap import mmap
+from multiprocessing import Pipe
+from pathlib import Path
+
+import pytest
+
+from lab.memory import measure as module
+from lab.memory.__main__ import main as memory
+from lab.memory.measure import MIB, MemorySettings, measure, summary
+from monge.core.errors import BackendError, OptionError
+
+SMALL = MemorySettings(backends=("eager",), rounds=6, samples=3)
+linux = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says what a process holds")
+
+
+def dies(*_):
+    os._exit(3)
+
+
+def told(settings, backend):
+    """What a process would tell."""
+    receiver, sender = Pipe(duplex=False)
+    module._decode(settings, backend, sender)
+    sender.close()
+    messages = []
+    while receiver.poll():
+        try:
+            messages.append(json.loads(receiver.recv_bytes()))
+        except EOFError:
+            break
+    return messages
+
+
+@linux
+def test_what_is_kept_shows_as_growth(monkeypatch):
+    kept = []
+
+    class Keeper:
+        def generate(self, *args, **kwargs):
+            pages = mmap(-1, 16 * MIB)  # new ones: the heap may have room that earlier tests gave back
+            pages.write(b"x" * len(pages))
+            kept.append(pages)
+            return [type("Result", (), {"stats": type("Stats", (), {"num_rounds": 1})})]
+
+    monkeypatch.setattr(module, "load", lambda **_: Keeper())
+    *samples, last = told(MemorySettings(backends=("eager",), rounds=8, samples=4), "eager")
+    assert last == {"kind": "done"}
+    assert [one["round"] for one in samples] == [0, 2, 4, 6, 8]
+    sizes = [{name: one[name] for name in ("round", "resident", "peak")} for one in samples]
+    assert summary(sizes)["growth"] > 40 * MIB
+
+
+@linux
+def test_what_runs_eagerly_after_all_has_no_numbers(monkeypatch):
+    def load(**_):
+        warnings.warn("backend 'compiled' is not used: there is no compiler", UserWarning, stacklevel=2)
+
+    monkeypatch.setattr(module, "load", load)
+    assert told(SMALL, "compiled") == [{"kind": "failed", "reason": "backend 'compiled' is not used: there is no compiler"}]
+
+
+@linux
+def test_who_cannot_run_is_named():
+    wrong = MemorySettings(backends=("eager",), rounds=2, samples=2, options=(("target", "no/such/model"),))
+    with pytest.raises(BackendError, match="eager: .*no/such/model"):
+        measure(wrong)
+
+
+def test_a_system_that_does_not_say(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "_STATM", tmp_path / "none")
+    with pytest.raises(BackendError, match="does not say what a process holds"):
+        measure(SMALL)
+
+
+@linux
+def test_a_process_that_dies_is_told(monkeypatch):
+    monkeypatch.setattr(module, "_decode", dies)
+    with pytest.raises(BackendError, match="eager: its process ended with status 3"):
+        measure(SMALL)
+
+
+@linux
+def test_the_command(capsys):
+    memory(backend=["eager"], rounds=6, samples=3, max_new_tokens=4, temperature=0.0, threads=1, as_json=True)
+    shown = capsys.readouterr().out
+    assert "resident memory (MiB)" in shown
+    document = json.loads(shown.splitlines()[-1])
+    assert document["settings"]["temperature"] == 0.0
+    (one,) = document["backends"]
+    rounds = [sample["round"] for sample in one["samples"]]
+    assert rounds[0] == 0
+    assert rounds == sorted(set(rounds))
+    assert rounds[-1] >= 6
+    assert all(MIB < sample["resident"] <= sample["peak"] for sample in one["samples"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rounds": 1}, "rounds must be at least 2; got 1"),
+        ({"samples": 1}, "samples must be at least 2; got 1"),
+        ({"rounds": 5, "samples": 6}, "6 looks at memory need as many rounds; got 5"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1; got 0"),
+        ({"prompt_tokens": 7}, "prompt_tokens must be at least 8; got 7"),
+        ({"threads": 0}, "threads must be at least 1; got 0"),
+        ({"backends": ("quick",)}, "unknown backend 'quick'"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(OptionError, match=message):
+        MemorySettings(**settings)

@@ -1,0 +1,139 @@
+"""Workers: the protocol survives engines that print, fail and die; checkpoints are converted number by number."""
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lab.peers import process as peer_process
+from lab.peers.process import PeerProcess
+from monge.api import built_in
+from monge.core.errors import BackendError
+
+FAKE = """
+import os, time
+class Engine:
+    version = "9"
+    def __init__(self, *, target, draft, work, threads, method, settings):
+        print("engines print", flush=True)
+        if method == "broken":
+            raise ValueError("no such method")
+        self.method = method
+    def generate(self, *, prompt_ids, max_new_tokens, temperature, seed):
+        print("whatever they like", flush=True)
+        if self.method == "dies":
+            os.write(2, b"out of memory\\n")
+            os._exit(3)
+        if self.method == "sleeps":
+            time.sleep(60)
+        count = max_new_tokens - (self.method == "short")
+        return [prompt_ids[0] + seed] * count
+"""
+RULES = {"max_new_tokens": 4, "temperature": 0, "seed": 2}
+FOLDERS = {"target": "t", "draft": "d", "work": "w", "threads": 1, "settings": {}}
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    shutil.copy(peer_process.WORKER, tmp_path / "worker.py")
+    (tmp_path / "engine_fake.py").write_text(FAKE)
+    monkeypatch.setattr(peer_process, "WORKER", tmp_path / "worker.py")
+    with PeerProcess(Path(sys.executable), "fake", timeout_s=20) as process:
+        yield process
+
+
+def test_prints_do_not_get_between_answers(worker):
+    assert worker.open(method="plain", **FOLDERS) == "9"
+    for _ in range(2):
+        completion = worker.generate((5, 6), **RULES)
+        assert completion.token_ids == (7, 7, 7, 7)
+        assert completion.seconds >= 0
+
+
+def test_errors_are_answers(worker):
+    with pytest.raises(BackendError, match="fake: ValueError: no such method"):
+        worker.open(method="broken", **FOLDERS)
+    assert worker.open(method="plain", **FOLDERS) == "9"
+
+
+def test_another_number_of_tokens(worker):
+    worker.open(method="short", **FOLDERS)
+    with pytest.raises(BackendError, match="fake gave 3 tokens where 4 were asked for"):
+        worker.generate((5,), **RULES)
+
+
+def test_last_words(worker):
+    worker.open(method="dies", **FOLDERS)
+    with pytest.raises(BackendError, match="fake has ended: out of memory"):
+        worker.generate((5,), **RULES)
+
+
+def test_patience_ends(worker):
+    worker.open(method="sleeps", **FOLDERS)
+    worker._timeout_s = 0.5
+    with pytest.raises(BackendError, match=r"fake did not answer within 0\.5 s"):
+        worker.generate((5,), **RULES)
+
+
+def test_stopping_ends_the_process(worker):
+    worker.open(method="plain", **FOLDERS)
+    worker.stop()
+    assert worker._process.poll() is not None
+
+
+def llama_cpp():
+    path = Path(peer_process.__file__).with_name("workers") / "engine_llama_cpp.py"
+    spec = importlib.util.spec_from_file_location("engine_llama_cpp", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_safetensors_are_read_as_float32(tmp_path):
+    tensors = {
+        "a": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3) / 7,
+        "b": torch.arange(4, dtype=torch.float32) / 3,
+        "c": torch.arange(4, dtype=torch.float16) / 3,
+    }
+    save_file(tensors, tmp_path / "x.safetensors")
+    read = dict(llama_cpp()._read(tmp_path / "x.safetensors"))
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert np.array_equal(read[name], tensor.float().numpy())
+
+
+def test_channels_of_heads_are_reordered_for_the_other_rotation():
+    config = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    converted = dict(llama_cpp()._tensors(str(built_in("target")), config))
+    small = load_file(built_in("target") / "model.safetensors")
+    query = small["model.layers.3.self_attn.q_proj.weight"].float().numpy()
+    # In a head of 64 channels, halves (i, i + 32) become neighbours (2 i, 2 i + 1).
+    for head, channel in ((0, 0), (1, 5), (3, 31)):
+        for half in (0, 1):
+            expected = query[64 * head + channel + 32 * half]
+            assert np.array_equal(converted["blk.3.attn_q.weight"][64 * head + 2 * channel + half], expected)
+    assert np.array_equal(converted["blk.3.attn_v.weight"], small["model.layers.3.self_attn.v_proj.weight"].float().numpy())
+    assert converted["token_embd.weight"].shape[0] == small["model.embed_tokens.weight"].shape[0] + 1
+    assert not converted["token_embd.weight"][-1].any()
+
+
+@pytest.mark.slow
+def test_ours_and_transformers_give_one_greedy_text(tmp_path):
+    texts = {}
+    for engine, method in (
+        ("monge", "eager"),
+        ("transformers", "plain"),
+        ("transformers", "draft"),
+        ("transformers", "lookup"),
+    ):
+        settings = {"draft": {"num_assistant_tokens": 3}, "lookup": {"prompt_lookup_num_tokens": 3}}.get(method, {})
+        folders = {"target": str(built_in("target")), "draft": str(built_in("draft")), "work": str(tmp_path)}
+        with PeerProcess(Path(sys.executable), engine) as process:
+            process.open(**folders, threads=1, method=method, settings=settings)
+            texts[engine, method] = process.generate((340, 1204, 290, 262), max_new_tokens=24, temperature=0, seed=0).token_ids
+    assert len(set(texts.values())) == 1, texts

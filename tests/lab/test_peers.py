@@ -1,0 +1,239 @@
+"""Peers: the search takes the fastest, failures stay with their arm, and what is reported is what was measured."""
+
+import json
+import sys
+
+import pytest
+
+from lab.peers import compare as module
+from lab.peers import environments as peer_environments
+from lab.peers.compare import PeerSettings, compare_peers
+from lab.peers.engines import OURS, PEERS, Method, Peer, peer_named
+from lab.peers.environments import environment, install, python_of
+from lab.peers.process import Completion, PeerProcess
+from lab.peers.report import peer_table
+from lab.peers.workers.engine_monge import Engine
+from monge.bench.named_arms import named_arm
+from monge.core.errors import BackendError, OptionError
+
+PROMPTS = ((1, 2), (3, 4, 5))
+TEXT = tuple(range(100, 164))
+
+
+class FakeProcess(PeerProcess):
+    """An engine whose speed is in its settings."""
+
+    made, running, opened = [], set(), []
+
+    def __init__(self, python, engine):
+        self.engine, self.settings = engine, {}
+        FakeProcess.made.append(self)  # so that no two have one id
+
+    def stop(self):
+        FakeProcess.running.discard(id(self))
+
+    def open(self, **request):
+        FakeProcess.running.add(id(self))
+        FakeProcess.opened.append((self.engine, request["method"], dict(request["settings"])))
+        self.settings = request["settings"]
+        self.method = request["method"]
+        if self.settings.get("broken"):
+            raise BackendError(f"{self.engine}: no such thing")
+        return "1.2.3"
+
+    def generate(self, prompt_ids, *, max_new_tokens, temperature, seed):
+        if self.settings.get("dies") and max_new_tokens > module.WARM_UP_TOKENS:
+            raise BackendError(f"{self.engine} has ended: out of memory")
+        text = (7,) * max_new_tokens if self.settings.get("loops") else TEXT[:max_new_tokens]
+        return Completion(token_ids=text, seconds=max_new_tokens * self.settings.get("token_s", 0.01))
+
+
+def speeds(*seconds):
+    return tuple({"token_s": value} for value in seconds)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    monkeypatch.setattr(module, "PeerProcess", FakeProcess)
+    monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    for notes in (FakeProcess.made, FakeProcess.running, FakeProcess.opened):
+        notes.clear()
+    yield
+    assert not FakeProcess.running, "every engine was to be ended"
+
+
+def settings(tmp_path, **changes):
+    return PeerSettings(target="t", draft="d", work=tmp_path, threads=1, max_new_tokens=32, repeats=2, **changes)
+
+
+def run(tmp_path, *peers, **changes):
+    document = compare_peers(peers, PROMPTS, settings(tmp_path, **changes), notify=lambda _: None)
+    json.dumps(document)  # everything is plain
+    return document
+
+
+HOST = Peer(name="transformers", methods={"plain": Method(candidates=speeds(0.02))})
+
+
+@pytest.mark.usefixtures("fake")
+class TestComparing:
+    def test_the_fastest_setting_is_measured(self, tmp_path):
+        ours = Peer(name="monge", methods={"eager": Method(candidates=speeds(0.01, 0.004, 0.005))})
+        document = run(tmp_path, HOST, ours, temperatures=(0.0,))
+        (arm,) = (arm for arm in document["arms"] if arm["peer"] == "monge")
+        assert arm["settings"] == {"token_s": 0.004}
+        assert [round(tried["tokens_per_s"]) for tried in arm["tried"]] == [100, 250, 200]
+        assert arm["tokens_per_s"]["median"] == pytest.approx(250)
+        assert arm["ratio_to_plain"] == pytest.approx(5)
+        assert arm["same_as_plain_share"] == 1
+
+    def test_a_quick_search_tries_fewer(self, tmp_path):
+        ours = Peer(name="monge", methods={"eager": Method(candidates=speeds(0.01, 0.02, 0.001), quick=2)})
+        (arm,) = run(tmp_path, ours, temperatures=(0.0,), is_quick=True)["arms"]
+        assert arm["settings"] == {"token_s": 0.01}
+
+    def test_a_quick_search_looks_at_the_first_temperature_only(self, tmp_path):
+        ours = Peer(name="monge", methods={"eager": Method(candidates=speeds(0.02, 0.01, 0.001), quick=2)})
+        arms = run(tmp_path, ours, is_quick=True)["arms"]
+        assert [arm["settings"] for arm in arms] == [{"token_s": 0.01}] * 2
+        assert [len(arm["tried"]) for arm in arms] == [2, 1]
+
+    def test_the_fastest_engine_stays_open(self, tmp_path):
+        ours = Peer(name="monge", methods={"eager": Method(candidates=speeds(0.01, 0.004, 0.005))})
+        run(tmp_path, HOST, ours, temperatures=(0.0,))
+        assert [settings["token_s"] for _, _, settings in FakeProcess.opened] == [0.02, 0.01, 0.004, 0.005]
+
+    def test_an_engine_that_fails_at_one_temperature_is_opened_again(self, tmp_path):
+        other = Peer(name="other", methods={"plain": Method(candidates=({"dies": True},))})
+        arms = run(tmp_path, other, is_quick=True)["arms"]
+        assert [arm["failure"] for arm in arms] == ["other has ended: out of memory"] * 2
+        assert len(FakeProcess.opened) == 2
+
+    def test_headline(self, tmp_path):
+        ours = Peer(
+            name="monge", methods={"eager": Method(candidates=speeds(0.01)), "openvino": Method(candidates=speeds(0.002))}
+        )
+        other = Peer(name="other", methods={"plain": Method(candidates=speeds(0.004))})
+        headline = run(tmp_path, HOST, ours, other, temperatures=(0.0,))["headline"]["0"]
+        assert headline["ours"] == "monge openvino"
+        assert headline["best_peer"] == "other plain"
+        assert headline["over_transformers_plain"] == pytest.approx(10)
+        assert headline["over_best_peer"] == pytest.approx(2)
+
+    def test_failures_stay_with_their_arm(self, tmp_path):
+        broken = Peer(
+            name="other",
+            methods={
+                "plain": Method(candidates=({"broken": True},)),
+                "draft": Method(candidates=({"dies": True}, {"dies": True})),
+            },
+        )
+        document = run(tmp_path, HOST, broken, temperatures=(0.0,))
+        host, *failed = document["arms"]
+        assert host["failure"] is None
+        assert failed[0]["failure"] == "other: no such thing"
+        assert failed[1]["failure"] == "other has ended: out of memory"
+        assert all("tokens_per_s" not in arm for arm in failed)
+        assert document["headline"]["0"] == {
+            "ours": None,
+            "best_peer": "transformers plain",
+            "over_transformers_plain": None,
+            "over_best_peer": None,
+        }
+
+    def test_one_setting_that_fails_leaves_the_others(self, tmp_path):
+        other = Peer(name="other", methods={"draft": Method(candidates=({"broken": True}, {"token_s": 0.01}))})
+        (arm,) = run(tmp_path, other, temperatures=(0.0,))["arms"]
+        assert arm["failure"] is None
+        assert arm["settings"] == {"token_s": 0.01}
+        assert arm["tried"][0]["failure"] == "other: no such thing"
+
+    def test_an_arm_that_dies_while_it_is_measured(self, tmp_path):
+        other = Peer(name="other", methods={"plain": Method(candidates=({"dies": True},))})
+        host, failed = run(tmp_path, HOST, other, temperatures=(0.0,))["arms"]
+        assert failed["failure"] == "other has ended: out of memory"
+        assert len(host["tokens_per_s"]["values"]) == 2
+
+    def test_wrong_samplers_are_not_asked_to_sample(self, tmp_path):
+        method = Method(candidates=speeds(0.01), is_sampled=False, why_not_sampled="it forgets q")
+        document = run(tmp_path, HOST, Peer(name="other", methods={"draft": method}))
+        assert [(arm["arm"], arm["temperature"]) for arm in document["arms"]] == [
+            ("transformers plain", 0.0),
+            ("other draft", 0.0),
+            ("transformers plain", 1.0),
+        ]
+        assert document["not_sampled"] == [{"arm": "other draft", "reason": "it forgets q"}]
+
+    def test_loops_and_other_texts_are_reported(self, tmp_path):
+        other = Peer(name="other", methods={"plain": Method(candidates=({"loops": True},))})
+        host, arm = run(tmp_path, HOST, other, temperatures=(0.0,))["arms"]
+        assert (host["degenerate_share"], arm["degenerate_share"]) == (0, 1)
+        assert arm["same_as_plain_share"] == 0
+
+    def test_an_engine_that_is_not_installed(self, tmp_path):
+        other = Peer(name="other", methods={"plain": Method(), "draft": Method()}, packages=("other==1",))
+        document = run(tmp_path, HOST, other, temperatures=(0.0,))
+        assert all("other is not installed in" in arm["failure"] for arm in document["arms"][1:])
+
+    def test_table(self, tmp_path):
+        broken = Peer(name="other", methods={"plain": Method(candidates=({"broken": True},))})
+        table = peer_table(run(tmp_path, broken, HOST, temperatures=(0.0,))["arms"], "greedy")
+        assert list(table.columns[0].cells) == ["transformers plain", "other plain"]
+        assert list(table.columns[2].cells) == ["50.0", "failed"]
+
+
+class TestEnvironments:
+    def test_ours_is_this_one(self, tmp_path):
+        assert str(python_of(peer_named("monge"), tmp_path)) == sys.executable
+
+    def test_an_installation_that_fails_says_why(self, tmp_path, monkeypatch):
+        def create(folder, **_):
+            (folder / "bin").mkdir(parents=True)
+            (folder / "bin" / "python").write_text("#!/bin/sh\necho warning >&2\necho no matching version of $6 >&2\nexit 1\n")
+            (folder / "bin" / "python").chmod(0o755)
+
+        monkeypatch.setattr(peer_environments.venv, "create", create)
+        peer = Peer(name="other", methods={}, packages=("other==1",))
+        with pytest.raises(BackendError, match="other cannot be installed: no matching version of other==1"):
+            install(peer, tmp_path, lambda _: None)
+        with pytest.raises(BackendError, match="other is not installed in .*; run with --install"):
+            python_of(peer, tmp_path)
+
+    def test_other_requirements_are_installed_anew(self, tmp_path):
+        peer = Peer(name="other", methods={}, packages=("other==1",))
+        folder = environment(peer, tmp_path)
+        folder.mkdir(parents=True)
+        (folder / "monge-peer.txt").write_text("other==1\n")
+        assert python_of(peer, tmp_path) == folder / "bin" / "python"
+        newer = Peer(name="other", methods={}, packages=("other==2",))
+        with pytest.raises(BackendError, match="run with --install"):
+            python_of(newer, tmp_path)
+
+    def test_unknown_peer(self):
+        with pytest.raises(OptionError, match="unknown peer 'lama_cpp'; did you mean 'llama_cpp'"):
+            peer_named("lama_cpp")
+
+    def test_what_is_not_sampled_says_why(self):
+        for peer in PEERS:
+            for method in peer.methods.values():
+                assert method.is_sampled or method.why_not_sampled
+
+
+def test_the_settings_of_ours_are_parts_that_exist():
+    (ours,) = (peer for peer in PEERS if peer.name == OURS)
+    for method in ours.methods.values():
+        for candidate in method.candidates:
+            parts = ", ".join(f"{name}={value}" for name, value in candidate.items())
+            assert named_arm(f"ours: {parts}").settings == candidate
+
+
+@pytest.mark.parametrize(
+    ("method", "drafter"), [("", "ModelDrafter"), (" lookup", "NgramDrafter"), (" cascade", "CascadeDrafter")]
+)
+def test_ours_drafts_as_its_method_says(tiny_paths, method, drafter):
+    (ours,) = (peer for peer in PEERS if peer.name == OURS)
+    target, draft = map(str, tiny_paths)
+    settings = dict(ours.methods[f"compiled{method}"].candidates[0])
+    engine = Engine(target=target, draft=draft, work="", threads=1, method=f"eager{method}", settings=settings)
+    assert type(engine._decoder.parts.drafter).__name__ == drafter
+    assert len(engine.generate(prompt_ids=[5, 6, 7], max_new_tokens=4, temperature=0.0, seed=0)) == 4

@@ -1,0 +1,172 @@
+"""The SHAPE report: formulas against brute force, every section measured, page and command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.shape import material as shape_material
+from lab.shape.calibration import gates_of
+from lab.shape.ceiling import acceptance, best_blind_law
+from lab.shape.material import ReportSettings, spread
+from lab.shape.page import SECTIONS, page
+from lab.shape.plots import draw
+from lab.shape.reliability import expected_error
+from lab.shape.report import shape_report
+from monge.core.errors import OptionError
+from monge.engine.loading import load_network, load_tokenizer
+from monge.heads.shape.head import TargetSizes, make_predictor
+from monge.heads.training.shape import feature_model, gradient_ends
+from monge.heads.training.texts import all_windows, read_texts
+from monge.prompts import Prompt
+from tests.engine.tiny import network as tiny
+from tests.engine.tiny import prompts
+from tests.heads.readers.published import medusa
+
+TINY = ReportSettings(
+    rows_per_task=6,
+    row_length=64,
+    lags=2,
+    positions=16,
+    num_steps=2,
+    prompts_per_task=1,
+    max_new_tokens=4,
+    temperatures=(0.0, 1.0),
+    top_ps=(1.0, 0.9),
+    contexts=(16, 100_000),
+    prefixes=2,
+    rollouts=4,
+)
+PROMPTS = (
+    Prompt(task="sums", text="Question: what is seven times eight, and what is nine more than that? Answer:"),
+    Prompt(task="tales", text="Once upon a time there was a king who had three sons and a garden of old apple trees."),
+)
+
+
+def laws_of(seed: int, count: int, vocab: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    raw = torch.rand(count, vocab, generator=generator, dtype=torch.float64).pow(4)
+    raw[:, 0] *= (torch.arange(count) % 2).double()  # a token that half of the laws forbid
+    return raw / raw.sum(dim=1, keepdim=True)
+
+
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 6), vocab=st.integers(2, 5))
+def test_no_law_beats_the_ceiling(seed: int, count: int, vocab: int) -> None:
+    laws = laws_of(seed, count, vocab) if count > 1 or vocab > 2 else torch.tensor([[0.25, 0.75]], dtype=torch.float64)
+    best = best_blind_law(laws)
+    assert float(best.sum()) == pytest.approx(1.0, abs=1e-12)
+    assert float(best.min()) >= 0.0
+    top = acceptance(laws, best)
+    others = [
+        laws.mean(dim=0),
+        *laws,
+        *laws_of(seed + 1, 40, vocab),
+        *(0.95 * best + 0.05 * q for q in laws_of(seed + 2, 40, vocab)),
+    ]
+    assert all(acceptance(laws, other) <= top + 1e-12 for other in others)
+
+
+def test_equal_laws_have_no_ceiling_and_disjoint_ones_share() -> None:
+    law = torch.tensor([[0.2, 0.3, 0.5]], dtype=torch.float64)
+    assert acceptance(law, best_blind_law(law)) == pytest.approx(1.0)
+    assert acceptance(law.repeat(3, 1), best_blind_law(law.repeat(3, 1))) == pytest.approx(1.0)
+    apart = torch.eye(4, dtype=torch.float64)
+    assert acceptance(apart, best_blind_law(apart)) == pytest.approx(0.25)
+
+
+def test_spread_is_mean_and_percentiles() -> None:
+    assert spread(torch.arange(101.0)) == {"mean": 50.0, "p5": 5.0, "p50": 50.0, "p95": 95.0}
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    from tests.bench.tiny import save_pair
+
+    folder = tmp_path_factory.mktemp("shape")
+    target, _ = save_pair(folder)
+    said: list[str] = []
+    made = shape_report(
+        load_network(target),
+        load_tokenizer(target),
+        PROMPTS,
+        folder / "out",
+        trained=None,
+        beside=(medusa(32, 4096).write(folder / "my-medusa"),),
+        settings=TINY,
+        say=said.append,
+    )
+    assert len(said) > 10
+    return made
+
+
+def test_every_section_is_measured(document: dict[str, Any]) -> None:
+    assert document.keys() >= {*SECTIONS, "about", "structure", "ceiling"}
+    assert {(row["task"], row["lag"]) for row in document["similarity"]} == {(t, n) for t in ("sums", "tales") for n in (1, 2)}
+    assert {row["head"] for row in document["steps"]} == {"ridge, direct", "ridge, recurrent"}
+    assert len(document["transfer"]) == 3 * 2
+    assert {row["arm"] for row in document["ablation"]} == {"none", "temperature", "diagonal", "gaussian", "sinkhorn_anchors"}
+    assert [(row["temperature"], row["top_p"]) for row in document["sampling"]] == [(0.0, 1.0), (1.0, 1.0), (1.0, 0.9)]
+    assert document["contexts"][0]["num_rounds"] > 0
+    assert "the target reads 4096" in document["contexts"][1]["skipped"]
+    assert {row["drafter"] for row in document["drafters"]} >= {"none", "lookahead", "jacobi", "my-medusa", "shape"}
+    assert all(row["block_efficiency"] == 1.0 for row in document["drafters"] if row["drafter"] == "none")
+
+
+def test_the_theorems_hold_where_they_are_measured(document: dict[str, Any]) -> None:
+    stability = document["stability"]
+    assert stability["violations"] == 0
+    assert all(y <= x + 1e-9 for x, y in stability["points"])
+    assert stability["bound_from_cosine"]["p50"] >= stability["bound"]["p50"]
+    assert all(row["bound_violations"] == 0 for row in document["steps"])
+    for row in document["steps"]:
+        assert row["acceptance_bound"]["mean"] <= row["acceptance"]
+        assert row["error"]["mean"] <= row["error_bound"]["mean"] + 1e-4
+        assert row["survival"] <= row["acceptance"] + 1e-9 or row["step"] > 1
+    assert document["ceiling"][0]["ceiling_above"] == pytest.approx(1.0, abs=1e-5)
+    for row in document["ceiling"]:
+        assert row["ridge_direct"] <= row["ceiling_above"] + 1e-6
+        assert row["mean_law"] <= row["ceiling_above"] + 1e-9
+    assert all(row["law_error"] < 1e-12 for row in document["exactness"])
+    assert sum(document["times"]["share"].values()) == pytest.approx(1.0, abs=0.05)
+
+
+def test_calibration_compares_what_is_said_with_the_target(document: dict[str, Any]) -> None:
+    assert expected_error([(0.25, 0.5, 2), (0.75, 0.75, 6)]) == pytest.approx(0.0625)
+    for row in document["calibration"]:
+        assert sum(count for *_, count in row["bins"]) == sum(count for *_, count in document["calibration"][0]["bins"])
+        assert row["ece"] == pytest.approx(expected_error(row["bins"]))
+    assert all(len(row["ece_by_step"]) == 2 for row in document["transfer"])
+    assert document["gates"] == []  # a ridge head has none
+
+
+def test_gates_of_a_fresh_head_stand_where_they_were_put() -> None:
+    network = tiny("llama")
+    target = feature_model(network)
+    made = make_predictor("gated", TargetSizes.of(target), num_steps=2, is_branched=True, width=4, gate_rank=2)
+    rows = read_texts(target, torch.tensor(prompts((12, 12, 12, 12))))
+    found = gates_of(made, next(all_windows(rows, 2, gradient_ends(network))))
+    assert [row["step"] for row in found] == [1, 2]
+    for row in found:
+        assert row["gate"]["p50"] == pytest.approx(torch.sigmoid(torch.tensor(2.0)).item(), abs=1e-6)
+        assert (row["share_shut"], row["share_open"]) == (0.0, 0.0)
+        assert row["deviation_over_positions"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_page_and_pictures_hold_every_section(document: dict[str, Any], tmp_path: Path) -> None:
+    document = json.loads(json.dumps(document))  # plain values only
+    pictures = draw(document, tmp_path)
+    text = page(document, pictures)
+    assert text.count("data:image/png;base64,") == len(pictures) == 10
+    assert all(title.split("'")[0] in text for title, _ in SECTIONS.values())
+    assert "<script" not in text
+    assert text.count("<table>") >= len(SECTIONS)
+
+
+def test_too_few_rows_are_refused() -> None:
+    texts = shape_material.Texts(token_ids=torch.zeros(3, 4, dtype=torch.int64), states=torch.zeros(3, 4, 2))
+    with pytest.raises(OptionError, match="3 rows of text are too few to fit, choose and measure"):
+        shape_material._split(texts)
