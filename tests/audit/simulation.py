@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from monge.audit.bets import Wealth, judged
+from monge.audit.bets import Wealth, judged, log_factors
 from monge.audit.token_law import SMALLEST_REST, TokenLaw
 
 ALPHA = 0.001
@@ -58,13 +58,14 @@ def audit(laws: Sequence[TokenLaw], drawn: Sequence[np.ndarray], num_tokens: int
     numbers, wealth = np.random.default_rng(seed), Wealth()
     cumulative = [masses.cumsum() / masses.sum() for masses in drawn]
     while wealth.num_tokens < num_tokens and wealth.peak < math.log(1 / ALPHA):
-        prompt, names, tokens = int(numbers.integers(NUM_PROMPTS)), list[str](), []
+        prompt, names, seen = int(numbers.integers(NUM_PROMPTS)), list[str](), list[TokenLaw]()
         for position in range(LENGTH):
             state = (7 * prompt + 13 * position + int(names[-1] if names else 0)) % len(laws)
             name = str(int(np.searchsorted(cumulative[state], numbers.random())))
             names.append(name)
-            tokens.append(judged(laws[state], name, numbers.random()))
-        wealth.add(str(prompt), names, tokens)
+            seen.append(laws[state])
+        text = judged(seen, names, numbers.random(LENGTH).tolist())
+        wealth.add(str(prompt), names, text, log_factors(text))
     return wealth
 
 

@@ -1,6 +1,7 @@
 """Bets are fair, find what they are made for, and do not raise false alarms."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -21,13 +22,19 @@ def law_of(values: list[float]) -> TokenLaw:
     return TokenLaw((END, *map(str, range(len(masses) - 2))), masses[:-1], float(masses[-1]))
 
 
+def add(wealth: Wealth, laws: Sequence[TokenLaw], names: Sequence[str], uniform: float) -> None:
+    text = judged(laws, names, [uniform] * len(names))
+    wealth.add("a prompt", names, text, log_factors(text))
+
+
 @given(weights)
 def test_a_bet_gains_nothing_on_average(values):
     law = law_of(values)
-    gains = [log_factors(law, place) for place in range(len(law.masses))]
-    for name in gains[0]:
-        expected = sum(mass * np.exp(gain[name]) for mass, gain in zip(law.masses, gains, strict=True) if mass > 0)
-        np.testing.assert_allclose(expected, 1.0, atol=1e-9)
+    every = [*law.names, "unnamed"]
+    for name, gains in log_factors(judged([law] * len(every), every, [0.5] * len(every))).items():
+        positive = law.masses > 0.0
+        expected = law.masses[positive] @ np.exp(gains[positive])
+        np.testing.assert_allclose(expected, 1.0, atol=1e-9, err_msg=name)
 
 
 def test_learned_bets_gain_nothing_on_average():
@@ -35,18 +42,18 @@ def test_learned_bets_gain_nothing_on_average():
     names = ["0", "1", "0", "2", "0"]
     before = Wealth()
     for name in names:
-        before.add("a prompt", [name], [judged(laws[0], name, 0.3)])
-    expected = dict.fromkeys(("histogram", "prefixes"), 0.0)
+        add(before, laws, [name], 0.3)
+    expected = dict.fromkeys(("histogram", "prefixes", "tokens"), 0.0)
     steps = 400  # of the uniform number that breaks ties
     for place, mass in enumerate(laws[0].masses):
         for step in range(steps):
             after = Wealth()
             for name in names:
-                after.add("a prompt", [name], [judged(laws[0], name, 0.3)])
-            name = str(place)
-            after.add("a prompt", [name], [judged(laws[0], name, (step + 0.5) / steps)])
+                add(after, laws, [name], 0.3)
+            add(after, laws, [str(place)], (step + 0.5) / steps)
             for bet in expected:
                 expected[bet] += mass / steps * math.exp(after.by_bet()[bet] - before.by_bet()[bet])
+    assert expected["tokens"] == pytest.approx(1.0, abs=1e-6)
     assert expected["prefixes"] == pytest.approx(1.0, abs=1e-6)
     assert expected["histogram"] == pytest.approx(1.0, abs=2e-3)  # bins end between the steps
 
@@ -56,7 +63,8 @@ def test_quantiles_are_uniform(values, seed):
     law, numbers = law_of(values), np.random.default_rng(seed)
     places = np.searchsorted(law.masses.cumsum(), numbers.random(400) * law.masses.cumsum()[-1])
     names = [*law.names, "unnamed"]
-    quantiles = np.sort([judged(law, names[min(place, len(names) - 1)], numbers.random()).quantile for place in places])
+    drawn = [names[min(place, len(names) - 1)] for place in places]
+    quantiles = np.sort(judged([law] * 400, drawn, numbers.random(400).tolist()).quantiles)
     distance = np.abs(quantiles - (np.arange(400) + 0.5) / 400).max()
     assert distance < 0.17  # Kolmogorov-Smirnov at a level of 1e-10
 
@@ -69,7 +77,7 @@ def test_stakes_sum_to_one():
 def test_an_excluded_token_is_final():
     wealth = Wealth()
     law = TokenLaw(("a", "b"), np.array([0.5, 0.5]), 0.0)
-    wealth.add("a prompt", ["c"], [judged(law, "c", 0.5)])
+    add(wealth, [law], ["c"], 0.5)
     assert wealth.log_e == math.inf
     assert "outside of the support" in wealth.finding()
 
@@ -77,7 +85,7 @@ def test_an_excluded_token_is_final():
 def test_repeated_texts_are_found():
     laws, wealth = random_laws(np.random.default_rng(3)), Wealth()
     for _ in range(30):
-        wealth.add("a prompt", ["3", "5", "2"], [judged(laws[i], name, 0.5) for i, name in enumerate(("3", "5", "2"))])
+        add(wealth, laws[:3], ["3", "5", "2"], 0.5)
     assert is_rejected(wealth)
     assert wealth.finding() == FAULTS["prefixes"][0]
 

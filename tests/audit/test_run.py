@@ -3,10 +3,15 @@
 import asyncio
 import json
 import re
+import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
+import uvicorn
 from typer.testing import CliRunner
 
 from monge.audit.client import Client, RefusedError, ServerError
@@ -158,16 +163,44 @@ def test_results_come_in_order():
     assert asyncio.run(every()) == list(range(12))
 
 
+@contextmanager
+def served(server: ToyServer) -> Iterator[str]:
+    """A toy server behind a socket, in a thread of its own."""
+    runner = uvicorn.Server(uvicorn.Config(server, port=0, log_level="critical", lifespan="off"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=runner.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        runner.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@pytest.mark.parametrize("is_greedy", [False, True])
+def test_an_audit_over_a_socket(is_greedy):
+    async def run(url: str) -> Report:
+        async with Client(url) as client:
+            return await audit(client, local_reference(), Settings(budget=640, played=SHORT, naming=await probe(client, "abc")))
+
+    with served(ToyServer(PlainEngine(is_greedy=is_greedy), chunks=3)) as url:
+        report = asyncio.run(run(url))
+    assert report.verdict == ("not lossless" if is_greedy else "lossless")
+
+
 @pytest.mark.slow
 def test_the_audit_costs_little_beside_the_server():
-    async def run() -> tuple[float, Report]:
-        async with client_of(ToyServer(PLAIN, latency_s=0.05)) as client:
-            played = (Situation(name="16 at once", prompts=PROMPTS, concurrency=16, max_tokens=32),)
+    played = (Situation(name="16 at once", prompts=PROMPTS, concurrency=16, max_tokens=32),)
+
+    async def run(url: str) -> tuple[float, Report]:
+        async with Client(url) as client:
             start = time.perf_counter()
             report = await audit(client, local_reference(), Settings(budget=10_000, played=played))
             return time.perf_counter() - start, report
 
-    seconds, report = asyncio.run(run())
+    with served(ToyServer(PLAIN, latency_s=0.05)) as url:
+        seconds, report = asyncio.run(run(url))
     needed = (report.situations[0].num_texts / 16 + 2 * len(PROMPTS)) * 0.05
     print(f"{report.num_tokens} tokens in {seconds:.2f} s; the server alone needs {needed:.2f} s")  # noqa: T201 (a measurement)
 

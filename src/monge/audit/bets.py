@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from monge.audit.token_law import END, TokenLaw
 
@@ -41,9 +41,11 @@ _FLATTEST: Final = 0.5  # a stronger negative power of a tiny mass would amplify
 _NUM_BINS: Final = 16
 _BIN_COUNTS: Final = np.array([64.0, 1024.0])  # prior counts of the histogram
 _PREFIX_COUNTS: Final = np.array([10.0, 100.0, 1000.0])  # prior counts of the laws after prefixes
-_TOKEN_COUNTS: Final = np.array([[30.0], [300.0]])  # prior counts of every token
+_TOKEN_COUNTS: Final = np.array([30.0, 300.0])[:, None, None]  # prior counts of every token
 _NUM_TOKENS: Final = 20  # most probable tokens of a law whose counts are compared
+_TAIL: Final = 8  # most probable tokens that do not belong to the tail
 _RARE: Final = 0.05  # tokens of less mass share a category after a prefix
+_RARE_KEY, _TOTAL_KEY = -1, -2  # beside the categories of a law
 NUM_PREFIXES: Final = 4
 """Tokens of a text whose laws are learned per prefix."""
 
@@ -85,34 +87,53 @@ WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """A token beside its reference law.
+class JudgedText:
+    """The tokens of a text that have a reference law, beside these laws.
 
     Args:
-        law: The law.
-        place: Category of the token.
-        quantile: Its U, with ties broken by a uniform number.
-        factors: Gains of the tilts; see `log_factors`.
+        positions: Places of these tokens in the text.
+        laws: Their laws.
+        places: Their categories.
+        masses: The laws' masses, filled up with zeros.
+        quantiles: Their U, with ties broken by uniform numbers.
     """
 
-    law: TokenLaw
-    place: int
-    quantile: float
-    factors: Mapping[str, Float64[np.ndarray, " strengths"]]
+    positions: Int64[np.ndarray, " tokens"]
+    laws: tuple[TokenLaw, ...]
+    places: Int64[np.ndarray, " tokens"]
+    masses: Float64[np.ndarray, "tokens categories"]
+    quantiles: Float64[np.ndarray, " tokens"]
+
+    @property
+    def probs(self) -> Float64[np.ndarray, " tokens"]:
+        """Mass of each token."""
+        return self.masses[np.arange(len(self.places)), self.places]
 
 
-def judged(law: TokenLaw, name: str, uniform: float) -> Judged:
-    """Compare a token with its law.
+def judged(laws: Sequence[TokenLaw | None], names: Sequence[str], uniforms: Sequence[float]) -> JudgedText:
+    """Compare tokens with their laws.
 
     Args:
-        law: The reference law.
-        name: The token.
-        uniform: A number in [0, 1), independent of the token.
+        laws: The reference laws; `None`, or no entry at the end, where a law is unknown.
+        names: The tokens.
+        uniforms: Numbers in [0, 1), independent of the tokens.
     """
-    place = law.place(name)
-    quantile = float(law.masses[:place].sum() + uniform * law.masses[place]) / float(law.masses.sum())
-    below_one = min(quantile, math.nextafter(1.0, 0.0))
-    return Judged(law=law, place=place, quantile=below_one, factors=log_factors(law, place))
+    known = [(position, law) for position, law in enumerate(laws) if law is not None]
+    masses = np.zeros((len(known), max((len(law.masses) for _, law in known), default=1)))
+    for row, (_, law) in zip(masses, known, strict=True):
+        row[: len(law.masses)] = law.masses
+    positions = np.array([position for position, _ in known], dtype=np.int64)
+    places = np.array([law.place(names[position]) for position, law in known], dtype=np.int64)
+    rows, cumulative = np.arange(len(known)), masses.cumsum(axis=1)
+    shares = np.array([uniforms[position] for position in positions])
+    quantiles = (cumulative[rows, places] - (1.0 - shares) * masses[rows, places]) / cumulative[:, -1]
+    return JudgedText(
+        positions=positions,
+        laws=tuple(law for _, law in known),
+        places=places,
+        masses=masses,
+        quantiles=np.clip(quantiles, 0.0, math.nextafter(1.0, 0.0)),
+    )
 
 
 class Wealth:
@@ -148,86 +169,92 @@ class Wealth:
         half = len(self._log[name]) // 2
         return FAULTS[name][int(self._log[name].argmax() >= half)]
 
-    def add(self, prompt: str, names: Sequence[str], tokens: Sequence[Judged | None]) -> None:
-        """Bet on the tokens of one text.
+    def add(self, prompt: str, names: Sequence[str], text: JudgedText, factors: Mapping[str, np.ndarray]) -> None:
+        """Bet on the tokens of one text. What the bets have learned before the text holds for all of it.
 
         Args:
             prompt: Name of the prompt and its sampling rules.
-            names: The tokens.
-            tokens: The same tokens beside their laws; `None` where there is no law.
+            names: All tokens of the text.
+            text: Those that have a law.
+            factors: Gains of the tilts on these; see `log_factors`.
         """
-        previous: Judged | None = None
-        for position, token in enumerate(tokens):
-            if token is not None:
-                self.num_tokens += 1
-                if token.law.masses[token.place] == 0.0:
-                    self.num_impossible += 1
-                else:
-                    self._add(token, previous, is_first=position == 0)
-                    if position < NUM_PREFIXES:
-                        self._learn((prompt, *names[:position]), token)
-            previous = token
+        self.num_tokens += len(text.laws)
+        self.num_impossible += int((text.probs == 0.0).sum())
+        if text.laws and not self.num_impossible:
+            for name, rows in factors.items():
+                self._log[name] += rows.sum(axis=0)
+            self._bet_in_context(text, factors["most probable"])
+            self._bet_on_quantiles(text)
+            self._bet_on_counts(text)
+            self._bet_on_prefixes(prompt, names, text)
         self.peak = max(self.peak, self.log_e)
 
-    def _add(self, token: Judged, previous: Judged | None, *, is_first: bool) -> None:
-        factors = token.factors
-        for name, rows in factors.items():
-            self._log[name] += rows
-        if is_first:
-            self._log["first"] += factors["most probable"]
-        elif previous is not None:
-            context = "after likely" if previous.place == 0 else "after unlikely"
-            self._log[context] += factors["most probable"]
-            product = (2.0 * previous.quantile - 1.0) * (2.0 * token.quantile - 1.0)
-            self._log["neighbours"] += np.log1p(_COUPLINGS * product)
-        self._reweigh(token)
-        place = int(token.quantile * _NUM_BINS)
-        count, total = self._bins[place], self._bins.sum()
-        self._log["histogram"] += np.log((_BIN_COUNTS + _NUM_BINS * count) / (_BIN_COUNTS + total))
-        self._bins[place] += 1
+    def _bet_in_context(self, text: JudgedText, factors: np.ndarray) -> None:
+        self._log["first"] += factors[text.positions == 0].sum(axis=0)
+        follows = np.append(False, np.diff(text.positions) == 1)
+        was_likely = np.append(False, text.places[:-1] == 0)
+        self._log["after likely"] += factors[follows & was_likely].sum(axis=0)
+        self._log["after unlikely"] += factors[follows & ~was_likely].sum(axis=0)
+        centred = 2.0 * text.quantiles - 1.0
+        products = (centred[1:] * centred[:-1])[follows[1:]]
+        self._log["neighbours"] += np.log1p(_COUPLINGS * products[:, None]).sum(axis=0)
 
-    def _reweigh(self, token: Judged) -> None:
-        names, masses = token.law.names[:_NUM_TOKENS], token.law.masses[:_NUM_TOKENS]
-        numbers = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
-        if len(self._numbers) > self._counts.shape[1]:
+    def _bet_on_quantiles(self, text: JudgedText) -> None:
+        places = (text.quantiles * _NUM_BINS).astype(np.int64)
+        densities = (_BIN_COUNTS + _NUM_BINS * self._bins[places, None]) / (_BIN_COUNTS + self._bins.sum())
+        self._log["histogram"] += np.log(densities).sum(axis=0)
+        self._bins += np.bincount(places, minlength=_NUM_BINS)
+
+    def _bet_on_counts(self, text: JudgedText) -> None:
+        numbers = np.zeros((len(text.laws), min(_NUM_TOKENS, text.masses.shape[1])), dtype=np.int64)  # 0 for no token
+        for row, law in zip(numbers, text.laws, strict=True):
+            shown = law.names[: len(row)]
+            row[: len(shown)] = [self._numbers.setdefault(name, len(self._numbers) + 1) for name in shown]
+        if len(self._numbers) >= self._counts.shape[1]:
             self._counts = np.pad(self._counts, ((0, 0), (0, len(self._numbers))))
-        observed, expected = self._counts[:, numbers]
-        ratios = (observed + _TOKEN_COUNTS) / (expected + _TOKEN_COUNTS)
-        gained = ratios[:, token.place] if token.place < len(names) else 1.0
-        self._log["tokens"] += np.log(gained / (1.0 + (ratios - 1.0) @ masses[: len(names)]))
-        self._counts[1, numbers] += masses[: len(names)]
-        if token.place < len(names):
-            self._counts[0, numbers[token.place]] += 1.0
+        masses = np.where(numbers > 0, text.masses[:, : numbers.shape[1]], 0.0)
+        observed, expected = self._counts[:, numbers]  # [tokens, names]
+        ratios = (observed + _TOKEN_COUNTS) / (expected + _TOKEN_COUNTS)  # [prior counts, tokens, names]
+        rows = np.flatnonzero(text.places < numbers.shape[1])
+        drawn = numbers[rows, text.places[rows]]
+        totals = 1.0 + ((ratios - 1.0) * masses).sum(axis=-1)
+        self._log["tokens"] += np.log(ratios[:, rows, text.places[rows]]).sum(axis=1) - np.log(totals).sum(axis=1)
+        np.add.at(self._counts[1], numbers.ravel(), masses.ravel())
+        np.add.at(self._counts[0], drawn, 1.0)
+        self._counts[:, 0] = 0.0
 
-    def _learn(self, prefix: tuple[str, ...], token: Judged) -> None:
-        masses = token.law.masses
-        rare = masses < _RARE
-        is_rare = bool(rare[token.place])
-        mass = float(masses[rare].sum() if is_rare else masses[token.place])
-        counts = self._prefixes.setdefault(prefix, {})
-        key = -1 if is_rare else token.place
-        count, total = counts.get(key, 0), counts.get(-2, 0)
-        self._log["prefixes"] += np.log((_PREFIX_COUNTS * mass + count) / (_PREFIX_COUNTS + total) / mass)
-        counts[key], counts[-2] = count + 1, total + 1
+    def _bet_on_prefixes(self, prompt: str, names: Sequence[str], text: JudgedText) -> None:
+        for index in range(int((text.positions < NUM_PREFIXES).sum())):
+            masses, place = text.masses[index], int(text.places[index])
+            counts = self._prefixes.setdefault((prompt, *names[: text.positions[index]]), {})
+            rare = masses < _RARE
+            key = _RARE_KEY if rare[place] else place
+            mass = float(masses[rare].sum() if rare[place] else masses[place])
+            count, total = counts.get(key, 0), counts.get(_TOTAL_KEY, 0)
+            self._log["prefixes"] += np.log((_PREFIX_COUNTS * mass + count) / (_PREFIX_COUNTS + total) / mass)
+            counts[key], counts[_TOTAL_KEY] = count + 1, total + 1
 
 
-def log_factors(law: TokenLaw, place: int) -> dict[str, Float64[np.ndarray, " strengths"]]:
-    """Logarithms of r(x) / p(x) of the tilts, for every strength.
-
-    Args:
-        law: The reference law.
-        place: Category of the token.
-    """
-    masses = law.masses
+def log_factors(text: JudgedText) -> dict[str, Float64[np.ndarray, "tokens strengths"]]:
+    """Logarithms of r(x) / p(x) of the tilts, for every token and strength."""
+    masses, size = text.masses, text.masses.shape[1]
+    rows = np.arange(len(text.laws))
     logs = np.log(np.where(masses > 0.0, masses, 1.0))
     strengths = np.maximum(STRENGTHS, -_FLATTEST)
-    powers = np.exp(strengths[:, None] * logs) @ masses
-    factors = {"temperature": strengths * logs[place] - np.log(powers)}
-    end, size = law.places.get(END, len(masses)), len(masses)
-    ranges = {"most probable": (0, 1), "ranks 2 to 4": (1, 4), "tail": (8, size), "end": (end, end + 1)}
-    for name, (first, last) in ranges.items():
-        mass = min(float(masses[first:last].sum()), 1.0)
-        factors[name] = STRENGTHS * (first <= place < last) - np.log1p(mass * np.expm1(STRENGTHS))
+    powers = np.einsum("stc,tc->ts", np.exp(strengths[:, None, None] * logs), masses)
+    factors = {"temperature": strengths * logs[rows, text.places][:, None] - np.log(powers)}
+    ends = np.array([law.places.get(END, size) for law in text.laws], dtype=np.int64)
+    columns = np.arange(size)
+    sets = {
+        "most probable": np.broadcast_to(columns == 0, masses.shape),
+        "ranks 2 to 4": np.broadcast_to((columns >= 1) & (columns < 4), masses.shape),
+        "tail": np.broadcast_to(columns >= _TAIL, masses.shape),
+        "end": columns == ends[:, None],
+    }
+    for name, members in sets.items():
+        mass = np.minimum((masses * members).sum(axis=1), 1.0)
+        inside = members[rows, text.places]
+        factors[name] = STRENGTHS * inside[:, None] - np.log1p(mass[:, None] * np.expm1(STRENGTHS))
     return factors
 
 

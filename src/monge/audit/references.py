@@ -104,27 +104,26 @@ class LocalReference:
             self._model.open({sequence: before})
             logits = self._model.extend({sequence: NodeBlock.chain([last, *ids])})[sequence]
             self._model.close(sequence)
-            return [self._law(row, rules) for row in logits]
+            scores = logits.double() / rules.temperature
+            if len(self._eos_ids) > 1:
+                ends = sorted(self._eos_ids)
+                together = torch.logsumexp(scores[:, ends], dim=-1)
+                scores[:, ends] = -torch.inf
+                scores[:, ends[0]] = together
+            values, ids = torch.topk(torch.softmax(scores, dim=-1), min(_SORTED, scores.shape[-1]))
+        rows = zip(values.cpu().numpy(), ids.tolist(), strict=True)
+        tempered = replace(rules, temperature=1.0)
+        return [self._law(probs, tokens, tempered) for probs, tokens in rows]
 
-    def _law(self, logits: torch.Tensor, rules: SamplingRules) -> TokenLaw | None:
-        scores = logits.double() / rules.temperature
-        if len(self._eos_ids) > 1:
-            ends = sorted(self._eos_ids)
-            together = torch.logsumexp(scores[ends], dim=0)
-            scores[ends] = -torch.inf
-            scores[ends[0]] = together
-        probs = torch.softmax(scores, dim=-1)
-        values, ids = torch.topk(probs, min(_SORTED, probs.numel()))
-        rest = float(1.0 - values.sum()) if probs.numel() > _SORTED else 0.0
-        positive = values > 0.0
-        numbers = [str(i) for i in ids[positive].tolist()]
-        law = truncated(numbers, values[positive].cpu().numpy(), max(rest, 0.0), replace(rules, temperature=1.0))
-        if law is None:
-            return None
-        names = [self._names[int(number)] for number in law.names]
-        is_named = np.array([name != "" for name in names], dtype=bool)
-        rest = law.rest + float(law.probs[~is_named].sum())
-        return TokenLaw(tuple(name for name in names if name), law.probs[is_named], rest)
+    def _law(self, probs: np.ndarray, ids: list[int], rules: SamplingRules) -> TokenLaw | None:
+        rest = max(0.0, 1.0 - float(probs.sum())) if len(ids) < self._model.vocab_size else 0.0
+        num_positive = int((probs > 0.0).sum())
+        names = [self._names[i] for i in ids[:num_positive]]
+        law = truncated(names, probs[:num_positive], rest, rules)
+        if law is None or "" not in law.places:
+            return law
+        is_named = np.array([name != "" for name in law.names], dtype=bool)
+        return TokenLaw(tuple(filter(None, law.names)), law.probs[is_named], law.rest + float(law.probs[~is_named].sum()))
 
 
 class ServerReference:

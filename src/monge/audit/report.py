@@ -1,13 +1,12 @@
 """What an audit found."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from monge.audit.bets import Judged
+from monge.audit.bets import JudgedText
 from monge.audit.deterministic import Deterministic
 
 Verdict = Literal["lossless", "not lossless", "could not be judged"]
@@ -82,15 +81,13 @@ class Tally:
         self._quantiles = np.zeros(NUM_BINS, dtype=np.int64)
         self._observed, self._expected = np.zeros(NUM_RANKS + 1), np.zeros(NUM_RANKS + 1)
 
-    def add(self, tokens: Sequence[Judged | None]) -> None:
+    def add(self, text: JudgedText) -> None:
         """Count the tokens of a text."""
-        for token in tokens:
-            if token is not None:
-                self._quantiles[int(token.quantile * NUM_BINS)] += 1
-                self._observed[min(token.place, NUM_RANKS)] += 1
-                first = token.law.masses[:NUM_RANKS]
-                self._expected[: len(first)] += first
-                self._expected[NUM_RANKS] += token.law.masses[NUM_RANKS:].sum()
+        self._quantiles += np.bincount((text.quantiles * NUM_BINS).astype(np.int64), minlength=NUM_BINS)
+        self._observed += np.bincount(np.minimum(text.places, NUM_RANKS), minlength=NUM_RANKS + 1)
+        first = text.masses[:, :NUM_RANKS].sum(axis=0)
+        self._expected[: len(first)] += first
+        self._expected[NUM_RANKS] += text.masses[:, NUM_RANKS:].sum()
 
     def quantiles(self) -> tuple[int, ...]:
         """See `Report`."""

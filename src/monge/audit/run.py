@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
-from monge.audit.bets import Judged, Wealth, judged
+from monge.audit.bets import Wealth, judged, log_factors
 from monge.audit.client import TOKEN_ID, Client, Completion, RefusedError, ServerError
 from monge.audit.deterministic import Deterministic, deterministic
 from monge.audit.log import TextLog
@@ -260,15 +260,13 @@ class _Sampled:
         prompt = situation.prompts[index % len(situation.prompts)]
         names = token_names(completion, self._reference.eos_names)
         numbers = random_numbers(self._settings.seed, number, place=index).random(len(names)).tolist()
-        tokens: list[Judged | None] = [
-            None if law is None else judged(law, name, uniform)
-            for law, name, uniform in zip(laws, names, numbers, strict=False)
-        ]
+        text = judged(laws, names, numbers)
+        factors = log_factors(text)
         key = f"{prompt}\n{situation.rules}"
         own = self._own[situation.name]
-        self._joint.add(key, names, tokens)
-        own.add(key, names, tokens)
-        self._tally.add(tokens)
+        self._joint.add(key, names, text, factors)
+        own.add(key, names, text, factors)
+        self._tally.add(text)
         self._texts[situation.name] += 1
         self._num_ends += names[-1:] == (END,)
         self._names_ends |= any(END in law.places for law in laws if law is not None)
