@@ -6,9 +6,10 @@ import pytest
 
 from monge.testing.wrong_engines import EXACT_ENGINES, WRONG_ENGINES, Engine
 from monge.testing.wrong_servers import ToyServer
-from tests.audit.toy import LOOP_ENGINES, judge
+from tests.audit.toy import KNOWN_BAD, LOOP_ENGINES, judge
 
 EXACT: dict[str, Engine] = {**EXACT_ENGINES, **LOOP_ENGINES}
+WRONG: dict[str, Engine] = {**WRONG_ENGINES, **KNOWN_BAD}
 BUDGET = 20_000
 QUICKLY_FOUND = [
     "draft law declared before sampling rules",
@@ -44,9 +45,9 @@ def test_exact_servers_are_accepted(name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", WRONG_ENGINES)
+@pytest.mark.parametrize("name", WRONG)
 def test_every_wrong_server_is_rejected(name):
-    report = judge(ToyServer(WRONG_ENGINES[name], seed=1), budget=BUDGET)
+    report = judge(ToyServer(WRONG[name], seed=1), budget=BUDGET)
     print(f"{name}: rejected after {report.num_tokens} tokens: {report.reason}")  # noqa: T201 (a measurement)
     assert report.verdict == "not lossless", report.reason
 

@@ -18,9 +18,11 @@ from monge.engine.loop import close_session, run_round
 from monge.engine.opening import open_sessions
 from monge.engine.parts import Parts
 from monge.engine.session import Request, Session
+from monge.testing.known_bad import KNOWN_BAD_RULES
 from monge.testing.tabular import TabularModel
 from monge.testing.wrong_engines import DRAFT, END, EXACT_ENGINES, TARGET, VOCAB, Engine
 from monge.testing.wrong_servers import Letters, ToyServer
+from monge.verify.base import Verifier
 
 PROMPTS = ("abc", "bad", "dig", "gala")
 EOS_NAMES = frozenset({"<end>", "token_id:0"})
@@ -53,6 +55,20 @@ LOOP_ENGINES: dict[str, Engine] = {
     "layer verification": LoopEngine(tree="fixed_width((2, 2), 'iid')", verifier="layer('rrs')"),
     "Gumbel coupling": LoopEngine(tree="chain(3, 'shared')", verifier="gumbel"),
 }
+
+
+TOO_SMALL = ("epsilon", "without replacement", "repeats dropped")
+"""Known-bad rules that move less mass on the toy laws than 20,000 tokens show: a total variation of 0.015 at most."""
+
+
+def known_bad(name: str) -> Engine:
+    """The loop of this library with a wrong rule."""
+    rule = KNOWN_BAD_RULES[name]
+    tree = "chain(1)" if isinstance(rule, Verifier) else "fixed_width((2,), 'iid')"
+    return LoopEngine(tree=tree, verifier=rule)
+
+
+KNOWN_BAD: dict[str, Engine] = {f"{name} (loop)": known_bad(name) for name in KNOWN_BAD_RULES if not name.startswith(TOO_SMALL)}
 
 
 def client_of(server: ToyServer, **options: Any) -> Client:
