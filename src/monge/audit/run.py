@@ -3,7 +3,8 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -25,6 +26,10 @@ QUICK_BUDGET: Final = 2_000
 _MIN_TOKENS: Final = 500
 """Fewer judged tokens give no verdict."""
 
+_MIN_ENDS: Final = 5
+"""Ends of text without a name in any distribution that are no chance: their name is unknown."""
+
+_MOST_TEXTS: Final = 2.0  # texts of a situation, in multiples of those that its budget fills
 _CURVE_POINTS: Final = 200
 _AHEAD: Final = 4  # texts in work, in multiples of the requests at once
 
@@ -175,20 +180,25 @@ class _Sampled:
         """Play all situations, or stop at a rejection."""
         shares = sum(situation.share for situation in self._settings.played)
         for number, situation in enumerate(self._settings.played):
-            num_texts = math.ceil(self._settings.budget * situation.share / shares / situation.max_tokens)
+            budget = self._settings.budget * situation.share / shares
+            most_texts = math.ceil(_MOST_TEXTS * budget / situation.max_tokens)
             limit = asyncio.Semaphore(situation.concurrency)
-            makers = (self._text(situation, index, limit) for index in range(num_texts))
+            makers = (self._text(situation, index, limit) for index in range(most_texts))
             index = 0
             # Texts are judged in the order of their requests: the order of arrival depends on what was drawn.
-            async for completion, laws in in_order(makers, _AHEAD * situation.concurrency):
-                self._judge(number, situation, index, completion, laws)
-                index += 1
-                if self.is_rejected:
-                    return
+            async with aclosing(in_order(makers, _AHEAD * situation.concurrency)) as texts:
+                async for completion, laws in texts:
+                    self._judge(number, situation, index, completion, laws)
+                    index += 1
+                    if self.is_rejected:
+                        return
+                    if self._own[situation.name].num_tokens >= budget:
+                        break
 
     def report(self, first: Deterministic, notes: Sequence[str]) -> Report:
         """The verdict."""
         settings, num_tokens = self._settings, self._joint.num_tokens
+        is_server = isinstance(self._reference, ServerReference)  # which does not say what ends a text
         bound = math.log(1.0 / settings.alpha)
         results = tuple(
             SituationResult(
@@ -201,7 +211,7 @@ class _Sampled:
             for name, own in self._own.items()
         )
         smallest = smallest_deviation(num_tokens, alpha=settings.alpha)
-        if self._num_ends and not self._names_ends:
+        if is_server and self._num_ends >= _MIN_ENDS and not self._names_ends:
             verdict = "could not be judged"
             reason = "texts end, but no reference distribution names an end of text; give its name with --eos"
         elif self.is_rejected:
@@ -286,7 +296,7 @@ class _Sampled:
         return largest + math.log(math.fsum(math.exp(value - largest) for value in logs)) - math.log(2.0)
 
 
-async def in_order(makers: Iterable[Awaitable[T]], ahead: int) -> AsyncIterator[T]:
+async def in_order(makers: Iterable[Awaitable[T]], ahead: int) -> AsyncGenerator[T, None]:
     """The results of coroutines in the order of the coroutines, with so many in work at a time."""
     waiting, source = deque[asyncio.Task[T]](), iter(makers)
     try:

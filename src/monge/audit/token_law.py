@@ -18,11 +18,11 @@ MOST_NAMED: Final = 64
 SMALLEST_REST: Final = 1e-7
 """Mass of the other tokens where it rounds to nothing. It adds at most this much to the sum of the masses."""
 
-UNCLEAR_PROB: Final = 0.005
-"""Distance of a cumulative mass from `top_p` below which numeric noise may move the boundary."""
+UNCLEAR_PROB: Final = 0.02
+"""Distance of a cumulative mass from `top_p` below which the noise of 16-bit arithmetic may move the boundary."""
 
-UNCLEAR_RATIO: Final = 1.02
-"""Ratio of the last kept mass to the first dropped one below which numeric noise may swap the two tokens."""
+UNCLEAR_RATIO: Final = 1.3
+"""Ratio of the last kept mass to the first dropped one below which the noise of 16-bit arithmetic may swap the two tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
