@@ -141,7 +141,10 @@ def test_an_audit_is_continued(tmp_path):
     log.write_text(log.read_text() + '{"situation": "sho')  # the last line was cut off
     again, num_again = asyncio.run(run(640))
     assert (again.num_tokens, again.log_e) == (first.num_tokens, first.log_e)
-    assert num_again == num_first - 40  # the first stages are asked again, the 40 texts are not
+    assert num_again == 2 * len(PROMPTS) < num_first  # the first stages are asked again, the texts are not
+    longer, _ = asyncio.run(run(1280))
+    assert longer.num_tokens > first.num_tokens
+    assert all(json.loads(line) for line in log.read_text().splitlines() if line.endswith("}"))
 
 
 @pytest.mark.parametrize("content", ["no json\n", '{"url": "another"}\n'])

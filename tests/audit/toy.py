@@ -58,7 +58,7 @@ LOOP_ENGINES: dict[str, Engine] = {
 
 
 TOO_SMALL = ("epsilon", "without replacement", "repeats dropped", "one coin")
-"""Known-bad rules that move less mass on the toy laws than 20,000 tokens show: a mean total variation of about 0.015 or less."""
+"""Known-bad rules that move less mass here than 20,000 tokens show: a mean total variation of about 0.015 or less."""
 
 
 def known_bad(name: str) -> Engine:

@@ -24,12 +24,15 @@ class TextLog:
         self._file = None
         if path is None:
             return
-        lines = path.read_text().splitlines() if path.exists() else []
+        content = path.read_text() if path.exists() else ""
+        lines = content.splitlines()
         if lines:
             self._read(path, lines, header)
         self._file = path.open("a" if lines else "w")
         if not lines:
             self._write(header)
+        elif not content.endswith("\n"):
+            self._file.write("\n")  # ends the line that was cut off
 
     def find(self, situation: str, index: int) -> Completion | None:
         """A completion of an earlier run."""
