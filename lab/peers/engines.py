@@ -70,21 +70,6 @@ _LOOKUPS: Final = _steady(
     *({"drafter": f"ngram(num_draft_tokens={count})"} for count in (3, 5, 10))
 )
 _OUR_LOOKUP: Final = Method(candidates=_LOOKUPS, quick=2)
-_INT8_DRAFT: Final = tuple(
-    {**_CHAINS[place], "draft_backend": "openvino(weights='int8')"} for place in (3, 0, 1, 2)
-)
-# A draft model of 8 bits first: a chain of the same length costs less with it, and the target's law
-# stays the network's.
-_OURS_OPENVINO: Final = Method(
-    candidates=(
-        _INT8_DRAFT[0],
-        _CHAINS[-1],
-        *_CHAINS[:-1],
-        *_INT8_DRAFT[1:],
-        *_OURS.candidates[4:],
-    ),
-    quick=2,
-)
 _BIASED_GENAI: Final = (
     "its sampled speculation tests another ratio than p/q and resamples from another row"
 )
@@ -96,12 +81,9 @@ PEERS: Final = (
     Peer(
         name=OURS,
         methods={
-            **{"eager": _OURS, "compiled": _OURS, "openvino": _OURS_OPENVINO},
-            **{f"{backend} lookup": _OUR_LOOKUP for backend in ("eager", "compiled", "openvino")},
-            **{
-                f"{backend} cascade": Method(candidates=_CASCADES, quick=1)
-                for backend in ("compiled", "openvino")
-            },
+            **dict.fromkeys(("eager", "compiled"), _OURS),
+            **dict.fromkeys(("eager lookup", "compiled lookup"), _OUR_LOOKUP),
+            "compiled cascade": Method(candidates=_CASCADES, quick=1),
         },
     ),
     Peer(

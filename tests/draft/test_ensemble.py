@@ -5,7 +5,6 @@ Exact in the loop, within limits, and refused where they do not fit.
 
 import pytest
 import torch
-from tests.draft.test_translated import foreign
 
 from monge.api import make_components
 from monge.core.context import Context, DraftPlan
@@ -24,6 +23,7 @@ from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.layer import Layer
+from tests.draft.test_cross_tokenizer import foreign
 
 VOCAB = 3
 EXACT = 1e-12

@@ -41,7 +41,8 @@ TRAIN: Final = {
         help="Train Medusa heads on text that the target writes, in the published format.",
     ),
     "eagle3": Command(
-        place="train:eagle3", help="Train an EAGLE-3 head on answers that the target writes."
+        place="train:eagle3",
+        help="Train an EAGLE-3 head on answers that the target writes, in the published format.",
     ),
     "eagle": Command(
         place="train:eagle",
@@ -80,6 +81,10 @@ COMMANDS: Final = {
     ),
     "tune": Command(
         place="tune:tune", help="Find the fastest configuration for your prompts on this machine."
+    ),
+    "audit": Command(
+        place="audit:audit",
+        help="Test whether a server samples from the distribution of its target model.",
     ),
     "replay": group(
         "Record a run of the target, and replay other parts on it.",

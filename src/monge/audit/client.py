@@ -1,0 +1,154 @@
+"""An asynchronous client of `/v1/completions`, with retries."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, Self
+
+import httpx
+
+from monge.core.errors import MongeError
+
+ATTEMPTS: Final = 6
+TIMEOUT_S: Final = 120.0
+_FIRST_WAIT_S: Final = 0.5
+_LONGEST_WAIT_S: Final = 30.0
+_RETRIED: Final = frozenset(
+    {
+        HTTPStatus.TOO_MANY_REQUESTS,
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        HTTPStatus.BAD_GATEWAY,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    }
+)
+TOKEN_ID: Final = "token_id:"
+"""Prefix of token names where a server names tokens by their ids."""
+
+
+class ServerError(MongeError, RuntimeError):
+    """A server that is down, answers with an error, or does not return what an audit needs."""
+
+
+class RefusedError(ServerError):
+    """A request that the server refuses, whatever the number of attempts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One choice of an answer.
+
+    Args:
+        text: The text.
+        finish: `stop` or `length`.
+        tokens: Names of the tokens; `None` where the server does not return them.
+        logprobs: The server's log-probabilities of these tokens.
+        top: The server's largest log-probabilities at each token.
+        speculates: Whether the server reports speculation.
+    """
+
+    text: str
+    finish: str | None
+    tokens: tuple[str, ...] | None = None
+    logprobs: tuple[float | None, ...] = ()
+    top: tuple[Mapping[str, float] | None, ...] = ()
+    speculates: bool = False
+
+
+class Client:
+    """Requests to one server.
+
+    Args:
+        url: Its address, with or without `/v1`.
+        model: Name of the model; `None` asks the server for its first one.
+        api_key: Its key, if it needs one.
+        attempts: Attempts of a request before the audit gives up.
+        timeout_s: Longest wait for one answer.
+        transport: Replaces the network, for tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        attempts: int = ATTEMPTS,
+        timeout_s: float = TIMEOUT_S,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        base = url.rstrip("/").removesuffix("/v1")
+        self.url, self.model, self._attempts = f"{base}/v1", model, attempts
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self._http = httpx.AsyncClient(
+            headers=headers, timeout=timeout_s, limits=limits, transport=transport
+        )
+
+    async def __aenter__(self) -> Self:
+        if self.model is None:
+            models = await self._send("GET", "/models")
+            self.model = str(models["data"][0]["id"])
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._http.aclose()
+
+    async def complete(self, prompt: str | Sequence[int], **fields: Any) -> Completion:
+        """One completion.
+
+        Args:
+            prompt: Text or token ids.
+            **fields: Further fields of the request; those that are `None` are left out.
+
+        Raises:
+            ServerError: If the server cannot be reached, or still fails after the last attempt.
+            RefusedError: If the server refuses the request.
+        """
+        given = {name: value for name, value in fields.items() if value is not None}
+        answer = await self._send(
+            "POST", "/completions", {"model": self.model, "prompt": prompt, **given}
+        )
+        try:
+            return _completion(answer)
+        except (KeyError, IndexError, TypeError) as error:
+            raise ServerError(
+                f"{self.url}: the answer has no completion: {str(answer)[:200]}"
+            ) from error
+
+    async def _send(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        failure = ""
+        for attempt in range(self._attempts):
+            wait_s = min(_FIRST_WAIT_S * 2.0**attempt, _LONGEST_WAIT_S)
+            try:
+                answer = await self._http.request(method, self.url + path, json=body)
+            except httpx.TransportError as error:
+                failure = f"{type(error).__name__}: {error}"
+            else:
+                if answer.is_success:
+                    return answer.json()
+                failure = f"status {answer.status_code}: {answer.text[:300]}"
+                if answer.status_code not in _RETRIED:
+                    raise RefusedError(f"{self.url}{path} refuses the request: {failure}")
+                asked = answer.headers.get("retry-after", "")
+                wait_s = float(asked) if asked.replace(".", "", 1).isdigit() else wait_s
+            if attempt + 1 < self._attempts:
+                await asyncio.sleep(wait_s)
+        raise ServerError(f"{self.url}{path} fails after {self._attempts} attempts: {failure}")
+
+
+def _completion(answer: Mapping[str, Any]) -> Completion:
+    choice, metrics = answer["choices"][0], answer.get("metrics") or {}
+    found = choice.get("logprobs") or {}
+    tokens = found.get("tokens")
+    return Completion(
+        text=choice["text"],
+        finish=choice.get("finish_reason"),
+        tokens=None if tokens is None else tuple(tokens),
+        logprobs=tuple(found.get("token_logprobs") or ()),
+        top=tuple(found.get("top_logprobs") or ()),
+        speculates=metrics.get("speculative_decoding") is not None,
+    )

@@ -1,0 +1,143 @@
+"""The first stages of an audit: greedy texts, and the log-probabilities of first tokens.
+
+They need few requests, and tell servers with other weights from servers with a wrong sampler.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from monge.audit.client import Client
+from monge.audit.references import Reference, token_names
+from monge.audit.token_law import TokenLaw
+from monge.core.sampling_rules import SamplingRules
+
+_SAME_WEIGHTS_NATS: Final = 0.15
+"""Median difference of first tokens' log-probabilities that 16-bit arithmetic does not reach."""
+
+_SAME_FIRST_TOKENS: Final = 0.8
+"""Share of prompts whose greedy first tokens must agree: these come before any speculation."""
+
+_NOISE_FACTOR: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first token at which a greedy text leaves the reference.
+
+    Args:
+        prompt: The prompt.
+        position: Tokens before it.
+        expected: The reference's most probable token.
+        got: The server's token.
+        gap: Log-probability of the expected token minus that of the server's token.
+    """
+
+    prompt: str
+    position: int
+    expected: str
+    got: str
+    gap: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deterministic:
+    """What the first stages found.
+
+    Args:
+        num_greedy: Greedy tokens that were compared.
+        noise: Numeric noise of the reference, in nats.
+        tolerance: Largest gap that counts as a near-tie.
+        differences: Greedy texts that differ by more.
+        first_difference: Median difference of first tokens' log-probabilities; `None` if the server
+            returns none.
+        later_difference: The same of later tokens.
+        same_weights: Whether both servers seem to run the same weights.
+    """
+
+    num_greedy: int
+    noise: float
+    tolerance: float
+    differences: tuple[Difference, ...]
+    first_difference: float | None
+    later_difference: float | None
+    same_weights: bool
+
+    @property
+    def same_logprobs(self) -> bool:
+        """Whether the server's log-probabilities are those of the reference."""
+        found = [one for one in (self.first_difference, self.later_difference) if one is not None]
+        return all(one <= _SAME_WEIGHTS_NATS for one in found)
+
+
+async def deterministic(
+    client: Client,
+    reference: Reference,
+    prompts: Sequence[str],
+    *,
+    fields: Mapping[str, object],
+    tolerance: float,
+) -> Deterministic:
+    """Compare greedy texts and log-probabilities.
+
+    Args:
+        client: The audited server.
+        reference: The reference.
+        prompts: Prompts.
+        fields: Fields of every request.
+        tolerance: Smallest gap that counts as a difference; twice the reference's noise if that is
+            larger.
+    """
+    noise = await reference.noise(prompts)
+    tolerance = max(tolerance, _NOISE_FACTOR * noise)
+    differences, num_greedy = list[Difference](), 0
+    first, later = list[float](), list[float]()
+    for prompt in prompts:
+        completion = await client.complete(prompt, temperature=0.0, **fields)
+        names = token_names(completion, reference.eos_names)
+        laws = await reference.laws(prompt, names, SamplingRules())
+        compared = [(name, law) for name, law in zip(names, laws, strict=False) if law is not None]
+        num_greedy += len(compared)
+        gaps = [_gap(law, name) for name, law in compared]
+        for position, ((name, law), gap) in enumerate(zip(compared, gaps, strict=True)):
+            if gap > tolerance:
+                expected = law.names[0]
+                differences.append(
+                    Difference(
+                        prompt=prompt, position=position, expected=expected, got=name, gap=gap
+                    )
+                )
+                break
+        sampled = await client.complete(prompt, temperature=1.0, **fields)
+        names = token_names(sampled, reference.eos_names)
+        laws = await reference.laws(prompt, names, SamplingRules())
+        for position, (name, law, logprob) in enumerate(
+            zip(names, laws, sampled.logprobs, strict=False)
+        ):
+            if law is not None and logprob is not None and name in law.places:
+                own = abs(logprob - math.log(law.probs[law.places[name]]))
+                (later if position else first).append(own)
+    first_difference = median(first) if first else None
+    num_first = sum(difference.position == 0 for difference in differences)
+    other_firsts = num_first > (1 - _SAME_FIRST_TOKENS) * len(prompts)
+    other_logprobs = first_difference is not None and first_difference > _SAME_WEIGHTS_NATS
+    return Deterministic(
+        num_greedy=num_greedy,
+        noise=noise,
+        tolerance=tolerance,
+        differences=tuple(differences),
+        first_difference=first_difference,
+        later_difference=median(later) if later else None,
+        same_weights=not (other_firsts or (other_logprobs and bool(differences))),
+    )
+
+
+def _gap(law: TokenLaw, name: str) -> float:
+    """How much less probable a token is than the most probable one.
+
+    At least that of the last named token if it is unnamed.
+    """
+    place = min(law.place(name), len(law.names) - 1)
+    return math.log(law.probs[0] / law.probs[place])

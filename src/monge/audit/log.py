@@ -1,0 +1,81 @@
+"""The texts of an audit, one JSON object a line, so that an audit can be continued and its texts can be judged again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from monge.audit.client import Completion
+from monge.core.errors import OptionError
+
+
+class TextLog:
+    """Completions by situation and index.
+
+    Args:
+        path: The file; `None` keeps nothing.
+        header: What was asked of whom. A file with another header is refused.
+
+    Raises:
+        OptionError: If the file belongs to another audit, or is none.
+    """
+
+    def __init__(self, path: Path | None, header: dict[str, Any]) -> None:
+        self._found: dict[tuple[str, int], Completion] = {}
+        self._file = None
+        if path is None:
+            return
+        content = path.read_text() if path.exists() else ""
+        lines = content.splitlines()
+        if lines:
+            self._read(path, lines, header)
+        self._file = path.open("a" if lines else "w")
+        if not lines:
+            self._write(header)
+        elif not content.endswith("\n"):
+            self._file.write("\n")  # ends the line that was cut off
+
+    def find(self, situation: str, index: int) -> Completion | None:
+        """A completion of an earlier run."""
+        return self._found.get((situation, index))
+
+    def keep(self, situation: str, index: int, completion: Completion) -> None:
+        """Write a completion."""
+        if self._file is not None and (situation, index) not in self._found:
+            tokens, logprobs = completion.tokens, completion.logprobs
+            fields = {
+                "text": completion.text,
+                "finish": completion.finish,
+                "tokens": tokens,
+                "logprobs": logprobs,
+            }
+            self._write({"situation": situation, "index": index} | fields)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def _read(self, path: Path, lines: list[str], header: dict[str, Any]) -> None:
+        try:
+            # The last line may be cut off.
+            first, *entries = [json.loads(line) for line in lines if line.endswith("}")]
+            if first != header:
+                raise OptionError(
+                    f"{path} holds the texts of another audit ({first}); name another file"
+                )
+            for entry in entries:
+                self._found[entry["situation"], entry["index"]] = Completion(
+                    text=entry["text"],
+                    finish=entry["finish"],
+                    tokens=None if entry["tokens"] is None else tuple(entry["tokens"]),
+                    logprobs=tuple(entry["logprobs"]),
+                )
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, OptionError):
+                raise
+            raise OptionError(f"{path} holds no texts of an audit; name another file") from error

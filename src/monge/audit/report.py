@@ -1,0 +1,111 @@
+"""What an audit found."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from monge.audit.bets import JudgedText
+from monge.audit.deterministic import Deterministic
+
+Verdict = Literal["lossless", "not lossless", "could not be judged"]
+EXIT: Final[dict[Verdict, int]] = {"lossless": 0, "not lossless": 1, "could not be judged": 2}
+"""Exit status of each verdict."""
+
+NUM_BINS: Final = 20
+NUM_RANKS: Final = 8
+_LARGEST: Final = 1e3  # shown in place of an infinite logarithm: JSON has no infinity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SituationResult:
+    """One situation.
+
+    Args:
+        name: Its name.
+        num_texts: Texts.
+        num_tokens: Judged tokens.
+        log_e: Logarithm of its largest e-value.
+        finding: The fault that the richest bet names, if this situation alone rejects.
+    """
+
+    name: str
+    num_texts: int
+    num_tokens: int
+    log_e: float
+    finding: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """An audit.
+
+    Args:
+        verdict: The verdict.
+        reason: Why, in one sentence.
+        alpha: Largest probability of a false alarm.
+        num_tokens: Judged tokens of all situations.
+        log_e: Logarithm of the largest e-value; the audit rejects at `log(1 / alpha)`.
+        smallest_deviation: Mean total variation that this many tokens show with probability 0.9.
+        situations: Each situation.
+        deterministic: The first stages, if they ran.
+        quantiles: Counts of token quantiles in equal bins: uniform if the claim holds.
+        ranks: Observed and expected counts of the most probable token, the second, and so on, and
+            of all others.
+        curve: Judged tokens and logarithm of the e-value, after some of the texts.
+        notes: What else a reader should know.
+    """
+
+    verdict: Verdict
+    reason: str
+    alpha: float
+    num_tokens: int = 0
+    log_e: float = 0.0
+    smallest_deviation: float = 1.0
+    situations: tuple[SituationResult, ...] = ()
+    deterministic: Deterministic | None = None
+    quantiles: tuple[int, ...] = ()
+    ranks: tuple[tuple[int, float], ...] = ()
+    curve: tuple[tuple[int, float], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values. An infinite logarithm becomes 1000."""
+        return _finite(asdict(self))
+
+
+class Tally:
+    """Counts for the plots."""
+
+    def __init__(self) -> None:
+        self._quantiles = np.zeros(NUM_BINS, dtype=np.int64)
+        self._observed, self._expected = np.zeros(NUM_RANKS + 1), np.zeros(NUM_RANKS + 1)
+
+    def add(self, text: JudgedText) -> None:
+        """Count the tokens of a text."""
+        self._quantiles += np.bincount(
+            (text.quantiles * NUM_BINS).astype(np.int64), minlength=NUM_BINS
+        )
+        self._observed += np.bincount(np.minimum(text.places, NUM_RANKS), minlength=NUM_RANKS + 1)
+        first = text.masses[:, :NUM_RANKS].sum(axis=0)
+        self._expected[: len(first)] += first
+        self._expected[NUM_RANKS] += text.masses[:, NUM_RANKS:].sum()
+
+    def quantiles(self) -> tuple[int, ...]:
+        """See `Report`."""
+        return tuple(self._quantiles.tolist())
+
+    def ranks(self) -> tuple[tuple[int, float], ...]:
+        """See `Report`."""
+        return tuple(zip(self._observed.astype(int).tolist(), self._expected.tolist(), strict=True))
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401 (JSON)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return (
+        math.copysign(_LARGEST, value) if isinstance(value, float) and math.isinf(value) else value
+    )

@@ -1,0 +1,86 @@
+"""What an audit asks for: engines that are right for one request at a time may be wrong in a crowd, or for a shared prefix."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from monge.audit.bets import NUM_PREFIXES
+from monge.core.sampling_rules import SamplingRules
+
+PROMPTS: Final = (
+    "The old lighthouse keeper opened the door and",
+    "def fibonacci(n):\n    ",
+    "In the year 1905, a clerk at the patent office",
+    "Question: Why is the sky blue?\nAnswer:",
+    "The recipe needs two eggs, a cup of flour and",
+    "Dear Sir or Madam,\n\nI am writing to",
+)
+"""Few prompts: the laws of their first tokens are learned from many texts."""
+
+LONG: Final = (
+    " ".join(
+        f"Item {number}: the measured value was {number * 37 % 101}." for number in range(1, 41)
+    )
+    + " The largest"
+)
+SHARED: Final = "The following is a short story about two friends who travel to the sea. "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Requests of one kind.
+
+    Args:
+        name: Shown in reports.
+        prompts: Prompts, taken in turn.
+        rules: Sampling rules.
+        max_tokens: Tokens of each text.
+        concurrency: Requests at once.
+        share: Share of the budget, relative to the other situations.
+        is_seeded: Whether each request brings its own seed.
+    """
+
+    name: str
+    prompts: tuple[str, ...]
+    rules: SamplingRules = SamplingRules()
+    max_tokens: int = 16
+    concurrency: int = 4
+    share: float = 1.0
+    is_seeded: bool = False
+
+
+def situations(
+    prompts: tuple[str, ...] = PROMPTS, *, is_quick: bool = False
+) -> tuple[Situation, ...]:
+    """The situations of an audit, in the order in which they are played.
+
+    Args:
+        prompts: Short prompts.
+        is_quick: Whether only those are played in which most faults show.
+    """
+    first, second = prompts[:2]
+    shared = (SHARED + first, SHARED + second, SHARED + first)
+    few = SamplingRules(top_k=4)
+    every = (
+        Situation(
+            name="first tokens",
+            prompts=(first, second),
+            rules=few,
+            max_tokens=NUM_PREFIXES,
+            concurrency=16,
+        ),
+        Situation(name="16 at once", prompts=prompts, concurrency=16),
+        Situation(
+            name="temperature 0.7, top-k 8",
+            prompts=prompts,
+            rules=SamplingRules(temperature=0.7, top_k=8),
+        ),
+        Situation(
+            name="shared prefix", prompts=shared, max_tokens=NUM_PREFIXES, concurrency=1, share=0.5
+        ),
+        Situation(name="alone", prompts=prompts, concurrency=1, share=0.5),
+        Situation(name="4 at once", prompts=prompts),
+        Situation(name="top-p 0.8", prompts=prompts, rules=SamplingRules(top_p=0.8)),
+        Situation(name="seeds", prompts=prompts, is_seeded=True),
+        Situation(name="long prompt", prompts=(LONG,)),
+    )
+    return every[:4] if is_quick else every

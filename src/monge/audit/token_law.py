@@ -1,0 +1,118 @@
+"""The reference law of one token, as an audit uses it.
+
+Named tokens, most probable first, and the mass of all others.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64
+
+from monge.core.sampling_rules import SamplingRules
+
+END: Final = "<end of text>"
+"""Name that the audit gives to every token that ends a text."""
+
+MOST_NAMED: Final = 64
+"""Named tokens of a law.
+
+All others form one category. Tests stay valid, and their cost does not depend on the vocabulary.
+"""
+
+SMALLEST_REST: Final = 1e-7
+"""Mass of the other tokens where it rounds to nothing.
+
+It adds at most this much to the sum of the masses.
+"""
+
+UNCLEAR_PROB: Final = 0.02
+"""Distance of a cumulative mass from `top_p` below which the noise of 16-bit arithmetic may move the boundary."""
+
+UNCLEAR_RATIO: Final = 1.3
+"""Ratio of the last kept mass to the first dropped one below which the noise of 16-bit arithmetic may swap the two tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenLaw:
+    """A law over named tokens and one category for all others.
+
+    Args:
+        names: Token names, most probable first.
+        probs: Their masses.
+        rest: Mass of all other tokens; 0 only where sampling rules exclude them.
+    """
+
+    names: tuple[str, ...]
+    probs: Float64[np.ndarray, " support"]
+    rest: float
+    places: Mapping[str, int] = field(init=False, repr=False)
+    masses: Float64[np.ndarray, " categories"] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "places", {name: place for place, name in enumerate(self.names)})
+        object.__setattr__(self, "masses", np.append(self.probs, self.rest))
+
+    def place(self, name: str) -> int:
+        """Index of a token's category in `masses`."""
+        return self.places.get(name, len(self.names))
+
+
+def law_of_logprobs(top: Mapping[str, float], rules: SamplingRules) -> TokenLaw | None:
+    """The law of a request, from the largest log-probabilities at temperature 1.
+
+    Args:
+        top: Log-probabilities by token name.
+        rules: Temperature, top-k and top-p of the request.
+
+    Returns:
+        The law; `None` where these log-probabilities do not determine it, or where numeric noise
+        may move its support. This depends on the text before the token only, so that leaving the
+        token out does not bias a test.
+    """
+    ordered = sorted(top.items(), key=lambda pair: -pair[1])
+    names = tuple(name for name, _ in ordered)
+    probs = np.exp(np.array([logprob for _, logprob in ordered], dtype=np.float64))
+    return truncated(names, probs, max(0.0, 1.0 - float(probs.sum())), rules)
+
+
+def truncated(
+    names: Sequence[str], probs: Float64[np.ndarray, " support"], rest: float, rules: SamplingRules
+) -> TokenLaw | None:
+    """Apply sampling rules to a law at temperature 1 whose most probable tokens are named.
+
+    See `law_of_logprobs`.
+    """
+    if rules.top_k is not None and rules.top_k < len(names):
+        if probs[rules.top_k - 1] < UNCLEAR_RATIO * probs[rules.top_k]:
+            return None
+        names, probs, rest = names[: rules.top_k], probs[: rules.top_k], 0.0
+    if (rules.top_k is not None or rules.temperature != 1) and rest > SMALLEST_REST:
+        # How many of the unnamed tokens are kept, or their mass at this temperature, is unknown.
+        return None
+    if rules.temperature != 1:
+        probs = probs ** (1.0 / rules.temperature)
+    probs, rest = probs / (probs.sum() + rest), rest / (probs.sum() + rest)
+    if rules.top_p < 1:
+        cumulative = probs.cumsum()
+        if (
+            cumulative[-1] < rules.top_p + UNCLEAR_PROB
+            or np.abs(cumulative - rules.top_p).min() < UNCLEAR_PROB
+        ):
+            return None
+        kept = 1 + int((cumulative < rules.top_p).sum())
+        if kept < len(probs) and probs[kept - 1] < UNCLEAR_RATIO * probs[kept]:
+            return None
+        names, probs, rest = names[:kept], probs[:kept] / cumulative[kept - 1], 0.0
+    return shortened(names, probs, rest, is_truncated=rules.truncates)
+
+
+def shortened(
+    names: Sequence[str], probs: Float64[np.ndarray, " support"], rest: float, *, is_truncated: bool
+) -> TokenLaw:
+    """A `TokenLaw` of at most `MOST_NAMED` named tokens."""
+    rest = float(rest + probs[MOST_NAMED:].sum())
+    if not is_truncated:
+        rest = max(rest, SMALLEST_REST)
+    return TokenLaw(tuple(names[:MOST_NAMED]), probs[:MOST_NAMED], rest)

@@ -1,0 +1,148 @@
+"""Bets are fair, find what they are made for, and do not raise false alarms."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monge.audit.bets import FAULTS, WEIGHTS, Wealth, judged, log_factors
+from monge.audit.power import smallest_deviation
+from monge.audit.token_law import END, TokenLaw
+from tests.audit.simulation import ALPHA, DEVIATIONS, audit, is_rejected, random_laws
+
+weights = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=80).filter(
+    lambda values: sum(values) > 0.01
+)
+
+
+def law_of(values: list[float]) -> TokenLaw:
+    masses = np.sort(np.array(values))[::-1]
+    masses /= masses.sum()
+    return TokenLaw((END, *map(str, range(len(masses) - 2))), masses[:-1], float(masses[-1]))
+
+
+def add(wealth: Wealth, laws: Sequence[TokenLaw], names: Sequence[str], uniform: float) -> None:
+    text = judged(laws, names, [uniform] * len(names))
+    wealth.add("a prompt", names, text, log_factors(text))
+
+
+@given(weights)
+def test_a_bet_gains_nothing_on_average(values):
+    law = law_of(values)
+    every = [*law.names, "unnamed"]
+    for name, gains in log_factors(judged([law] * len(every), every, [0.5] * len(every))).items():
+        positive = law.masses > 0.0
+        expected = law.masses[positive] @ np.exp(gains[positive])
+        np.testing.assert_allclose(expected, 1.0, atol=1e-9, err_msg=name)
+
+
+def test_learned_bets_gain_nothing_on_average():
+    laws = random_laws(np.random.default_rng(0), vocab=6)[:1]
+    names = ["0", "1", "0", "2", "0"]
+    before = Wealth()
+    for name in names:
+        add(before, laws, [name], 0.3)
+    expected = dict.fromkeys(("histogram", "prefixes", "tokens"), 0.0)
+    steps = 400  # of the uniform number that breaks ties
+    for place, mass in enumerate(laws[0].masses):
+        for step in range(steps):
+            after = Wealth()
+            for name in names:
+                add(after, laws, [name], 0.3)
+            add(after, laws, [str(place)], (step + 0.5) / steps)
+            for bet in expected:
+                expected[bet] += mass / steps * math.exp(after.by_bet()[bet] - before.by_bet()[bet])
+    assert expected["tokens"] == pytest.approx(1.0, abs=1e-6)
+    assert expected["prefixes"] == pytest.approx(1.0, abs=1e-6)
+    assert expected["histogram"] == pytest.approx(1.0, abs=2e-3)  # bins end between the steps
+
+
+@given(weights, st.integers(0, 1000))
+def test_quantiles_are_uniform(values, seed):
+    law, numbers = law_of(values), np.random.default_rng(seed)
+    places = np.searchsorted(law.masses.cumsum(), numbers.random(400) * law.masses.cumsum()[-1])
+    names = [*law.names, "unnamed"]
+    drawn = [names[min(place, len(names) - 1)] for place in places]
+    quantiles = np.sort(judged([law] * 400, drawn, numbers.random(400).tolist()).quantiles)
+    distance = np.abs(quantiles - (np.arange(400) + 0.5) / 400).max()
+    assert distance < 0.17  # Kolmogorov-Smirnov at a level of 1e-10
+
+
+def test_stakes_sum_to_one():
+    assert math.fsum(WEIGHTS.values()) == pytest.approx(1.0, abs=1e-12)
+    assert WEIGHTS.keys() == FAULTS.keys()
+
+
+def test_an_excluded_token_is_final():
+    wealth = Wealth()
+    law = TokenLaw(("a", "b"), np.array([0.5, 0.5]), 0.0)
+    add(wealth, [law], ["c"], 0.5)
+    assert wealth.log_e == math.inf
+    assert "outside of the support" in wealth.finding()
+
+
+def test_repeated_texts_are_found():
+    laws, wealth = random_laws(np.random.default_rng(3)), Wealth()
+    for _ in range(30):
+        add(wealth, laws[:3], ["3", "5", "2"], 0.5)
+    assert is_rejected(wealth)
+    assert wealth.finding() == FAULTS["prefixes"][0]
+
+
+def test_few_false_alarms():
+    laws = random_laws(np.random.default_rng(1))
+    assert not any(
+        is_rejected(audit(laws, [law.masses for law in laws], 256, seed)) for seed in range(40)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_false_alarms_stay_below_alpha():
+    laws = random_laws(np.random.default_rng(1))
+    alarms = sum(
+        is_rejected(audit(laws, [law.masses for law in laws], 512, seed)) for seed in range(2000)
+    )
+    print(f"{alarms} false alarms in 2000 audits")  # noqa: T201 (a measurement)  # noqa: T201 (shown by -s)
+    assert alarms <= 2000 * ALPHA
+
+
+@pytest.mark.parametrize("kind", DEVIATIONS)
+def test_deviations_are_found_and_named(kind):
+    laws = random_laws(np.random.default_rng(1))
+    wealth = audit(laws, [DEVIATIONS[kind](law.masses, 0.1) for law in laws], 4000, 0)
+    assert is_rejected(wealth)
+    words = {
+        "most probable": "many most probable",
+        "ranks 2 to 4": "many tokens of ranks 2 to 4",
+        "sharper": "sharper",
+    }
+    assert words[kind] in wealth.finding()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", DEVIATIONS)
+@pytest.mark.parametrize(
+    ("num_tokens", "deviation", "repeats"), [(10_000, 0.03, 50), (100_000, 0.01, 20)]
+)
+def test_power(kind, num_tokens, deviation, repeats):
+    laws = random_laws(np.random.default_rng(1))
+    drawn = [DEVIATIONS[kind](law.masses, deviation) for law in laws]
+    found = sum(is_rejected(audit(laws, drawn, num_tokens, seed)) for seed in range(repeats))
+    print(  # noqa: T201 (shown by -s)
+        f"{kind}: total variation {deviation}, {num_tokens} tokens: found in {found} of "
+        f"{repeats} audits"
+    )
+    assert smallest_deviation(num_tokens, alpha=ALPHA) <= deviation
+    # Of a power of at least 0.9: fewer have a probability below 2 % in 50 repeats.
+    assert found >= 0.8 * repeats
+
+
+def test_smallest_deviation_shrinks_with_the_budget():
+    sizes = [smallest_deviation(count, alpha=ALPHA) for count in (0, 100, 10_000, 100_000)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == 1.0

@@ -1,0 +1,280 @@
+"""Bad input, retries, resumption, and the command."""
+
+import asyncio
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+import uvicorn
+from typer.testing import CliRunner
+
+from monge.audit.client import Client, RefusedError, ServerError
+from monge.audit.page import page
+from monge.audit.references import ServerReference, token_names
+from monge.audit.report import Report
+from monge.audit.run import Settings, audit, in_order, probe
+from monge.audit.situations import Situation
+from monge.cli.app import app
+from monge.core.errors import OptionError
+from monge.core.sampling_rules import SamplingRules
+from monge.testing.wrong_engines import EXACT_ENGINES, PlainEngine, ToyTable
+from monge.testing.wrong_servers import ToyServer
+from tests.audit.toy import EOS_NAMES, PROMPTS, client_of, judge, local_reference
+
+PLAIN = EXACT_ENGINES["plain"]
+SHORT = (Situation(name="short", prompts=PROMPTS),)
+
+
+class Broken:
+    """A server whose answers are given."""
+
+    def __init__(self, status: int, content: object) -> None:
+        self.status, self.content = status, content
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(self.status, json=self.content)
+
+    def client(self) -> Client:
+        return Client("http://broken", model="m", attempts=1, transport=httpx.MockTransport(self))
+
+
+def test_refused_requests_come_again():
+    report = judge(ToyServer(PLAIN, num_refused=5), budget=600)
+    assert report.verdict == "lossless"
+
+
+def test_a_server_that_is_down_is_named():
+    async def ask() -> None:
+        async with Client("http://127.0.0.1:9", attempts=1):
+            pass
+
+    with pytest.raises(ServerError, match="127.0.0.1:9"):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("broken", "kind", "match"),
+    [
+        (Broken(400, {"error": "no such model"}), RefusedError, "no such model"),
+        (Broken(500, {"error": "out of memory"}), ServerError, "after 1 attempts.*out of memory"),
+        (Broken(200, {"detail": "nothing"}), ServerError, "has no completion"),
+        (Broken(200, {"choices": [{"text": ""}]}), ServerError, "empty texts"),
+    ],
+)
+def test_bad_answers_are_errors(broken, kind, match):
+    with pytest.raises(kind, match=match):
+        asyncio.run(probe(broken.client(), "abc"))
+
+
+def test_without_tokens_only_first_ones_are_judged():
+    report = judge(ToyServer(PLAIN, logprobs=False), budget=300)
+    assert report.verdict == "could not be judged"
+    assert any("logprobs" in note for note in report.notes)
+    greedy = judge(ToyServer(PlainEngine(is_greedy=True), logprobs=False), budget=1000)
+    assert greedy.verdict == "not lossless"
+
+
+def test_other_weights_are_named():
+    other = ToyTable(5)
+    report = judge(ToyServer(PlainEngine(target=other), table=other))
+    assert report.verdict == "could not be judged"
+    assert "same weights" in report.reason
+
+
+def test_wrong_logprobs_are_noted():
+    report = judge(ToyServer(PLAIN, table=ToyTable(5)), budget=600)
+    assert report.verdict == "lossless"
+    assert any("log-probabilities" in note for note in report.notes)
+
+
+def test_a_reference_needs_logprobs_of_prompts():
+    async def ask() -> None:
+        async with client_of(ToyServer(PLAIN, logprobs=False)) as client:
+            await ServerReference(client, eos_names=EOS_NAMES).laws("abc", ["a"], SamplingRules())
+
+    with pytest.raises(ServerError, match="--target"):
+        asyncio.run(ask())
+
+
+def test_an_unknown_end_of_text_is_no_verdict():
+    report = judge(ToyServer(PLAIN), budget=3000, is_local=False, knows_end=False)
+    assert report.verdict == "could not be judged"
+    assert "--eos" in report.reason
+
+
+def test_references_agree():
+    async def both() -> None:
+        async with client_of(ToyServer(PLAIN)) as client:
+            twin = ServerReference(client, eos_names=EOS_NAMES, num_top=12)
+            for seed in range(5):
+                found = await client.complete(
+                    "abc", max_tokens=8, temperature=1.0, logprobs=1, seed=seed
+                )
+                names = token_names(found, EOS_NAMES)
+                for rules in (
+                    SamplingRules(),
+                    SamplingRules(temperature=0.7, top_k=4),
+                    SamplingRules(top_p=0.8),
+                ):
+                    pairs = zip(
+                        await twin.laws("abc", names, rules),
+                        await local_reference().laws("abc", names, rules),
+                        strict=True,
+                    )
+                    for theirs, ours in pairs:
+                        if theirs is not None and ours is not None:
+                            assert theirs.names[:3] == ours.names[:3]
+                            assert theirs.probs[:3] == pytest.approx(ours.probs[:3], abs=1e-9)
+
+    asyncio.run(both())
+
+
+def test_an_audit_is_continued(tmp_path):
+    server, log = ToyServer(PLAIN), tmp_path / "texts.jsonl"
+
+    async def run(budget: int) -> tuple[Report, int]:
+        async with client_of(server) as client:
+            before = server.num_requests
+            settings = Settings(budget=budget, played=SHORT, log=log)
+            report = await audit(client, local_reference(), settings)
+            return report, server.num_requests - before
+
+    first, num_first = asyncio.run(run(640))
+    log.write_text(log.read_text() + '{"situation": "sho')  # the last line was cut off
+    again, num_again = asyncio.run(run(640))
+    assert (again.num_tokens, again.log_e) == (first.num_tokens, first.log_e)
+    # The first stages are asked again, the texts are not.
+    assert num_again == 2 * len(PROMPTS) < num_first
+    longer, _ = asyncio.run(run(1280))
+    assert longer.num_tokens > first.num_tokens
+    assert all(json.loads(line) for line in log.read_text().splitlines() if line.endswith("}"))
+
+
+@pytest.mark.parametrize("content", ["no json\n", '{"url": "another"}\n'])
+def test_a_log_of_something_else_is_refused(tmp_path, content):
+    log = tmp_path / "texts.jsonl"
+    log.write_text(content)
+    with pytest.raises(OptionError, match="name another file"):
+        judge(ToyServer(PLAIN), budget=100, log=log)
+
+
+def test_results_come_in_order():
+    async def slow(index: int) -> int:
+        await asyncio.sleep(0.01 * (5 - index % 5))
+        return index
+
+    async def every() -> list[int]:
+        return [one async for one in in_order((slow(index) for index in range(12)), 4)]
+
+    assert asyncio.run(every()) == list(range(12))
+
+
+@contextmanager
+def served(server: ToyServer) -> Iterator[str]:
+    """A toy server behind a socket, in a thread of its own."""
+    runner = uvicorn.Server(uvicorn.Config(server, port=0, log_level="critical", lifespan="off"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=runner.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        runner.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@pytest.mark.parametrize("is_greedy", [False, True])
+def test_an_audit_over_a_socket(is_greedy):
+    async def run(url: str) -> Report:
+        async with Client(url) as client:
+            return await audit(
+                client,
+                local_reference(),
+                Settings(budget=640, played=SHORT, naming=await probe(client, "abc")),
+            )
+
+    with served(ToyServer(PlainEngine(is_greedy=is_greedy), chunks=3)) as url:
+        report = asyncio.run(run(url))
+    assert report.verdict == ("not lossless" if is_greedy else "lossless")
+
+
+@pytest.mark.slow
+def test_the_audit_costs_little_beside_the_server():
+    played = (Situation(name="16 at once", prompts=PROMPTS, concurrency=16, max_tokens=32),)
+
+    async def run(url: str) -> tuple[float, Report]:
+        async with Client(url) as client:
+            start = time.perf_counter()
+            report = await audit(client, local_reference(), Settings(budget=10_000, played=played))
+            return time.perf_counter() - start, report
+
+    with served(ToyServer(PLAIN, latency_s=0.05)) as url:
+        seconds, report = asyncio.run(run(url))
+    needed = (report.situations[0].num_texts / 16 + 2 * len(PROMPTS)) * 0.05
+    print(f"{report.num_tokens} tokens in {seconds:.2f} s; the server alone needs {needed:.2f} s")  # noqa: T201 (shown by -s)
+
+
+def test_the_page_shows_the_verdict():
+    report = judge(ToyServer(PLAIN), budget=600)
+    text = page(report, "http://<server>", "a twin")
+    assert "<h1>Lossless</h1>" in text
+    assert "http://&lt;server&gt;" in text
+    assert text.count("<svg") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--url", "http://a"], "either --reference-url or --target"),
+        (
+            ["--url", "http://a", "--target", "t", "--reference-url", "http://b"],
+            "either --reference-url or --target",
+        ),
+        (["--url", "http://a/", "--reference-url", "http://a"], "is the audited server"),
+        (["--url", "http://a", "--target", "t", "--alpha", "2"], "--alpha"),
+        (["--url", "http://a", "--target", "t", "--budget", "0"], "--budget"),
+    ],
+)
+def test_the_command_refuses(arguments, match):
+    result = CliRunner().invoke(app, ["audit", *arguments])
+    assert result.exit_code == 2
+    assert match in re.sub(r"\s+", " ", result.stderr)
+
+
+@pytest.mark.parametrize(("is_greedy", "status"), [(False, 0), (True, 1)])
+def test_the_command_judges(is_greedy, status, monkeypatch, tmp_path):
+    servers = {
+        "http://a": ToyServer(PlainEngine(is_greedy=is_greedy)),
+        "http://b": ToyServer(PLAIN),
+    }
+    real = Client.__init__
+
+    def in_process(self, url, **options):
+        real(self, url, transport=httpx.ASGITransport(app=servers[url]), **options)
+
+    monkeypatch.setattr(Client, "__init__", in_process)
+    monkeypatch.setattr("monge.audit.run.situations", lambda *, is_quick: SHORT)
+    html = tmp_path / "audit.html"
+    command = [
+        "audit",
+        "--url",
+        "http://a",
+        "--reference-url",
+        "http://b",
+        "--quick",
+        "--budget",
+        "640",
+        "--eos",
+        "<end>",
+    ]
+    result = CliRunner().invoke(app, [*command, "--html", str(html), "--json"])
+    assert result.exit_code == status, result.output
+    assert json.loads(result.stdout)["verdict"] == ("not lossless" if is_greedy else "lossless")
+    assert html.read_text().startswith("<!doctype html>")

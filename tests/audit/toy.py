@@ -1,0 +1,138 @@
+"""Audits of toy servers, in process."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import httpx
+
+from monge.api import make_components
+from monge.audit.client import Client
+from monge.audit.references import LocalReference, Reference, ServerReference
+from monge.audit.report import Report
+from monge.audit.run import Settings, audit, probe
+from monge.audit.situations import situations
+from monge.core.draws import Draws
+from monge.core.sampling_rules import SamplingRules
+from monge.engine.components import Components
+from monge.engine.loop import close_session, run_round
+from monge.engine.opening import open_sessions
+from monge.engine.session import Request, Session
+from monge.testing.known_bad import KNOWN_BAD_RULES
+from monge.testing.tabular import TabularModel
+from monge.testing.wrong_engines import DRAFT, END, EXACT_ENGINES, TARGET, VOCAB, Engine
+from monge.testing.wrong_servers import Letters, ToyServer
+from monge.verify.base import Verifier
+
+PROMPTS = ("abc", "bad", "dig", "gala")
+EOS_NAMES = frozenset({"<end>", "token_id:0"})
+
+
+class LoopEngine:
+    """The loop of this library."""
+
+    def __init__(self, **parts: Any) -> None:
+        self._made = parts
+
+    def generate(
+        self,
+        prompt: tuple[int, ...],
+        rules: SamplingRules,
+        max_tokens: int,
+        draws: Draws,
+        *,
+        num_at_once: int,
+    ) -> list[int]:
+        # A seed has the shared clocks that the Gumbel coupling needs.
+        seed = int(draws.uniform() * 2**53)
+        request = Request(
+            prompt_ids=prompt,
+            max_new_tokens=max_tokens,
+            rules=rules,
+            seed=seed,
+            eos_ids=frozenset({END}),
+        )
+        parts: Components = make_components(
+            TabularModel(TARGET, VOCAB), TabularModel(DRAFT, VOCAB), **self._made
+        )
+        session = Session(request, request_id=0)
+        open_sessions([session], parts)
+        while session.finish_reason is None:
+            run_round([session], parts)
+        close_session(session, parts)
+        return list(session.completion_ids)
+
+
+LOOP_ENGINES: dict[str, Engine] = {
+    "sample and match": LoopEngine(tree="chain(3)", verifier="target_walk"),
+    "recursive rejection": LoopEngine(tree="fixed_width((2, 2), 'iid')", verifier="rrs"),
+    "block verification": LoopEngine(tree="chain(3)", verifier="block"),
+    "layer verification": LoopEngine(tree="fixed_width((2, 2), 'iid')", verifier="layer('rrs')"),
+    "Gumbel coupling": LoopEngine(tree="chain(3, 'shared')", verifier="gumbel"),
+}
+
+
+TOO_SMALL = ("epsilon", "without replacement", "repeats dropped", "one coin")
+"""Known-bad rules that move less mass here than 20,000 tokens show.
+
+A mean total variation of about 0.015 or less.
+"""
+
+
+def known_bad(name: str) -> Engine:
+    """The loop of this library with a wrong rule."""
+    rule = KNOWN_BAD_RULES[name]
+    tree = "chain(1)" if isinstance(rule, Verifier) else "fixed_width((2,), 'iid')"
+    return LoopEngine(tree=tree, verifier=rule)
+
+
+KNOWN_BAD: dict[str, Engine] = {
+    f"{name} (loop)": known_bad(name) for name in KNOWN_BAD_RULES if not name.startswith(TOO_SMALL)
+}
+
+
+def client_of(server: ToyServer, **options: Any) -> Client:
+    return Client("http://toy", transport=httpx.ASGITransport(app=server), **options)
+
+
+def local_reference(*, by_id: bool = False) -> LocalReference:
+    return LocalReference(TabularModel(TARGET, VOCAB), Letters(), frozenset({END}), by_id=by_id)
+
+
+def judge(
+    server: ToyServer,
+    *,
+    budget: int = 4000,
+    is_local: bool = True,
+    knows_end: bool = True,
+    is_quick: bool = False,
+    **options: Any,
+) -> Report:
+    """Audit a toy server."""
+
+    async def run() -> Report:
+        twin = ToyServer(EXACT_ENGINES["plain"], seed=99, by_id=True)
+        async with client_of(server) as client, client_of(twin) as other:
+            naming = await probe(client, PROMPTS[0])
+            by_id, names = naming == "ids", EOS_NAMES if knows_end else frozenset[str]()
+            reference: Reference = ServerReference(other, eos_names=names, by_id=by_id, num_top=12)
+            if is_local:
+                reference = local_reference(by_id=by_id)
+            played = situations(PROMPTS, is_quick=is_quick)
+            return await audit(
+                client,
+                reference,
+                Settings(budget=budget, played=shortened(played), naming=naming, **options),
+            )
+
+    return asyncio.run(run())
+
+
+def shortened(played: Any) -> Any:
+    """The situations with prompts of the toy tokenizer."""
+    known = {
+        "first tokens": PROMPTS[:2],
+        "shared prefix": ("cabbag", "cabcde", "cabbag"),
+        "long prompt": ("abcdefghijkl" * 8,),
+    }
+    return tuple(replace(one, prompts=known.get(one.name, one.prompts)) for one in played)
