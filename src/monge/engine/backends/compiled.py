@@ -189,14 +189,20 @@ def _load_or_compile(
             f"this processor has no bfloat16 instructions: {name} is several times faster with "
             "dtype='float32'"
         )
-    if stored is None:
-        # A wrong trace is refused before it is compiled for minutes.
-        run_in_thread(lambda: check_step(network, UncompiledStep(step, spec), "traced"))
-        what = f"{name} with its hidden states" if spec.layers else name
-        seconds = _START_S + _LAYER_S * len(spec.cache_shapes) // 2
-        notify(f"compiling {what} for this machine, about {seconds} s; kept for the next start")
-        stored = _compile(step, spec, key)
-    return CompiledStep(stored, step, spec, _PROMPT if chooses_logits(network) else 0)
+    prompt = _PROMPT if chooses_logits(network) else 0
+    if stored is not None:
+        try:
+            return CompiledStep(stored, step, spec, prompt)
+        except RuntimeError as error:  # of the loader: the program needs what is not here any more
+            reason = str(error).splitlines()[0]
+            notify(f"the stored program of {name} cannot be loaded, and is made again: {reason}")
+    # A wrong trace is refused before it is compiled for minutes.
+    run_in_thread(lambda: check_step(network, UncompiledStep(step, spec), "traced"))
+    what = f"{name} with its hidden states" if spec.layers else name
+    seconds = _START_S + _LAYER_S * len(spec.cache_shapes) // 2
+    notify(f"compiling {what} for this machine, about {seconds} s; kept for the next start")
+    stored = _compile(step, spec, key)
+    return CompiledStep(stored, step, spec, prompt)
 
 
 def _compile(step: TracedStep, spec: StepSpec, key: str) -> StoredProgram:

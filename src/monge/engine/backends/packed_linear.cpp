@@ -23,7 +23,8 @@ constexpr int lanes = 8, most_rows = 6;
 #endif
 constexpr int words = 16, groups = words / lanes;
 constexpr int64_t chunk = 4096;  // bytes of a panel that all groups use before the next ones are needed: they stay close by
-constexpr int64_t worth_a_thread = 1 << 20;  // products: fewer are done before another thread has started
+// Products and bytes that are worth a thread: fewer are done before another thread has started. One row is bound by the bytes.
+constexpr int64_t thread_products = 1 << 20, thread_bytes = 1 << 19;
 
 typedef float Floats __attribute__((vector_size(4 * lanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * lanes)));
@@ -118,7 +119,9 @@ AOTITorchError multiply_all(Product& all) {
   const int64_t panels = (all.width + 2 * words - 1) / (2 * words);
 #if defined(TORCH_VERSION_2_10_0) && TORCH_FEATURE_VERSION >= TORCH_VERSION_2_10_0
   const int64_t products = 2 * words * all.depth * all.num_rows;  // of a panel; none where there is nothing to sum
-  return torch_parallel_for(0, panels, worth_a_thread / (products + 1) + 1, multiply_panels<Kind>, &all);
+  const int64_t by_products = thread_products / (products + 1) + 1, by_bytes = thread_bytes / (all.depth * Kind::bytes + 1) + 1;
+  const int64_t grain = by_products < by_bytes ? by_products : by_bytes;
+  return torch_parallel_for(0, panels, grain, multiply_panels<Kind>, &all);
 #else
   multiply_panels<Kind>(0, panels, &all);
   return AOTI_TORCH_SUCCESS;
