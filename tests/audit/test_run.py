@@ -58,6 +58,26 @@ def test_a_server_that_is_down_is_named():
         asyncio.run(ask())
 
 
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://a:bad"])
+def test_an_address_of_no_server_is_refused_at_once(url):
+    async def ask() -> None:
+        async with Client(url):
+            pass
+
+    with pytest.raises(RefusedError, match="is no address of a server"):
+        asyncio.run(ask())
+
+
+def test_a_server_without_models_is_named():
+    async def ask() -> None:
+        transport = httpx.MockTransport(Broken(200, {"data": []}))
+        async with Client("http://broken", attempts=1, transport=transport):
+            pass
+
+    with pytest.raises(ServerError, match="name one with --model"):
+        asyncio.run(ask())
+
+
 @pytest.mark.parametrize(
     ("broken", "kind", "match"),
     [
@@ -65,6 +85,7 @@ def test_a_server_that_is_down_is_named():
         (Broken(500, {"error": "out of memory"}), ServerError, "after 1 attempts.*out of memory"),
         (Broken(200, {"detail": "nothing"}), ServerError, "has no completion"),
         (Broken(200, {"choices": [{"text": ""}]}), ServerError, "empty texts"),
+        (Broken(200, [1, 2]), RefusedError, "does not answer in JSON"),
     ],
 )
 def test_bad_answers_are_errors(broken, kind, match):

@@ -234,6 +234,26 @@ class TestStoredPrograms:
         assert spoilt.name in told[0]
         assert "compiling LlamaForCausalLM" in told[1]
 
+    def test_one_that_cannot_be_loaded_is_made_again(self, own_folder, monkeypatch):
+        made, told, step = [], [], backend.CompiledStep
+
+        def load(*given):
+            made.append(1)
+            if len(made) == 1:
+                raise RuntimeError("undefined symbol")
+            return step(*given)
+
+        monkeypatch.setattr(backend, "CompiledStep", load)
+        kept = {path: path.read_bytes() for path in own_folder.iterdir()}
+        key = backend.program_key(target(), step_spec(target()))
+        assert kept
+        monkeypatch.setattr(
+            backend, "_compile", lambda *given: backend.find_program(key, ".pt2")[0]
+        )
+        assert isinstance(compile_step(target(), told.append), step)
+        assert "is made again: undefined symbol" in told[0]
+        assert "compiling LlamaForCausalLM" in told[1]
+
     def test_another_architecture_has_another_name(self, compiled):
         spec = step_spec(target())
         wider = network("llama", "sdpa", intermediate_size=56)

@@ -3,6 +3,7 @@
 They compute what their reader computes, improve, and draft for the target.
 """
 
+import copy
 import json
 
 import pytest
@@ -243,6 +244,29 @@ def test_a_head_improves_is_read_and_drafts(target, tmp_path):
         assert one.token_ids == other.token_ids
     again = train_eagle3(target, PROMPTS, tmp_path, **options)
     assert again.quality == outcome.quality, "a rerun goes on, and has nothing left to do"
+
+
+def test_short_answers_do_not_spoil_the_training(target, tmp_path):
+    written = write_answers(target, PROMPTS, ANSWERED, tmp_path)
+    lines = [
+        {"prompt": one.prompt, "answer": one.answer[: 1 + number % 5]}
+        for number, one in enumerate(written)
+    ]
+    (tmp_path / ANSWERS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seen = []
+    recipe = Recipe(steps=8, batch_size=8, evaluate_every=8)
+    watch = Watch(on_step=lambda one: seen.append(one.loss))
+    options = {"recipe": recipe, "answers": ANSWERED, "draft_vocabulary": 48, "num_steps": 2}
+    train_eagle3(target, PROMPTS, tmp_path, watch=watch, **options)
+    assert torch.tensor(seen).isfinite().all()
+
+
+@pytest.mark.gpu
+def test_training_on_a_gpu(tmp_path):
+    on_gpu = copy.deepcopy(network("llama", num_hidden_layers=6)).to("cuda")
+    recipe = Recipe(steps=4, batch_size=128, evaluate_every=2)
+    outcome = train_eagle3(on_gpu, PROMPTS, tmp_path, recipe=recipe, answers=ANSWERED)
+    assert outcome.quality is not None
 
 
 def test_a_target_of_few_layers_is_refused(tmp_path):

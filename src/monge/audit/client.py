@@ -89,7 +89,12 @@ class Client:
     async def __aenter__(self) -> Self:
         if self.model is None:
             models = await self._send("GET", "/models")
-            self.model = str(models["data"][0]["id"])
+            try:
+                self.model = str(models["data"][0]["id"])
+            except (KeyError, IndexError, TypeError) as error:
+                raise ServerError(
+                    f"{self.url}/models names no model; name one with --model"
+                ) from error
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -125,11 +130,16 @@ class Client:
             wait_s = min(_FIRST_WAIT_S * 2.0**attempt, _LONGEST_WAIT_S)
             try:
                 answer = await self._http.request(method, self.url + path, json=body)
+            except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+                raise RefusedError(
+                    f"{self.url!r} is no address of a server ({error}); give one such as "
+                    "http://localhost:8000/v1"
+                ) from error
             except httpx.TransportError as error:
                 failure = f"{type(error).__name__}: {error}"
             else:
                 if answer.is_success:
-                    return answer.json()
+                    return _object(answer)
                 failure = f"status {answer.status_code}: {answer.text[:300]}"
                 if answer.status_code not in _RETRIED:
                     raise RefusedError(f"{self.url}{path} refuses the request: {failure}")
@@ -138,6 +148,17 @@ class Client:
             if attempt + 1 < self._attempts:
                 await asyncio.sleep(wait_s)
         raise ServerError(f"{self.url}{path} fails after {self._attempts} attempts: {failure}")
+
+
+def _object(answer: httpx.Response) -> dict[str, Any]:
+    """The JSON object of an answer."""
+    try:
+        found: Any = answer.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RefusedError(f"{answer.url} does not answer in JSON: {answer.text[:200]!r}")
+    return found
 
 
 def _completion(answer: Mapping[str, Any]) -> Completion:

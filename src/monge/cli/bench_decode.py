@@ -26,6 +26,7 @@ from monge.cli.options import each, measuring
 from monge.cli.out import check_out_folder, plotting
 from monge.cli.progress import call_bar
 from monge.core.errors import OptionError
+from monge.engine.chat_format import ChatFormat, chat_format
 from monge.prompts import Prompt, asked_prompts, interleaved
 
 OUT: Final = Path("bench-decode")
@@ -106,6 +107,7 @@ def decode(
     backend: options.Backend = None,
     draft_backend: options.DraftBackend = None,
     prompts: Prompts = None,
+    is_chat: options.Chat = False,
     mixed: Mixed = False,
     quick: Quick = False,
     arm: NamedArms = None,
@@ -136,6 +138,7 @@ def decode(
         monge bench decode --out results --json | tail -n 1 > summary.json
         monge bench decode --quick --useless-draft --arm "price: controller=goodput"
         monge bench decode --named-only --arm "price: controller=goodput" --repeats 30 --backend compiled
+        monge bench decode --quick --chat --target smollm2 --prompts questions.txt
         monge bench decode --target ./my-target --draft ./my-draft --prompts my.jsonl --batch 1 --temperature 0
     """
     if named_only and not arm:
@@ -179,6 +182,7 @@ def decode(
         out=out,
         draw=draw,
         as_json=as_json,
+        chat=chat_format(pair.tokenizer, is_built_in=target is None) if is_chat else None,
     )
 
 
@@ -192,6 +196,7 @@ def measured(
     out: Path,
     draw: Any,  # noqa: ANN401 (matplotlib is optional)
     as_json: bool,
+    chat: ChatFormat | None = None,
 ) -> None:
     """Measure, and write and show what was measured.
 
@@ -200,7 +205,13 @@ def measured(
     """
     with call_bar() as watch:
         outcome = compare(
-            pair, prompts, settings, ours=ours, assistant_tokens=assistant_tokens, watch=watch
+            pair,
+            prompts,
+            settings,
+            ours=ours,
+            assistant_tokens=assistant_tokens,
+            watch=watch,
+            chat=chat,
         )
     files = write_outcome(outcome, out)
     files += [] if draw is None else draw(outcome.document["arms"], out)

@@ -80,14 +80,14 @@ def demo() -> None:
         output().print(note, style="yellow", markup=False)
     output().print(f"The whole demo took {time.perf_counter() - start:.0f} s. To go on:\n")
     model = " --target smollm2" if reason is None else ""
-    for command, purpose in (
-        ("monge chat", "talk with a model"),
-        (f'monge generate "The history of"{model} --temperature 0.8', "your own prompt"),
-        ("monge list", "the components and what fits together"),
-        (f"monge bench decode --quick{model}", "more arms, JSON and plots"),
-        ("monge generate --help", "all options"),
+    for purpose, command in (
+        ("talk", "monge chat"),
+        ("complete", f'monge generate "The history of"{model}'),
+        ("choose", "monge list"),
+        ("measure", f"monge bench decode --quick{model}"),
+        ("options", "monge generate --help"),
     ):
-        output().print(f"  [bold cyan]{command:<70}[/] {purpose}")
+        output().print(f"  {purpose:<10} [bold cyan]{command}[/]")
 
 
 def _real_model() -> None:
@@ -115,7 +115,7 @@ def _real_model() -> None:
     prompts = tuple(
         decoder.encode_chat([{"role": "user", "content": message}]) for message in MESSAGES
     )
-    settings = replace(SETTINGS, repeats=3, time_limit_s=60.0)
+    settings = replace(SETTINGS, repeats=3, time_limit_s=150.0)
     _verdict(_race(pair, (_PLAIN_ARM, _LOOKUP, *_OURS), prompts, settings), _LOOKUP)
 
 

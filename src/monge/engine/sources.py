@@ -5,7 +5,6 @@ GGUF files and models from the package registry.
 
 import hashlib
 import json
-import logging
 import shutil
 import struct
 import tempfile
@@ -21,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from monge.core.errors import ModelLoadError
 from monge.engine.backends.program_cache import cache_folder
+from monge.engine.notices import notify
 
 _FORMAT: Final = 1  # raised whenever what is written from a GGUF file changes
 _SAMPLES: Final = 64  # blocks of a file that its digest reads, spread over it
@@ -117,7 +117,7 @@ def _converted(path: Path) -> Path:
         return folder
     _check_readable(path)
     size = path.stat().st_size
-    logging.getLogger(__name__).info(
+    notify(
         f"reading {path.name} ({size / 1e6:.0f} MB) and writing its dequantised weights to "
         f"{folder}, once"
     )
@@ -131,9 +131,7 @@ def _converted(path: Path) -> Path:
         except OSError:
             if not (folder / "config.json").is_file():
                 raise
-    logging.getLogger(__name__).info(
-        f"{path.name} is ready after {time.perf_counter() - began:.0f} s"
-    )
+    notify(f"{path.name} is ready after {time.perf_counter() - began:.0f} s")
     return folder
 
 

@@ -1,7 +1,5 @@
 """The backends by name."""
 
-import logging
-import sys
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +14,7 @@ from monge.engine.backends.base import Backend
 from monge.engine.models.hf_chain import HfChainModel
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import tree_obstacle
-
-_LOG: Final = logging.getLogger(__name__)
+from monge.engine.notices import notify
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +47,14 @@ class Compiled(Backend):
         # The compiler is slow to import.
         from monge.engine.backends.compiled import compile_module, compile_step
 
-        make_step = partial(compile_step, network, _notify)
-        return HfTreeModel(network, make_step(), make_step, partial(compile_module, _notify))
+        make_step = partial(compile_step, network, notify)
+        return HfTreeModel(network, make_step(), make_step, partial(compile_module, notify))
 
     def _on_gpu(self, network: PreTrainedModel) -> SequenceModel:
         from monge.engine.backends.cuda_graph import GraphCapture, capture_step
 
-        make_step = partial(capture_step, network, GraphCapture(network.device), _notify)
+        make_step = partial(capture_step, network, GraphCapture(network.device), notify)
         return HfTreeModel(network, make_step(), make_step)
-
-
-def _notify(text: str) -> None:
-    """Say what takes long: in the log, and on a terminal."""
-    _LOG.info(text)
-    if sys.stderr.isatty():
-        sys.stderr.write(f"{text}\n")
 
 
 BACKENDS: Final[Registry[Backend]] = Registry(

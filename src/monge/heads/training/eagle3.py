@@ -65,12 +65,13 @@ class Conversations:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def rows(self, first: int, count: int) -> Rows:
-        """Some of them, side by side."""
+    def rows(self, first: int, count: int, device: torch.device | str = "cpu") -> Rows:
+        """Some of them, side by side, on a device."""
         ends = list(zip(self.starts, self.starts[1:], strict=False))[first : first + count]
 
         def padded(tensor: Tensor) -> Tensor:
-            return pad_sequence([tensor[start:end] for start, end in ends], batch_first=True)
+            cut = [tensor[start:end] for start, end in ends]
+            return pad_sequence(cut, batch_first=True).to(device)
 
         return Rows(
             token_ids=padded(self.token_ids),
@@ -154,9 +155,8 @@ class Eagle3Trainee(Trainee):
 
     def __post_init__(self) -> None:
         fresh = initial(self.config, self.target, torch.Generator().manual_seed(self.seed))
-        object.__setattr__(
-            self, "tensors", {name: tensor.requires_grad_() for name, tensor in fresh.items()}
-        )
+        trained = {name: tensor.to(self._device).requires_grad_() for name, tensor in fresh.items()}
+        object.__setattr__(self, "tensors", trained)
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
@@ -169,10 +169,11 @@ class Eagle3Trainee(Trainee):
         texts = self.fitted.rows(
             min(first, max(0, len(self.fitted) - batch_size // length)),
             max(1, batch_size // length),
+            self._device,
         )
         low, high = self.anneal
-        variation = min(1.0, max(0.0, (self.share() - low) / max(high - low, 1e-9)))
-        total = torch.zeros(())
+        variation = min(1.0, max(0.0, (self.share() - low) / (high - low)))
+        total = torch.zeros((), device=self._device)
         for number, (drafted, true, log_z, _) in enumerate(self._steps(texts)):
             log_p, log_q = true - log_z[:, None], drafted.float().log_softmax(dim=1)
             p = log_p.exp()
@@ -194,7 +195,7 @@ class Eagle3Trainee(Trainee):
         for start in range(0, len(texts), _ROWS):
             kept: Tensor | None = None
             for number, (drafted, true, log_z, tokens) in enumerate(
-                self._steps(texts.rows(start, _ROWS))
+                self._steps(texts.rows(start, _ROWS, self._device))
             ):
                 p, q = (true - log_z[:, None]).double().exp(), drafted.double().softmax(dim=1)
                 agreed = torch.minimum(p, q).sum(dim=1)
@@ -273,7 +274,7 @@ class Eagle3Trainee(Trainee):
             .transpose(1, 2)
             for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
         )
-        places = torch.arange(number, number + read.shape[1])
+        places = torch.arange(number, number + read.shape[1], device=read.device)
         queries, key = (
             _turned(part, places, float(config["rope_theta"])) for part in (queries, key)
         )
@@ -299,7 +300,7 @@ class Eagle3Trainee(Trainee):
                 queries, keys[0], values[0], is_causal=True
             )
         length = queries.shape[2]
-        hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+        hidden = torch.ones(length, length, dtype=torch.bool, device=queries.device).triu(1)
         scores = (queries @ keys[0].transpose(2, 3)).masked_fill(hidden, -math.inf)
         own = torch.stack([(queries * key).sum(dim=-1) for key in keys[1:]], dim=-1)
         shares = (
@@ -314,6 +315,10 @@ class Eagle3Trainee(Trainee):
 
     def _product(self, read: Tensor, weight: Tensor) -> Tensor:
         return functional.linear(read.to(self.dtype), weight.to(self.dtype)).float()
+
+    @property
+    def _device(self) -> torch.device:
+        return self.target.output.device
 
     @property
     def _eps(self) -> float:
@@ -350,8 +355,8 @@ def initial(
         f"{_LAYER}.mlp.up_proj.weight": drawn(inner, hidden),
         f"{_LAYER}.mlp.down_proj.weight": torch.zeros(hidden, inner),
         f"{_LAYER}.post_attention_layernorm.weight": torch.ones(hidden),
-        "norm.weight": target.norm.float().clone(),
-        "lm_head.weight": target.output.float().clone(),
+        "norm.weight": target.norm.detach().float().cpu().clone(),
+        "lm_head.weight": target.output.detach().float().cpu().clone(),
     }
 
 
@@ -360,9 +365,9 @@ def published(trainee: Eagle3Trainee, vocab_size: int) -> tuple[dict[str, Tensor
 
     Bfloat16 moves its law a little.
     """
-    ids = trainee.target.draft_ids
+    ids = trainee.target.draft_ids.cpu()
     tensors = {
-        name: weight.detach().to(torch.bfloat16).contiguous()
+        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
         for name, weight in trainee.weights.items()
     }
     tensors["d2t"] = ids - torch.arange(len(ids))
@@ -382,7 +387,7 @@ def _normed(values: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _turned(heads: Tensor, positions: Tensor, theta: float) -> Tensor:
     """Rotary positions of `[rows, heads, places, dim]`."""
     half = heads.shape[-1] // 2
-    angles = positions[:, None].float() * theta ** (-torch.arange(half) / half)
+    angles = positions[:, None].float() * theta ** (-torch.arange(half, device=heads.device) / half)
     cos, sin = angles.cos(), angles.sin()
     first, second = heads[..., :half], heads[..., half:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -394,6 +399,7 @@ def read_conversations(
     layers: Sequence[int],
     *,
     longest: int = 384,
+    least: int = 1,
     batch_size: int = 8,
     dtype: torch.dtype = torch.bfloat16,
     on_rows: Callable[[int], None] = lambda count: None,
@@ -405,12 +411,13 @@ def read_conversations(
         conversations: Prompt and answer of each; those that are longer than `longest` are cut.
         layers: Hidden states that are fused.
         longest: Most tokens of a conversation.
+        least: Conversations with fewer tokens of the target are left out.
         batch_size: Conversations read together.
         dtype: In which states are kept: a few kilobytes a token.
         on_rows: Told how many were read.
     """
     cut = [((*prompt, *answer)[:longest], len(prompt)) for prompt, answer in conversations]
-    cut = sorted((one for one in cut if one[1] < len(one[0])), key=lambda one: len(one[0]))
+    cut = sorted((one for one in cut if len(one[0]) - one[1] >= least), key=lambda one: len(one[0]))
     parts: dict[str, list[Tensor]] = {
         name: [] for name in ("token_ids", "is_learnt", "features", "last", "log_z")
     }

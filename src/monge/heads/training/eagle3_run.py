@@ -74,7 +74,7 @@ def train_eagle3(
     quick = _quick(network)
     written = write_answers(quick, prompts, answers, folder, on_answers)
     layers = (2, sizes.num_layers // 2, sizes.num_layers - 3)
-    pairs = [(one.prompt, one.answer) for one in written if one.answer]
+    pairs = [(one.prompt, one.answer) for one in written if len(one.answer) > num_steps]
     count = min(_MOST_CHOSEN, max(1, round(_CHOSEN * len(pairs))))
     if len(pairs) < 2 * count + 1:
         raise OptionError(
@@ -85,7 +85,8 @@ def train_eagle3(
     def read(
         some: Sequence[tuple[Sequence[int], Sequence[int]]], by: PreTrainedModel = network
     ) -> Conversations:
-        return read_conversations(by, some, layers, on_rows=watch.on_read)
+        # A chain needs so many tokens of the target.
+        return read_conversations(by, some, layers, least=num_steps + 1, on_rows=watch.on_read)
 
     measured, chosen, fitted = (
         read(pairs[:count]),
@@ -155,8 +156,8 @@ def _ends(network: Any, ids: torch.Tensor) -> Target:  # noqa: ANN401 (the host'
         raise UnsupportedModelError(f"{type(network).__name__} has no norm before its output layer")
     with torch.no_grad():
         return Target(
-            embeddings=network.get_input_embeddings().weight.detach().float().cpu(),
-            output=network.get_output_embeddings().weight.detach()[ids].float().cpu(),
-            norm=norm.weight.detach().float().cpu(),
-            draft_ids=ids,
+            embeddings=network.get_input_embeddings().weight.detach().float(),
+            output=network.get_output_embeddings().weight.detach()[ids].float(),
+            norm=norm.weight.detach().float(),
+            draft_ids=ids.to(network.device),
         )

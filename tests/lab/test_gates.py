@@ -1,0 +1,53 @@
+"""Recorded figures are measured again and compared, and a figure that is too low fails."""
+
+import json
+
+import pytest
+
+from lab.command import app_of
+from lab.gates import __main__ as gates
+
+ARMS = [{"world": "w", "controller": "c", "ratio": 1.2, "speed": {"mean": 2.0}}]
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    from typer.testing import CliRunner
+
+    def invoke(recorded, *arguments, code=0):
+        line = (
+            f"import sys; print('noise'); print({json.dumps({'arms': ARMS})!r}); sys.exit({code})"
+        )
+        figures = [
+            {"arm": {"world": "w"}, "field": field, "recorded": value, "least": 0.95}
+            for field, value in recorded.items()
+        ]
+        path = tmp_path / "baselines.json"
+        path.write_text(json.dumps({"one": {"command": ["-c", line], "figures": figures}}))
+        monkeypatch.setattr(gates, "BASELINES", path)
+        return CliRunner().invoke(app_of(gates.main), list(arguments))
+
+    return invoke
+
+
+def test_figures_that_hold(run):
+    result = run({"ratio": 1.25, "speed.mean": 1.9})
+    assert result.exit_code == 0
+    assert result.stdout.count("holds") == 2
+
+
+def test_a_figure_that_is_too_low(run):
+    result = run({"ratio": 1.3, "speed.mean": 1.9})
+    assert result.exit_code == 1
+    assert result.stdout.count("fails") == 1
+
+
+def test_what_cannot_be_measured_is_named(run):
+    assert "ended with 3" in run({"ratio": 1.0}, code=3).stderr
+    assert "there is no 'two'" in run({"ratio": 1.0}, "--gate", "two").stderr
+
+
+def test_the_recorded_gates_can_be_read():
+    for gate in json.loads(gates.BASELINES.read_text()).values():
+        assert gate["command"]
+        assert all(figure["recorded"] > 0 < figure["least"] <= 1 for figure in gate["figures"])
