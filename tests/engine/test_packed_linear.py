@@ -317,3 +317,68 @@ class TestOnDisk:
             match="cannot be compiled: RuntimeError: products of few rows do not compile",
         ):
             compile_step(network("llama", "sdpa"), lambda _: None)
+
+
+class TestRoundedWeights:
+    """Panels of 8-bit integers: the machine code against its plain twin, and what rounding costs."""
+
+    @pytest.mark.parametrize(
+        ("width", "depth"), [(1, 1), (31, 7), (32, 64), (33, 65), (200, 129), (96, 300)]
+    )
+    def test_machine_code_equals_the_plain_twin(self, code, width, depth):
+        panels = packed_linear.rounded_panels_of(matrix(width, depth, "float32"))
+        for count in (*range(1, 11), 24, 25):
+            rows = numbers(count, depth)
+            twin = packed_linear.plain_packed_linear(rows.double(), panels, width)
+            found = multiplied(code, rows, panels, width)
+            assert (found.double() - twin).abs().max() <= 1e-5 * twin.abs().max()
+
+    def test_a_row_does_not_depend_on_its_neighbours(self, code):
+        panels = packed_linear.rounded_panels_of(matrix(70, 150, "float32"))
+        rows = numbers(27, 150)
+        alone = torch.cat([multiplied(code, row[None], panels, 70) for row in rows])
+        for count in range(1, 28):
+            assert torch.equal(multiplied(code, rows[:count], panels, 70), alone[:count])
+        rows[3] = torch.nan
+        rows[4] = torch.inf
+        found = multiplied(code, rows, panels, 70)
+        kept = [row for row in range(27) if row not in {3, 4}]
+        assert torch.equal(found[kept], alone[kept])
+        assert not found[3:5].isfinite().any()
+
+    @pytest.mark.parametrize("depth", [1, 64, 150])
+    def test_numbers_are_within_half_a_step(self, depth):
+        given = numbers(70, depth)
+        panels = packed_linear.rounded_panels_of(given)
+        assert panels.dtype == torch.uint8
+        found = matrix_of(panels, 70, depth)
+        # A scale is rounded up to bfloat16, by at most one part in 128.
+        steps = torch.nn.functional.pad(given, (0, -depth % 64)).unflatten(1, (-1, 64))
+        step = (steps.abs().amax(dim=-1) / 127 * (1 + 2**-7)).repeat_interleave(64, dim=1)
+        assert ((found - given).abs() <= step[:, :depth] / 2 * (1 + 1e-6)).all()
+
+    def test_multiples_of_a_scale_stay(self):
+        given = torch.arange(-127.0, 128.0).repeat(3, 1)[:, :64] / 32
+        given[:, 0] = 127.0 / 32  # so that the scale is 1 / 32, which bfloat16 holds
+        assert torch.equal(matrix_of(packed_linear.rounded_panels_of(given), 3, 64), given)
+
+    def test_zeros_stay_zero(self, code):
+        panels = packed_linear.rounded_panels_of(torch.zeros(40, 70))
+        assert not matrix_of(panels, 40, 70).any()
+        assert not multiplied(code, numbers(3, 70), panels, 40).any()
+        other = packed_linear.rounded_panels_of(numbers(40, 70))
+        assert not multiplied(code, torch.zeros(3, 70), other, 40).any()
+
+    def test_a_group_mismatch_is_refused(self, code):
+        panels = packed_linear.rounded_panels_of(numbers(40, 64))
+        with pytest.raises(RuntimeError, match="refused"):
+            multiplied(code, numbers(2, 65), panels, 40)
+
+    def test_operation_runs_the_machine_code_outside_of_programs(self, code):
+        packed_linear.load_packed_linear()
+        for weights in packed_linear.WEIGHTS:
+            linear = packed_linear.PackedLinear(numbers(40, 70), numbers(40), weights=weights)
+            rows = numbers(2, 3, 70)
+            twin = packed_linear.plain_packed_linear(rows, linear.panels, 40) + linear.bias
+            torch.testing.assert_close(linear(rows), twin, rtol=1e-4, atol=1e-4)
+        assert linear.weight.shape == (40, 70)

@@ -188,6 +188,17 @@ class ModuleHost(FeatureModel, Protocol):
         """
         ...
 
+    def pack_module(self, module: nn.Module) -> None:
+        """Store the matrices of a module beside the network in the backend's fastest form, in place.
+
+        They may be rounded, so this is for modules that only draft. A backend without such a form
+        changes nothing.
+
+        Args:
+            module: In evaluation mode.
+        """
+        ...
+
 
 @runtime_checkable
 class LayeredModel(SequenceModel, Protocol):

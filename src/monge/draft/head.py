@@ -11,7 +11,7 @@ from torch import Tensor
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.model import FeatureModel, SequenceModel
+from monge.core.model import FeatureModel, ModuleHost, SequenceModel
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
@@ -73,8 +73,8 @@ class HeadDrafter(Drafter[Unread]):
     _model: FeatureModel = field(init=False, repr=False, compare=False)
     _head: PublishedHead = field(init=False, repr=False, compare=False)
     _run: HeadRun = field(init=False, repr=False, compare=False)
-    # Numbers and bytes, counted once.
-    _size: tuple[int, int] = field(init=False, repr=False, compare=False)
+    # Numbers, bytes, and bytes of a token, counted once.
+    _size: tuple[int, int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.head is None:
@@ -96,8 +96,11 @@ class HeadDrafter(Drafter[Unread]):
         ends = TargetEnds(self.target)
         head = head.to(device=ends.device, dtype=ends.dtype).eval()
         self.target.watch(head.layers(self.target.num_layers))
+        sizes = head.num_parameters, head.num_bytes, head.bytes_per_token
+        if isinstance(self.target, ModuleHost) and head is not self.head:
+            self.target.pack_module(head)
         made = {"_model": self.target, "_head": head, "_run": run_of(head, ends)}
-        for name, value in {**made, "_size": (head.num_parameters, head.num_bytes)}.items():
+        for name, value in {**made, "_size": sizes}.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -110,7 +113,7 @@ class HeadDrafter(Drafter[Unread]):
             needs_trees=limits.max_width > 1,
             num_parameters=self._size[0],
             num_bytes=self._size[1],
-            bytes_per_token=self._head.bytes_per_token,
+            bytes_per_token=self._size[2],
             reads_states=True,
         )
 

@@ -32,9 +32,28 @@ class Compiled(Backend):
     Kept for the next start.
 
     A network that supports neither runs eagerly, with a warning.
+
+    Args:
+        weights: How linear maps store their weights on a CPU: `exact`, or rounded to `bfloat16` or
+            `int8`, which is faster. Decoding keeps the distribution of the rounded network.
+
+    Raises:
+        OptionError: If there is no such kind of weights.
     """
 
+    weights: str = "exact"
+
+    def __post_init__(self) -> None:
+        from monge.engine.backends.rounded_weights import check_weights
+
+        check_weights(self.weights)
+
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
+        if self.weights != "exact":
+            from monge.engine.backends.rounded_weights import round_weights
+
+            # What cannot be rounded is refused: other weights are another distribution.
+            network = round_weights(network, self.weights)
         try:
             return self._on_cpu(network) if network.device.type == "cpu" else self._on_gpu(network)
         except BackendError as error:
@@ -46,9 +65,13 @@ class Compiled(Backend):
     def _on_cpu(self, network: PreTrainedModel) -> SequenceModel:
         # The compiler is slow to import.
         from monge.engine.backends.compiled import compile_module, compile_step
+        from monge.engine.backends.packed_linear import pack_draft_module
 
-        make_step = partial(compile_step, network, notify)
-        return HfTreeModel(network, make_step(), make_step, partial(compile_module, notify))
+        name = "compiled" if self.weights == "exact" else f"compiled, {self.weights} weights"
+        make_step = partial(compile_step, network, notify, step_name=name)
+        return HfTreeModel(
+            network, make_step(), make_step, partial(compile_module, notify), pack_draft_module
+        )
 
     def _on_gpu(self, network: PreTrainedModel) -> SequenceModel:
         from monge.engine.backends.cuda_graph import GraphCapture, capture_step

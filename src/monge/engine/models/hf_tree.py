@@ -1,7 +1,7 @@
 """A `transformers` network as a model that reads trees."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -61,6 +61,7 @@ class HfTreeModel:
             read by the network itself.
         step_maker: Makes the step that gives hidden states as well, for when they are watched.
         module_maker: Runs the output layer and the steps of heads; `None` leaves them as they are.
+        module_packer: Stores the matrices of a head's modules in a faster form; `None` leaves them.
 
     Raises:
         UnsupportedModelError: If the network cannot read trees; the message says why.
@@ -75,6 +76,7 @@ class HfTreeModel:
         step: NodeStep | None = None,
         step_maker: StepMaker | None = None,
         module_maker: ModuleMaker | None = None,
+        module_packer: Callable[[torch.nn.Module], None] | None = None,
     ) -> None:
         check_causal(model)
         reason = tree_obstacle(model)
@@ -85,6 +87,7 @@ class HfTreeModel:
             step_maker,
             ModuleRunner(model, module_maker),
         )
+        self._module_packer = module_packer
         config = model.config.get_text_config()
         self._windows = layer_windows(config)
         self._use_step(step)
@@ -228,6 +231,11 @@ class HfTreeModel:
     def module_program(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
         """What runs a small module; see `ModuleHost`."""
         return self._modules.run(module, like)
+
+    def pack_module(self, module: torch.nn.Module) -> None:
+        """Store the matrices of a head's module in a faster form; see `ModuleHost`."""
+        if self._module_packer is not None:
+            self._module_packer(module)
 
     def layer_subset(self, layers: Sequence[int]) -> "HfTreeModel":
         """A model that runs only these layers; see `LayeredModel`."""

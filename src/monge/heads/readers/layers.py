@@ -1,7 +1,7 @@
 """The parts that the networks of published heads are made of."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 from jaxtyping import Float
@@ -47,6 +47,7 @@ class Projection(nn.Module):
         columns: Width of the argument.
     """
 
+    is_linear_map: ClassVar = True  # backends may store the matrix in another form
     weight: Tensor
     bias: Tensor | None
 

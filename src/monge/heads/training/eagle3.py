@@ -432,7 +432,7 @@ def read_conversations(
             states = network.model(ids, use_cache=False, output_hidden_states=True).hidden_states
             for row, (tokens, num_given) in enumerate(batch):
                 size = len(tokens)
-                last = states[-1][row, :size]
+                last = states[-1][row, :size].clone()  # a view would keep the whole batch
                 parts["token_ids"].append(ids[row, :size].cpu())
                 parts["is_learnt"].append(torch.arange(size) >= num_given)
                 parts["features"].append(
@@ -448,5 +448,6 @@ def read_conversations(
         starts.append(starts[-1] + len(tokens))
     return Conversations(
         starts=tuple(starts),
-        **{name: torch.cat(tensors).clone() for name, tensors in parts.items()},
+        # One after another: all of them twice would be gigabytes.
+        **{name: torch.cat(parts.pop(name)) for name in tuple(parts)},
     )

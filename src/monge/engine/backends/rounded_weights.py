@@ -1,0 +1,64 @@
+"""Networks whose linear maps store rounded weights.
+
+A forward of a few tokens takes as long as reading its weights, so fewer bytes are faster. The
+rounded network is another network: what is decoded keeps exactly *its* distribution.
+"""
+
+import copy
+from typing import Final
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from monge.core.errors import BackendError, unknown_name
+from monge.engine.backends.packed_linear import WEIGHTS, load_packed_linear, pack_linears
+
+_FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_weights(weights: str) -> None:
+    """Refuse a kind of weights that is none of `WEIGHTS`.
+
+    Raises:
+        OptionError: If it is none.
+    """
+    if weights not in WEIGHTS:
+        raise unknown_name("kind of weights", weights, WEIGHTS)
+
+
+def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
+    """A network with rounded weights in its linear maps; it computes in float32.
+
+    Embeddings, norms and biases keep their values.
+
+    Args:
+        network: The network on the CPU; it is left as it is, and shares the tensors that stay.
+        weights: `bfloat16`, or `int8`: integers of 8 bits with one scale for every 64. With `int8`
+            the inputs of a map are rounded to 8 bits as well, with a scale for every 64.
+
+    Raises:
+        BackendError: If the network is not on the CPU or has weights of another type.
+    """
+    name = type(network).__name__
+    if network.device.type != "cpu":
+        raise BackendError(
+            f"weights={weights!r} is for networks on the CPU; {name} is on {network.device}"
+        )
+    if network.dtype not in _FLOATS:
+        raise BackendError(
+            f"weights={weights!r} rounds networks of float32, bfloat16 or float16; {name} has "
+            f"{network.dtype}"
+        )
+    load_packed_linear()
+    tensors: dict[int, Tensor] = {id(one): one for one in network.buffers()}
+    # A map that shares its matrix with the embeddings, as output layers do, gets panels of its own.
+    tensors |= {
+        id(one): torch.nn.Parameter(one.detach().float(), requires_grad=False)
+        for one in network.parameters()
+    }
+    with torch.inference_mode(mode=False), torch.no_grad():
+        twin: PreTrainedModel = copy.deepcopy(network, dict(tensors))
+        pack_linears(twin, weights)
+    twin.config.dtype = torch.float32
+    return twin.eval()

@@ -1,0 +1,104 @@
+"""Targets whose weights are rounded: another network, and exact for that one."""
+
+import copy
+
+import pytest
+import torch
+
+import monge
+from monge.core.errors import BackendError, OptionError
+from monge.engine.backends.packed_linear import PackedLinear
+from monge.engine.backends.registry import BACKENDS
+from monge.engine.backends.rounded_weights import round_weights
+from tests.engine.compiling import require, shared_programs
+from tests.engine.tiny import network, perturbed, prompts
+
+KINDS = ("int8", "bfloat16")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs(tmp_path_factory):
+    require("compiled")
+    with shared_programs(tmp_path_factory):
+        yield
+
+
+def target():
+    return network("llama", "sdpa")
+
+
+class TestRounding:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_the_network_stays_as_it_is(self, kind):
+        before = {name: one.clone() for name, one in target().state_dict().items()}
+        rounded = round_weights(target(), kind)
+        after = target().state_dict()
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert rounded.get_input_embeddings().weight.data_ptr() == (
+            target().get_input_embeddings().weight.data_ptr()
+        )
+        assert any(isinstance(one, PackedLinear) for one in rounded.modules())
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_logits_stay_close(self, kind, dtype):
+        given = copy.deepcopy(target()).to(dtype)
+        ids = torch.tensor([[1, 5, 9, 3, 7]])
+        with torch.no_grad():
+            ours, exact = (
+                round_weights(given, kind)(ids).logits,
+                copy.deepcopy(given).float()(ids).logits,
+            )
+        assert ours.dtype == torch.float32
+        assert (ours - exact).norm() <= 0.05 * exact.norm()
+        # Bfloat16 numbers stay what they are.
+        assert torch.equal(ours, exact) <= ((kind, dtype) == ("bfloat16", torch.bfloat16))
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_row_does_not_depend_on_the_batch(self, kind):
+        layer = next(
+            one for one in round_weights(target(), kind).modules() if isinstance(one, PackedLinear)
+        )
+        rows = torch.randn(17, layer.depth, generator=torch.Generator().manual_seed(0))
+        together = layer(rows)
+        assert all(torch.equal(layer(rows[i : i + 1])[0], together[i]) for i in range(17))
+
+
+class TestDecoding:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"drafter": "suffix"},
+            {"drafter": "model", "tree": "chain(3)", "controller": "fixed"},
+            {"drafter": "model", "tree": "best_first(2, 2)", "controller": "fixed"},
+        ],
+        ids=["suffix", "chain", "tree"],
+    )
+    def test_speculative_text_is_the_text_of_the_rounded_network(self, kind, options):
+        rounded = round_weights(target(), kind)
+        if options["drafter"] == "model":
+            options = options | {"draft": perturbed(target()), "draft_backend": "eager"}
+        decoder = monge.load(target=target(), backend=f"compiled(weights={kind!r})", **options)
+        plain = monge.load(target=rounded, drafter="none")
+        for ours, theirs in zip(
+            decoder.generate(prompts((3, 9, 5)), max_new_tokens=20, temperature=0),
+            plain.generate(prompts((3, 9, 5)), max_new_tokens=20, temperature=0),
+            strict=True,
+        ):
+            assert ours.token_ids == theirs.token_ids
+
+    def test_results_name_the_weights(self):
+        decoder = monge.load(target=target(), drafter="none", backend="compiled(weights='int8')")
+        assert "int8 weights" in repr(decoder.components.target)
+
+
+class TestBadInput:
+    def test_an_unknown_kind_names_the_known_ones(self):
+        with pytest.raises(OptionError, match=r"kind of weights 'int7'.*int8.*bfloat16|int7"):
+            BACKENDS.parse("compiled(weights='int7')")
+
+    def test_other_types_of_weights_are_refused(self):
+        with pytest.raises(BackendError, match="float64"):
+            round_weights(copy.deepcopy(target()).double(), "int8")
