@@ -1,4 +1,4 @@
-"""Write the prompts that the shipped head of SmolLM2 was trained on.
+"""Write prompts that a head of SmolLM2 can be trained on.
 
 The target answers them itself: `monge train eagle3 --target smollm2 --data prompts.jsonl --out my-head`.
 All sources may be redistributed; test sets (MT-Bench, HumanEval, GSM8K test, ...) are not among them.

@@ -147,7 +147,7 @@ def decoded(table, rule):
 
 @pytest.mark.parametrize("drafting", DRAFTINGS)
 def test_a_tree_is_valued_as_the_tree_builder_draws_it_and_the_verifier_decides(drafting):
-    """Every verifier;
+    """Every verifier.
 
     `optimal` and `layer` decide from the candidates alone, because positions have no branches.
     """

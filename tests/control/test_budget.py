@@ -1,4 +1,4 @@
-"""One budget for a batch:
+"""One budget for a batch.
 
 DSpark's worked example, what anticipation would cost, and the law with neighbours.
 """

@@ -29,7 +29,7 @@ NUM_TOKENS = 24
 
 
 def both(rows=ROWS, *, fresh=dict, speculative=None, **settings):
-    """Greedy output of plain and of speculative decoding;
+    """Greedy output of plain and of speculative decoding.
 
     `fresh` makes what must not be shared by the two calls.
     """

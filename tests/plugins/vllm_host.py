@@ -1,4 +1,4 @@
-"""vLLM in a process of its own:
+"""vLLM in a process of its own.
 
 `python vllm_host.py REQUEST`, where REQUEST is JSON; the last line of output is the answer.
 """

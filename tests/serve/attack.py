@@ -1,4 +1,4 @@
-"""Attacks on a server of this machine, and how long `/health` takes meanwhile:
+"""Attacks on a server of this machine, and how long `/health` takes meanwhile.
 
 `python -m tests.serve.attack URL`.
 """
@@ -62,7 +62,7 @@ BODIES: dict[str, Callable[[], bytes]] = {
     one.__name__: one for one in (messages, fields, lists, token_ids, letters)
 }
 ATTACKS = (*BODIES, "left", "silent")
-"""`left`: clients that hang up after their letters;
+"""`left`: clients that hang up after their letters.
 
 `silent`: three hundred connections that say nothing.
 """

@@ -32,7 +32,7 @@ from monge.transport.random_tree import Path
 Vector = Float64[np.ndarray, " vocab"]
 
 PATHS: Final = "paths"
-"""The drafting of SpecTr:
+"""The drafting of SpecTr.
 
 K independent paths from the root, so a node has as many draws as paths go through it.
 """

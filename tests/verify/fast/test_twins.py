@@ -139,7 +139,7 @@ def test_verdicts_of_small_laws(pair: tuple[list[int], list[int]], width: int, s
 @pytest.mark.parametrize("regime", ["rough", "nearly equal", "peaked", "sub-target"])
 @pytest.mark.parametrize("width", [2, 3, 16])
 def test_partners_bring_what_positions_lack(regime: str, width: int) -> None:
-    """The identity behind the law, on the twin alone:
+    """The identity behind the law, on the twin alone.
 
     E[xt(score) | position] = g, and |dE| is equal at both ends.
     """

@@ -256,7 +256,7 @@ CHILDREN: Final[Registry[Children]] = Registry(
         "shared": SharedChildren,
     },
 )
-"""Ways of drawing children by name; in a tree they are written `iid`, or with settings:
+"""Ways of drawing children by name; in a tree they are written `iid`, or with settings.
 
 `mixed(2)`.
 """
