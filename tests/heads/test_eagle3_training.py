@@ -12,9 +12,13 @@ import torch
 import monge
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.model import NodeBlock
+from monge.engine.backends.base import Backend
+from monge.engine.backends.packed_linear import PackedLinear, pack_linears
+from monge.engine.models.hf_tree import HfTreeModel
 from monge.heads.readers.eagle3 import Eagle3Head
 from monge.heads.readers.files import InMemory
 from monge.heads.readers.reading import Reading
+from monge.heads.readers.registry import load_head
 from monge.heads.readers.tensors import Settings, Tensors
 from monge.heads.training.answers import ANSWERS, AnswerSettings, write_answers
 from monge.heads.training.eagle3 import (
@@ -244,6 +248,30 @@ def test_a_head_improves_is_read_and_drafts(target, tmp_path):
         assert one.token_ids == other.token_ids
     again = train_eagle3(target, PROMPTS, tmp_path, **options)
     assert again.quality == outcome.quality, "a rerun goes on, and has nothing left to do"
+
+
+def test_a_backend_stores_a_head_in_8_bits_and_leaves_a_loaded_one(target, tmp_path):
+    recipe = Recipe(steps=2, batch_size=64, evaluate_every=2)
+    train_eagle3(target, PROMPTS, tmp_path, recipe=recipe, answers=ANSWERED, draft_vocabulary=48)
+    packed = []
+
+    class Packing(Backend):
+        def sequence_model(self, network):
+            def pack(module):
+                pack_linears(module, "int8")
+                packed.append(module)
+
+            return HfTreeModel(network, module_packer=pack)
+
+    options = {"tree": "chain(2)", "controller": "fixed", "backend": Packing()}
+    (expected,) = monge.load(target, drafter="none").generate(PROMPTS[:1], max_new_tokens=12)
+    (found,) = monge.load(target, tmp_path, **options).generate(PROMPTS[:1], max_new_tokens=12)
+    assert found.token_ids == expected.token_ids
+    (head,) = packed
+    kinds = {one.panels.dtype for one in head.modules() if isinstance(one, PackedLinear)}
+    assert kinds == {torch.uint8}
+    monge.load(target, load_head(tmp_path), **options)
+    assert packed == [head], "whoever loaded a head keeps it as it is"
 
 
 def test_short_answers_do_not_spoil_the_training(target, tmp_path):

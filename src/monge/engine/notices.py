@@ -8,7 +8,7 @@ _LOG: Final = logging.getLogger("monge")
 
 
 def notify(text: str) -> None:
-    """Log a sentence; where nobody handles the log, as in a notebook or a script, write it to a terminal."""
+    """Log a message; if no log handler is configured, write it to the terminal, if there is one."""
     _LOG.info(text)
     if not _LOG.hasHandlers() and sys.stderr.isatty():
         sys.stderr.write(f"{text}\n")

@@ -166,6 +166,12 @@ def rounded_rows(rows: Tensor) -> Tensor:
 
 
 def _packed_linear(rows: Tensor, panels: Tensor, width: int) -> Tensor:
+    is_rounded = panels.dtype == torch.uint8
+    wanted = -(-rows.shape[-1] // GROUP) if is_rounded else rows.shape[-1]
+    if panels.shape[1] != wanted:  # the machine code would read past the panels
+        raise ValueError(
+            f"rows of {rows.shape[-1]} numbers do not fit panels {tuple(panels.shape)}"
+        )
     if rows.dtype == torch.float32 and (run := _machine_code()) is not None:
         out = rows.new_empty(*rows.shape[:-1], width)
         depth = rows.shape[-1]

@@ -38,8 +38,12 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
             the inputs of a map are rounded to 8 bits as well, with a scale for every 64.
 
     Raises:
-        BackendError: If the network is not on the CPU or has weights of another type.
+        BackendError: If the network is not on the CPU or has weights of another type, or there is
+            no C++ compiler.
     """
+    # The compiler is slow to import.
+    from monge.engine.backends.compiled import compiler_obstacle
+
     name = type(network).__name__
     if network.device.type != "cpu":
         raise BackendError(
@@ -50,6 +54,8 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
             f"weights={weights!r} rounds networks of float32, bfloat16 or float16; {name} has "
             f"{network.dtype}"
         )
+    if (reason := compiler_obstacle()) is not None:
+        raise BackendError(f"weights={weights!r} needs a C++ compiler: {reason}")
     load_packed_linear()
     tensors: dict[int, Tensor] = {id(one): one for one in network.buffers()}
     # A map that shares its matrix with the embeddings, as output layers do, gets panels of its own.

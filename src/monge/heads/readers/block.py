@@ -119,8 +119,12 @@ class DFlashHead(BlockHead):
 
     def read(self, features: Nodes, segments: Sequence[Segment]) -> None:
         # The product leaves the range of float16 with some published weights.
-        wide = torch.float32 if features.dtype == torch.float16 else features.dtype
-        fused = functional.linear(features.to(wide), self.fc.weight.to(wide))
+        is_narrow = features.dtype == torch.float16
+        fused = (
+            functional.linear(features.float(), self.fc.weight.float())
+            if is_narrow
+            else self.fc(features)
+        )
         states = self.context_norm(fused).to(features.dtype)
         for number, layer in enumerate(self.decoder):
             assert isinstance(layer, BlockLayer)
