@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ class AnswerSettings:
     num_tokens: int = 220
     prompt_length: int = 420
     temperatures: tuple[float, ...] = (1.0, 1.0, 0.6, 0.0)
-    batch_size: int = 96
+    batch_size: int = 192
     seed: int = 0
 
 
@@ -60,15 +61,25 @@ def write_answers(
             times faster.
         prompts: Token ids, each up to where the answer starts.
         settings: How answers are written.
-        folder: Where they are kept, in `answers.jsonl`.
+        folder: Where they are kept, in `answers.jsonl`, those to short prompts first.
         on_rows: Told how many answers are new.
+
+    Returns:
+        The answers in the order of the prompts.
 
     Raises:
         OptionError: If there is no prompt, or the folder holds answers to other prompts.
     """
     if not prompts:
         raise OptionError("training: there are no prompts to answer; give --data with some text")
-    path, cut = folder / ANSWERS, [tuple(prompt[-settings.prompt_length :]) for prompt in prompts]
+    # Prompts of about the same length are answered together, so that little of a batch is padding.
+    places = sorted(
+        range(len(prompts)), key=lambda place: min(len(prompts[place]), settings.prompt_length)
+    )
+    path, cut = (
+        folder / ANSWERS,
+        [tuple(prompts[place][-settings.prompt_length :]) for place in places],
+    )
     answers = _restored(path, cut)
     on_rows(len(answers))
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +97,7 @@ def write_answers(
             Answer(prompt, tuple(answer)) for prompt, answer in zip(batch, written, strict=True)
         ]
         on_rows(len(batch))
-    return answers
+    return [answer for _, answer in sorted(zip(places, answers, strict=True), key=itemgetter(0))]
 
 
 def _answered(

@@ -141,8 +141,9 @@ def _quick(network: PreTrainedModel) -> PreTrainedModel:
 
     A bfloat16 copy where that is several times faster on a CPU.
     """
+    able = getattr(torch.cpu, "get_capabilities", dict)()
     has_bfloat16 = network.device.type == "cpu" and bool(
-        getattr(torch.cpu, "get_capabilities", dict)().get("amx_tile")
+        able.get("amx_tile") or able.get("avx512_bf16")
     )
     if not has_bfloat16 or network.dtype != torch.float32:
         return network
