@@ -1,7 +1,7 @@
 """Lossless acceleration of large language models by speculative decoding, seen as optimal transport.
 
-`load` makes a `Decoder` from a target and what drafts for it; `speculate` is the drop-in for
-`model.generate`.
+`load` makes a `Decoder` from a target and what drafts for it; `accelerate` lets the `generate` of a
+model of `transformers` decode speculatively.
 """
 
 import typing
@@ -33,6 +33,8 @@ if typing.TYPE_CHECKING:
     from monge.engine.decoder import Piece as Piece
     from monge.engine.result import GenerationResult as GenerationResult
     from monge.engine.result import GenerationStats as GenerationStats
+    from monge.plugins.transformers_accelerate import accelerate as accelerate
+    from monge.plugins.transformers_accelerate import generate as generate
     from monge.plugins.transformers_generate import speculate as speculate
     from monge.verify.registry import VERIFIERS as VERIFIERS
 
@@ -50,6 +52,7 @@ _MODULES = {
     "monge.draft.tree.registry": "TREES",
     "monge.engine.decoder": "Decoder Piece",
     "monge.engine.result": "GenerationResult GenerationStats",
+    "monge.plugins.transformers_accelerate": "accelerate generate",
     "monge.plugins.transformers_generate": "speculate",
     "monge.verify.registry": "VERIFIERS",
 }
@@ -81,6 +84,8 @@ __all__ = [
     "UnsupportedModelError",
     "Verdict",
     "VocabularyMismatchError",
+    "accelerate",
+    "generate",
     "law_from_logits",
     "load",
     "speculate",

@@ -46,8 +46,6 @@ REFUSED = {
     "assisted": ({"prompt_lookup_num_tokens": 3}, "decoding method 'assisted_generation'"),
     "static cache": ({"cache_implementation": "static"}, "cache_implementation='static'"),
     "no cache": ({"use_cache": False}, "use_cache=False"),
-    "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
-    "logits": ({"return_dict_in_generate": True, "output_logits": True}, "output_logits"),
     "hidden states": (
         {"return_dict_in_generate": True, "output_hidden_states": True},
         "output_hidden_states",

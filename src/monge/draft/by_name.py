@@ -12,8 +12,9 @@ from monge.draft.registry import DRAFTERS
 from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.files import CONFIG, Checkpoint
 from monge.heads.readers.mtp import is_alone
-from monge.heads.readers.registry import format_of, unknown_format
+from monge.heads.readers.registry import format_of, load_head, unknown_format
 from monge.heads.shape.checkpoint import is_shape
+from monge.heads.shape.checkpoint import load_head as load_shape_head
 from monge.heads.shape.head import ShapeHead
 
 AnyHead = PublishedHead | ShapeHead
@@ -86,6 +87,22 @@ def drafter_of(draft: object, target: object) -> str | None:
     ):
         return None
     return "head"
+
+
+def read_head(draft: str | Path, target: object) -> AnyHead | None:
+    """Read the head in a folder, or return `None` if it holds something else.
+
+    Args:
+        draft: The folder.
+        target: As for `drafter_of`.
+
+    Raises:
+        ModelLoadError: If the folder cannot be read.
+    """
+    kind = drafter_of(draft, target)
+    if kind is None:
+        return None
+    return load_shape_head(draft) if kind == "shape" else load_head(draft)
 
 
 def head_drafter(draft: str | Path, target: object) -> str | None:

@@ -4,7 +4,7 @@ The loop of this library inside `transformers`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -38,9 +38,11 @@ from monge.engine.batch import decode
 from monge.engine.components import Components
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network
 from monge.engine.models.network_facts import forward_parameters
+from monge.engine.sampling import Processor
 from monge.engine.session import Request, Session, check_length
 from monge.plugins.transformers_processors import draft_rules, row_processors
 from monge.plugins.transformers_replay import Replay
+from monge.plugins.transformers_rows import VisitedRows, columns
 from monge.verify.base import Rule
 
 _PREPARED: Final = frozenset({"attention_mask", "position_ids", "use_cache", "logits_to_keep"})
@@ -82,7 +84,7 @@ def speculate(
     * *Draft law*: temperature, top-k, top-p and min-p as requested; other processors shape the
       target's law alone.
 
-    `generate` drops some of its own keywords before a callable sees them, and nobody can notice.
+    `generate` drops some of its own keywords before a callable sees them; `accelerate` keeps them.
     For `assistant_model` give `draft_model`; for `streamer` give `token_streamer`, which gets the
     prompt, every column and the end. `stop_strings` is refused by `generate`: put a
     `StopStringCriteria` into `stopping_criteria`. Tensor parallelism is not looked after.
@@ -92,7 +94,7 @@ def speculate(
         input_ids: Prompts, padded on the left.
         logits_processor: Made from the generation settings, and the caller's.
         stopping_criteria: Likewise.
-        generation_config: Greedy or sampling, without scores, attentions or hidden states.
+        generation_config: Greedy or sampling, without attentions or hidden states.
         draft_model: A loaded model, folder or name, with the target's tokenizer, put into
             evaluation mode; or a head for the target, loaded or its folder. A folder is read anew
             in every call. Without it, n-grams.
@@ -113,7 +115,8 @@ def speculate(
 
     Returns:
         `[batch, seq]`, prompts included and stopped rows padded, or `GenerateDecoderOnlyOutput`
-        with these as `sequences`.
+        with these as `sequences`, and `scores` and `logits` where they are asked for: one `[batch,
+        vocab]` per generated token, zero in rows that had stopped before it.
 
     Raises:
         MongeError: One of its children, for settings that cannot be honoured and for logits that
@@ -147,14 +150,20 @@ def speculate(
         if session.error is not None:
             raise session.error
         replay.grow(session.context.request_id, session.completion_ids)
+        if call.rows:
+            call.rows[session.context.request_id].grow(session.completion_ids)
     if token_streamer is not None:
         token_streamer.end()
     text: Any = replay.text
-    return (
-        GenerateDecoderOnlyOutput(sequences=text)
-        if generation_config.return_dict_in_generate
-        else text
-    )
+    if not generation_config.return_dict_in_generate:
+        return text
+    count = text.shape[1] - input_ids.shape[1]
+    kept: Any = {
+        name: columns(call.rows, count, which)
+        for which, name in enumerate(("logits", "scores"))
+        if getattr(generation_config, f"output_{name}")
+    }
+    return GenerateDecoderOnlyOutput(sequences=text, **kept)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,6 +211,15 @@ class _Call:
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
     config: GenerationConfig
+    rows: list[VisitedRows] = field(default_factory=list)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the caller wants the logits or scores of every token."""
+        config = self.config
+        return bool(
+            config.return_dict_in_generate and (config.output_scores or config.output_logits)
+        )
 
     @property
     def pad_token_id(self) -> int | None:
@@ -240,6 +258,14 @@ class _Call:
                 self.prompts.input_ids[row, start:],
                 self.prompts.input_ids[row : row + 1, :start],
             )
+            processors: tuple[Processor, ...] = row_processors(
+                self.processors, row, batch_size, padding
+            )
+            visited: VisitedRows | None = None
+            if self.keeps_rows:
+                visited = VisitedRows(len(prompt_ids))
+                self.rows.append(visited)
+                processors = (visited.note, *processors, visited.note)
             request = Request(
                 prompt_ids=tuple(prompt_ids.tolist()),
                 max_new_tokens=longest - length,
@@ -247,8 +273,8 @@ class _Call:
                 seed=seed,
                 row=row,
                 eos_ids=eos_ids,
-                processors=row_processors(self.processors, row, batch_size, padding),
-                stop_check=_StopCheck(replay, row, len(prompt_ids)),
+                processors=processors,
+                stop_check=_StopCheck(replay, row, len(prompt_ids), visited),
             )
             check_length(request, components.target.max_length, "target")
             check_length(request, components.drafter.capabilities.max_length, "draft model")
@@ -263,8 +289,11 @@ class _StopCheck:
     replay: Replay
     row: int
     num_prompt_tokens: int
+    visited: VisitedRows | None
 
     def __call__(self, token_ids: Sequence[int]) -> bool:
+        if self.visited is not None:
+            self.visited.grow(token_ids[self.num_prompt_tokens :])
         self.replay.grow(self.row, token_ids[self.num_prompt_tokens :])
         return not self.replay.needs(self.row)
 
@@ -291,7 +320,7 @@ def _parts(
 def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
     """Refuse what would otherwise be ignored."""
     mode = config.get_generation_mode()
-    outputs = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+    outputs = ("output_attentions", "output_hidden_states")
     asked = (
         [name for name in outputs if getattr(config, name)]
         if config.return_dict_in_generate

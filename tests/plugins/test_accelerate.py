@@ -1,0 +1,274 @@
+"""`accelerate(model)` and `monge.generate(model, ...)`: every argument of `generate` is honoured or raises."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, pipeline
+from transformers.generation.streamers import BaseStreamer
+
+import monge
+from monge.api import built_in
+from monge.core.errors import OptionError
+from tests.engine.tiny import PAD, network, padded, perturbed, prompts
+
+ROWS = prompts((9, 4, 7, 11), seed=7)
+GREEDY = {"do_sample": False, "max_new_tokens": 16}
+ENDS = [1, 17, 33, 71]
+ARCHITECTURES = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "mistral_window",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "gpt2",
+    "mixtral",
+    "bloom",
+    "falcon",
+)
+
+
+@pytest.fixture
+def target():
+    return copy.deepcopy(network("llama"))
+
+
+def accelerated(target, **options):
+    return monge.accelerate(copy.deepcopy(target), perturbed(target), **options)
+
+
+def calls_of(model):
+    """A list that grows at every forward of a model."""
+    calls = []
+    model.register_forward_pre_hook(lambda *_: calls.append("forward"))
+    return calls
+
+
+class TestOutputs:
+    @pytest.mark.parametrize("rows", [ROWS[:1], ROWS], ids=["one", "ragged"])
+    @pytest.mark.parametrize("processors", [{}, {"repetition_penalty": 1.4}], ids=str)
+    def test_scores_and_logits_of_every_token(self, target, rows, processors):
+        settings = {
+            **padded(rows),
+            **GREEDY,
+            **processors,
+            "eos_token_id": ENDS,
+            "pad_token_id": PAD,
+            "return_dict_in_generate": True,
+            "output_scores": True,
+            "output_logits": True,
+        }
+        plain, ours = target.generate(**settings), accelerated(target).generate(**settings)
+        assert torch.equal(ours.sequences, plain.sequences)
+        assert len(ours.scores) == len(ours.logits) == len(plain.scores)
+        length = padded(rows)["input_ids"].shape[1]
+        for row in range(len(rows)):
+            written = plain.sequences[row, length:].tolist()
+            ends = [place for place, token in enumerate(written) if token in ENDS]
+            count = ends[0] + 1 if ends else len(written)
+            for name in ("scores", "logits"):
+                found, expected = getattr(ours, name), getattr(plain, name)
+                torch.testing.assert_close(
+                    torch.stack([one[row] for one in found[:count]]),
+                    torch.stack([one[row] for one in expected[:count]]),
+                    atol=2e-4,
+                    rtol=1e-4,
+                )
+                assert all(not one[row].any() for one in found[count:])
+
+    @pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2))"])
+    @pytest.mark.parametrize("settings", [{"top_k": 7, "temperature": 0.8}, {"top_k": 0}], ids=str)
+    def test_scores_of_sampled_tokens_are_those_of_a_plain_forward(self, target, tree, settings):
+        model = accelerated(target, tree=tree, seed=3)
+        output = model.generate(
+            **padded(ROWS[:2]),
+            do_sample=True,
+            max_new_tokens=12,
+            eos_token_id=None,
+            return_dict_in_generate=True,
+            output_scores=True,
+            output_logits=True,
+            **settings,
+        )
+        mask = torch.cat(
+            [padded(ROWS[:2])["attention_mask"], torch.ones(2, 12, dtype=torch.long)], 1
+        )
+        positions = (mask.cumsum(1) - 1).clamp_min(0)
+        with torch.no_grad():
+            logits = target(
+                input_ids=output.sequences, attention_mask=mask, position_ids=positions
+            ).logits[:, -13:-1]
+        torch.testing.assert_close(torch.stack(output.logits, 1), logits, atol=2e-4, rtol=1e-4)
+        scores = torch.stack(output.scores, 1)
+        chosen = scores.gather(2, output.sequences[:, -12:, None])
+        assert chosen.isfinite().all(), "a token was drawn that the warpers had excluded"
+        if settings["top_k"]:
+            assert (scores.isfinite().sum(2) == settings["top_k"]).all()
+
+    def test_only_what_is_asked_for(self, target):
+        model = accelerated(target)
+        output = model.generate(
+            **padded(ROWS), **GREEDY, return_dict_in_generate=True, output_scores=True
+        )
+        assert output.logits is None
+        assert len(output.scores) == output.sequences.shape[1] - padded(ROWS)["input_ids"].shape[1]
+        assert isinstance(
+            model.generate(**padded(ROWS), **GREEDY, output_scores=True), torch.Tensor
+        )
+
+
+class TestArguments:
+    @pytest.mark.parametrize("family", ARCHITECTURES)
+    def test_architectures(self, family):
+        model = network(family)
+        ours = monge.accelerate(copy.deepcopy(model), perturbed(model))
+        settings = {**padded(ROWS), **GREEDY, "repetition_penalty": 1.2, "eos_token_id": ENDS}
+        assert torch.equal(ours.generate(**settings), model.generate(**settings))
+
+    def test_an_assistant_of_a_call_drafts(self, target):
+        assistant = perturbed(target)
+        calls = calls_of(assistant)
+        settings = {**padded(ROWS), **GREEDY, "num_assistant_tokens": 2}
+        ours = monge.accelerate(copy.deepcopy(target)).generate(
+            **settings, assistant_model=assistant
+        )
+        assert torch.equal(ours, target.generate(**padded(ROWS), **GREEDY))
+        assert calls
+
+    def test_positions(self, target):
+        inputs = padded(ROWS[:1])["input_ids"]
+        config = GenerationConfig(**GREEDY)
+        assert torch.equal(
+            accelerated(target).generate(inputs, config), target.generate(inputs, config)
+        )
+        with pytest.raises(TypeError, match="several values for generation_config"):
+            accelerated(target).generate(inputs, config, generation_config=config)
+        with pytest.raises(TypeError, match="at most 11"):
+            accelerated(target).generate(*[None] * 12)
+
+    def test_a_streamer_gets_the_prompt_once_and_every_column(self, target):
+        class Recorder(BaseStreamer):
+            def __init__(self):
+                self.seen = []
+
+            def put(self, value):
+                self.seen.append(value.tolist())
+
+            def end(self):
+                self.seen.append("end")
+
+        plain, ours = Recorder(), Recorder()
+        target.generate(**padded(ROWS[:1]), **GREEDY, streamer=plain)
+        accelerated(target).generate(**padded(ROWS[:1]), **GREEDY, streamer=ours)
+        assert ours.seen == plain.seen
+
+    def test_one_call(self, target):
+        calls = calls_of(draft := perturbed(target))
+        ours = monge.generate(target, **padded(ROWS), **GREEDY, draft=draft, tree="chain(2)")
+        assert torch.equal(ours, target.generate(**padded(ROWS), **GREEDY))
+        assert calls
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"num_beams": 2}, "decoding method 'beam_search'"),
+            ({"prompt_lookup_num_tokens": 3}, "give drafter='ngram"),
+            ({"assistant_early_exit": 1}, "layer_skip"),
+            ({"assistant_confidence_threshold": 0.3}, "confidence_threshold"),
+            ({"custom_generate": "x"}, "undo with `del model.generate`"),
+            ({"assistant_tokenizer": object()}, "must have the target's tokenizer"),
+            ({"synced_gpus": True}, "synced_gpus"),
+            ({"stop_strings": ["a"]}, "give tokenizer= as well"),
+            (
+                {"return_dict_in_generate": True, "output_attentions": True},
+                "does not support output_attentions",
+            ),
+        ],
+        ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    )
+    def test_what_cannot_be_honoured_raises(self, target, settings, message):
+        with pytest.raises(OptionError, match=message):
+            accelerated(target).generate(**padded(ROWS), **GREEDY, **settings)
+
+    def test_unknown_options(self, target):
+        with pytest.raises(
+            OptionError, match=r"unknown options trees.*expected some of controller"
+        ):
+            monge.accelerate(target, trees="chain(3)")
+        with pytest.raises(OptionError, match=r"got int.*pipe\.model"):
+            monge.accelerate(3)
+
+
+class TestModel:
+    def test_is_undone(self, target):
+        model = accelerated(target)
+        calls = calls_of(model.generate.draft)
+        del model.generate
+        model.generate(**padded(ROWS), **GREEDY)
+        assert not calls
+
+    def test_again_replaces(self, target):
+        first, second = perturbed(target), copy.deepcopy(perturbed(target))
+        calls, others = calls_of(first), calls_of(second)
+        monge.accelerate(monge.accelerate(target, first), second)
+        target.generate(**padded(ROWS), **GREEDY)
+        assert others
+        assert not calls
+
+    def test_copies_decode_with_their_own_weights(self, target):
+        model = accelerated(target)
+        copied = copy.deepcopy(model)
+        with torch.no_grad():
+            model.lm_head.weight.zero_()
+        expected = target.generate(**padded(ROWS), **GREEDY)
+        assert torch.equal(copied.generate(**padded(ROWS), **GREEDY), expected)
+        revived = pickle.loads(pickle.dumps(copied))
+        assert torch.equal(revived.generate(**padded(ROWS), **GREEDY), expected)
+
+
+@pytest.fixture(scope="module")
+def built_in_pair():
+    target = AutoModelForCausalLM.from_pretrained(built_in("target")).eval()
+    return target, AutoTokenizer.from_pretrained(built_in("target"))
+
+
+def test_a_pipeline(built_in_pair):
+    target, tokenizer = built_in_pair
+    pipe = pipeline("text-generation", model=copy.deepcopy(target), tokenizer=tokenizer)
+    settings = {"max_new_tokens": 12, "do_sample": False}
+    expected = pipe("The history of", **settings)
+    monge.accelerate(pipe.model, built_in("draft"))
+    calls = calls_of(pipe.model.generate.draft)
+    assert pipe("The history of", **settings) == expected
+    assert calls
+
+
+@pytest.mark.parametrize("place", ["call", "config"])
+def test_stop_strings(built_in_pair, place):
+    target, tokenizer = built_in_pair
+    inputs = tokenizer("The history of", return_tensors="pt", return_token_type_ids=False)
+    stop, settings = {"stop_strings": [" Countries"]}, {"do_sample": False, "max_new_tokens": 20}
+    given = (
+        stop | settings
+        if place == "call"
+        else {"generation_config": GenerationConfig(**settings, **stop)}
+    )
+    plain = target.generate(**inputs, **given, tokenizer=tokenizer)
+    ours = monge.generate(target, **inputs, **given, tokenizer=tokenizer, draft=built_in("draft"))
+    assert torch.equal(ours, plain)
+    assert plain.shape[1] < inputs["input_ids"].shape[1] + 20
+
+
+def test_a_head_is_read_once(built_in_pair):
+    from monge.heads.shape.checkpoint import built_in_head
+
+    target, tokenizer = built_in_pair
+    inputs = tokenizer("The history of", return_tensors="pt", return_token_type_ids=False)
+    model = monge.accelerate(copy.deepcopy(target), built_in_head())
+    assert not isinstance(model.generate.draft, str)
+    expected = target.generate(**inputs, **GREEDY)
+    assert torch.equal(model.generate(**inputs, **GREEDY), expected)
