@@ -310,3 +310,16 @@ def test_a_target_of_few_layers_is_refused(tmp_path):
 def test_too_few_answers_are_refused(target, tmp_path):
     with pytest.raises(OptionError, match="too few to fit"):
         train_eagle3(target, PROMPTS[:2], tmp_path, recipe=Recipe(), answers=ANSWERED)
+
+
+def test_sampled_answers_have_the_law_of_the_target(target, tmp_path):
+    """The first token of many answers to one prompt, against its law at the temperature."""
+    settings = AnswerSettings(num_tokens=1, batch_size=4000, temperatures=(0.7,))
+    written = write_answers(target, [PROMPTS[0]] * 4000, settings, tmp_path)
+    counts = torch.bincount(torch.tensor([one.answer[0] for one in written]), minlength=VOCAB)
+    with torch.no_grad():
+        law = (target(torch.tensor([PROMPTS[0]])).logits[0, -1].double() / 0.7).softmax(0)
+    # Expected distance of 4,000 draws: at most sqrt(VOCAB / 4000) / 2.
+    assert float((counts / 4000 - law).abs().sum() / 2) < (VOCAB / 4000) ** 0.5
+    again = write_answers(target, [PROMPTS[0]] * 4000, settings, tmp_path / "again")
+    assert again == written
