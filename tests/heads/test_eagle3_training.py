@@ -25,6 +25,7 @@ from monge.heads.training.eagle3 import (
     Conversations,
     Eagle3Trainee,
     Target,
+    _Loss,
     frequent_tokens,
     published,
     read_conversations,
@@ -323,3 +324,20 @@ def test_sampled_answers_have_the_law_of_the_target(target, tmp_path):
     assert float((counts / 4000 - law).abs().sum() / 2) < (VOCAB / 4000) ** 0.5
     again = write_answers(target, [PROMPTS[0]] * 4000, settings, tmp_path / "again")
     assert again == written
+
+
+@pytest.mark.parametrize("variation", [0.0, 0.4, 1.0])
+def test_gradients_of_the_loss_are_those_of_autograd(variation):
+    draws = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 11, generator=draws, dtype=torch.float64, requires_grad=True)
+    # Part of the mass lies outside the draft vocabulary.
+    p = 0.9 * torch.randn(6, 11, generator=draws, dtype=torch.float64).softmax(1)
+    log_q = logits.log_softmax(1)
+    expected = (
+        (1 - variation) * -(p * log_q).sum(1)
+        + variation * (1 - torch.minimum(p, log_q.exp()).sum(1))
+    ).mean()
+    found = _Loss.apply(logits, p, variation)
+    torch.testing.assert_close(found, expected)
+    (slope,) = torch.autograd.grad(expected, logits)
+    torch.testing.assert_close(torch.autograd.grad(3 * found, logits)[0], 3 * slope)

@@ -144,7 +144,8 @@ class _Draw(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         del input_ids
-        sums = (scores.double() / self._temperature).softmax(dim=-1).cumsum(dim=-1)
+        probs = (scores.float() / self._temperature).softmax(dim=-1)
+        sums = probs.cumsum(dim=-1, dtype=torch.float64)
         uniforms = torch.rand(len(sums), 1, generator=self._generator, dtype=sums.dtype)
         # Strictly above the sum: tokens without probability have no room there.
         drawn = torch.searchsorted(sums, uniforms.to(sums.device) * sums[:, -1:], right=True)
