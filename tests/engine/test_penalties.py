@@ -18,7 +18,7 @@ from monge.testing.tabular import RandomTable, TabularModel
 
 VOCAB, PROMPT = 3, (1, 2)
 CASES = [
-    *((name, "chain(2)", 2) for name in ("bias", "repetition", "presence", "frequency")),
+    *((name, "chain(2)", 2) for name in ("bias", "repetition", "presence", "frequency", "fewest")),
     ("all", "chain(2)", 3),
     ("all", "fixed_width((2,), 'without_replacement')", 2),
 ]
@@ -28,7 +28,10 @@ SETTINGS = {
     "repetition": {"repetition_penalty": 1.8},
     "presence": {"presence_penalty": 1.1},
     "frequency": {"frequency_penalty": 0.9},
+    "fewest": {"min_tokens": 1, "end_ids": frozenset({1})},
     "all": {
+        "min_tokens": 1,
+        "end_ids": frozenset({0}),
         "logit_bias": {1: 0.4},
         "repetition_penalty": 0.7,
         "presence_penalty": -0.5,

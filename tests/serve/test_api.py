@@ -166,6 +166,23 @@ def test_penalties_and_biases_change_the_text(client):
     assert complete(client, seed=1, max_tokens=40, **neutral)["choices"][0]["text"] == plain
 
 
+def test_ends_are_held_off_and_added(client):
+    ids = toy_decoder().generate([PROMPT], temperature=1, seed=1, max_new_tokens=40)[0].token_ids
+    stop = ids[3]
+    settings = {"seed": 1, "max_tokens": 40, "ignore_eos": True, "stop_token_ids": [stop]}
+    short = complete(client, **settings)
+    assert short["usage"]["completion_tokens"] == ids.index(stop) + 1
+    assert short["choices"][0]["finish_reason"] == "stop"
+    longer = complete(client, **settings, min_tokens=20)
+    assert longer["usage"]["completion_tokens"] > 20
+    for field, value in {"stop_token_ids": [10**6], "min_tokens": 41}.items():
+        answer = client.post(
+            "/v1/completions", json={"prompt": PROMPT, "max_tokens": 40, field: value}
+        )
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == field
+
+
 def test_speculation_can_be_switched_off_for_a_request(client):
     on = complete(client, temperature=0)
     off = complete(client, temperature=0, speculation=False)

@@ -2,25 +2,38 @@
 
 import operator
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import count
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from torch import Tensor
 
-from monge.core.errors import OptionError
+from monge.core.errors import OptionError, unknown_name
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
 from monge.engine.batch import decode
 from monge.engine.chat_format import ChatFormat, Message, chat_format, checked_messages
 from monge.engine.components import Components
+from monge.engine.logprobs import LogprobOptions, TokenLogprob
+from monge.engine.penalties import text_processors
 from monge.engine.result import GenerationResult, result_of
 from monge.engine.sampling import Processor
 from monge.engine.session import FinishReason, Request, Session, StopCheck, check_length
 
 Prompt = str | Sequence[int]
+_NO_OPTIONS: Final = {"self", "prompts", "unknown"}
+_OTHER_NAMES: Final = {
+    "do_sample": "temperature",
+    "max_length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "stop_strings": "stop",
+}
+"""What other libraries call options of `Decoder.requests`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +45,14 @@ class Piece:
         token_ids: New tokens: accepted ones, then the correction or bonus token.
         num_accepted: How many of them were drafted.
         finish_reason: Set on the last piece.
+        logprobs: Of the new tokens, if they were asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
     num_accepted: int
     finish_reason: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Decoder:
@@ -79,12 +94,16 @@ class Decoder:
             **options: As for `requests`.
 
         Returns:
-            One result per prompt, in order.
+            `n` results per prompt, in order.
         """
         sessions = self.sessions(prompts, **options)
-        for _ in decode(sessions, self.components, max_batch_size=self.max_batch_size):
-            pass
-        return [result_of(session) for session in sessions]
+        logprobs: dict[int, list[TokenLogprob]] = {}
+        for one in decode(sessions, self.components, max_batch_size=self.max_batch_size):
+            if one.error is None:
+                logprobs.setdefault(one.context.request_id, []).extend(one.logprobs)
+        return [
+            result_of(session, logprobs.get(session.context.request_id, ())) for session in sessions
+        ]
 
     def chat(self, messages: Sequence[Message], **options: Any) -> GenerationResult:
         """Answer a conversation.
@@ -114,8 +133,13 @@ class Decoder:
 
         Args:
             prompt: Text or token ids.
-            **options: As for `requests`.
+            **options: As for `requests`, but for `n`.
+
+        Raises:
+            OptionError: If `n` is given: one text is streamed.
         """
+        if options.pop("n", 1) != 1:
+            raise OptionError("stream: n must be 1; call generate for several texts")
         (session,) = self.sessions([prompt], **options)
         for _ in decode([session], self.components, max_batch_size=1):
             yield piece_of(session)
@@ -149,27 +173,46 @@ class Decoder:
         prompts: Sequence[Prompt],
         *,
         max_new_tokens: int = 128,
+        min_tokens: int = 0,
+        n: int = 1,
         temperature: float | int = 0.0,
         top_k: int | None = None,
         top_p: float | int = 1.0,
         min_p: float | int = 0.0,
+        repetition_penalty: float | int = 1.0,
+        presence_penalty: float | int = 0.0,
+        frequency_penalty: float | int = 0.0,
+        logit_bias: Mapping[int, float | int] | None = None,
+        logprobs: int | None = None,
         seed: int | None = None,
         row: int = 0,
         stop: str | Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         processors: Sequence[Processor] = (),
         stop_check: StopCheck | None = None,
         controller: str | None = None,
+        **unknown: Any,
     ) -> list[Request]:
         """Requests for prompts that share their options.
 
         Args:
             prompts: Text or token ids.
             max_new_tokens: Most tokens to generate.
+            min_tokens: Fewest tokens to generate: before them, neither an end-of-text token nor one
+                of `stop_token_ids` comes.
+            n: Texts per prompt.
             temperature: 0 decodes greedily.
             top_k: Keep the `top_k` largest logits.
             top_p: Keep the most probable tokens up to this mass.
             min_p: Keep tokens of at least this share of the largest mass.
+            repetition_penalty: Divides positive logits of tokens that the text holds, and
+                multiplies negative ones; 1 does nothing.
+            presence_penalty: Taken off the logits of tokens that the completion holds.
+            frequency_penalty: Taken off them once for every occurrence.
+            logit_bias: What is added to logits, by token id.
+            logprobs: Log-probabilities of every token and of so many of the most probable ones, in
+                the result; 0 for the token's own alone. Those of the law that it was drawn from.
             seed: Makes the output reproducible, whatever else is in the batch, but for sampled
                 texts of controllers that look at clocks, as `load`'s default does not where a
                 request has a seed. Drawn where absent, and returned in the result where it gives
@@ -180,31 +223,62 @@ class Decoder:
                 next prompts have the next ones. So `seed=result.seed, row=result.row` gives the
                 text of one row of a batch again.
             stop: One stop string or several.
-            ignore_eos: Go on after an end-of-text token.
+            stop_token_ids: Tokens that end the text beside the tokenizer's own.
+            ignore_eos: Go on after an end-of-text token of the tokenizer.
             processors: Prefix-dependent logits processors, `(token_ids [1, seq], scores [1, vocab])
-                -> scores`.
+                -> scores`, applied before the penalties above.
             stop_check: Called with all token ids after every token; true stops.
             controller: Which of the controllers that `load` was given plans; absent, the first, or
                 that of `load`'s default.
+            **unknown: Refused.
+
+        Raises:
+            OptionError: If an option is unknown or cannot be honoured.
         """
+        for name in unknown:
+            raise _unknown_option(name)
+        vocab_size = self.components.target.vocab_size
+        stop_ids = _whole_numbers(stop_token_ids, "stop_token_ids")
+        _check_tokens(stop_ids, vocab_size, "stop_token_ids")
+        if not (is_of(n, int) and n >= 1):
+            raise OptionError(f"n must be a whole number of at least 1; got {n!r}")
+        if not (is_of(min_tokens, int) and 0 <= min_tokens <= max_new_tokens):
+            raise OptionError(
+                f"min_tokens must lie in 0..max_new_tokens={max_new_tokens}; got {min_tokens!r}"
+            )
+        end_ids = (frozenset() if ignore_eos else self.eos_ids) | frozenset(stop_ids)
+        encoded = [ids for prompt in prompts for ids in [self.encode(prompt)] * n]
         rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         controller = self.components.named_for(controller, rules, is_seeded=seed is not None)
         first_seed = secrets.randbits(63) if seed is None else seed
         return [
             Request(
-                prompt_ids=self.encode(prompt),
+                prompt_ids=ids,
                 max_new_tokens=max_new_tokens,
                 rules=rules,
                 seed=first_seed,
                 row=row + number,
-                eos_ids=frozenset() if ignore_eos else self.eos_ids,
+                eos_ids=end_ids,
                 stop=(stop,) if isinstance(stop, str) else tuple(stop),
-                processors=tuple(processors),
+                processors=(
+                    *processors,
+                    *text_processors(
+                        len(ids),
+                        vocab_size,
+                        min_tokens=min_tokens,
+                        end_ids=end_ids,
+                        logit_bias=logit_bias,
+                        repetition_penalty=repetition_penalty,
+                        presence_penalty=presence_penalty,
+                        frequency_penalty=frequency_penalty,
+                    ),
+                ),
                 stop_check=stop_check,
+                logprobs=None if logprobs is None else LogprobOptions(num_top=logprobs),
                 controller=controller,
                 is_repeatable=self.components.repeats(controller, rules),
             )
-            for number, prompt in enumerate(prompts)
+            for number, ids in enumerate(encoded)
         ]
 
     @property
@@ -250,15 +324,25 @@ def piece_of(session: Session) -> Piece:
         token_ids=() if record is None else record.token_ids,
         num_accepted=0 if record is None else min(record.num_accepted, len(record.token_ids)),
         finish_reason=session.finish_reason,
+        logprobs=() if record is None else session.logprobs,
     )
 
 
-def _check_tokens(ids: Sequence[int], vocab_size: int) -> None:
+def _unknown_option(name: str) -> OptionError:
+    """Error for an option that does not exist, with the one that was probably meant."""
+    known = [name for name in signature(Decoder.requests).parameters if name not in _NO_OPTIONS]
+    meant = _OTHER_NAMES.get(name)
+    if meant is None:
+        return unknown_name("option", name, known)
+    return OptionError(f"unknown option {name!r}; did you mean {meant!r}?")
+
+
+def _check_tokens(ids: Sequence[int], vocab_size: int, where: str = "prompt") -> None:
     """Refuse token ids that have no embedding."""
     # Quick: a server asks while all its clients wait.
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
-        raise OptionError(f"prompt: token ids must lie in 0..{vocab_size - 1}; got {wrong}")
+        raise OptionError(f"{where}: token ids must lie in 0..{vocab_size - 1}; got {wrong}")
 
 
 def _check_text(text: str) -> None:
@@ -273,17 +357,17 @@ def _check_text(text: str) -> None:
         ) from error
 
 
-def _whole_numbers(prompt: object) -> tuple[int, ...]:
-    items: object = prompt.tolist() if isinstance(prompt, np.ndarray | Tensor) else prompt
-    if not isinstance(items, Sequence) or isinstance(items, bytes | bytearray | memoryview):
+def _whole_numbers(given: object, where: str = "prompt") -> tuple[int, ...]:
+    items: object = given.tolist() if isinstance(given, np.ndarray | Tensor) else given
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes | bytearray | memoryview):
+        expected = "a str or whole numbers" if where == "prompt" else "whole numbers"
         raise OptionError(
-            f"prompt: {type(prompt).__name__} is neither text nor token ids; give a "
-            "str or whole numbers"
+            f"{where}: {type(given).__name__} is neither text nor token ids; give {expected}"
         )
     for place, item in enumerate(cast(Sequence[object], items)):
         if not is_of(item, int):
             raise OptionError(
-                f"prompt: token ids must be whole numbers; got {item!r} at place {place}"
+                f"{where}: token ids must be whole numbers; got {item!r} at place {place}"
             )
     return tuple(map(operator.index, items))
 

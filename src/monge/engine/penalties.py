@@ -92,18 +92,51 @@ class CountPenalty:
         return scores - self.frequency * counts - self.presence * (counts > 0).to(scores.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class MinTokens:
+    """Keeps tokens that end a text from coming before the completion has `count` tokens.
+
+    Args:
+        num_prompt_tokens: Tokens at the start of the text that do not count.
+        count: Tokens of the completion before an end may come.
+        end_ids: Tokens that end the text.
+    """
+
+    num_prompt_tokens: int
+    count: int
+    end_ids: frozenset[int]
+
+    def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
+        if token_ids.shape[1] - self.num_prompt_tokens >= self.count:
+            return scores
+        scores[:, sorted(self.end_ids)] = -torch.inf  # processors get a copy
+        return scores
+
+
 def text_processors(
     num_prompt_tokens: int,
     vocab_size: int,
     *,
+    min_tokens: int = 0,
+    end_ids: frozenset[int] = frozenset(),
     logit_bias: Mapping[int, float | int] | None = None,
     repetition_penalty: float | int = 1.0,
     presence_penalty: float | int = 0.0,
     frequency_penalty: float | int = 0.0,
 ) -> tuple[Processor, ...]:
-    """Processors in the order of vLLM: bias, repetition, then frequency and presence.
+    """Processors in the order of vLLM: bias, repetition, frequency and presence, then fewest tokens.
 
     Neutral ones are left out.
+
+    Args:
+        num_prompt_tokens: Tokens of the prompt.
+        vocab_size: Number of tokens of the target.
+        min_tokens: Fewest tokens of the completion.
+        end_ids: Tokens that end the text.
+        logit_bias: What is added to logits, by token id.
+        repetition_penalty: See `RepetitionPenalty`; 1 is neutral.
+        presence_penalty: See `CountPenalty`.
+        frequency_penalty: See `CountPenalty`.
 
     Raises:
         OptionError: If a value cannot be honoured.
@@ -115,4 +148,6 @@ def text_processors(
         made.append(RepetitionPenalty(repetition_penalty))
     if presence_penalty != 0 or frequency_penalty != 0:
         made.append(CountPenalty(num_prompt_tokens, presence_penalty, frequency_penalty))
+    if min_tokens and end_ids:
+        made.append(MinTokens(num_prompt_tokens, min_tokens, end_ids))
     return tuple(made)

@@ -14,6 +14,7 @@ from monge.core.metrics import (
 )
 from monge.core.reliability import Reliability, reliability
 from monge.core.verdict import StepRecord
+from monge.engine.logprobs import TokenLogprob
 from monge.engine.session import FinishReason, Session
 
 
@@ -109,6 +110,7 @@ class GenerationResult:
             text, and where a network computes in fewer than 32 bits, see `Decoder.requests`.
         row: Number of the row's stream among those of the seed.
         error: What went wrong, if anything.
+        logprobs: One entry per token, if `logprobs` was given.
     """
 
     text: str
@@ -119,10 +121,16 @@ class GenerationResult:
     seed: int | None
     row: int = 0
     error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
-def result_of(session: Session) -> GenerationResult:
-    """The result of a finished session."""
+def result_of(session: Session, logprobs: Sequence[TokenLogprob] = ()) -> GenerationResult:
+    """The result of a finished session.
+
+    Args:
+        session: The session.
+        logprobs: Those of all its tokens, if they were asked for.
+    """
     assert session.finish_reason is not None, "the session is not finished"
     if session.text is not None:
         session.text.finish()
@@ -137,4 +145,5 @@ def result_of(session: Session) -> GenerationResult:
         seed=session.request.told_seed,
         row=session.request.row,
         error=None if session.error is None else str(session.error),
+        logprobs=None if session.request.logprobs is None else tuple(logprobs),
     )

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
 MAX_STOP_LENGTH: Final = 1000
+MAX_STOP_IDS: Final = 64
 MAX_LOGPROBS: Final = 20
 MAX_BIASES: Final = 1024
 MAX_MESSAGES: Final = 2048
@@ -132,5 +133,10 @@ Prompts = Annotated[Any, AfterValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)
 Stops = Annotated[Any, AfterValidator(_stop), WithJsonSchema(_STOP_SCHEMA)]
 Biases = Annotated[
     dict[str, float], AfterValidator(_bias), Field(max_length=MAX_BIASES), at_most(MAX_BIASES)
+]
+StopIds = Annotated[
+    list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]],
+    Field(max_length=MAX_STOP_IDS),
+    at_most(MAX_STOP_IDS),
 ]
 NumTokens = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]

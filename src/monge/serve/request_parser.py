@@ -261,8 +261,8 @@ class RequestParser:
             seed=seed,
             row=row,
             stop=request.stop,
-            eos_ids=frozenset() if request.ignore_eos else self.decoder.eos_ids,
-            processors=self._processors(request, len(prompt)),
+            eos_ids=(end_ids := self._end_ids(request)),
+            processors=self._processors(request, len(prompt), limit, end_ids),
             logprobs=logprobs,
             prompt_logprobs=logprobs if scores_prompt else None,
             logprobs_of=self.settings.logprobs_of,
@@ -270,13 +270,36 @@ class RequestParser:
             deadline_s=self.settings.request_timeout_s,
         )
 
+    def _end_ids(self, request: SamplingRequest) -> frozenset[int]:
+        vocab_size = self.decoder.components.target.vocab_size
+        wrong = [one for one in request.stop_token_ids or () if one >= vocab_size]
+        if wrong:
+            raise refused(
+                f"stop_token_ids: token ids must lie in 0..{vocab_size - 1}; got {wrong[0]}",
+                "stop_token_ids",
+            )
+        own: frozenset[int] = frozenset() if request.ignore_eos else self.decoder.eos_ids
+        return own | frozenset(request.stop_token_ids or ())
+
     def _processors(
-        self, request: SamplingRequest, num_prompt_tokens: int
+        self,
+        request: SamplingRequest,
+        num_prompt_tokens: int,
+        limit: int,
+        end_ids: frozenset[int],
     ) -> tuple[Processor, ...]:
+        min_tokens = request.min_tokens or 0
+        if min_tokens > limit:
+            raise refused(
+                f"min_tokens={min_tokens} is more than the {limit} tokens of the completion",
+                "min_tokens",
+            )
         with _at("logit_bias"):  # the schema has checked the others
             return text_processors(
                 num_prompt_tokens,
                 self.decoder.components.target.vocab_size,
+                min_tokens=min_tokens,
+                end_ids=end_ids,
                 logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
                 repetition_penalty=_given(request.repetition_penalty, 1.0),
                 presence_penalty=_given(request.presence_penalty, 0.0),

@@ -29,6 +29,7 @@ from monge.serve.fields import (
     Biases,
     NumTokens,
     Prompts,
+    StopIds,
     Stops,
     at_most,
     few_parts,
@@ -164,6 +165,12 @@ class SamplingRequest(_Strict):
         description="Drawn where absent; returned where it gives the text again.",
     )
     stop: Stops = Field(default=(), description="Texts before which the completion ends.")
+    stop_token_ids: StopIds | None = Field(
+        default=None, description="Tokens that end the completion, beside the model's own."
+    )
+    min_tokens: NumTokens | None = Field(
+        default=None, description="Fewest tokens before one that ends the completion."
+    )
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     ignore_eos: bool | None = None
     speculation: Speculation | None = Field(
@@ -175,8 +182,6 @@ class SamplingRequest(_Strict):
     best_of: Any = neutral("completions are not ranked against each other", 1)
     use_beam_search: Any = neutral("beams are not searched", False)
     length_penalty: Any = neutral("beams are not searched", 1.0)
-    min_tokens: Any = neutral("the end of the text cannot be held off", 0)
-    stop_token_ids: Any = neutral("stops are texts; use `stop`", [])
     include_stop_str_in_output: Any = neutral("text ends before a stop string", False)
     skip_special_tokens: Any = neutral("special tokens are not written out", True)
     spaces_between_special_tokens: Any = neutral("special tokens are not written out", True)
