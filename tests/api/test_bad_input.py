@@ -157,7 +157,7 @@ def test_options(options, message):
 
 
 def test_unknown_options_are_not_ignored():
-    with pytest.raises(TypeError, match="temprature"):
+    with pytest.raises(OptionError, match="temprature"):
         decoder().generate([[0, 1]], temprature=0.5)
 
 

@@ -29,7 +29,7 @@ for prompts, options in json.load(sys.stdin):
 print(json.dumps(said))
 """
 
-_REFUSED: Final = (
+_REFUSED = (
     ("b'ab'", "{}", "prompts must be text, token ids or a list of either; got bytes"),
     ("[b'ab']", "{}", "prompt: bytes is neither text nor token ids; give a str or whole numbers"),
     ("7", "{}", "prompts must be text, token ids or a list of either; got int"),
@@ -56,6 +56,33 @@ _REFUSED: Final = (
         "[[0, 1]]",
         "{'seed': 1.5}",
         "seed must be a whole number of at least -2^63 and less than 2^64; got 1.5",
+    ),
+)
+_REFUSED += (
+    ("[[0, 1]]", "{'n': 0}", "n must be a whole number of at least 1; got 0"),
+    ("[[0, 1]]", "{'n': 1.5}", "n must be a whole number of at least 1; got 1.5"),
+    ("[[0, 1]]", "{'min_tokens': -1}", "min_tokens must be a whole number of at least 0; got -1"),
+    ("[[0, 1]]", "{'min_tokens': 4}", "min_tokens=4 is more than max_new_tokens=3"),
+    ("[[0, 1]]", "{'logprobs': 'all'}", "logprobs must be a whole number of at least 0; got 'all'"),
+    (
+        "[[0, 1]]",
+        "{'repetition_penalty': '2'}",
+        "repetition_penalty must be a finite number; got '2'",
+    ),
+    (
+        "[[0, 1]]",
+        "{'presence_penalty': float('nan')}",
+        "presence_penalty must be a finite number; got nan",
+    ),
+    (
+        "[[0, 1]]",
+        "{'logit_bias': {'a': 1}}",
+        "logit_bias: token ids must lie in 0..4; got 'a'",
+    ),
+    (
+        "[[0, 1]]",
+        "{'logit_bias': {1: 'x'}}",
+        "logit_bias: a bias must be a finite number; got 'x' for token 1",
     ),
 )
 _TAKEN: Final = (

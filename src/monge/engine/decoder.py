@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from itertools import count
+from math import isfinite
 from typing import Any, Final, cast
 
 import numpy as np
@@ -240,11 +241,17 @@ class Decoder:
         vocab_size = self.components.target.vocab_size
         stop_ids = _whole_numbers(stop_token_ids, "stop_token_ids")
         _check_tokens(stop_ids, vocab_size, "stop_token_ids")
-        if not (is_of(n, int) and n >= 1):
-            raise OptionError(f"n must be a whole number of at least 1; got {n!r}")
-        if not (is_of(min_tokens, int) and 0 <= min_tokens <= max_new_tokens):
+        _check_numbers(
+            whole={"n": (n, 1), "min_tokens": (min_tokens, 0), "logprobs": (logprobs or 0, 0)},
+            real={
+                "repetition_penalty": repetition_penalty,
+                "presence_penalty": presence_penalty,
+                "frequency_penalty": frequency_penalty,
+            },
+        )
+        if is_of(max_new_tokens, int) and min_tokens > max_new_tokens:
             raise OptionError(
-                f"min_tokens must lie in 0..max_new_tokens={max_new_tokens}; got {min_tokens!r}"
+                f"min_tokens={min_tokens} is more than max_new_tokens={max_new_tokens}"
             )
         end_ids = (frozenset() if ignore_eos else self.eos_ids) | frozenset(stop_ids)
         encoded = [ids for prompt in prompts for ids in [self.encode(prompt)] * n]
@@ -335,6 +342,16 @@ def _unknown_option(name: str) -> OptionError:
     if meant is None:
         return unknown_name("option", name, known)
     return OptionError(f"unknown option {name!r}; did you mean {meant!r}?")
+
+
+def _check_numbers(*, whole: Mapping[str, tuple[object, int]], real: Mapping[str, object]) -> None:
+    """Refuse numbers of the wrong type, and whole ones below their least."""
+    for name, (value, least) in whole.items():
+        if not is_of(value, int) or operator.index(cast(int, value)) < least:
+            raise OptionError(f"{name} must be a whole number of at least {least}; got {value!r}")
+    for name, value in real.items():
+        if not is_of(value, float) or not isfinite(cast(float, value)):
+            raise OptionError(f"{name} must be a finite number; got {value!r}")
 
 
 def _check_tokens(ids: Sequence[int], vocab_size: int, where: str = "prompt") -> None:

@@ -5,11 +5,13 @@ Penalties on tokens that are there already, and a bias on chosen tokens.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 
 import torch
 from torch import Tensor
 
 from monge.core.errors import OptionError
+from monge.core.setting_types import is_of
 from monge.engine.sampling import Processor
 
 
@@ -30,11 +32,15 @@ class LogitBias:
     _row: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        wrong = [token for token in self.bias if not 0 <= token < self.vocab_size]
-        if wrong:
-            raise OptionError(
-                f"logit_bias: token ids must lie in 0..{self.vocab_size - 1}; got {wrong[0]}"
-            )
+        for token, value in self.bias.items():
+            if not (is_of(token, int) and 0 <= token < self.vocab_size):
+                raise OptionError(
+                    f"logit_bias: token ids must lie in 0..{self.vocab_size - 1}; got {token!r}"
+                )
+            if not (is_of(value, float) and isfinite(value)):
+                raise OptionError(
+                    f"logit_bias: a bias must be a finite number; got {value!r} for token {token}"
+                )
         row = torch.zeros(self.vocab_size)
         row[list(self.bias)] = torch.tensor([float(value) for value in self.bias.values()])
         object.__setattr__(self, "_row", row)
