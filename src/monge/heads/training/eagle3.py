@@ -6,6 +6,7 @@ In the maths p = target, q = draft.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -438,12 +439,20 @@ def read_conversations(
     """
     cut = [((*prompt, *answer)[:longest], len(prompt)) for prompt, answer in conversations]
     cut = sorted((one for one in cut if len(one[0]) - one[1] >= least), key=lambda one: len(one[0]))
-    parts: dict[str, list[Tensor]] = {
-        name: [] for name in ("token_ids", "is_learnt", "features", "last", "log_z")
-    }
-    output = network.get_output_embeddings()
-    for start in range(0, len(cut), batch_size):
-        batch = cut[start : start + batch_size]
+    starts = [0, *accumulate(len(tokens) for tokens, _ in cut)]
+    total, output = starts[-1], network.get_output_embeddings()
+    width = network.config.hidden_size
+    # Allocated at once: small tensors that stay, between large ones that go, leave holes of gigabytes.
+    read = Conversations(
+        starts=tuple(starts),
+        token_ids=torch.empty(total, dtype=torch.long),
+        is_learnt=torch.empty(total, dtype=torch.bool),
+        features=torch.empty(total, len(layers) * width, dtype=dtype),
+        last=torch.empty(total, width, dtype=dtype),
+        log_z=torch.empty(total),
+    )
+    for first in range(0, len(cut), batch_size):
+        batch = cut[first : first + batch_size]
         ids = pad_sequence([torch.tensor(tokens) for tokens, _ in batch], batch_first=True).to(
             network.device
         )
@@ -452,22 +461,12 @@ def read_conversations(
             states = network.model(ids, use_cache=False, output_hidden_states=True).hidden_states
             for row, (tokens, num_given) in enumerate(batch):
                 size = len(tokens)
-                last = states[-1][row, :size].clone()  # a view would keep the whole batch
-                parts["token_ids"].append(ids[row, :size].cpu())
-                parts["is_learnt"].append(torch.arange(size) >= num_given)
-                parts["features"].append(
-                    torch.cat([states[layer][row, :size] for layer in layers], dim=-1).to(
-                        "cpu", dtype
-                    )
-                )
-                parts["last"].append(last.to("cpu", dtype))
-                parts["log_z"].append(output(last).float().logsumexp(dim=-1).cpu())
+                at = slice(starts[first + row], starts[first + row + 1])
+                last = states[-1][row, :size]
+                read.token_ids[at] = ids[row, :size]
+                read.is_learnt[at] = torch.arange(size) >= num_given
+                read.features[at] = torch.cat([states[layer][row, :size] for layer in layers], -1)
+                read.last[at] = last
+                read.log_z[at] = output(last).float().logsumexp(dim=-1)
         on_rows(len(batch))
-    starts = [0]
-    for tokens in parts["token_ids"]:
-        starts.append(starts[-1] + len(tokens))
-    return Conversations(
-        starts=tuple(starts),
-        # One after another: all of them twice would be gigabytes.
-        **{name: torch.cat(parts.pop(name)) for name in tuple(parts)},
-    )
+    return read
