@@ -304,6 +304,20 @@ def _every_token(vocab_size: int, device: torch.device) -> Int64[Tensor, " vocab
     return torch.arange(vocab_size, device=device)
 
 
+def renamed(law: Law, token_ids: Int64[Tensor, " some"]) -> SparseLaw:
+    """A law over places in a list of tokens as a law over these tokens.
+
+    Args:
+        law: A law over 0 .. some - 1.
+        token_ids: Increasing token ids.
+    """
+    if isinstance(law, PointLaw):
+        return one_hot(int(token_ids[law.token_id]), law.device)
+    part = law.sparse()
+    is_whole = part.probs.numel() == token_ids.numel()
+    return sparse_part(token_ids if is_whole else token_ids[part.token_ids], part.probs)
+
+
 def residual(p: Law, q: Law) -> Law:
     """Normalised `(p - q)_+`, the law of the correction token (Leviathan et al., arXiv 2211.17192).
 

@@ -4,11 +4,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
+from monge.core.law import renamed
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
 from monge.core.stopping import Evidence
@@ -28,6 +29,7 @@ class Growth:
         builder: Shapes the tree.
         rules: How logits become draft laws.
         network: Name of the network, for warnings.
+        draft_ids: The tokens that logits are about, ascending; `None` for all of the target's.
 
     Attributes:
         frontier: Nodes whose children are drawn next.
@@ -42,6 +44,7 @@ class Growth:
     builder: TreeBuilder
     rules: SamplingRules
     network: str
+    draft_ids: Int64[Tensor, " some"] | None = None
     frontier: tuple[int, ...] = (0,)
     blocks: list[NodeBlock] = field(default_factory=list[NodeBlock])
     paths: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
@@ -52,7 +55,8 @@ class Growth:
 
     def __post_init__(self) -> None:
         self.tree = GrowingTree(self.context.token_ids[-1])
-        self.monitor = None if self.plan.stop is None else StopMonitor(self.tree, self.plan.stop)
+        stop = self.plan.stop
+        self.monitor = None if stop is None else StopMonitor(self.tree, stop, self.draft_ids)
 
     @property
     def request_id(self) -> int:
@@ -64,7 +68,7 @@ class Growth:
         """Whether the plan allows another node."""
         return self.plan.depth(1) > 0 and self.plan.nodes(1) > 0
 
-    def grow(self, logits: Float[Tensor, "nodes vocab"]) -> None:
+    def grow(self, logits: Float[Tensor, "nodes some"]) -> None:
         """Draw the children of the frontier, given its logits, and set the next frontier."""
         nodes, laws, finite = [], [], []
         for row, (node, law) in enumerate(
@@ -76,7 +80,7 @@ class Growth:
                 warnings.warn(text, stacklevel=2)
             else:
                 nodes.append(node)
-                laws.append(law)
+                laws.append(law if self.draft_ids is None else renamed(law, self.draft_ids))
                 finite.append(row)
         known = logits if len(finite) == len(logits) else logits[finite]
         if not nodes or (self.monitor is not None and not self.monitor.draws(nodes, known)):

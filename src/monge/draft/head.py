@@ -176,7 +176,13 @@ class HeadDrafter(Drafter[Unread]):
         rules = rules if self.top_k is None else rules.within_top(self.top_k)
         name = f"{self._head.family} head"
         return Growth(
-            context=context, plan=plan, draws=draws, builder=self.tree, rules=rules, network=name
+            context=context,
+            plan=plan,
+            draws=draws,
+            builder=self.tree,
+            rules=rules,
+            network=name,
+            draft_ids=self._head.draft_ids,
         )
 
     def _read(self, unread: dict[int, Unread]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from monge.core.stopping import Evidence, StopRule
@@ -20,20 +20,26 @@ class StopMonitor:
     Args:
         tree: The tree.
         stop: The rule.
+        draft_ids: The tokens that logits are about, ascending; `None` for all of the target's.
 
     Attributes:
         evidence: For the record of the round.
     """
 
-    def __init__(self, tree: GrowingTree, stop: StopRule) -> None:
+    def __init__(
+        self,
+        tree: GrowingTree,
+        stop: StopRule,
+        draft_ids: Int64[Tensor, " some"] | None = None,
+    ) -> None:
         self.evidence = Evidence()
-        self._tree, self._stop = tree, stop
+        self._tree, self._stop, self._draft_ids = tree, stop, draft_ids
         self._reach = {0: 1.0}
         self._paths: dict[int, tuple[int, ...]] = {0: ()}
         self._acceptance: dict[int, float] = {}
         self._logits: Tensor | None = None
 
-    def draws(self, nodes: Sequence[int], logits: Float[Tensor, "nodes vocab"]) -> bool:
+    def draws(self, nodes: Sequence[int], logits: Float[Tensor, "nodes some"]) -> bool:
         """Return whether to draw the children of these nodes, given their logits."""
         self._logits = logits
         self.evidence.levels_read += 1
@@ -102,6 +108,8 @@ class StopMonitor:
         tokens = torch.tensor([self._tree.token_ids[child] for child in children]).to(
             self._logits.device, non_blocking=True
         )
+        if self._draft_ids is not None:
+            tokens = torch.searchsorted(self._draft_ids, tokens)
         return dict(zip(children, self._logits.softmax(dim=-1)[rows, tokens].tolist(), strict=True))
 
     def _path(self, node: int) -> tuple[int, ...]:

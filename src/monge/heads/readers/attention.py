@@ -125,7 +125,8 @@ class GroupedAttention(nn.Module):
         queries, gate = self.queries(values)
         keys, found = self.keys_values(values)
         angles = self.rotary.angles(torch.cat([segment.positions for segment in segments]), values)
-        queries, keys = self.rotary.turn(queries, angles), self.rotary.turn(keys, angles)
+        turned = self.rotary.turn(torch.cat([queries, keys], dim=1), angles)
+        queries, keys = turned.split([self.shape.heads, self.shape.kv_heads], dim=1)
         mixed = read_segments(queries, keys, found, segments, layer, window=self.window)
         return self.o_proj(mixed if gate is None else mixed * torch.sigmoid(gate))
 

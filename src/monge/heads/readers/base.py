@@ -86,6 +86,11 @@ class PublishedHead(nn.Module, ABC):
             )
 
     @property
+    def draft_ids(self) -> Int64[Tensor, " some"] | None:
+        """The tokens that its logits are about, ascending; `None` where they are about all of the target's."""
+        return None
+
+    @property
     def num_parameters(self) -> int:
         """Numbers that it holds."""
         return sum(tensor.numel() for tensor in self.state_dict().values())
@@ -165,8 +170,8 @@ class ChainHead(PublishedHead):
         """The states after reading a token each."""
 
     @abstractmethod
-    def logits(self, states: Nodes, unembed: Unembed) -> Float[Tensor, "nodes vocab"]:
-        """What predicted states say about the next token."""
+    def logits(self, states: Nodes, unembed: Unembed) -> Float[Tensor, "nodes some"]:
+        """What predicted states say about the next token: logits of `draft_ids`."""
 
 
 class BlockHead(PublishedHead):
@@ -295,10 +300,18 @@ class OutputLayer(nn.Module):
         self.vocab = vocab
         self.size = tensors.shape("lm_head.weight")[0]
         self.layer = Projection(tensors, "lm_head", self.size, hidden)
-        self.register_buffer("places", draft_vocabulary(tensors, self.size, vocab))
+        places = draft_vocabulary(tensors, self.size, vocab)
+        self.register_buffer("places", places)
+        self.is_ascending = places is not None and bool((places.diff() > 0).all())
 
-    def forward(self, states: Nodes) -> Float[Tensor, "nodes vocab"]:
-        return self.widen(self.layer(states))
+    @property
+    def draft_ids(self) -> Int64[Tensor, " some"] | None:
+        """The target's tokens that logits are about, ascending; `None` where they are about all."""
+        return self.places if self.is_ascending else None
+
+    def forward(self, states: Nodes) -> Float[Tensor, "nodes some"]:
+        logits = self.layer(states)
+        return logits if self.is_ascending else self.widen(logits)
 
     def widen(self, logits: Float[Tensor, "nodes some"]) -> Float[Tensor, "nodes vocab"]:
         """Logits of all of the target's tokens; those that the head cannot draft have none."""

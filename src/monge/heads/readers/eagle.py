@@ -68,6 +68,10 @@ class EagleHead(ChainHead):
     def num_kept(self) -> int:
         return len(self.decoder)
 
+    @property
+    def draft_ids(self) -> Int64[torch.Tensor, " some"] | None:
+        return None if self.output is None else self.output.draft_ids
+
     def layers(self, num_layers: int) -> tuple[int, ...]:
         return (num_layers,)
 
@@ -84,7 +88,7 @@ class EagleHead(ChainHead):
             values = layer(values, segments, number)
         return values
 
-    def logits(self, states: Nodes, unembed: Unembed) -> Float[torch.Tensor, "nodes vocab"]:
+    def logits(self, states: Nodes, unembed: Unembed) -> Float[torch.Tensor, "nodes some"]:
         states = states if self.after is None else self.after(states)
         return unembed(states) if self.output is None else self.output(states)
 

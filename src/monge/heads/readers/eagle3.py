@@ -97,6 +97,10 @@ class Eagle3Head(ChainHead):
     def num_kept(self) -> int:
         return len(self.decoder)
 
+    @property
+    def draft_ids(self) -> Int64[torch.Tensor, " some"] | None:
+        return self.output.draft_ids
+
     def layers(self, num_layers: int) -> tuple[int, ...]:
         if self.fc is None:
             return (num_layers,)
@@ -132,7 +136,7 @@ class Eagle3Head(ChainHead):
             values = layer(values, segments, number)
         return self.norm(values) if self.returns_normed else values
 
-    def logits(self, states: Nodes, unembed: Unembed) -> Float[torch.Tensor, "nodes vocab"]:
+    def logits(self, states: Nodes, unembed: Unembed) -> Float[torch.Tensor, "nodes some"]:
         del unembed
         return self.output(states if self.returns_normed else self.norm(states))
 

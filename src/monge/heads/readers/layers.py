@@ -82,7 +82,7 @@ class Norm(nn.Module):
 
     def forward(self, values: Float[Tensor, "*nodes width"]) -> Float[Tensor, "*nodes width"]:
         wide = values if values.dtype == torch.float64 else values.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        scaled = functional.rms_norm(wide, wide.shape[-1:], None, self.eps)
         if self.offset:
             return (scaled * (self.offset + self.weight.to(scaled.dtype))).to(values.dtype)
         return self.weight * scaled.to(values.dtype)

@@ -1,0 +1,57 @@
+"""A network over some of the target's tokens drafts what it would over all, with none of the others."""
+
+import pytest
+import torch
+
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import SeededDraws
+from monge.core.law import DenseLaw, SparseLaw, one_hot, renamed
+from monge.core.sampling_rules import SamplingRules
+from monge.core.stopping import StopRule
+from monge.draft.growth import Growth
+from monge.draft.tree.registry import TREES
+
+IDS = torch.tensor([1, 4, 5, 9])
+VOCAB = 11
+
+
+def growth(rules, draft_ids, stop=None):
+    return Growth(
+        context=Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=rules),
+        plan=DraftPlan(stop=stop),
+        draws=SeededDraws(3),
+        builder=TREES.parse("fixed_width((3,), 'without_replacement')"),
+        rules=rules,
+        network="test",
+        draft_ids=draft_ids,
+    )
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        SamplingRules(temperature=1),
+        SamplingRules(temperature=0.5, top_k=3),
+        SamplingRules(temperature=0),
+    ],
+    ids=str,
+)
+def test_trees_are_equal(rules):
+    logits = torch.randn(1, len(IDS), generator=torch.Generator().manual_seed(0))
+    wide = torch.full((1, VOCAB), -torch.inf).index_copy(1, IDS, logits)
+    stop = StopRule(min_token_prob=0.0, draw_prices=(0.0,))
+    narrow, whole = growth(rules, IDS, stop), growth(rules, None, stop)
+    narrow.grow(logits)
+    whole.grow(wide)
+    assert narrow.finish().token_ids == whole.finish().token_ids
+    assert narrow.evidence == whole.evidence
+
+
+def test_a_law_under_other_names():
+    places = torch.tensor([0.25, 0.0, 0.5, 0.25], dtype=torch.float64)
+    found = renamed(DenseLaw(places), IDS)
+    assert found.token_ids.tolist() == [1, 5, 9]
+    assert found.probs.tolist() == [0.25, 0.5, 0.25]
+    assert renamed(one_hot(2), IDS).token_id == 5
+    part = SparseLaw(torch.tensor([1, 3]), torch.tensor([0.5, 0.5], dtype=torch.float64))
+    assert renamed(part, IDS).token_ids.tolist() == [4, 9]
