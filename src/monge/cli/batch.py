@@ -118,8 +118,13 @@ def batch(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     min_p: options.MinP = None,
+    min_tokens: options.MinTokens = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    stop_token_id: options.StopTokenIds = None,
     ignore_eos: options.IgnoreEos = False,
     batch_size: options.BatchSize = None,
     shard_rows: ShardRows = None,
@@ -162,6 +167,13 @@ def batch(
         min_p=min_p,
     )
     wanted |= options.given(stop=stop, ignore_eos=ignore_eos or None)
+    wanted |= options.given(
+        min_tokens=min_tokens,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        stop_token_ids=stop_token_id,
+    )
     ray = options.given(
         num_workers=workers, address=address, num_cpus=cpus_per_worker, num_gpus=gpus_per_worker
     )

@@ -42,6 +42,10 @@ def chat(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     min_p: options.MinP = None,
+    min_tokens: options.MinTokens = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
     seed: options.Seed = None,
     verbose: options.Verbose = False,
 ) -> None:
@@ -74,6 +78,12 @@ def chat(
     loading |= options.given(chat_template=chat_template, max_batch_size=1)
     sampling = options.given(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p
+    )
+    sampling |= options.given(
+        min_tokens=min_tokens,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
     )
     with loaded(target, draft, tensor_parallel=False, **parts, **loading) as decoder:
         conversation = Conversation(decoder, system=system, seed=seed, top_k=top_k, **sampling)

@@ -55,8 +55,13 @@ def generate(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     min_p: options.MinP = None,
+    min_tokens: options.MinTokens = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    stop_token_id: options.StopTokenIds = None,
     ignore_eos: options.IgnoreEos = False,
     batch_size: options.BatchSize = None,
     trace: options.Trace = None,
@@ -99,6 +104,13 @@ def generate(
     parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
     limits = options.given(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p, stop=stop
+    )
+    limits |= options.given(
+        min_tokens=min_tokens,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        stop_token_ids=stop_token_id,
     )
     with loaded(target, draft, tensor_parallel=tensor_parallel, **parts, **loading) as decoder:
         given = (

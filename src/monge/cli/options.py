@@ -253,6 +253,30 @@ Seed = Annotated[
 Stop = Annotated[
     list[str] | None, _request("stop", "End before this string; may be repeated.", "none")
 ]
+StopTokenIds = Annotated[
+    list[int] | None,
+    option(
+        "--stop-token-id",
+        help="End after this token; may be repeated.",
+        panel=SAMPLING,
+        default="none",
+    ),
+]
+MinTokens = Annotated[
+    int | None, _request("min_tokens", "Fewest tokens before one that ends the text.")
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    _request("repetition_penalty", "Above 1, tokens that the text holds become less probable."),
+]
+PresencePenalty = Annotated[
+    float | None,
+    _request("presence_penalty", "Taken off the logits of tokens that the completion holds."),
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    _request("frequency_penalty", "Taken off them once for every occurrence."),
+]
 IgnoreEos = Annotated[
     bool, option("--ignore-eos", help="Go on after an end-of-text token.", panel=SAMPLING)
 ]

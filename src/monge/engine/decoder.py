@@ -241,18 +241,15 @@ class Decoder:
         vocab_size = self.components.target.vocab_size
         stop_ids = _whole_numbers(stop_token_ids, "stop_token_ids")
         _check_tokens(stop_ids, vocab_size, "stop_token_ids")
-        _check_numbers(
-            whole={"n": (n, 1), "min_tokens": (min_tokens, 0), "logprobs": (logprobs or 0, 0)},
-            real={
-                "repetition_penalty": repetition_penalty,
-                "presence_penalty": presence_penalty,
-                "frequency_penalty": frequency_penalty,
-            },
+        check_numbers(
+            max_new_tokens=max_new_tokens,
+            min_tokens=min_tokens,
+            n=n,
+            logprobs=logprobs,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
         )
-        if is_of(max_new_tokens, int) and min_tokens > max_new_tokens:
-            raise OptionError(
-                f"min_tokens={min_tokens} is more than max_new_tokens={max_new_tokens}"
-            )
         end_ids = (frozenset() if ignore_eos else self.eos_ids) | frozenset(stop_ids)
         encoded = [ids for prompt in prompts for ids in [self.encode(prompt)] * n]
         rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -344,14 +341,32 @@ def _unknown_option(name: str) -> OptionError:
     return OptionError(f"unknown option {name!r}; did you mean {meant!r}?")
 
 
-def _check_numbers(*, whole: Mapping[str, tuple[object, int]], real: Mapping[str, object]) -> None:
-    """Refuse numbers of the wrong type, and whole ones below their least."""
-    for name, (value, least) in whole.items():
+def check_numbers(
+    *,
+    max_new_tokens: object = 128,
+    min_tokens: object = 0,
+    n: object = 1,
+    logprobs: object = None,
+    **real: object,
+) -> None:
+    """Refuse options of `Decoder.requests` that are no numbers, or none for any prompt.
+
+    Raises:
+        OptionError: With the option and what was given.
+    """
+    for name, value, least in (
+        ("n", n, 1),
+        ("min_tokens", min_tokens, 0),
+        ("logprobs", logprobs or 0, 0),
+    ):
         if not is_of(value, int) or operator.index(cast(int, value)) < least:
             raise OptionError(f"{name} must be a whole number of at least {least}; got {value!r}")
     for name, value in real.items():
         if not is_of(value, float) or not isfinite(cast(float, value)):
             raise OptionError(f"{name} must be a finite number; got {value!r}")
+    # The request itself checks the larger one.
+    if is_of(max_new_tokens, int) and cast(int, min_tokens) > cast(int, max_new_tokens):
+        raise OptionError(f"min_tokens={min_tokens} is more than max_new_tokens={max_new_tokens}")
 
 
 def _check_tokens(ids: Sequence[int], vocab_size: int, where: str = "prompt") -> None:

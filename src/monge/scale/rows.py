@@ -8,7 +8,8 @@ from typing import Any, Final
 from monge.core.draws import check_seed
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.engine.decoder import Decoder
+from monge.engine.decoder import Decoder, check_numbers
+from monge.engine.penalties import text_processors
 from monge.engine.session import Request, Session, catch
 
 ROW_OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
@@ -112,6 +113,11 @@ def check_options(options: Mapping[str, Any], seed: int | None) -> None:
         for name in ("temperature", "top_k", "top_p", "min_p")
         if name in options
     }
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    penalties = {name: options[name] for name in names if name in options}
+    lengths = {name: options[name] for name in ("max_new_tokens", "min_tokens") if name in options}
+    check_numbers(**lengths, **penalties)
+    text_processors(1, 1, **penalties)
     stop = options.get("stop", ())
     Request(
         prompt_ids=(0,),
