@@ -12,6 +12,7 @@ import torch
 import monge
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.model import NodeBlock
+from monge.draft import eagle as eagle_run
 from monge.engine.backends.base import Backend
 from monge.engine.backends.packed_linear import PackedLinear, pack_linears
 from monge.engine.models.hf_tree import HfTreeModel
@@ -278,6 +279,42 @@ def test_a_backend_stores_a_head_in_8_bits_and_leaves_a_loaded_one(target, tmp_p
     assert kinds == {torch.uint8}
     monge.load(target, load_head(tmp_path), **options)
     assert packed == [head], "whoever loaded a head keeps it as it is"
+
+
+@pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2))"])
+def test_parts_of_a_step_draft_what_the_whole_step_drafts(target, tmp_path, tree):
+    """A backend runs what comes before and after attention as two programs."""
+    recipe = Recipe(steps=30, batch_size=128, evaluate_every=30)
+    train_eagle3(target, PROMPTS, tmp_path, recipe=recipe, answers=ANSWERED, draft_vocabulary=48)
+    ran = []
+
+    class Counting(HfTreeModel):
+        def module_program(self, module, like):
+            def run(*inputs):
+                ran.append(type(module).__name__)
+                return module(*inputs)
+
+            assert all(one.shape[0] == 1 for one in like)
+            return run
+
+    class Plain(Backend):
+        def sequence_model(self, network):
+            return Counting(network)
+
+    head, options = load_head(tmp_path), {"tree": tree, "controller": "fixed"}
+    records = []
+    for splits in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not splits:
+                patch.setattr(eagle_run, "split_layer", lambda head: None)
+            decoder = monge.load(target, head, backend=Plain(), **options)
+            # Long and short texts at once: prompts are read whole.
+            results = decoder.generate(
+                [PROMPTS[0] * 6, PROMPTS[1]], max_new_tokens=16, temperature=1, seed=3
+            )
+        records.append([(one.token_ids, one.stats.acceptance_histogram) for one in results])
+    assert records[0] == records[1]
+    assert set(ran) == {"BeforeAttention", "AfterAttention"}
 
 
 def test_short_answers_do_not_spoil_the_training(target, tmp_path):

@@ -99,7 +99,8 @@ class HeadDrafter(Drafter[Unread]):
         sizes = head.num_parameters, head.num_bytes, head.bytes_per_token
         if isinstance(self.target, ModuleHost) and head is not self.head:
             self.target.pack_module(head)
-        made = {"_model": self.target, "_head": head, "_run": run_of(head, ends)}
+        host = self.target if isinstance(self.target, ModuleHost) else None
+        made = {"_model": self.target, "_head": head, "_run": run_of(head, ends, host)}
         for name, value in {**made, "_size": sizes}.items():
             object.__setattr__(self, name, value)
 
@@ -213,11 +214,11 @@ class HeadDrafter(Drafter[Unread]):
             self._run.extend({row.request_id: block})
 
 
-def run_of(head: PublishedHead, ends: TargetEnds) -> HeadRun:
-    """What runs a head of this kind."""
+def run_of(head: PublishedHead, ends: TargetEnds, host: ModuleHost | None = None) -> HeadRun:
+    """What runs a head of this kind, and programs of it in a backend if there is one."""
     if isinstance(head, StepHead):
         return StepRun(head, ends)
     if isinstance(head, ChainHead):
-        return ChainRun(head, ends)
+        return ChainRun(head, ends, host)
     assert isinstance(head, BlockHead), f"{type(head).__name__} is of no known kind"
     return BlockRun(head, ends)

@@ -61,11 +61,11 @@ class HeadRun(ABC):
         """Read committed tokens, after all that were read before."""
 
     @abstractmethod
-    def begin(self, roots: Mapping[int, int]) -> Mapping[int, Float[Tensor, "one vocab"]]:
+    def begin(self, roots: Mapping[int, int]) -> Mapping[int, Float[Tensor, "one some"]]:
         """Start a round: logits after the last committed token of every text, which `roots` names."""
 
     @abstractmethod
-    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes some"]]:
         """Read a level: logits after each of its nodes."""
 
     @abstractmethod

@@ -121,12 +121,19 @@ class GroupedAttention(nn.Module):
         )
         return keys if self.k_norm is None else self.k_norm(keys), found
 
-    def forward(self, values: Nodes, segments: Sequence[Segment], layer: int) -> Nodes:
+    def turned(
+        self, values: Nodes, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys and values, `[nodes, heads, dim]`, the first two rotated, and the gate."""
         queries, gate = self.queries(values)
         keys, found = self.keys_values(values)
-        angles = self.rotary.angles(torch.cat([segment.positions for segment in segments]), values)
         turned = self.rotary.turn(torch.cat([queries, keys], dim=1), angles)
         queries, keys = turned.split([self.shape.heads, self.shape.kv_heads], dim=1)
+        return queries, keys, found, gate
+
+    def forward(self, values: Nodes, segments: Sequence[Segment], layer: int) -> Nodes:
+        angles = self.rotary.angles(torch.cat([segment.positions for segment in segments]), values)
+        queries, keys, found, gate = self.turned(values, angles)
         mixed = read_segments(queries, keys, found, segments, layer, window=self.window)
         return self.o_proj(mixed if gate is None else mixed * torch.sigmoid(gate))
 

@@ -14,12 +14,13 @@ from monge.heads.readers.eagle import plain_names
 from monge.heads.readers.files import Checkpoint
 from monge.heads.readers.layers import Nodes, Norm, Projection
 from monge.heads.readers.reading import Segment
+from monge.heads.readers.split_step import SplitHead
 from monge.heads.readers.tensors import Settings, Tensors
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-class Eagle3Head(ChainHead):
+class Eagle3Head(ChainHead, SplitHead):
     """A layer on [norm(e(x_{t+1})) ; norm(g_t)], g_t being a fusion of the target's early, middle and late states at x_t.
 
     Its own prediction takes the place of g in the next step: before its last norm, or after it
@@ -127,17 +128,31 @@ class Eagle3Head(ChainHead):
         return features if self.fc is None else self.fc(features)
 
     def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
-        normed = self.state_norm(states)
-        beside = torch.cat([self.token_norm(embeddings), normed], dim=-1)
-        values = self.decoder[0](
-            normed if self.keeps_normed else states, segments, 0, beside=beside
-        )
+        residual, read = self.enter(embeddings, states)
+        values = self.decoder[0](residual, segments, 0, beside=read)
         for number, layer in enumerate(list(self.decoder)[1:], start=1):
             values = layer(values, segments, number)
-        return self.norm(values) if self.returns_normed else values
+        return self.leave(values)
 
     def logits(self, states: Nodes, unembed: Unembed) -> Float[torch.Tensor, "nodes some"]:
         del unembed
+        return self.scores(states)
+
+    @property
+    def only_layer(self) -> DecoderLayer | None:
+        layer = self.decoder[0]
+        assert isinstance(layer, DecoderLayer)
+        return layer if len(self.decoder) == 1 else None
+
+    def enter(self, embeddings: Nodes, states: Nodes) -> tuple[Nodes, Nodes]:
+        normed = self.state_norm(states)
+        read = torch.cat([self.token_norm(embeddings), normed], dim=-1)
+        return normed if self.keeps_normed else states, read
+
+    def leave(self, values: Nodes) -> Nodes:
+        return self.norm(values) if self.returns_normed else values
+
+    def scores(self, states: Nodes) -> Nodes:
         return self.output(states if self.returns_normed else self.norm(states))
 
 
