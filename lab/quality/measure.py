@@ -80,8 +80,10 @@ def compare(
         if len(text) > 1:
             ids = torch.tensor([text])
             with torch.inference_mode():
-                rows = [one(input_ids=ids, use_cache=False).logits[0] for one in (network, rounded)]
-            found.append(text_quality(*rows, ids[0]))
+                logits, others = (
+                    one(input_ids=ids, use_cache=False).logits[0] for one in (network, rounded)
+                )
+            found.append(text_quality(logits, others, ids[0]))
         on_texts(1)
     return found
 
