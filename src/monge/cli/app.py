@@ -86,6 +86,10 @@ COMMANDS: Final = {
         place="audit:audit",
         help="Test whether a server samples from the distribution of its target model.",
     ),
+    "certify": Command(
+        place="certify:certify",
+        help="Replay the record of a run, and check that every round of it is exact.",
+    ),
     "replay": group(
         "Record a run of the target, and replay other parts on it.",
         REPLAY,

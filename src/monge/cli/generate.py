@@ -12,10 +12,12 @@ from rich.progress import Progress
 from rich.text import Text
 
 from monge.cli import options
+from monge.cli.certify import recorder_of, say_certificate
 from monge.cli.completion import INTERRUPTED, Completion, completion_of, decode_until_interrupted
 from monge.cli.console import notes, output, quiet_host, reported, say_error
 from monge.cli.live import LiveText
 from monge.cli.loading import loaded
+from monge.cli.out import check_out_file
 from monge.cli.trace import check_trace, write_trace
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder, piece_of
@@ -65,6 +67,7 @@ def generate(
     ignore_eos: options.IgnoreEos = False,
     batch_size: options.BatchSize = None,
     trace: options.Trace = None,
+    certificate: options.Certificate = None,
     as_json: options.Json = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -81,11 +84,14 @@ def generate(
         monge generate --chat "Why is the sky blue?" --target smollm2
         cat letter.txt | monge generate --drafter ngram --max-new-tokens 40
         monge generate "Once" --controller goodput --trace rounds.png --trace rounds.json
+        monge generate "Once" --temperature 1 --certificate run.json && monge certify run.json
         torchrun --nproc-per-node 2 -m monge generate "Once" --target ./my-target --tensor-parallel
         monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier single_draft
     """
     quiet_host()
     prompts, writers = _prompts(prompt, file), {path: check_trace(path) for path in trace or ()}
+    if certificate is not None:
+        check_out_file(certificate, "--certificate", "run.json")
     parts = options.given(
         drafter=drafter, tree=tree, verifier=verifier, controller=_one(controller), costs=costs
     )
@@ -112,13 +118,21 @@ def generate(
         frequency_penalty=frequency_penalty,
         stop_token_ids=stop_token_id,
     )
-    with loaded(target, draft, tensor_parallel=tensor_parallel, **parts, **loading) as decoder:
+    with loaded(target, draft, tensor_parallel=tensor_parallel, **parts, **loading) as made:
+        recorder = None
+        if certificate is not None:
+            drafting = {name: loading.get(name) for name in ("cross_tokenizer", "max_batch_size")}
+            recorder = recorder_of(
+                made, target, {"draft": draft, "dtype": dtype, **parts, **drafting}
+            )
+        decoder = made if recorder is None else recorder.decoder
         given = (
             [decoder.encode_chat(_turns(prompt, system)) for prompt in prompts]
             if is_chat
             else prompts
         )
-        sessions = decoder.sessions(given, top_k=top_k, seed=seed, ignore_eos=ignore_eos, **limits)
+        limits |= {"top_k": top_k, "seed": seed, "ignore_eos": ignore_eos}
+        sessions = (recorder or decoder).sessions(given, **limits)
         say_memory(decoder)
         if verbose:
             say_parts(decoder, sessions[0].request.controller)
@@ -126,6 +140,8 @@ def generate(
         complete = _show(decoder, sessions, prompts, as_json=as_json, verbose=verbose)
         for path, writer in writers.items():
             write_trace(path, writer, list(map(completion_of, sessions, prompts)))
+        if recorder is not None and certificate is not None:
+            say_certificate(recorder.certificate().write(certificate))
     _leave(sessions, complete=complete)
 
 

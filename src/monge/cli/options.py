@@ -326,6 +326,15 @@ Trace = Annotated[
         default="nothing",
     ),
 ]
+Certificate = Annotated[
+    Path | None,
+    option(
+        "--certificate",
+        help="Write a record of every round, which `monge certify` replays.",
+        panel=OUTPUT,
+        default="nothing",
+    ),
+]
 Json = Annotated[bool, option("--json", help="Machine-readable output on stdout.", panel=OUTPUT)]
 Verbose = Annotated[
     bool, option("--verbose", "-v", help="Say what runs and where the time goes.", panel=OUTPUT)

@@ -9,7 +9,7 @@ from typing import Any
 from monge.core.errors import OptionError
 
 
-def check_out_folder(folder: Path) -> None:
+def check_out_folder(folder: Path, option: str = "--out") -> None:
     """Refuse a folder that cannot be made or written to; nothing is made yet.
 
     Raises:
@@ -20,17 +20,17 @@ def check_out_folder(folder: Path) -> None:
     nearest = next(one for one in (path, *path.parents) if one.exists())
     if not nearest.is_dir():
         raise OptionError(
-            f"--out {str(folder)!r}: cannot write results: {str(nearest)!r} is a "
+            f"{option} {str(folder)!r}: cannot write results: {str(nearest)!r} is a "
             "file; name a folder"
         )
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise OptionError(
-            f"--out {str(folder)!r}: cannot write results: no permission to write "
+            f"{option} {str(folder)!r}: cannot write results: no permission to write "
             f"to {str(nearest)!r}"
         )
 
 
-def check_out_file(file: Path) -> None:
+def check_out_file(file: Path, option: str = "--out", example: str = "run.mlog") -> None:
     """Refuse a file that cannot be written; nothing is made yet.
 
     Raises:
@@ -38,10 +38,10 @@ def check_out_file(file: Path) -> None:
     """
     if file.is_dir():
         raise OptionError(
-            f"--out {str(file)!r} is a folder; name a file in it, such as "
-            f"{str(file / 'run.mlog')!r}"
+            f"{option} {str(file)!r} is a folder; name a file in it, such as "
+            f"{str(file / example)!r}"
         )
-    check_out_folder(file.parent)
+    check_out_folder(file.parent, option)
 
 
 def write_document(document: dict[str, Any], folder: Path, name: str) -> Path:

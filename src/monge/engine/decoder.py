@@ -147,7 +147,11 @@ class Decoder:
 
     def sessions(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Session]:
         """Sessions for `monge.engine.batch.decode`, checked against the models' contexts."""
-        return [self.session(request) for request in self.requests(_as_list(prompts), **options)]
+        return [self.session(request) for request in self.requests_of(prompts, **options)]
+
+    def requests_of(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Request]:
+        """As `requests`, for one prompt or several."""
+        return self.requests(_as_list(prompts), **options)
 
     def session(self, request: Request, *, keeps_records: bool = True) -> Session:
         """A session for one request, checked against the models.

@@ -50,6 +50,11 @@ class NodeLaws:
         )
         self._made: dict[int, Law] = {}
 
+    @property
+    def logits(self) -> Float[Tensor, "nodes vocab"]:
+        """Target logits of the nodes, before any processor."""
+        return self._logits
+
     def __len__(self) -> int:
         return self._logits.shape[0]
 

@@ -79,6 +79,11 @@ class HfChainModel:
             self.no_draft_reason = f"{type(model).__name__} cannot read two tokens behind its cache: {_in_words(error)}"
 
     @property
+    def network(self) -> PreTrainedModel:
+        """The network."""
+        return self._model
+
+    @property
     def forward_s(self) -> float:
         """Seconds spent inside the network's own forward."""
         return self._forward_s + sum(model.forward_s for model in self._subsets)

@@ -1,0 +1,354 @@
+"""The record of a run that `monge certify` replays: plain JSON, sealed round by round.
+
+A certificate holds a header, requests with their rounds, and a table of arrays. An array is named by
+its digest, so equal laws are stored once. Every seal is a digest of the seal before it and of what
+it closes: a header, a request, a round. Seals find damage. They are no signature, since anybody can
+seal a document.
+"""
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from monge.core.clocks import SharedClocks
+from monge.core.errors import MongeError, OptionError
+from monge.core.hub_pairs import HubPairs
+from monge.core.independent import Independent
+from monge.core.law import DenseLaw, Law, PointLaw, SparseLaw, one_hot
+from monge.core.path_draws import PathDraws
+from monge.core.proposal import (
+    Arbitrary,
+    Deterministic,
+    Iid,
+    Mixed,
+    Proposal,
+    WithoutReplacement,
+)
+from monge.core.registry import Registry
+from monge.core.systematic import Systematic, SystematicDesign
+from monge.core.tree import TokenTree
+
+VERSION: Final = 1
+_DIGEST_BYTES: Final = 16
+_FORMAT: Final = "monge certificate"
+_DTYPES: Final = {
+    name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "int64")
+}
+KINDS: Final[Mapping[str, type[Proposal]]] = {
+    kind.__name__: kind
+    for kind in (
+        Deterministic,
+        Arbitrary,
+        Iid,
+        PathDraws,
+        WithoutReplacement,
+        Mixed,
+        Independent,
+        HubPairs,
+        Systematic,
+        SharedClocks,
+    )
+}
+"""Proposals that a certificate can hold."""
+
+
+class CertificateError(MongeError, ValueError):
+    """A file is no certificate of this release, or belongs to something else."""
+
+
+@dataclass(slots=True)
+class Arrays:
+    """One-dimensional arrays by digest.
+
+    Args:
+        stored: By digest: type of the numbers, and their bytes, shuffled, compressed, in base 64.
+    """
+
+    stored: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
+
+    def put(self, array: Tensor) -> str:
+        """Store an array and return its digest."""
+        own = array.detach().cpu().contiguous()
+        dtype = str(own.dtype).removeprefix("torch.")
+        data = own.view(torch.uint8).numpy().tobytes()
+        name = _array_digest(dtype, data)
+        if name not in self.stored:
+            # Bytes of equal significance side by side compress better.
+            planes = np.frombuffer(data, np.uint8).reshape(-1, own.element_size()).T.tobytes()
+            packed = base64.b64encode(zlib.compress(planes, 1)).decode()
+            self.stored[name] = {"dtype": dtype, "data": packed}
+        return name
+
+    def get(self, name: str) -> Tensor:
+        """Return an array.
+
+        Raises:
+            CertificateError: If it is missing, unreadable, or not what its digest names.
+        """
+        if name not in self.stored:
+            raise CertificateError(f"array {name!r} is missing")
+        try:
+            dtype = _DTYPES[self.stored[name]["dtype"]]
+            size = torch.empty(0, dtype=dtype).element_size()
+            planes = zlib.decompress(base64.b64decode(self.stored[name]["data"], validate=True))
+            data = np.frombuffer(planes, np.uint8).reshape(size, -1).T.tobytes()
+        except (KeyError, TypeError, ValueError, zlib.error) as error:
+            raise CertificateError(f"array {name!r} cannot be read: {error}") from error
+        if _array_digest(self.stored[name]["dtype"], data) != name:
+            raise CertificateError(f"array {name!r} is not what its digest names")
+        return torch.frombuffer(bytearray(data), dtype=dtype)
+
+
+def law_fields(law: Law, arrays: Arrays) -> dict[str, Any]:
+    """A law as JSON, exact to the last bit."""
+    if isinstance(law, PointLaw):
+        return {"token": law.token_id}
+    if isinstance(law, DenseLaw):
+        return {"masses": arrays.put(law.probs)}
+    part = law.sparse()
+    return {"ids": arrays.put(part.token_ids), "masses": arrays.put(part.probs)}
+
+
+def law_of(stored: Mapping[str, Any], arrays: Arrays) -> Law:
+    """The law of these fields.
+
+    Raises:
+        MongeError: If they make none.
+    """
+    if "token" in stored:
+        return one_hot(stored["token"])
+    masses = arrays.get(stored["masses"])
+    return SparseLaw(arrays.get(stored["ids"]), masses) if "ids" in stored else DenseLaw(masses)
+
+
+def proposal_fields(proposal: Proposal, arrays: Arrays) -> dict[str, Any] | None:
+    """A proposal as JSON; `None` for no candidates.
+
+    Raises:
+        OptionError: If it is of a kind that a certificate does not know.
+    """
+    kind = type(proposal)
+    if KINDS.get(kind.__name__) is not kind:
+        raise OptionError(f"a certificate cannot hold candidates drawn as {kind.__name__}")
+    if proposal == Deterministic():
+        return None
+    stored: dict[str, Any] = {"kind": kind.__name__}
+    assert is_dataclass(proposal), "every kind is a dataclass"
+    for entry in fields(proposal):
+        value = getattr(proposal, entry.name)
+        if not entry.init:
+            continue
+        if entry.name == "law":
+            value = law_fields(value, arrays)
+        elif entry.name == "laws":
+            value = [law_fields(law, arrays) for law in value]
+        elif entry.name == "design":
+            value = asdict(value)
+        stored[entry.name] = list(value) if isinstance(value, tuple) else value
+    return stored
+
+
+def proposal_of(stored: Mapping[str, Any] | None, arrays: Arrays) -> Proposal:
+    """The proposal of these fields.
+
+    Raises:
+        MongeError: If they make none.
+    """
+    if stored is None:
+        return Deterministic()
+    if stored["kind"] not in KINDS:
+        raise CertificateError(f"unknown kind of candidates: {stored['kind']!r}")
+    made: dict[str, Any] = {}
+    for name, value in stored.items():
+        if name == "law":
+            made[name] = law_of(value, arrays)
+        elif name == "laws":
+            made[name] = tuple(law_of(law, arrays) for law in value)
+        elif name == "design":
+            made[name] = SystematicDesign(**value)
+        elif name != "kind":
+            made[name] = tuple(value) if isinstance(value, list) else value
+    return KINDS[stored["kind"]](**made)
+
+
+def tree_fields(tree: TokenTree, arrays: Arrays) -> dict[str, Any]:
+    """A tree as JSON."""
+    return {
+        "tokens": list(tree.token_ids),
+        "parents": list(tree.parents),
+        "candidates": [list(own) for own in tree.candidates],
+        "proposals": [proposal_fields(proposal, arrays) for proposal in tree.proposals],
+    }
+
+
+def tree_of(stored: Mapping[str, Any], arrays: Arrays) -> TokenTree:
+    """The tree of these fields.
+
+    Raises:
+        MongeError: If they make none.
+    """
+    tree = TokenTree(
+        token_ids=tuple(stored["tokens"]),
+        parents=tuple(stored["parents"]),
+        proposals=tuple(proposal_of(own, arrays) for own in stored["proposals"]),
+        candidates=tuple(tuple(own) for own in stored["candidates"]),
+    )
+    sizes = {len(part) for part in (tree.parents, tree.proposals, tree.candidates)}
+    if sizes != {tree.num_nodes} or tree.num_nodes == 0:
+        raise CertificateError("the parts of the tree have different sizes")
+    for node, parent in enumerate(tree.parents):
+        if not (-1 <= parent < node and (parent == -1) == (node == 0)):
+            raise CertificateError(f"parent {parent} of node {node} does not come before it")
+    for node, own in enumerate(tree.candidates):
+        children = {child for child, parent in enumerate(tree.parents) if parent == node}
+        if set(own) != children:
+            raise CertificateError(f"candidates of node {node} are not its children")
+        if len({tree.token_ids[child] for child in children}) != len(children):
+            raise CertificateError(f"two children of node {node} have one token")
+    return tree
+
+
+def part_text(registry: Registry[Any], part: object) -> str:
+    """What a user writes for a part: its name, and the settings that are not the defaults.
+
+    Raises:
+        OptionError: If it is not registered.
+    """
+    name = registry.name_of(part)
+    given = [
+        f"{key}={getattr(part, key)!r}"
+        for key, default in registry.settings(name).items()
+        if getattr(part, key) != default
+    ]
+    return f"{name}({', '.join(given)})" if given else name
+
+
+def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with the seals that fit its contents."""
+    requests: list[dict[str, Any]] = []
+    header = {key: value for key, value in document["header"].items() if key != "seal"}
+    seal = _digest("", header)
+    header["seal"] = seal
+    for request in document["requests"]:
+        rounds: list[dict[str, Any]] = []
+        for one in request["rounds"]:
+            seal = _digest(seal, _unsealed(one))
+            rounds.append({**one, "seal": seal})
+        seal = _digest(seal, _unsealed(request, "rounds"))
+        requests.append({**request, "rounds": rounds, "seal": seal})
+    return {**document, "header": header, "requests": requests}
+
+
+def broken_seal(document: Mapping[str, Any]) -> str | None:
+    """Where the first seal stands that does not fit, or `None`."""
+    right = sealed(document)
+    if document["header"].get("seal") != right["header"]["seal"]:
+        return "header"
+    for number, (own, other) in enumerate(
+        zip(document["requests"], right["requests"], strict=True), start=1
+    ):
+        for place, (one, like) in enumerate(
+            zip(own["rounds"], other["rounds"], strict=True), start=1
+        ):
+            if one.get("seal") != like["seal"]:
+                return f"request {number}, round {place}"
+        if own.get("seal") != other["seal"]:
+            return f"request {number}"
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """The record of a run.
+
+    Args:
+        header: Target, parts, versions, and how the drafter is loaded again.
+        requests: Requests with their rounds, as JSON; see the module's functions.
+        arrays: Laws and logits.
+    """
+
+    header: Mapping[str, Any]
+    requests: tuple[Mapping[str, Any], ...]
+    arrays: Arrays
+
+    def document(self) -> dict[str, Any]:
+        """The whole as JSON."""
+        return {
+            "format": _FORMAT,
+            "version": VERSION,
+            "header": dict(self.header),
+            "requests": [dict(request) for request in self.requests],
+            "arrays": self.arrays.stored,
+        }
+
+    def sealed(self) -> "Certificate":
+        """The certificate with the seals that fit its contents."""
+        document = sealed(self.document())
+        return replace(self, header=document["header"], requests=tuple(document["requests"]))
+
+    def write(self, path: Path) -> Path:
+        """Write the certificate; a file of that name is replaced.
+
+        Raises:
+            OptionError: If it cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(self.document()), encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"cannot write the certificate to {str(path)!r}: {error}") from error
+        return path
+
+
+def read_certificate(path: Path) -> Certificate:
+    """Read a certificate. What it says is not checked yet.
+
+    Raises:
+        CertificateError: If there is no such file, it is cut off, or it is of another version.
+    """
+    again = "make one with `monge generate --certificate FILE`"
+    if not path.is_file():
+        raise CertificateError(f"{path}: no such file; {again}")
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise CertificateError(
+            f"{path}: cut off or damaged: it is no JSON ({error}); copy the file again, or {again}"
+        ) from error
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        raise CertificateError(f"{path}: not a certificate of this library; {again}")
+    if document.get("version") != VERSION:
+        raise CertificateError(
+            f"{path}: field 'version': got {document.get('version')!r}, this release reads "
+            f"{VERSION}; {again}"
+        )
+    try:
+        return Certificate(
+            header=document["header"],
+            requests=tuple(document["requests"]),
+            arrays=Arrays(document["arrays"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise CertificateError(f"{path}: field {error} is missing or malformed; {again}") from error
+
+
+def _unsealed(part: Mapping[str, Any], *others: str) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key not in {"seal", *others}}
+
+
+def _digest(before: str, part: Mapping[str, Any]) -> str:
+    text = json.dumps(part, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(f"{before}\n{text}".encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _array_digest(dtype: str, data: bytes) -> str:
+    return hashlib.blake2b(dtype.encode() + data, digest_size=_DIGEST_BYTES).hexdigest()

@@ -1,0 +1,187 @@
+"""`monge certify`, and the record that it reads."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from monge.api import load
+from monge.cli import options
+from monge.cli.console import notes, output, quiet_host, reported
+from monge.cli.progress import call_bar
+from monge.core.errors import MongeError, OptionError
+from monge.engine.decoder import Decoder
+from monge.engine.loading import load_network
+
+if TYPE_CHECKING:
+    from monge.audit.certificate import Certificate
+    from monge.audit.certify import Report
+    from monge.audit.recorder import Recorder
+    from monge.audit.redraft import Redrafter
+
+CERTIFY: Final = "Certify"
+BUILT_IN: Final = "built-in"
+Record = Annotated[Path, typer.Argument(help="The record of `monge generate --certificate`.")]
+Tolerance = Annotated[
+    float | None,
+    options.option(
+        "--tolerance",
+        help="Largest difference of a logit to the float64 forward.",
+        panel=CERTIFY,
+        default="0.001 for float32, 1 for bfloat16",
+    ),
+]
+Nodes = Annotated[
+    int | None,
+    options.option(
+        "--nodes", help="Nodes whose coupling is enumerated at most.", panel=CERTIFY, default="256"
+    ),
+]
+
+
+@reported
+def certify(
+    record: Record,
+    *,
+    target: options.Target = None,
+    draft: options.Drafts = None,
+    tolerance: Tolerance = None,
+    nodes: Nodes = None,
+    as_json: options.Json = False,
+) -> None:
+    """Replay the record of a run, and check that every round of it is exact.
+
+    Draft laws, draws, target laws (in float64), verdicts, couplings and the committed text are
+    computed again. The exit status is 0 if the run is exact, 1 if it is not, and 2 if this could
+    not be told. docs/audit.md says what that proves.
+
+    **Examples**
+
+        monge generate "Once" --temperature 1 --certificate run.json
+        monge certify run.json
+        monge certify run.json --target ./my-target --draft ./my-draft --json
+    """
+    quiet_host()
+    from monge.audit.certificate import read_certificate
+    from monge.audit.certify import EXIT
+    from monge.audit.certify import certify as replayed
+    from monge.audit.plain_forward import plain_forward
+
+    options.check_positive(nodes=nodes)
+    if tolerance is not None and not tolerance > 0:
+        raise OptionError(f"--tolerance must be above 0; got {tolerance}")
+    certificate = read_certificate(record)
+    network = _target(certificate, target)
+    redrafter, reason = _redrafter(certificate, target, draft)
+    given = options.given(tolerance=tolerance, num_nodes=nodes)
+    with call_bar() as watch:
+        watch.total(sum(len(own.get("rounds", ())) for own in certificate.requests))
+        report = replayed(
+            certificate,
+            plain_forward(network),
+            vocab_size=int(network.config.get_text_config().vocab_size),
+            redrafter=redrafter,
+            on_round=lambda: watch.step("replaying rounds"),
+            **given,
+        )
+    if reason is not None:
+        report.notes.append(reason)
+    if as_json:
+        typer.echo(json.dumps(report.as_json()))
+    else:
+        _print(report, certificate)
+    raise typer.Exit(EXIT[report.answer])
+
+
+def recorder_of(decoder: Decoder, target: str | None, loading: Mapping[str, Any]) -> "Recorder":
+    """A recorder for `monge generate`.
+
+    Args:
+        decoder: The decoder.
+        target: The target's name.
+        loading: Arguments of `load` that make the drafter again.
+    """
+    from monge.audit.recorder import Recorder
+
+    named = {name: value for name, value in loading.items() if value is not None}
+    return Recorder(decoder, target=BUILT_IN if target is None else target, loading=named)
+
+
+def say_certificate(path: Path) -> None:
+    """Say where the record is."""
+    size = path.stat().st_size / 1e6
+    notes().print(
+        f"record of the run: {path}, {size:.1f} MB; next: monge certify {path}",
+        style="dim",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _target(certificate: "Certificate", target: str | None) -> Any:  # noqa: ANN401 (the host's network)
+    from monge.api import built_in
+    from monge.audit.certificate import CertificateError
+    from monge.audit.recorder import weights_digest
+
+    stated = _fields(certificate.header, "target")
+    if target is None and stated.get("name") != BUILT_IN:
+        raise OptionError(f"the record names the target {stated.get('name')!r}; give --target")
+    source = str(built_in("target")) if target in {None, BUILT_IN} else str(target)
+    network = load_network(source, dtype=str(stated.get("dtype", "auto")))
+    digest = weights_digest(network)
+    if digest != stated.get("digest"):
+        raise CertificateError(
+            f"another target: the record was made with {stated.get('name')!r}, weights "
+            f"{stated.get('digest')}; those of {target or BUILT_IN!r} are {digest}"
+        )
+    return network
+
+
+def _redrafter(
+    certificate: "Certificate", target: str | None, draft: list[str] | None
+) -> tuple["Redrafter | None", str | None]:
+    """The drafter, made again, or why there is none."""
+    from monge.audit.redraft import TOLERANCES, Redrafter
+
+    loading = dict(_fields(certificate.header, "loading"))
+    stated = loading.pop("draft", None)
+    if stated is not None and draft is None:
+        return None, f"the record names the draft model {', '.join(stated)}; --draft checks it"
+    if target == BUILT_IN:
+        target = None
+    try:
+        decoder = load(target, draft, **loading)
+    except MongeError as error:
+        return None, f"the drafter could not be made again: {error}"
+    dtype = str(_fields(certificate.header, "target").get("dtype"))
+    return Redrafter(decoder.components, TOLERANCES.get(dtype, 0.0)), None
+
+
+def _fields(header: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    from monge.audit.certificate import CertificateError
+
+    own = header.get(name)
+    if not isinstance(own, Mapping):
+        raise CertificateError(f"field 'header.{name}' is missing or malformed")
+    return own  # pyright: ignore[reportUnknownVariableType]
+
+
+def _print(report: "Report", certificate: "Certificate") -> None:
+    console = output()
+    for finding in report.findings:
+        console.print(f"{finding}", style="red", markup=False, soft_wrap=True)
+    drafts = report.drafts
+    if drafts.num_rounds:
+        console.print(
+            f"drafts: {drafts.num_rounds} rounds drafted again, {drafts.num_laws} draft laws "
+            f"recomputed, largest total variation {drafts.distance:.0e}",
+            style="dim",
+            markup=False,
+            soft_wrap=True,
+        )
+    for note in report.notes:
+        console.print(f"note: {note}", style="dim", markup=False, soft_wrap=True)
+    color = {"exact": "green", "not exact": "red", "could not tell": "yellow"}[report.answer]
+    console.print(report.summary(), style=f"bold {color}", markup=False, soft_wrap=True)

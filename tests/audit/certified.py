@@ -1,0 +1,172 @@
+"""Recorded toy runs: every part on tables, and what it takes to certify them."""
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monge.api import make_components
+from monge.audit.certificate import Arrays, Certificate
+from monge.audit.certify import Report, certify
+from monge.audit.recorder import Recorder
+from monge.audit.redraft import Redrafter
+from monge.core.errors import MongeError
+from monge.engine.components import Components
+from monge.engine.decoder import Decoder
+from monge.testing.tabular import RandomTable, TabularModel
+from monge.verify.registry import VERIFIERS
+from tests.exact.test_every_drafter import MADE
+from tests.exact.test_every_drafter import target as drafter_target
+
+VOCAB = 5
+Make = Callable[[], Components]
+TREES_OF_KIND = (
+    "chain(3)",
+    "chain(2, 'top')",
+    "fixed_width((2, 2), 'iid')",
+    "fixed_width((2, 1), 'without_replacement')",
+    "fixed_width((3, 1), 'top')",
+    "fixed_width((3, 1), 'mixed')",
+    "fixed_width((2, 2), 'hub')",
+    "fixed_width((2, 1), 'temperatures')",
+    "fixed_width((2, 1), 'systematic')",
+    "fixed_width((2, 1), 'shared')",
+    "paths(2, 2)",
+    "best_first(4, 2, 2)",
+    "eagle2(6, 2, 2)",
+    "opt_tree(4, 2, 2)",
+    "sequoia(4, 2)",
+    "threshold(0.1, 2, 2)",
+)
+"""A tree of every builder, and of every way of drawing children."""
+
+
+def table(seed: int, style: str = "positive", vocab: int = VOCAB) -> TabularModel:
+    return TabularModel(RandomTable(vocab, seed, style), vocab)
+
+
+def combined(tree: str, verifier: str | Any, style: str = "positive") -> Make:
+    """A target and a draft model with this tree and verifier."""
+    return lambda: make_components(
+        table(1, style), table(2, style), drafter="model", tree=tree, verifier=verifier
+    )
+
+
+def all_runs() -> dict[str, Make]:
+    """Every drafter, and every tree with every verifier that is exact for it."""
+    found: dict[str, Make] = {f"drafter {name}": make for name, make in MADE.items()}
+    for tree in TREES_OF_KIND:
+        for verifier in VERIFIERS:
+            make = combined(tree, verifier)
+            try:
+                make()
+            except MongeError:
+                continue
+            found[f"{tree} {verifier}"] = make
+    return found
+
+
+def forward_of(model: TabularModel) -> Callable[[tuple[int, ...], int], Tensor]:
+    """The plain forward of a table."""
+
+    def forward(text: tuple[int, ...], first: int) -> Tensor:
+        rows = [list(model.table(text[: end + 1])) for end in range(first, len(text))]
+        return torch.tensor(rows, dtype=torch.float64).log()
+
+    return forward
+
+
+def recorded(
+    make: Make, *, prompts: Sequence[Sequence[int]] = ((0, 1, 0, 1),), **options: Any
+) -> Certificate:
+    """The certificate of a run, read again from its text."""
+    decoder = Decoder(make(), max_batch_size=len(prompts))
+    recorder = Recorder(decoder)
+    settings = {"max_new_tokens": 8, "temperature": 1.0, "seed": 1} | options
+    for result in recorder.generate([list(one) for one in prompts], **settings):
+        assert result.error is None
+    return reread(recorder.certificate())
+
+
+def reread(certificate: Certificate) -> Certificate:
+    """As after a way through a file."""
+    document = json.loads(json.dumps(certificate.document()))
+    return Certificate(
+        header=document["header"],
+        requests=tuple(document["requests"]),
+        arrays=Arrays(document["arrays"]),
+    )
+
+
+def certified(certificate: Certificate, make: Make, **options: Any) -> Report:
+    """The report on a certificate."""
+    parts = make()
+    target = parts.target
+    forward = forward_of(target) if isinstance(target, TabularModel) else None
+    if forward is None:
+        forward = forward_of(drafter_target())
+    settings = {"redrafter": Redrafter(make(), 1e-9)} | options
+    return certify(certificate, forward, vocab_size=target.vocab_size, **settings)
+
+
+_SILENT = frozenset(
+    {"seal", "plan", "batch_size", "drafter", "controller", "stop", "top_k", "top_p", "min_p"}
+)
+"""Fields that decide nothing, or nothing in these runs."""
+
+
+def leaves(part: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Places of single values, digests of arrays among them."""
+    if isinstance(part, dict):
+        items = [(key, own) for key, own in part.items() if key not in _SILENT]
+    elif isinstance(part, list):
+        items = list(enumerate(part))
+    else:
+        return [] if part is None else [path]
+    return [place for key, own in items for place in leaves(own, (*path, key))]
+
+
+def tampered(certificate: Certificate, place: tuple[Any, ...], pick: Any) -> Certificate:
+    """The certificate with one value of its requests changed, and seals that fit."""
+    requests = copy.deepcopy(list(certificate.requests))
+    arrays = Arrays(dict(certificate.arrays.stored))
+    at: Any = requests
+    for key in place[:-1]:
+        at = at[key]
+    value = at[place[-1]]
+    if isinstance(value, str) and value in arrays.stored:
+        at[place[-1]] = arrays.put(_moved(arrays.get(value), pick))
+    elif isinstance(value, str):
+        others = {"next_kind": ("correction", "bonus"), "kind": ("Iid", "WithoutReplacement")}
+        known = others.get(place[-1], ("target_walk", "eos", "single_draft"))
+        at[place[-1]] = pick.choice([one for one in known if one != value])
+    elif isinstance(value, float):
+        at[place[-1]] = value + pick.choice((0.1, -0.1))
+    else:
+        at[place[-1]] = value + pick.choice((1, -1) if value > 0 else (1,))
+    changed = Certificate(header=certificate.header, requests=tuple(requests), arrays=arrays)
+    return changed.sealed()
+
+
+def _moved(array: Tensor, pick: Any) -> Tensor:
+    """An array with one entry changed; of masses another one makes up for it."""
+    changed = array.clone()
+    place = pick.randrange(changed.numel())
+    if array.dtype == torch.int64:
+        changed[place] += 1
+    elif bool((array > 0).all()) and changed.numel() > 1:
+        step = changed[place] * 0.01
+        changed[place] -= step
+        changed[place - 1] += step
+    else:
+        changed[place] += 0.01
+    return changed
+
+
+def only(maker: Callable[..., Components], **options: Any) -> Make:
+    """A way of making components with some options."""
+    return partial(maker, **options)
