@@ -296,7 +296,7 @@ class Recorder:
     def _session(self, request: Request) -> Session:
         if request.processors:
             raise OptionError(
-                "a certificate cannot hold logits processors, which are code; leave them out"
+                "a certificate cannot hold logits processors: leave them out, and penalties, logit_bias and min_tokens too"
             )
         draws = RecordingDraws(request.seed, request.row)
         return self.decoder.session(replace(request, draws=draws))
