@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -23,7 +24,8 @@ def plain_forward(network: PreTrainedModel) -> Forward:
     Args:
         network: In evaluation mode; it is left as it is.
     """
-    exact = copy.deepcopy(network).to(device="cpu", dtype=torch.float64).eval()
+    copied: Any = copy.deepcopy(network)
+    exact = copied.to(device="cpu", dtype=torch.float64).eval()
     chooses = chooses_logits(exact)
 
     def forward(token_ids: tuple[int, ...], first: int) -> Tensor:
