@@ -144,7 +144,7 @@ def test_old_names_say_what_replaces_them(run, old, new):
 def test_the_laboratory_has_its_commands():
     root = Path(__file__).parents[2] / "lab"
     found = {path.parent.name for path in root.glob("*/__main__.py")}
-    assert set(LABORATORY) | {"shape", "gates"} == found
+    assert set(LABORATORY) | {"shape", "gates", "quality"} == found
     readme = (root / "README.md").read_text()
     assert [name for name in (*found, "matrix") if f"`python -m lab.{name}`" not in readme] == []
 

@@ -369,7 +369,12 @@ def check_numbers(
         if not is_of(value, float) or not isfinite(cast(float, value)):
             raise OptionError(f"{name} must be a finite number; got {value!r}")
     # The request itself checks the larger one.
-    if is_of(max_new_tokens, int) and cast(int, min_tokens) > cast(int, max_new_tokens):
+    is_asked = cast(int, min_tokens) > 0
+    if (
+        is_asked
+        and is_of(max_new_tokens, int)
+        and cast(int, min_tokens) > cast(int, max_new_tokens)
+    ):
         raise OptionError(f"min_tokens={min_tokens} is more than max_new_tokens={max_new_tokens}")
 
 
