@@ -23,7 +23,8 @@ def plain_forward(network: PreTrainedModel) -> Forward:
     Args:
         network: In evaluation mode; it is left as it is.
     """
-    exact = copy.deepcopy(network).to(device="cpu", dtype=torch.float64).eval()
+    exact = copy.deepcopy(network).eval()
+    torch.nn.Module.to(exact, device="cpu", dtype=torch.float64)
     chooses = chooses_logits(exact)
 
     def forward(token_ids: tuple[int, ...], first: int) -> Tensor:

@@ -349,7 +349,7 @@ def weights_digest(network: PreTrainedModel) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, weight in sorted(network.named_parameters()):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
