@@ -281,7 +281,7 @@ def test_the_command_judges(is_greedy, status, monkeypatch, tmp_path):
         real(self, url, transport=httpx.ASGITransport(app=servers[url]), **options)
 
     monkeypatch.setattr(Client, "__init__", in_process)
-    monkeypatch.setattr("monge.audit.run.situations", lambda *, is_quick: SHORT)
+    monkeypatch.setattr("monge.audit.gate.situations", lambda *, is_quick: SHORT)
     html = tmp_path / "audit.html"
     command = [
         "audit",

@@ -1,10 +1,11 @@
 """An asynchronous client of `/v1/completions`, with retries."""
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 import httpx
 
@@ -56,11 +57,24 @@ class Completion:
     speculates: bool = False
 
 
+@runtime_checkable
+class Server(Protocol):
+    """Answers requests: a client of a server, or an engine in this process."""
+
+    url: str
+    """Its address, or a name for reports."""
+    model: str | None
+
+    async def complete(self, prompt: str | Sequence[int], **fields: Any) -> Completion:
+        """One completion; see `Client.complete`."""
+        ...
+
+
 class Client:
     """Requests to one server.
 
     Args:
-        url: Its address, with or without `/v1`.
+        url: Its address, with or without `/v1`. Another version, such as `/v3`, must be given.
         model: Name of the model; `None` asks the server for its first one.
         api_key: Its key, if it needs one.
         attempts: Attempts of a request before the audit gives up.
@@ -78,8 +92,9 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        base = url.rstrip("/").removesuffix("/v1")
-        self.url, self.model, self._attempts = f"{base}/v1", model, attempts
+        base = url.rstrip("/")
+        self.url = base if re.search(r"/v\d+$", base) else f"{base}/v1"
+        self.model, self._attempts = model, attempts
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._http = httpx.AsyncClient(
@@ -164,12 +179,14 @@ def _object(answer: httpx.Response) -> dict[str, Any]:
 def _completion(answer: Mapping[str, Any]) -> Completion:
     choice, metrics = answer["choices"][0], answer.get("metrics") or {}
     found = choice.get("logprobs") or {}
-    tokens = found.get("tokens")
+    tokens, logprobs = found.get("tokens"), found.get("token_logprobs")
+    if (content := found.get("content")) is not None:  # as in chats: llama.cpp has it here as well
+        tokens, logprobs = [one["token"] for one in content], [one["logprob"] for one in content]
     return Completion(
         text=choice["text"],
         finish=choice.get("finish_reason"),
         tokens=None if tokens is None else tuple(tokens),
-        logprobs=tuple(found.get("token_logprobs") or ()),
+        logprobs=tuple(logprobs or ()),
         top=tuple(found.get("top_logprobs") or ()),
         speculates=metrics.get("speculative_decoding") is not None,
     )

@@ -4,12 +4,13 @@ They need few requests, and tell servers with other weights from servers with a 
 """
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from monge.audit.client import Client
+from monge.audit.client import Server
 from monge.audit.references import Reference, token_names
 from monge.audit.token_law import TokenLaw
 from monge.core.sampling_rules import SamplingRules
@@ -21,6 +22,8 @@ _SAME_FIRST_TOKENS: Final = 0.8
 """Share of prompts whose greedy first tokens must agree: these come before any speculation."""
 
 _NOISE_FACTOR: Final = 2.0
+_MOST_CHARACTERS: Final = 600
+"""Sampled characters after which greedy texts start again from a prompt of the audit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +76,13 @@ class Deterministic:
 
 
 async def deterministic(
-    client: Client,
+    client: Server,
     reference: Reference,
     prompts: Sequence[str],
     *,
     fields: Mapping[str, object],
     tolerance: float,
+    num_greedy_tokens: int = 0,
 ) -> Deterministic:
     """Compare greedy texts and log-probabilities.
 
@@ -86,6 +90,8 @@ async def deterministic(
         client: The audited server.
         reference: The reference.
         prompts: Prompts.
+        num_greedy_tokens: Greedy tokens to compare. Where one text for each prompt has fewer, the
+            next prompts are these prompts with the texts that the server sampled after them.
         fields: Fields of every request.
         tolerance: Smallest gap that counts as a difference; twice the reference's noise if that is
             larger.
@@ -94,7 +100,11 @@ async def deterministic(
     tolerance = max(tolerance, _NOISE_FACTOR * noise)
     differences, num_greedy = list[Difference](), 0
     first, later = list[float](), list[float]()
-    for prompt in prompts:
+    waiting = deque(prompts)
+    most_texts = len(prompts) + num_greedy_tokens
+    num_texts = 0
+    while waiting and num_texts < most_texts:
+        prompt, num_texts = waiting.popleft(), num_texts + 1
         completion = await client.complete(prompt, temperature=0.0, **fields)
         names = token_names(completion, reference.eos_names)
         laws = await reference.laws(prompt, names, SamplingRules())
@@ -119,9 +129,13 @@ async def deterministic(
             if law is not None and logprob is not None and name in law.places:
                 own = abs(logprob - math.log(law.probs[law.places[name]]))
                 (later if position else first).append(own)
+        if num_greedy < num_greedy_tokens:
+            longer = prompt + sampled.text
+            is_short = len(longer) < len(prompts[num_texts % len(prompts)]) + _MOST_CHARACTERS
+            waiting.append(longer if is_short else prompts[num_texts % len(prompts)])
     first_difference = median(first) if first else None
     num_first = sum(difference.position == 0 for difference in differences)
-    other_firsts = num_first > (1 - _SAME_FIRST_TOKENS) * len(prompts)
+    other_firsts = num_first > (1 - _SAME_FIRST_TOKENS) * num_texts
     other_logprobs = first_difference is not None and first_difference > _SAME_WEIGHTS_NATS
     return Deterministic(
         num_greedy=num_greedy,

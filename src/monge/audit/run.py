@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 from monge.audit.bets import Wealth, judged, log_factors
-from monge.audit.client import TOKEN_ID, Client, Completion, RefusedError, ServerError
+from monge.audit.client import TOKEN_ID, Completion, RefusedError, Server, ServerError
 from monge.audit.deterministic import Deterministic, deterministic
 from monge.audit.log import TextLog
 from monge.audit.power import smallest_deviation
@@ -58,6 +59,10 @@ class Settings:
         naming: How the audited server names tokens, as `probe` says. Of servers that return no
             tokens, only the first token of each text is judged.
         log: File for the texts.
+        greedy_budget: Greedy tokens to compare at least; one text for each prompt is always
+            compared.
+        seconds: Longest time for the sampled texts; `None` for no limit. E-values stay valid at
+            any stop.
     """
 
     budget: int = BUDGET
@@ -67,9 +72,11 @@ class Settings:
     seed: int = 0
     naming: Naming = "names"
     log: Path | None = None
+    greedy_budget: int = 0
+    seconds: float | None = None
 
 
-async def probe(client: Client, prompt: str) -> Naming:
+async def probe(client: Server, prompt: str) -> Naming:
     """Ask a server for short texts, to see how it names tokens.
 
     Raises:
@@ -97,7 +104,7 @@ async def probe(client: Client, prompt: str) -> Naming:
 
 
 async def audit(
-    client: Client,
+    client: Server,
     reference: Reference,
     settings: Settings = Settings(),
     *,
@@ -120,7 +127,12 @@ async def audit(
     longest = max(settings.played, key=lambda one: (one.max_tokens, len(one.prompts)))
     fields = request_fields(longest.max_tokens, settings.naming)
     first = await deterministic(
-        client, reference, longest.prompts, fields=fields, tolerance=settings.tolerance
+        client,
+        reference,
+        longest.prompts,
+        fields=fields,
+        tolerance=settings.tolerance,
+        num_greedy_tokens=settings.greedy_budget,
     )
     if not first.same_logprobs:
         notes.append("the server's log-probabilities are not those of the reference")
@@ -186,7 +198,7 @@ class _Sampled:
 
     def __init__(
         self,
-        client: Client,
+        client: Server,
         reference: Reference,
         settings: Settings,
         log: TextLog,
@@ -216,7 +228,9 @@ class _Sampled:
         """Play all situations, or stop at a rejection."""
         shares = sum(situation.share for situation in self._settings.played)
         for number, situation in enumerate(self._settings.played):
-            budget = self._settings.budget * situation.share / shares
+            share = situation.share / shares
+            budget = self._settings.budget * share
+            end = time.monotonic() + (self._settings.seconds or math.inf) * share
             most_texts = math.ceil(_MOST_TEXTS * budget / situation.max_tokens)
             limit = asyncio.Semaphore(situation.concurrency)
             makers = (self._text(situation, index, limit) for index in range(most_texts))
@@ -229,7 +243,8 @@ class _Sampled:
                     index += 1
                     if self.is_rejected:
                         return
-                    if self._own[situation.name].num_tokens >= budget:
+                    is_late = time.monotonic() >= end
+                    if is_late or self._own[situation.name].num_tokens >= budget:
                         break
 
     def report(self, first: Deterministic, notes: Sequence[str]) -> Report:

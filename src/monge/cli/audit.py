@@ -3,6 +3,8 @@
 import asyncio
 import json
 import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,13 +18,26 @@ from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.out import check_out_file
 from monge.core.errors import OptionError
+from monge.engine.decoder import Decoder
 
 if TYPE_CHECKING:
+    from monge.audit.client import Client
     from monge.audit.report import Report
 
 AUDIT = "Audit"
+_SAME_TYPE_TOLERANCE = 0.05
+"""Of an engine that runs in the type of the reference."""
 Url = Annotated[
-    str, typer.Option("--url", help="Address of the audited server.", rich_help_panel=AUDIT)
+    str | None, options.option("--url", help="Address of the audited server.", panel=AUDIT)
+]
+Engine = Annotated[
+    str | None,
+    options.option(
+        "--engine",
+        help="Audit an engine that runs here instead: transformers-assisted, transformers-lookup "
+        "or monge, against plain decoding of --target.",
+        panel=AUDIT,
+    ),
 ]
 ReferenceUrl = Annotated[
     str | None,
@@ -36,6 +51,16 @@ Target = Annotated[
         "--target",
         help="The target model, whose distributions are computed here; `built-in` is known.",
         panel=AUDIT,
+        default="with --engine the built-in target",
+    ),
+]
+Draft = Annotated[
+    str | None,
+    options.option(
+        "--draft",
+        help="Draft model of an --engine.",
+        panel=AUDIT,
+        default="the built-in draft, or none beside another --target",
     ),
 ]
 Model = Annotated[
@@ -71,6 +96,24 @@ Budget = Annotated[
         "--budget", help="Sampled tokens to judge at most.", panel=AUDIT, default="20000"
     ),
 ]
+GreedyBudget = Annotated[
+    int | None,
+    options.option(
+        "--greedy-budget",
+        help="Greedy tokens to compare at least.",
+        panel=AUDIT,
+        default="one text for each prompt",
+    ),
+]
+Minutes = Annotated[
+    float | None,
+    options.option(
+        "--minutes",
+        help="Longest time for the sampled texts.",
+        panel=AUDIT,
+        default="no limit",
+    ),
+]
 Quick = Annotated[
     bool, typer.Option("--quick", help="Four situations and 2,000 tokens.", rich_help_panel=AUDIT)
 ]
@@ -86,7 +129,7 @@ Tolerance = Annotated[
         "--tolerance",
         help="Smallest difference of log-probabilities that counts in greedy texts.",
         panel=AUDIT,
-        default="0.05 nats, and 0.25 with --target",
+        default="0.05 nats, and 0.25 with --url and --target",
     ),
 ]
 Log = Annotated[
@@ -99,34 +142,26 @@ Html = Annotated[
     Path | None, options.option("--html", help="Write a page with plots.", panel=options.OUTPUT)
 ]
 
-_EOS_NAMES = (
-    "</s>",
-    "<|endoftext|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|end_of_text|>",
-    "<|end|>",
-    "<eos>",
-    "<end_of_turn>",
-)
-_LOCAL_TOLERANCE = 0.25
-"""The server may run in 16 bits, whose noise reaches this size.
-
-The local forward runs in the type of `--dtype`.
-"""
-
 
 @reported
 def audit(
-    url: Url,
+    url: Url = None,
     *,
+    engine: Engine = None,
     reference_url: ReferenceUrl = None,
     target: Target = None,
+    draft: Draft = None,
+    drafter: options.Drafter = None,
+    tree: options.Tree = None,
+    verifier: options.Verifier = None,
+    controller: options.Controller = None,
     model: Model = None,
     reference_model: ReferenceModel = None,
     api_key: ApiKey = None,
     eos: Eos = None,
     budget: Budget = None,
+    greedy_budget: GreedyBudget = None,
+    minutes: Minutes = None,
     quick: Quick = False,
     alpha: Alpha = None,
     tolerance: Tolerance = None,
@@ -147,40 +182,48 @@ def audit(
         monge audit --url http://localhost:8000/v1 --reference-url http://localhost:8001/v1
         monge audit --url http://localhost:8000/v1 --target ./model --budget 100000 --html audit.html
         monge audit --url http://localhost:8000/v1 --target built-in --quick
+        monge audit --engine transformers-assisted --target ./model --draft ./small
+        monge audit --engine monge --tree "fixed_width((2, 2), 'iid')" --verifier layer
     """
-    if (reference_url is None) == (target is None):
-        raise OptionError(
-            "give either --reference-url or --target: probabilities of the audited "
-            "server prove nothing"
-        )
-    if reference_url is not None and reference_url.rstrip("/") == url.rstrip("/"):
-        raise OptionError(
-            "--reference-url is the audited server; name a server without speculation"
-        )
-    options.check_positive(budget=budget)
+    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller)
+    loading = options.given(dtype=dtype, device=device)
+    if engine is not None:
+        _check_engine(engine, parts, url=url, reference_url=reference_url)
+    else:
+        _check_urls(url, reference_url, target)
+        if parts or draft is not None:
+            raise OptionError(
+                "--draft, --drafter, --tree, --verifier and --controller need --engine"
+            )
+    options.check_positive(budget=budget, greedy_budget=greedy_budget)
     if alpha is not None and not 0 < alpha < 1:
         raise OptionError(f"--alpha must lie between 0 and 1; got {alpha}")
     for file in (log, html):
         if file is not None:
             check_out_file(file)
-    run = _audit_room()
-    given = options.given(budget=budget, alpha=alpha, tolerance=tolerance, log=log)
-    if quick:
-        given = {"budget": run.QUICK_BUDGET, "played": run.situations(is_quick=True)} | given
-    if target is not None:
-        given = {"tolerance": _LOCAL_TOLERANCE} | given
-    sources = {
-        "model": model,
-        "reference_url": reference_url,
-        "reference_model": reference_model,
-        "target": target,
-    }
-    loading = options.given(dtype=dtype, device=device)
-    report: Report = asyncio.run(_audited(url, given, sources, loading, api_key=api_key, eos=eos))
+    gate = _audit_room()
+    reference: dict[str, Any] = {"target": target or "built-in", **loading}
+    if reference_url is not None:
+        reference = {"url": reference_url, "model": reference_model, "api_key": api_key}
+    given = options.given(
+        budget=budget, greedy_budget=greedy_budget, alpha=alpha, tolerance=tolerance, log=log
+    )
+    if engine is not None:
+        given = {"tolerance": _SAME_TYPE_TOLERANCE} | given
+    settings = gate.settings_of(reference, given, quick=quick, minutes=minutes)
+
+    async def run() -> Any:  # noqa: ANN401 (the report's room is imported late)
+        async with _opened(engine, target, draft, parts, loading) as started:
+            server = started or {"url": url, "model": model, "api_key": api_key}
+            with _progress(settings) as on_tokens:
+                known = {"eos": eos} if eos else {}
+                return await gate.audited(server, reference, settings, on_tokens=on_tokens, **known)
+
+    report: Report = asyncio.run(run())
     if html is not None:
         from monge.audit.page import page
 
-        html.write_text(page(report, url, str(reference_url or target)))
+        html.write_text(page(report, str(engine or url), gate.name_of(reference)))
     if as_json:
         typer.echo(json.dumps(report.as_json()))
     else:
@@ -190,70 +233,110 @@ def audit(
     raise typer.Exit(EXIT[report.verdict])
 
 
+def _check_engine(
+    engine: str, parts: dict[str, Any], *, url: str | None, reference_url: str | None
+) -> None:
+    _audit_room()
+    from monge.audit.engines import OURS, check_engine
+
+    check_engine(engine)
+    if url is not None or reference_url is not None:
+        raise OptionError("--engine starts what is audited; leave --url and --reference-url out")
+    if parts and engine != OURS:
+        raise OptionError(
+            "--drafter, --tree, --verifier and --controller are options of --engine monge"
+        )
+
+
+def _check_urls(url: str | None, reference_url: str | None, target: str | None) -> None:
+    if url is None:
+        raise OptionError("name what is audited: --url, or --engine")
+    if (reference_url is None) == (target is None):
+        raise OptionError(
+            "give either --reference-url or --target: probabilities of the audited "
+            "server prove nothing"
+        )
+    if reference_url is not None and reference_url.rstrip("/") == url.rstrip("/"):
+        raise OptionError(
+            "--reference-url is the audited server; name a server without speculation"
+        )
+
+
 def _audit_room() -> ModuleType:
     quiet_host()
     try:
-        from monge.audit import run
+        from monge.audit import gate
     except ImportError as error:
         raise OptionError(
             f"monge audit needs packages that are not installed ({error}): pip "
             "install 'monge[audit]'"
         ) from error
-    return run
+    return gate
 
 
-async def _audited(
-    url: str,
-    given: dict[str, Any],
-    sources: dict[str, str | None],
+@asynccontextmanager
+async def _opened(
+    engine: str | None,
+    target: str | None,
+    draft: str | None,
+    parts: dict[str, Any],
     loading: dict[str, Any],
-    *,
-    api_key: str | None,
-    eos: list[str] | None,
-) -> Any:  # noqa: ANN401 (the report's room is imported late)
-    from contextlib import AsyncExitStack
+) -> AsyncIterator[Any]:
+    """The engine that was named; `None` if there is none."""
+    from monge.audit.engines import OURS, TransformersEngine
 
-    from monge.audit.client import TOKEN_ID, Client
-    from monge.audit.references import LocalReference, ServerReference
-    from monge.audit.run import Settings, audit, probe
+    source = None if target == "built-in" else target
+    if engine is None:
+        yield None
+    elif engine != OURS:
+        yield TransformersEngine(engine, source, draft, **loading)
+    else:
+        async with our_server(load(source, draft, **parts, **loading)) as client:
+            yield client
 
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(
-            Client(url, model=sources["model"], api_key=api_key)
-        )
-        naming = await probe(client, Settings(**given).played[0].prompts[0])
-        if sources["target"] is not None:
-            source = None if sources["target"] == "built-in" else sources["target"]
-            decoder = load(source, drafter="none", **loading)
-            reference: Any = LocalReference(
-                decoder.components.target, decoder.tokenizer, decoder.eos_ids, by_id=naming == "ids"
+
+@asynccontextmanager
+async def our_server(decoder: Decoder) -> AsyncIterator["Client"]:
+    """A client of `monge serve` in this process, without a socket."""
+    import httpx
+
+    from monge.audit.client import Client
+
+    try:
+        from monge.serve.launch import ServerSettings, chat_format, create_app
+    except ImportError as error:
+        raise OptionError(
+            f"monge audit --engine monge needs packages that are not installed ({error}): pip "
+            "install 'monge[audit,serve]'"
+        ) from error
+    app = create_app(
+        decoder, ServerSettings(model_name="monge"), chat_format(decoder.tokenizer, "instruction")
+    )
+    async with app.router.lifespan_context(app):
+        client = Client("http://monge", model="monge", transport=httpx.ASGITransport(app=app))
+        async with client:
+            yield client
+
+
+@contextmanager
+def _progress(settings: Any) -> Iterator[Callable[[int, float], None]]:  # noqa: ANN401 (its room is imported late)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=notes(), transient=True) as progress:
+        total = settings.budget if settings.seconds is None else None
+        task = progress.add_task("judging tokens", total=total)
+
+        def on_tokens(num_tokens: int, log_e: float) -> None:
+            shown = "infinite" if math.isinf(log_e) else f"{log_e:.1f}"
+            progress.update(
+                task, completed=num_tokens, description=f"judging tokens, log e-value {shown}"
             )
-        else:
-            other = Client(
-                str(sources["reference_url"]), model=sources["reference_model"], api_key=api_key
-            )
-            twin = await stack.enter_async_context(other)
-            names = frozenset(eos or _EOS_NAMES)
-            if naming == "ids" and not all(name.startswith(TOKEN_ID) for name in names):
-                naming = "names"  # the id of the end of text is unknown
-            reference = ServerReference(twin, eos_names=names, by_id=naming == "ids")
-        settings = Settings(**given, naming=naming)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=notes(), transient=True) as progress:
-            task = progress.add_task("judging tokens", total=settings.budget)
 
-            def on_tokens(num_tokens: int, log_e: float) -> None:
-                shown = "infinite" if math.isinf(log_e) else f"{log_e:.1f}"
-                progress.update(
-                    task, completed=num_tokens, description=f"judging tokens, log e-value {shown}"
-                )
-
-            return await audit(client, reference, settings, on_tokens=on_tokens)
+        yield on_tokens
 
 
 def _print(report: "Report", html: Path | None) -> None:

@@ -1,0 +1,137 @@
+"""Engines that an audit runs in this process, asked as a server is, and how to start the others."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from monge.api import built_in, eos_ids_of
+from monge.audit.client import TOKEN_ID, Completion
+from monge.core.errors import OptionError
+from monge.engine.loading import load_network, load_tokenizer
+from monge.engine.sources import resolve
+
+ASSISTED: Final = "transformers-assisted"
+LOOKUP: Final = "transformers-lookup"
+OURS: Final = "monge"
+NUM_LOOKUP_TOKENS: Final = 10
+_FIRST_SEED: Final = 1 << 31  # of requests without a seed: far from the seeds of the others
+
+HOW_TO_START: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "vllm": (
+            "vllm serve TARGET --port 8000 --speculative-config "
+            '\'{"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": 5}\'',
+            "monge audit --url http://localhost:8000/v1 --target TARGET",
+        ),
+        "llama-cpp": (
+            "llama-server -m TARGET.gguf -md DRAFT.gguf --port 8000",
+            "monge audit --url http://localhost:8000/v1 --target TARGET.gguf",
+        ),
+        "openvino-genai": (
+            "ovms --rest_port 8000 --task text_generation --source_model TARGET "
+            "--draft_source_model DRAFT",
+            "monge audit --url http://localhost:8000/v3 --target TARGET",
+        ),
+    }
+)
+"""Engines that run as a server of their own: the command that starts it, and the one that audits it."""
+
+STARTED: Final = (ASSISTED, LOOKUP, OURS)
+"""Engines that an audit starts."""
+
+
+def check_engine(name: str) -> None:
+    """Refuse a name that is no engine, or an engine that the user must start.
+
+    Raises:
+        OptionError: It names the commands, or the known engines.
+    """
+    if name in HOW_TO_START:
+        start, audit = HOW_TO_START[name]
+        raise OptionError(
+            f"an audit does not start {name}; start its server with `{start}`, then run `{audit}`"
+        )
+    if name not in STARTED:
+        known = ", ".join((*STARTED, *HOW_TO_START))
+        raise OptionError(f"unknown engine {name!r}; known: {known}")
+
+
+class TransformersEngine:
+    """Speculative decoding of `transformers`: `generate` with a draft model or prompt lookup.
+
+    It answers one request at a time, as `generate` speculates for one row only. Its random numbers
+    come from torch's global generator, whose state is restored after each request.
+
+    Args:
+        name: `transformers-assisted` or `transformers-lookup`.
+        target: Folder or name of the target; `None` for the built-in one.
+        draft: Likewise for the draft model of assisted decoding.
+        **loading: Options of `load_network`.
+
+    Raises:
+        OptionError: If assisted decoding has no draft model, or lookup has one.
+        ModelLoadError: If a model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        target: str | Path | None = None,
+        draft: str | Path | None = None,
+        **loading: Any,
+    ) -> None:
+        if name == LOOKUP and draft is not None:
+            raise OptionError(f"{LOOKUP} takes no draft model; leave --draft out")
+        if name == ASSISTED and draft is None and target is not None:
+            raise OptionError(f"{ASSISTED} needs a draft model; give one with --draft")
+        source = built_in("target") if target is None else resolve(target)
+        self.url, self.model = name, str(target or "built-in")
+        self._network: Any = load_network(source, **loading)
+        self._tokenizer: Any = load_tokenizer(source)
+        self._eos_ids = eos_ids_of(self._network)
+        self._speculation: dict[str, Any] = {"prompt_lookup_num_tokens": NUM_LOOKUP_TOKENS}
+        if name == ASSISTED:
+            small = built_in("draft") if draft is None else resolve(draft)
+            self._speculation = {"assistant_model": load_network(small, **loading)}
+        self._lock, self._num_requests = asyncio.Lock(), 0
+
+    async def complete(self, prompt: str | Sequence[int], **fields: Any) -> Completion:
+        """One completion, whose tokens are named by their ids. See `Server`."""
+        async with self._lock:
+            return await asyncio.to_thread(self._complete, prompt, fields)
+
+    def _complete(self, prompt: str | Sequence[int], fields: Mapping[str, Any]) -> Completion:
+        given = self._tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+        ids = torch.tensor([list(given)], device=self._network.device)
+        sampling: dict[str, Any] = {"do_sample": False}
+        if fields.get("temperature", 1.0) > 0:
+            sampling = {
+                "do_sample": True,
+                "temperature": fields.get("temperature", 1.0),
+                "top_k": fields.get("top_k") or 0,  # left out, it would be 50
+                "top_p": fields.get("top_p") or 1.0,
+            }
+        seed = fields.get("seed")
+        self._num_requests += 1
+        with torch.random.fork_rng(devices=[]):
+            # The host draws from the global generator.
+            torch.manual_seed(_FIRST_SEED + self._num_requests if seed is None else seed)  # noqa: TID251
+            made = self._network.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=fields["max_tokens"],
+                pad_token_id=min(self._eos_ids, default=0),
+                **sampling,
+                **self._speculation,
+            )
+        new = made[0, ids.shape[1] :].tolist()
+        return Completion(
+            text=self._tokenizer.decode(new, skip_special_tokens=True),
+            finish="stop" if new and new[-1] in self._eos_ids else "length",
+            tokens=tuple(f"{TOKEN_ID}{token}" for token in new),
+            speculates=True,
+        )

@@ -1,0 +1,225 @@
+"""`assert_lossless`: an audit as one assertion of a test suite, and what it shares with the command."""
+
+import asyncio
+import json
+import math
+import unittest
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from monge.api import load
+from monge.audit.client import TOKEN_ID, Client, Server
+from monge.audit.page import page
+from monge.audit.references import LocalReference, Reference, ServerReference
+from monge.audit.report import Report
+from monge.audit.run import ALPHA, BUDGET, QUICK_BUDGET, Settings, audit, probe
+from monge.audit.situations import Situation, situations
+from monge.core.errors import MongeError, OptionError
+
+EOS_NAMES: Final = (
+    "</s>",
+    "<|endoftext|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<eos>",
+    "<end_of_turn>",
+)
+LOCAL_TOLERANCE: Final = 0.25
+"""The server may run in 16 bits, whose noise reaches this size.
+
+The local forward runs in the type of `dtype`.
+"""
+UNBOUNDED: Final = 10**9
+"""Budget of an audit that a clock ends."""
+
+Place = str | Mapping[str, Any]
+
+
+class UnclearError(MongeError, RuntimeError):
+    """An audit that could not judge the server."""
+
+
+def assert_lossless(
+    server: Place | Server,
+    reference: Place | Reference,
+    *,
+    budget: int | None = None,
+    minutes: float | None = None,
+    alpha: float = ALPHA,
+    tolerance: float | None = None,
+    greedy_budget: int = 0,
+    quick: bool = False,
+    played: tuple[Situation, ...] | None = None,
+    eos: Collection[str] = EOS_NAMES,
+    unclear: Literal["fail", "skip"] = "fail",
+    out: str | Path | None = None,
+) -> Report:
+    """Assert that a server samples from the distribution of its target model.
+
+    Use it in the test suite of an engine, with any test runner. It judges greedy and sampled texts
+    as `monge audit` does.
+
+    Args:
+        server: Address of the audited server, or options of `Client` with their `url`.
+        reference: Address of the same model without speculation, or options of `Client` with their
+            `url`; or `{"target": "./model"}`, with further options of `monge.load`, to compute the
+            distributions in this process.
+        budget: Sampled tokens to judge at most; by default 20,000, or 2,000 with `quick`, and no
+            limit with `minutes`.
+        minutes: Longest time for the sampled texts.
+        alpha: Largest probability of a false alarm.
+        tolerance: Smallest difference of two log-probabilities that counts in greedy texts, in
+            nats; by default 0.05, and 0.25 with a `target`.
+        greedy_budget: Greedy tokens to compare at least; one text for each prompt is always
+            compared.
+        quick: Play four situations instead of nine.
+        played: The situations, instead of those of the audit.
+        eos: Names of tokens that end a text, for a reference server.
+        unclear: What happens if the server could not be judged: `fail` raises `UnclearError`, and
+            `skip` skips the test.
+        out: File for the report: a page if its name ends in `.html`, otherwise JSON.
+
+    Returns:
+        The report of a lossless server.
+
+    Raises:
+        AssertionError: If the server is not lossless. The message says what was found, where, the
+            evidence, and the smallest deviation that this audit finds.
+        UnclearError: If the server could not be judged.
+        unittest.SkipTest: Likewise, with `unclear="skip"`. pytest shows a skipped test.
+        ServerError: If a server cannot be reached or does not return what an audit needs.
+        OptionError: If an option is out of its range.
+    """
+    if unclear not in {"fail", "skip"}:
+        raise OptionError(f"unclear must be 'fail' or 'skip'; got {unclear!r}")
+    given: dict[str, Any] = {
+        "budget": budget,
+        "alpha": alpha,
+        "tolerance": tolerance,
+        "greedy_budget": greedy_budget,
+        "played": played,
+    }
+    settings = settings_of(
+        reference,
+        {name: value for name, value in given.items() if value is not None},
+        quick=quick,
+        minutes=minutes,
+    )
+    report = asyncio.run(audited(server, reference, settings, eos=eos))
+    names = name_of(server), name_of(reference)
+    if out is not None:
+        path, found = Path(out), json.dumps(report.as_json())
+        path.write_text(page(report, *names) if path.suffix == ".html" else found)
+    text = f"{names[0]} against {names[1]}: {summary(report)}"
+    if report.verdict == "not lossless":
+        raise AssertionError(text)
+    if report.verdict == "could not be judged":
+        raise unittest.SkipTest(text) if unclear == "skip" else UnclearError(text)
+    return report
+
+
+def settings_of(
+    reference: object, given: Mapping[str, Any], *, quick: bool, minutes: float | None
+) -> Settings:
+    """The settings of an audit.
+
+    Args:
+        reference: As for `assert_lossless`.
+        given: Fields of `Settings` that the user chose.
+        quick: Whether few situations are played.
+        minutes: Longest time for the sampled texts; `None` for no limit.
+
+    Raises:
+        OptionError: If a value is out of its range.
+    """
+    fields: dict[str, Any] = dict(given)
+    if quick:
+        fields = {"played": situations(is_quick=True)} | fields
+    if isinstance(reference, Mapping) and "target" in reference:
+        fields = {"tolerance": LOCAL_TOLERANCE} | fields
+    usual = QUICK_BUDGET if quick else BUDGET
+    fields = {"budget": usual if minutes is None else UNBOUNDED} | fields
+    settings = Settings(**fields, seconds=None if minutes is None else 60.0 * minutes)
+    if not 0 < settings.alpha < 1:
+        raise OptionError(f"alpha must lie between 0 and 1; got {settings.alpha}")
+    if settings.budget < 1 or settings.greedy_budget < 0:
+        raise OptionError(
+            f"budgets must be positive; got {settings.budget} sampled and "
+            f"{settings.greedy_budget} greedy tokens"
+        )
+    if settings.seconds is not None and settings.seconds <= 0:
+        raise OptionError(f"minutes must be positive; got {minutes}")
+    return settings
+
+
+async def audited(
+    server: Place | Server,
+    reference: Place | Reference,
+    settings: Settings,
+    *,
+    eos: Collection[str] = EOS_NAMES,
+    on_tokens: Callable[[int, float], None] | None = None,
+) -> Report:
+    """Open the server and the reference, and judge the server. Arguments as for `assert_lossless`."""
+    async with AsyncExitStack() as stack:
+        if isinstance(server, str | Mapping):
+            server = await stack.enter_async_context(Client(**_options(server)))
+        naming = await probe(server, settings.played[0].prompts[0])
+        if isinstance(reference, Mapping) and "target" in reference:
+            loading = dict(reference)
+            target = loading.pop("target")
+            decoder = load(None if target == "built-in" else target, drafter="none", **loading)
+            reference = LocalReference(
+                decoder.components.target, decoder.tokenizer, decoder.eos_ids, by_id=naming == "ids"
+            )
+        elif isinstance(reference, str | Mapping):
+            twin = await stack.enter_async_context(Client(**_options(reference)))
+            names = frozenset(eos)
+            if naming == "ids" and not all(name.startswith(TOKEN_ID) for name in names):
+                naming = "names"  # the id of the end of text is unknown
+            reference = ServerReference(twin, eos_names=names, by_id=naming == "ids")
+        return await audit(server, reference, replace(settings, naming=naming), on_tokens=on_tokens)
+
+
+def name_of(place: object) -> str:
+    """A server or a reference, for reports."""
+    if isinstance(place, Mapping):
+        return str(place.get("url", place.get("target")))
+    if isinstance(place, str):
+        return place
+    return place.url if isinstance(place, Server) else "the reference"
+
+
+def summary(report: Report) -> str:
+    """A report in a few lines: what was found, where, the evidence, and the power."""
+    lines = [
+        f"{report.verdict}: {report.reason}",
+        f"{report.num_tokens} sampled tokens judged, log e-value {report.log_e:.1f} "
+        f"(rejected at {math.log(1.0 / report.alpha):.1f}, alpha {report.alpha:g})",
+        *(
+            f"situation {one.name!r}: log e-value {one.log_e:.1f}, {one.finding}"
+            for one in report.situations
+            if one.finding is not None
+        ),
+    ]
+    if report.num_tokens:
+        lines.append(
+            f"this many tokens show a mean total variation of {report.smallest_deviation:.3f} "
+            "with probability 0.9"
+        )
+    return "\n  ".join([*lines, *(f"note: {note}" for note in report.notes)])
+
+
+def _options(place: Place) -> dict[str, Any]:
+    if isinstance(place, str):
+        return {"url": place}
+    if "url" not in place:
+        raise OptionError(
+            f"{sorted(place)} name no server; give its `url`, or for a reference a `target`"
+        )
+    return dict(place)

@@ -1,0 +1,200 @@
+"""`assert_lossless` in a test suite, and engines that an audit starts itself."""
+
+import asyncio
+import json
+import re
+import unittest
+
+import httpx
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from monge.audit import UnclearError, assert_lossless
+from monge.audit.client import Client
+from monge.audit.engines import ASSISTED, HOW_TO_START, LOOKUP, STARTED, TransformersEngine
+from monge.audit.gate import audited, settings_of
+from monge.audit.situations import Situation
+from monge.cli.app import app
+from monge.core.errors import OptionError
+from monge.core.sampling_rules import SamplingRules
+from monge.testing.wrong_engines import EXACT_ENGINES, WRONG_ENGINES, PlainEngine, ToyTable
+from monge.testing.wrong_servers import ToyServer
+from tests.audit.toy import EOS_NAMES, PROMPTS, local_reference
+
+SHORT = (Situation(name="16 at once", prompts=PROMPTS, concurrency=16),)
+TWO = (
+    Situation(name="one", prompts=PROMPTS),
+    Situation(name="another", prompts=PROMPTS, rules=SamplingRules(top_k=4)),
+)
+
+
+def place(server: ToyServer, url: str = "http://toy") -> dict[str, object]:
+    return {"url": url, "transport": httpx.ASGITransport(app=server)}
+
+
+def twin() -> dict[str, object]:
+    return place(ToyServer(EXACT_ENGINES["plain"], seed=99), "http://twin")
+
+
+@pytest.mark.parametrize("name", ["plain", "single draft", "recursive rejection"])
+def test_exact_servers_pass(name, tmp_path):
+    engine = EXACT_ENGINES.get(name) or PlainEngine()
+    report = assert_lossless(
+        place(ToyServer(engine, seed=3)),
+        twin(),
+        budget=1000,
+        played=SHORT,
+        eos=EOS_NAMES,
+        out=tmp_path / "report.json",
+    )
+    assert report.verdict == "lossless"
+    assert report.num_tokens >= 1000
+    assert json.loads((tmp_path / "report.json").read_text())["num_tokens"] == report.num_tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("typical acceptance", "log e-value"),
+        ("sampled requests decoded greedily", "log e-value"),
+        ("every draft accepted", "greedy text"),
+    ],
+)
+def test_wrong_servers_fail(name, found, tmp_path):
+    page = tmp_path / "report.html"
+    with pytest.raises(AssertionError, match="(?s)http://toy against http://twin: not lossless"):
+        assert_lossless(
+            place(ToyServer(WRONG_ENGINES[name], seed=1)),
+            twin(),
+            budget=6000,
+            played=SHORT,
+            eos=EOS_NAMES,
+            out=page,
+        )
+    assert found in page.read_text() or "E-value" in page.read_text()
+
+
+def test_the_message_says_what_where_and_how_sure():
+    with pytest.raises(AssertionError) as raised:
+        assert_lossless(
+            place(ToyServer(WRONG_ENGINES["typical acceptance"], seed=1)),
+            local_reference(),
+            budget=6000,
+            played=TWO,
+        )
+    text = str(raised.value)
+    assert "http://toy against the reference: not lossless" in text
+    assert re.search(r"log e-value \d+\.\d \(rejected at 6\.9, alpha 0\.001\)", text)
+    assert "situation 'one'" in text
+    assert "mean total variation of" in text
+
+
+@pytest.mark.parametrize(("unclear", "kind"), [("fail", UnclearError), ("skip", unittest.SkipTest)])
+def test_what_cannot_be_judged_is_neither(unclear, kind):
+    other = ToyTable(5)
+    server = ToyServer(PlainEngine(target=other), table=other)
+    with pytest.raises(kind, match="could not be judged.*same weights"):
+        assert_lossless(place(server), twin(), played=SHORT, eos=EOS_NAMES, unclear=unclear)
+
+
+def test_a_clock_ends_an_audit():
+    server = ToyServer(EXACT_ENGINES["plain"], seed=4, latency_s=0.01)
+    settings = settings_of("", {"played": TWO}, quick=False, minutes=0.01)
+    report = asyncio.run(audited(place(server), local_reference(), settings))
+    assert report.num_tokens < settings.budget
+    assert all(one.num_texts > 0 for one in report.situations)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"alpha": 0.0}, "alpha must lie between 0 and 1"),
+        ({"budget": 0}, "budgets must be positive"),
+        ({"minutes": -1.0}, "minutes must be positive"),
+        ({"server": {"model": "m"}}, "name no server"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, match):
+    with pytest.raises(OptionError, match=match):
+        assert_lossless(
+            **({"server": place(ToyServer(PlainEngine())), "reference": twin()} | options)
+        )
+
+
+def test_more_greedy_tokens_are_compared_on_request():
+    server = ToyServer(EXACT_ENGINES["single draft"], seed=5)
+    report = assert_lossless(
+        place(server), local_reference(), budget=600, greedy_budget=500, played=SHORT
+    )
+    assert report.deterministic is not None
+    assert 500 <= report.deterministic.num_greedy < 700
+
+
+def test_logprobs_written_as_in_chats_are_read():
+    content = [{"token": " a", "logprob": -0.5, "bytes": [32, 97], "top_logprobs": []}]
+    choice = {"text": " a", "finish_reason": "length", "logprobs": {"content": content}}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/v3/completions"
+        return httpx.Response(200, json={"choices": [choice]})
+
+    async def ask():
+        transport = httpx.MockTransport(answer)
+        async with Client("http://a/v3/", model="m", transport=transport) as client:
+            return await client.complete("x")
+
+    found = asyncio.run(ask())
+    assert (found.tokens, found.logprobs) == ((" a",), (-0.5,))
+
+
+@pytest.mark.parametrize("name", [ASSISTED, LOOKUP])
+def test_transformers_is_audited_in_process(name):
+    played = (Situation(name="alone", prompts=("The old lighthouse keeper",), max_tokens=8),)
+    engine = TransformersEngine(name)
+    report = assert_lossless(engine, {"target": "built-in"}, budget=60, played=played)
+    assert report.verdict == "lossless"
+    assert report.num_tokens >= 60
+
+
+def test_an_engine_gives_a_seeded_text_again_and_leaves_the_global_generator_alone():
+    engine, state = TransformersEngine(LOOKUP), torch.random.get_rng_state()
+    first, again, other = (
+        asyncio.run(engine.complete("The", max_tokens=8, temperature=1.0, seed=seed))
+        for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ([], "--url, or --engine"),
+        (["--engine", "foo"], f"unknown engine 'foo'; known: {', '.join(STARTED)}"),
+        (["--engine", "monge", "--url", "http://a"], "leave --url and --reference-url out"),
+        (["--engine", LOOKUP, "--tree", "chain"], "options of --engine monge"),
+        (["--engine", LOOKUP, "--draft", "d"], "takes no draft model"),
+        (["--engine", ASSISTED, "--target", "t"], "needs a draft model"),
+        (["--url", "http://a", "--target", "t", "--draft", "d"], "need --engine"),
+        *(
+            (["--engine", name], f"start its server with `{HOW_TO_START[name][0].split()[0]}")
+            for name in HOW_TO_START
+        ),
+    ],
+)
+def test_the_command_refuses(arguments, match):
+    result = CliRunner().invoke(app, ["audit", *arguments])
+    assert result.exit_code == 2
+    assert match in re.sub(r"\s+", " ", result.stderr)
+
+
+def test_our_engine_by_the_command(monkeypatch):
+    played = (Situation(name="seeds", prompts=("The old", "A new"), max_tokens=8, is_seeded=True),)
+    monkeypatch.setattr("monge.audit.gate.situations", lambda *, is_quick: played)
+    command = "audit --engine monge --quick --budget 60 --tree chain(2) --verifier block --controller fixed --json"
+    result = CliRunner().invoke(app, command.split())
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["verdict"] == "lossless"
+    assert report["num_tokens"] >= 60
