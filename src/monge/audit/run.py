@@ -31,6 +31,7 @@ _MIN_ENDS: Final = 5
 """Ends of text without a name in any distribution that are no chance: their name is unknown."""
 
 _MOST_TEXTS: Final = 2.0  # texts of a situation, in multiples of those that its budget fills
+_SEEDS: Final = 1_000_000  # seeds of one situation
 _CURVE_POINTS: Final = 200
 _AHEAD: Final = 4  # texts in work, in multiples of the requests at once
 
@@ -213,6 +214,10 @@ class _Sampled:
         )
         self._joint, self._tally = Wealth(), Tally()
         self._own = {situation.name: Wealth() for situation in settings.played}
+        # Texts of two situations never share a seed: they would repeat each other.
+        self._seeds = {
+            name: settings.seed + _SEEDS * number for number, name in enumerate(self._own)
+        }
         self._texts = dict.fromkeys(self._own, 0)
         self._num_short = 0
         self._num_ends, self._names_ends = 0, False
@@ -323,7 +328,7 @@ class _Sampled:
                     temperature=float(rules.temperature),
                     top_p=float(rules.top_p) if rules.top_p < 1 else None,
                     top_k=rules.top_k,
-                    seed=self._settings.seed + index if situation.is_seeded else None,
+                    seed=self._seeds[situation.name] + index if situation.is_seeded else None,
                     **request_fields(situation.max_tokens, self._settings.naming),
                 )
             self._log.keep(situation.name, index, completion)

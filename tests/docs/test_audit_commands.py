@@ -1,0 +1,98 @@
+"""Commands of the audit's pages and of its workflow: each can be parsed, so its options exist."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from monge.audit.engines import HOW_TO_START
+from monge.audit.power import smallest_deviation
+from monge.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+WORKFLOW = ROOT / "examples" / "audit_in_ci.yml"
+PAGES = ("audit.md", "audits.md")
+
+
+def commands(script: str) -> Iterator[list[str]]:
+    """Words of every `monge` command of a shell script."""
+    for line in script.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&<>")
+        lexer.whitespace_split = True
+        words = list(lexer)
+        if words[:1] == ["monge"]:
+            end = next((at for at, word in enumerate(words) if word[0] in ";|&<>"), len(words))
+            yield words[1:end]
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line without running it."""
+    command: Any = typer.main.get_command(app)
+    arguments = words
+    while hasattr(command, "resolve_command"):  # a group
+        _, command, arguments = command.resolve_command(command.context_class(command), arguments)
+    command.make_context(command.name, list(arguments))
+
+
+def steps() -> list[dict]:
+    (job,) = yaml.safe_load(WORKFLOW.read_text())["jobs"].values()
+    return job["steps"]
+
+
+def blocks(page: str) -> str:
+    found = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    return "\n".join(found)
+
+
+def test_the_commands_of_the_workflow_exist():
+    found = [words for step in steps() for words in commands(step.get("run", ""))]
+    assert [words[0] for words in found] == ["serve", "serve", "audit"]
+    for words in found:
+        parse(words)
+
+
+def test_the_workflow_is_one():
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    assert {"pull_request", "schedule"} == set(workflow[True])  # YAML reads `on` as true
+    assert all(("run" in step) != ("uses" in step) for step in steps())
+    (audit,) = (step for step in steps() if step.get("id") == "audit")
+    assert "--json" in audit["run"]
+    kept = next(step for step in steps() if "upload-artifact" in step.get("uses", ""))
+    assert kept["if"] == "always()"
+    assert "steps.audit.outputs.status" in steps()[-1]["run"]
+
+
+def test_the_workflow_states_the_power():
+    text = WORKFLOW.read_text()
+    for tokens, shown in ((2_000, "0.07"), (20_000, "0.02")):
+        assert f"{tokens:,}" in text
+        assert f"{smallest_deviation(tokens, alpha=0.001):.2f}" == shown
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_exist(page):
+    found = list(commands(blocks(page)))
+    assert found
+    for words in found:
+        parse(words)
+
+
+@pytest.mark.parametrize("name", HOW_TO_START)
+def test_the_commands_that_audit_other_engines_exist(name):
+    (words,) = commands(HOW_TO_START[name][1])
+    parse(words)
+
+
+def test_what_does_not_exist_is_found():
+    with pytest.raises(Exception, match=r"No such option: --urls"):
+        parse(["audit", "--urls", "http://a"])
+    with pytest.raises(Exception, match="No such command 'audits'"):
+        parse(["audits"])
+    assert list(commands("x || monge audit\nmonge serve --port 1 > log &")) == [
+        ["serve", "--port", "1"]
+    ]
