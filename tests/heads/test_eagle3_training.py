@@ -27,7 +27,6 @@ from monge.heads.training.eagle3 import (
     Eagle3Trainee,
     Target,
     _Loss,
-    fit_fusion,
     frequent_tokens,
     published,
     read_conversations,
@@ -379,28 +378,3 @@ def test_gradients_of_the_loss_are_those_of_autograd(variation):
     torch.testing.assert_close(found, expected)
     (slope,) = torch.autograd.grad(expected, logits)
     torch.testing.assert_close(torch.autograd.grad(3 * found, logits)[0], 3 * slope)
-
-
-def test_the_fusion_starts_at_the_next_state(target):
-    """On states that are a linear map of those before, the fit is that map."""
-    draws = torch.Generator().manual_seed(2)
-    hidden, fused, sizes = 6, 18, (40, 60, 30)
-    true, norm = (
-        torch.randn(hidden, fused, generator=draws),
-        torch.rand(hidden, generator=draws) + 0.5,
-    )
-    features = torch.randn(sum(sizes), fused, generator=draws)
-    last = torch.randn(sum(sizes), hidden, generator=draws)
-    starts = [0, 40, 100, 130]
-    for start, end in zip(starts, starts[1:], strict=False):
-        last[start + 1 : end] = (features[start : end - 1] @ true.T) * norm
-    texts = Conversations(
-        starts=tuple(starts),
-        token_ids=torch.zeros(130, dtype=torch.long),
-        is_learnt=torch.ones(130, dtype=torch.bool),
-        features=features,
-        last=last,
-        log_z=torch.zeros(130),
-    )
-    torch.testing.assert_close(fit_fusion(texts, norm), true, atol=0.02, rtol=0.02)
-    assert fit_fusion(texts, norm, most=50).shape == true.shape

@@ -20,7 +20,6 @@ from monge.heads.training.loop import Trainee
 
 _ROWS: Final = 4  # rows of one measurement's forward
 _LAYER: Final = "midlayer"
-_RIDGE: Final = 1e-3  # penalty, as a share of the mean square of a state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,8 +351,8 @@ def initial(
 ) -> dict[str, Tensor]:
     """Weights under the names of the published format.
 
-    What leads back into the state is zero, so that what is fused passes unchanged into the target's
-    own norm and rows of its output layer: the last of the fused states, before `fit_fusion`.
+    What leads back into the state is zero, so that the last of the fused states passes unchanged
+    into the target's own norm and rows of its output layer.
     """
     hidden, inner, heads = (
         config["hidden_size"],
@@ -380,32 +379,6 @@ def initial(
         "norm.weight": target.norm.detach().float().cpu().clone(),
         "lm_head.weight": target.output.detach().float().cpu().clone(),
     }
-
-
-def fit_fusion(
-    texts: Conversations, norm: Float[Tensor, " hidden"], *, most: int = 40_000
-) -> Float[Tensor, "hidden fused"]:
-    """The linear map from the fused states of a place to the target's last state of the next place.
-
-    Ridge regression in closed form, as SHAPE fits its first step. As the head's fusion it is a far
-    better start than a copy of one of the states, which predicts the token that is known already.
-
-    Args:
-        texts: Conversations.
-        norm: Weights of the norm before the output layer; states are fitted before it.
-        most: Most places that are used.
-    """
-    ends = torch.tensor(texts.starts[1:]) - 1
-    is_last = torch.zeros(texts.starts[-1], dtype=torch.bool)
-    is_last[ends] = True
-    places = (~is_last).nonzero()[:, 0]
-    # Evenly spread: conversations are sorted by their length.
-    places = places[:: -(-len(places) // most)]
-    known = texts.features[places].float()
-    wanted = texts.last[places + 1].float() / norm.cpu()
-    gram = (known.T @ known).double()
-    gram.diagonal().add_(_RIDGE * gram.diagonal().mean())
-    return torch.linalg.solve(gram, (known.T @ wanted).double()).T.float()
 
 
 def published(trainee: Eagle3Trainee, vocab_size: int) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -19,7 +19,6 @@ from monge.heads.training.eagle3 import (
     Conversations,
     Eagle3Trainee,
     Target,
-    fit_fusion,
     frequent_tokens,
     published,
     read_conversations,
@@ -110,9 +109,6 @@ def train_eagle3(
         share=lambda: progress.step / recipe.steps,
         dtype=quick.dtype,
     )
-
-    with torch.no_grad():
-        trainee.tensors["fc.weight"].copy_(fit_fusion(fitted, trainee.target.norm))
 
     def on_step(reached: Progress) -> None:
         progress.step = reached.step
