@@ -16,7 +16,7 @@ from monge.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "examples" / "audit_in_ci.yml"
-PAGES = ("audit.md", "audits.md")
+PAGES = ("audit.md",)
 
 
 def commands(script: str) -> Iterator[list[str]]:
