@@ -1,0 +1,204 @@
+"""The law of sampled text of a target with rounded weights, by enumeration through its compiled program.
+
+A compiled program has no table of logits, and the last bits of its logits depend on what else is
+read. So the target under test keeps the logits that the program gave first after every text: given
+those, the law of the text has no rounding at all. The kept logits are compared with the eager
+rounded network's.
+"""
+
+import math
+
+import pytest
+import torch
+
+from monge.api import make_components
+from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.engine.backends.rounded_weights import round_weights
+from monge.engine.batch import decode
+from monge.engine.loading import as_sequence_model
+from monge.engine.session import Request, Session
+from monge.testing.known_bad import FirstRatioForAll, TargetAfterRejection
+from monge.testing.oracle import exact_law, law_error
+from monge.testing.tabular import RandomTable, TabularModel
+from tests.engine.compiling import require, shared_programs
+from tests.engine.tiny import network
+
+VOCAB, PROMPT, HORIZON = 6, (1, 3, 2, 5), 2
+RULES = SamplingRules(temperature=1.5)
+EXACT = 1e-12
+BEYOND_ROUNDING = 1e-3
+"""What a wrong rule errs by at least."""
+KINDS = ("int8", pytest.param("bfloat16", marks=pytest.mark.slow))
+CHAIN, TREE = "chain(2)", "fixed_width((2, 1), 'iid')"
+
+
+class FirstLogits:
+    """A target whose logits after a text are those that it gave first.
+
+    Args:
+        model: The target.
+
+    Attributes:
+        given: The kept logits, `[vocab]`, by text.
+        gap: Largest difference of later logits to the kept ones.
+    """
+
+    no_tree_reason = no_draft_reason = None
+    forward_s = 0.0
+
+    def __init__(self, model):
+        self.model, self.vocab_size, self.max_length = model, model.vocab_size, model.max_length
+        self.given, self.gap = {}, 0.0
+        self._texts, self._nodes = {}, {}
+
+    def open(self, prefixes):
+        self.model.open(prefixes)
+        for sequence, tokens in prefixes.items():
+            self._texts[sequence], self._nodes[sequence] = tuple(tokens), []
+
+    def append(self, pieces):
+        self.model.append(pieces)
+        for sequence, tokens in pieces.items():
+            self._texts[sequence] += tuple(tokens)
+
+    def extend(self, blocks):
+        read = self.model.extend(blocks)
+        return {
+            sequence: self._kept(sequence, blocks[sequence], read[sequence]) for sequence in blocks
+        }
+
+    def _kept(self, sequence, block, logits):
+        kept, nodes = [], self._nodes[sequence]
+        for token, parent, row in zip(block.token_ids, block.parents, logits, strict=True):
+            above = self._texts[sequence] if parent < 0 else nodes[parent]
+            nodes.append((*above, token))
+            kept.append(self.given.setdefault(nodes[-1], row.clone()))
+            self.gap = max(self.gap, float((row - kept[-1]).abs().max()))
+        return torch.stack(kept)
+
+    def commit(self, paths):
+        self.model.commit(paths)
+        for sequence, path in paths.items():
+            if path:
+                self._texts[sequence] = self._nodes[sequence][path[-1]]
+            self._nodes[sequence] = []
+
+    def length(self, sequence):
+        return self.model.length(sequence)
+
+    def close(self, sequence):
+        self.model.close(sequence)
+        del self._texts[sequence], self._nodes[sequence]
+
+
+class TwoTokens:
+    """Draft laws of two tokens each, so that few trees are drawn."""
+
+    def __init__(self):
+        self._table = RandomTable(VOCAB, seed=5)
+
+    def __call__(self, token_ids):
+        masses = self._table(token_ids)
+        kept = sorted(range(VOCAB), key=lambda token: -masses[token])[1:3]
+        total = sum(masses[token] for token in kept)
+        return [masses[token] / total if token in kept else 0.0 for token in range(VOCAB)]
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory):
+    """Compiled targets by kind of weights, compiled once."""
+    require("compiled")
+    made = {}
+
+    def make(kind):
+        if kind not in made:
+            given = network("llama", "sdpa", vocab_size=VOCAB, num_hidden_layers=1)
+            model = as_sequence_model(given, backend=f"compiled(weights={kind!r})")
+            assert model.step is not None
+            made[kind] = model, round_weights(given, kind)
+        return made[kind]
+
+    with shared_programs(tmp_path_factory):
+        yield make
+
+
+def output_law(target, tree, verifier):
+    draft = TabularModel(TwoTokens(), VOCAB)
+
+    def program(draws):
+        request = Request(
+            prompt_ids=PROMPT, max_new_tokens=HORIZON + 1, rules=RULES, seed=0, draws=draws
+        )
+        session = Session(request, 0)
+        parts = make_components(target, draft, tree=tree, verifier=verifier, controller="fixed")
+        for _ in decode([session], parts, max_batch_size=1):
+            if session.num_generated >= HORIZON:
+                break
+        return session.completion_ids[:HORIZON]
+
+    return exact_law(program)
+
+
+def plain_law(logits_after):
+    """The product of the laws of logits."""
+    laws = {(): 1.0}
+    for _ in range(HORIZON):
+        longer = {}
+        for text, weight in laws.items():
+            law = law_from_logits(logits_after(PROMPT + text), RULES).sparse()
+            for token, prob in zip(law.token_ids.tolist(), law.probs.tolist(), strict=True):
+                longer[(*text, token)] = weight * prob
+        laws = longer
+    return laws
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("tree", "verifier"),
+    [
+        (CHAIN, "block"),
+        (CHAIN, "rrs"),
+        (CHAIN, "layer"),
+        (CHAIN, "optimal('candidates')"),
+        (TREE, "rrs"),
+        (TREE, "layer('rrs')"),
+        (TREE, "optimal('candidates')"),
+    ],
+)
+def test_the_law_is_that_of_the_rounded_network(targets, kind, tree, verifier):
+    model, rounded = targets(kind)
+    target = FirstLogits(model)
+    output = output_law(target, tree, verifier)
+    assert len(output) == VOCAB**HORIZON
+    assert law_error(output, plain_law(target.given.__getitem__)) < EXACT
+
+    def eager(text):
+        with torch.inference_mode():
+            return rounded(torch.tensor([text])).logits[0, -1]
+
+    gap = max(float((kept - eager(text)).abs().max()) for text, kept in target.given.items())
+    assert max(gap, target.gap) < BEYOND_ROUNDING
+    # A logit that moves by d moves a probability by a factor of at most exp(2 d / temperature).
+    largest = math.expm1(2 * HORIZON * gap / RULES.temperature)
+    assert law_error(output, plain_law(eager)) <= largest + EXACT
+
+
+@pytest.mark.parametrize(
+    ("tree", "wrong"), [(CHAIN, TargetAfterRejection()), (TREE, FirstRatioForAll())]
+)
+def test_a_wrong_rule_is_seen(targets, tree, wrong):
+    target = FirstLogits(targets("int8")[0])
+    output = output_law(target, tree, wrong)
+    assert law_error(output, plain_law(target.given.__getitem__)) > BEYOND_ROUNDING
+
+
+def test_the_law_of_exact_weights_is_another(targets):
+    target = FirstLogits(targets("int8")[0])
+    output = output_law(target, CHAIN, "block")
+    exact = network("llama", "sdpa", vocab_size=VOCAB, num_hidden_layers=1)
+
+    def eager(text):
+        with torch.inference_mode():
+            return exact(torch.tensor([text])).logits[0, -1]
+
+    assert law_error(output, plain_law(eager)) > 1e-5
