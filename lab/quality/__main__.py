@@ -83,7 +83,7 @@ def main(
             advance = bar(f"reading with {kind} weights", len(texts))
             read = compare(network, round_weights(network, kind), texts, advance)
             found[kind] = summary(read)
-    output(100).print(table(found))
+    output(110).print(table(found))
     if as_json:
         rows = {kind: {key: asdict(one) for key, one in row.items()} for kind, row in found.items()}
         print(json.dumps({"texts": len(texts), "tokens": sum(map(len, texts)), "weights": rows}))
@@ -94,7 +94,7 @@ def table(found: dict[str, dict[str, Estimate]]) -> Table:
     made = Table(box=SIMPLE_HEAD)
     made.add_column("weights")
     for name in ("perplexity", "ratio", "KL, nats", "total variation", "equal argmax"):
-        made.add_column(name, justify="right")
+        made.add_column(name, justify="right", no_wrap=True)
     (first, *_) = found.values()
     made.add_row("as they are", _shown(first["perplexity_of_network"]), "1", "0", "0", "1")
     for kind, row in found.items():
@@ -104,7 +104,7 @@ def table(found: dict[str, dict[str, Estimate]]) -> Table:
 
 
 def _shown(of: Estimate) -> str:
-    return f"{of.mean:.4g} ± {of.error:.2g}"
+    return f"{of.mean:.4g} ± {of.error:.1g}"
 
 
 if __name__ == "__main__":
