@@ -145,7 +145,7 @@ def tampered(certificate: Certificate, place: tuple[Any, ...], pick: Any) -> Cer
         known = others.get(place[-1], ("target_walk", "eos", "single_draft"))
         at[place[-1]] = pick.choice([one for one in known if one != value])
     elif isinstance(value, float):
-        at[place[-1]] = value + pick.choice((0.1, -0.1))
+        at[place[-1]] = value * pick.choice((0.3, 3.0))
     else:
         at[place[-1]] = value + pick.choice((1, -1) if value > 0 else (1,))
     changed = Certificate(header=certificate.header, requests=tuple(requests), arrays=arrays)
@@ -155,7 +155,7 @@ def tampered(certificate: Certificate, place: tuple[Any, ...], pick: Any) -> Cer
 def _moved(array: Tensor, pick: Any) -> Tensor:
     """An array with one entry changed; of masses another one makes up for it."""
     changed = array.clone()
-    place = pick.randrange(changed.numel())
+    place = pick.choice(array.isfinite().nonzero().flatten().tolist())
     if array.dtype == torch.int64:
         changed[place] += 1
     elif bool((array > 0).all()) and changed.numel() > 1:

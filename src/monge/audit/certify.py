@@ -320,10 +320,16 @@ class _Replay:
         request = self.request
         tokens, reason = request["token_ids"], request["finish_reason"]
         limit = request["max_new_tokens"]
-        if len(tokens) > limit or ((reason == "length") and len(tokens) != limit):
+        if len(tokens) > limit:
             raise _MismatchError("max_new_tokens", f"{len(tokens)} tokens with a limit of {limit}")
-        ended = bool(tokens) and tokens[-1] in request["eos_ids"]
-        if (reason == "eos") != ended or (reason is None and len(tokens) == limit):
+        possible = {"stop"}
+        if tokens and tokens[-1] in request["eos_ids"]:
+            possible = {"eos"}
+        elif len(tokens) == limit:
+            possible |= {"length"}
+        else:
+            possible |= {None, "error"}  # interrupted, or ended by an error
+        if reason not in possible:
             raise _MismatchError("finish_reason", f"{reason!r} does not fit the end of the text")
 
     def _tree(self, stored: Mapping[str, Any]) -> TokenTree:
