@@ -98,6 +98,7 @@ def test_long_prompts_are_the_networks(compiled, seen):
     assert seen == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # newer hosts call the argument `cache`
 def test_a_network_without_a_choice_of_logits(compiled, seen):
     """Its program reads short prompts all the same, as any block."""

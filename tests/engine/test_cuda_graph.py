@@ -40,9 +40,16 @@ def both(target, device, capture):
     return HfTreeModel(target), captured_model(placed(target, device), capture)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", [pytest.param("eager", marks=pytest.mark.slow), "sdpa"])
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen3", "mistral_window", "gemma3", "gpt2", "opt", "deepseek_v3"]
+    "name",
+    [
+        "llama",
+        "mistral_window",
+        "gemma3",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "opt", "deepseek_v3")),
+        "gpt2",
+    ],
 )
 def test_node_logits(device, name, attention):
     capture, own = pretend.Rerun(), placed(network(name, attention), device)

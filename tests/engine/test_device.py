@@ -102,7 +102,13 @@ def test_heads(device, tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "rules", [SAMPLED, GREEDY, TRUNCATED], ids=["sampled", "greedy", "truncated"]
+    "rules",
+    [
+        SAMPLED,
+        pytest.param(GREEDY, marks=pytest.mark.slow),
+        pytest.param(TRUNCATED, marks=pytest.mark.slow),
+    ],
+    ids=["sampled", "greedy", "truncated"],
 )
 @pytest.mark.parametrize("name", ["mistral_window", "gemma3", "mixtral", "bloom"])
 def test_families(device, name, rules):

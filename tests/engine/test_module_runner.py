@@ -152,7 +152,7 @@ def test_heads_of_one_architecture_share_a_program_and_no_numbers(backend, monke
     assert not torch.allclose(programs[0](*inputs)[1], programs[1](*inputs)[1], atol=0.01)
 
 
-@pytest.mark.parametrize("suffix", [".pt2", ".constants"])
+@pytest.mark.parametrize("suffix", [pytest.param(".pt2", marks=pytest.mark.slow), ".constants"])
 def test_damaged_programs_are_made_again(backend, own_folder, monkeypatch, suffix):
     module = FirstStep(shape_head()).eval()
     for path in own_folder.glob(f"*{suffix}"):

@@ -157,9 +157,10 @@ def plain_law(logits_after):
     ("tree", "verifier"),
     [
         (CHAIN, "block"),
-        (CHAIN, "rrs"),
-        (CHAIN, "layer"),
-        (CHAIN, "optimal('candidates')"),
+        *(
+            pytest.param(CHAIN, rule, marks=pytest.mark.slow)
+            for rule in ("rrs", "layer", "optimal('candidates')")
+        ),
         (TREE, "rrs"),
         (TREE, "layer('rrs')"),
         (TREE, "optimal('candidates')"),

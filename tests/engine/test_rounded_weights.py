@@ -66,7 +66,7 @@ class TestRounding:
 
 
 class TestDecoding:
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])
     @pytest.mark.parametrize(
         "options",
         [

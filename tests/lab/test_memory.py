@@ -72,6 +72,7 @@ def test_what_runs_eagerly_after_all_has_no_numbers(monkeypatch):
 
 
 @linux
+@pytest.mark.slow
 def test_who_cannot_run_is_named():
     wrong = MemorySettings(
         backends=("eager",), rounds=2, samples=2, options=(("target", "no/such/model"),)
@@ -94,6 +95,7 @@ def test_a_process_that_dies_is_told(monkeypatch):
 
 
 @linux
+@pytest.mark.slow
 def test_the_command(capsys):
     memory(
         backend=["eager"],
