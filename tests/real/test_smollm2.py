@@ -42,6 +42,17 @@ def test_greedy_text_is_that_of_transformers(network, tokenizer, greedy_ids, par
     assert result.token_ids == greedy_ids
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_shipped_head_drafts_well(network, tokenizer, greedy_ids, temperature):
+    decoder = monge.load(
+        network, "smollm2-head", tokenizer=tokenizer, tree="chain(3)", controller="fixed"
+    )
+    options = {"max_new_tokens": 4 * NUM_TOKENS, "temperature": temperature, "seed": 0}
+    result = decoder.chat(CONVERSATION, **options)
+    assert temperature > 0 or result.token_ids[:NUM_TOKENS] == greedy_ids
+    assert result.stats.block_efficiency > 1.15
+
+
 def test_sampled_text_has_the_law_of_the_target(network, tokenizer, plain):
     """Two tokens of the two most probable each, drafted badly by the network itself at another temperature."""
     prompt, num_samples, options = plain.encode("The sky is"), 128, {"top_k": 2, "temperature": 1.5}
