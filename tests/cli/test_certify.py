@@ -65,3 +65,12 @@ def test_bad_input(record, certify, run, tiny_paths, tmp_path):
     ):
         assert result.exit_code == 2
         assert message in " ".join(result.stderr.split())
+
+
+def test_rounded_weights_are_refused_before_they_are_compiled(run, tmp_path):
+    result = run(
+        *("generate", "Once", "--certificate", tmp_path / "run.json"),
+        *("--backend", "compiled(weights='int8')", "--target", "no/such/model"),
+    )
+    assert result.exit_code == 2
+    assert "needs the checkpoint's own weights" in " ".join(result.stderr.split())

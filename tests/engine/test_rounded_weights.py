@@ -81,6 +81,7 @@ class TestDecoding:
         if options["drafter"] == "model":
             options = options | {"draft": perturbed(target()), "draft_backend": "eager"}
         decoder = monge.load(target=target(), backend=f"compiled(weights={kind!r})", **options)
+        assert decoder.backend == f"compiled, {kind} weights"
         plain = monge.load(target=rounded, drafter="none")
         for ours, theirs in zip(
             decoder.generate(prompts((3, 9, 5)), max_new_tokens=20, temperature=0),

@@ -226,7 +226,7 @@ def test_usage_in_every_chunk(client):
 
 def test_models(client):
     (card,) = client.get("/v1/models").json()["data"]
-    assert (card["id"], card["max_model_len"]) == ("toy", CONTEXT)
+    assert (card["id"], card["max_model_len"], card["backend"]) == ("toy", CONTEXT, "eager")
     assert client.get("/v1/models/toy").json() == card
     answer = client.get("/v1/models/other")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")

@@ -136,3 +136,10 @@ def test_servers_do_not_share_metrics():
     assert (
         'e2e_request_latency_seconds_count{engine="0",model_name="b"} 0.0' in second.text().decode()
     )
+
+
+def test_what_runs_the_target_is_named():
+    metrics = ServerMetrics("toy")
+    metrics.describe("compiled, int8 weights")
+    line = 'monge:model_info{backend="compiled, int8 weights",engine="0",model_name="toy"} 1.0'
+    assert line in metrics.text().decode()

@@ -25,6 +25,7 @@ from monge.core.model import SequenceModel, dtype_of
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import StepRecord, Verdict
+from monge.engine.backends.base import backend_of
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, Prompt
 from monge.engine.result import GenerationResult, result_of
@@ -44,14 +45,6 @@ class _Hosted(Protocol):
 
     @property
     def network(self) -> PreTrainedModel: ...
-
-
-@runtime_checkable
-class _Stepped(Protocol):
-    """A model that may run its network by a step of a backend."""
-
-    @property
-    def step(self) -> Any: ...  # noqa: ANN401 (`None`, or an object with a name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +278,7 @@ class Recorder:
         decoder = self.decoder
         for _ in decode(sessions, decoder.components, max_batch_size=decoder.max_batch_size):
             pass
-        return [result_of(session) for session in sessions]
+        return [result_of(session, backend_of(decoder.components.target)) for session in sessions]
 
     def certificate(self) -> Certificate:
         """The record of all sessions so far."""
@@ -351,12 +344,6 @@ def weights_digest(network: PreTrainedModel) -> str:
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def backend_of(model: SequenceModel) -> str:
-    """What runs a network."""
-    step = model.step if isinstance(model, _Stepped) else None
-    return "eager" if step is None else str(step.name)
 
 
 def _check(decoder: Decoder) -> None:

@@ -95,6 +95,22 @@ def certify(
     raise typer.Exit(EXIT[report.answer])
 
 
+def check_certifiable(backend: str | None) -> None:
+    """Refuse rounded weights for a record, before minutes are spent on compiling.
+
+    Raises:
+        OptionError: If the backend is unknown, or rounds the target's weights.
+    """
+    from monge.engine.backends.registry import BACKENDS, Compiled
+
+    made = None if backend is None else BACKENDS.parse(backend)
+    if isinstance(made, Compiled) and made.weights != "exact":
+        raise OptionError(
+            f"--certificate needs the checkpoint's own weights, and the backend {backend} rounds "
+            "them; use --backend eager or compiled"
+        )
+
+
 def recorder_of(decoder: Decoder, target: str | None, loading: Mapping[str, Any]) -> "Recorder":
     """A recorder for `monge generate`.
 

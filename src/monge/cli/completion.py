@@ -27,6 +27,7 @@ class Completion:
     row: int
     stats: GenerationStats
     error: str | None
+    backend: str
     records: tuple[StepRecord, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -39,6 +40,7 @@ class Completion:
             "seed": self.seed,
             "row": self.row,
             "error": self.error,
+            "backend": self.backend,
             "stats": self.stats.as_dict(),
             "rounds": rounds_of(self.records),
         }
@@ -58,7 +60,7 @@ class Completion:
             )
         if self.seed is not None:
             parts.append(f"seed {self.seed}" + (f", row {self.row}" if self.row else ""))
-        return " | ".join([*parts, f"ended by {self.finish_reason}"])
+        return " | ".join([*parts, f"ended by {self.finish_reason}", f"backend {self.backend}"])
 
     def time_split(self) -> str:
         """One line: where the time went."""
@@ -113,8 +115,8 @@ def decode_until_interrupted(
     return True
 
 
-def completion_of(session: Session, prompt: str) -> Completion:
-    """What a session has, finished or not."""
+def completion_of(session: Session, prompt: str, backend: str) -> Completion:
+    """What a session of a decoder with this backend has, finished or not."""
     if session.text is not None:
         session.text.finish()
     return Completion(
@@ -128,5 +130,6 @@ def completion_of(session: Session, prompt: str) -> Completion:
             session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s
         ),
         error=None if session.error is None else str(session.error),
+        backend=backend,
         records=tuple(session.records),
     )

@@ -156,7 +156,7 @@ def _completions() -> None:
         )
         if not complete:
             raise KeyboardInterrupt
-        completion = completion_of(session, prompt)
+        completion = completion_of(session, prompt, decoder.backend)
         if completion.error is not None:
             raise MongeError(completion.error)
         if not sys.stdout.isatty():

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from monge.cli import options
-from monge.cli.certify import recorder_of, say_certificate
+from monge.cli.certify import check_certifiable, recorder_of, say_certificate
 from monge.cli.completion import INTERRUPTED, Completion, completion_of, decode_until_interrupted
 from monge.cli.console import notes, output, quiet_host, reported, say_error
 from monge.cli.live import LiveText
@@ -92,6 +92,7 @@ def generate(
     prompts, writers = _prompts(prompt, file), {path: check_trace(path) for path in trace or ()}
     if certificate is not None:
         check_out_file(certificate, "--certificate", "run.json")
+        check_certifiable(backend)
     parts = options.given(
         drafter=drafter, tree=tree, verifier=verifier, controller=_one(controller), costs=costs
     )
@@ -139,7 +140,11 @@ def generate(
         _say_seed(sessions[0].request, is_new=seed is None and not as_json, always=verbose)
         complete = _show(decoder, sessions, prompts, as_json=as_json, verbose=verbose)
         for path, writer in writers.items():
-            write_trace(path, writer, list(map(completion_of, sessions, prompts)))
+            shown = [
+                completion_of(session, prompt, decoder.backend)
+                for session, prompt in zip(sessions, prompts, strict=True)
+            ]
+            write_trace(path, writer, shown)
         if recorder is not None and certificate is not None:
             say_certificate(recorder.certificate().write(certificate))
     _leave(sessions, complete=complete)
@@ -259,17 +264,19 @@ def _show(
         complete = decode_with_bar(decoder, sessions)
         for session, prompt in zip(sessions, prompts, strict=True):
             show_completion(
-                completion_of(session, prompt), as_json=as_json, is_terminal=is_terminal
+                completion_of(session, prompt, decoder.backend),
+                as_json=as_json,
+                is_terminal=is_terminal,
             )
     elif is_terminal:
         output().print(Text(prompts[0], style="dim"))
         complete = stream_live(decoder, sessions[0])
-        say_summary(completion_of(sessions[0], prompts[0]))
+        say_summary(completion_of(sessions[0], prompts[0], decoder.backend))
     else:
         complete = _stream_plain(decoder, sessions[0])
     if verbose:
         for session, prompt in zip(sessions, prompts, strict=True):
-            completion = completion_of(session, prompt)
+            completion = completion_of(session, prompt, decoder.backend)
             notes().print(
                 f"{completion.time_split()}\n{completion.plan_split()}", style="dim", soft_wrap=True
             )

@@ -15,6 +15,7 @@ from torch import Tensor
 from monge.core.errors import OptionError, unknown_name
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
+from monge.engine.backends.base import backend_of
 from monge.engine.batch import decode
 from monge.engine.chat_format import ChatFormat, Message, chat_format, checked_messages
 from monge.engine.components import Components
@@ -103,7 +104,8 @@ class Decoder:
             if one.error is None:
                 logprobs.setdefault(one.context.request_id, []).extend(one.logprobs)
         return [
-            result_of(session, logprobs.get(session.context.request_id, ())) for session in sessions
+            result_of(session, self.backend, logprobs.get(session.context.request_id, ()))
+            for session in sessions
         ]
 
     def chat(self, messages: Sequence[Message], **options: Any) -> GenerationResult:
@@ -288,6 +290,11 @@ class Decoder:
             )
             for number, ids in enumerate(encoded)
         ]
+
+    @property
+    def backend(self) -> str:
+        """What runs the target, with its rounded weights if it has any."""
+        return backend_of(self.components.target)
 
     @property
     def max_length(self) -> int | None:

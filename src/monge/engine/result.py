@@ -111,6 +111,8 @@ class GenerationResult:
         row: Number of the row's stream among those of the seed.
         error: What went wrong, if anything.
         logprobs: One entry per token, if `logprobs` was given.
+        backend: What ran the target, with its rounded weights if it has any: `eager`, `compiled`,
+            `compiled, int8 weights`, ...
     """
 
     text: str
@@ -122,13 +124,17 @@ class GenerationResult:
     row: int = 0
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    backend: str = "eager"
 
 
-def result_of(session: Session, logprobs: Sequence[TokenLogprob] = ()) -> GenerationResult:
+def result_of(
+    session: Session, backend: str = "eager", logprobs: Sequence[TokenLogprob] = ()
+) -> GenerationResult:
     """The result of a finished session.
 
     Args:
         session: The session.
+        backend: What ran the target.
         logprobs: Those of all its tokens, if they were asked for.
     """
     assert session.finish_reason is not None, "the session is not finished"
@@ -146,4 +152,5 @@ def result_of(session: Session, logprobs: Sequence[TokenLogprob] = ()) -> Genera
         row=session.request.row,
         error=None if session.error is None else str(session.error),
         logprobs=None if session.request.logprobs is None else tuple(logprobs),
+        backend=backend,
     )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -203,9 +203,19 @@ class ServerMetrics:
             (*_LABELS, "controller"),
             registry=self._registry,
         )
+        self._model = Gauge(
+            "monge:model_info",
+            "1; the label `backend` names what runs the target, with its rounded weights if any.",
+            (*_LABELS, "backend"),
+            registry=self._registry,
+        )
         self._engine, self._model_name = engine, model_name
         for asked in get_args(Asked):
             self._drafting.labels(engine, model_name, asked)
+
+    def describe(self, backend: str) -> None:
+        """Name what runs the target."""
+        self._model.labels(self._engine, self._model_name, backend).set(1)
 
     def observe(self, measure: Measure, value: float | int) -> None:
         """Record one observation; this is the sink of the scheduler."""

@@ -92,7 +92,9 @@ class Service:
         self._created = int(time.time())
         self._fingerprint = _fingerprint(decoder)
         self._worker = RequestWorker(scheduler.max_waiting)
+        self._backend = decoder.backend
         metrics.watch(scheduler.snapshot)
+        metrics.describe(decoder.backend)
 
     async def completions(self, request: Request) -> Response:
         """Answer `POST /v1/completions`."""
@@ -174,6 +176,7 @@ class Service:
             "created": self._created,
             "owned_by": "monge",
             "max_model_len": self._max_sequence_tokens,
+            "backend": self._backend,
         }
 
 

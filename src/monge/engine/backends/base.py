@@ -142,3 +142,20 @@ class Backend(ABC):
         Args:
             network: A causal language model in evaluation mode.
         """
+
+
+@runtime_checkable
+class _Stepped(Protocol):
+    """A model that may run its network by a step of a backend."""
+
+    @property
+    def step(self) -> NodeStep | None: ...
+
+
+def backend_of(model: SequenceModel) -> str:
+    """The name of what runs a network: `eager`, `compiled`, `compiled, int8 weights`, ...
+
+    Rounded weights are part of it, since they change the distribution that is decoded.
+    """
+    step = model.step if isinstance(model, _Stepped) else None
+    return "eager" if step is None else step.name
