@@ -80,8 +80,9 @@ def demo() -> None:
         output().print(note, style="yellow", markup=False)
     output().print(f"The whole demo took {time.perf_counter() - start:.0f} s. To go on:\n")
     model = " --target smollm2" if reason is None else ""
+    faster = " --target smollm2 --draft smollm2-head --backend compiled" if reason is None else ""
     for purpose, command in (
-        ("talk", "monge chat"),
+        ("talk", f"monge chat{faster}"),
         ("complete", f'monge generate "The history of"{model}'),
         ("choose", "monge list"),
         ("measure", f"monge bench decode --quick{model}"),
