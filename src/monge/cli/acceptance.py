@@ -9,7 +9,8 @@ from monge.acceptance.node import node_report
 from monge.acceptance.table import read_table
 from monge.acceptance.tree import BY_NODES, BY_TREES, tree_report
 from monge.cli import options
-from monge.cli.console import output, plain_table, reported
+from monge.cli.console import output, reported
+from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
 
 NODE: Final = "One node"
@@ -44,6 +45,7 @@ def acceptance(
         ),
     ] = None,
     as_json: options.Json = False,
+    markdown: options.Markdown = False,
 ) -> None:
     """Compute how often every acceptance rule keeps a drafted token, exactly.
 
@@ -77,7 +79,7 @@ def acceptance(
     if as_json:
         print(json.dumps(report))
     else:
-        show(report)
+        show(report, markdown=markdown)
 
 
 def _node_report(
@@ -94,7 +96,7 @@ def _node_report(
     }
 
 
-def _show_node(report: dict[str, Any]) -> None:
+def _show_node(report: dict[str, Any], *, markdown: bool) -> None:
     title = f"{report['candidates']} candidates, {report['vocabulary']} tokens"
     table = plain_table(title, "drafting")
     table.add_column("rule", no_wrap=True)
@@ -108,7 +110,7 @@ def _show_node(report: dict[str, Any]) -> None:
                 table.add_row("", name, _number(laws[way]), _number(report["gap"][name][way]))
         table.add_section()
     console = output()
-    console.print(table)
+    print_tables([table], markdown=markdown)
     console.print(
         "optimum with d top tokens and K - d draws, d = 0..K: "
         + " ".join(map(_number, report["optimum"]["mixed"]))
@@ -141,7 +143,7 @@ def _acceptance_one(report: dict[str, Any]) -> str:
     return f"acceptance one, i.i.d. drafts: {'holds' if found['holds'] else 'does not hold'} ({needed}{tightest})"
 
 
-def _show_tree(report: dict[str, Any]) -> None:
+def _show_tree(report: dict[str, Any], *, markdown: bool) -> None:
     title = f"expected accepted tokens, candidates {report['candidates']} {report['drafting']}, {report['num_trees']} trees"
     table = plain_table(title, "rule", ["accepted tokens", "below the optimum"])
     for name, value in report["rules"].items():
@@ -150,7 +152,7 @@ def _show_tree(report: dict[str, Any]) -> None:
     table.add_row("optimum", _number(report["optimum"]), "")
     table.add_row("layer bound", _number(report["layer_bound"]), "")
     console = output()
-    console.print(table)
+    print_tables([table], markdown=markdown)
     for name, how in report["how"].items():
         if how not in {BY_NODES, BY_TREES}:
             console.print(f"{name}: {how}", style="dim", markup=False, soft_wrap=True)

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from monge.api import built_in
@@ -13,6 +12,7 @@ from monge.bench.provenance import busy_note
 from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.options import measuring, numbers
+from monge.cli.tables import plain_table, print_tables
 from monge.engine.loading import load_network
 
 _DEFAULT: Final = StepSettings()
@@ -45,6 +45,7 @@ def micro(
     device: options.Device = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
+    markdown: options.Markdown = False,
 ) -> None:
     """Time one forward in every backend, and the reading of prompts.
 
@@ -68,14 +69,14 @@ def micro(
     document = measure(
         settings, load_network(source, **options.given(dtype=dtype, device=device)), notes().print
     )
-    report(document)
+    report(document, markdown=markdown)
     if as_json:
         print(json.dumps(document))
 
 
-def report(document: dict[str, Any]) -> None:
+def report(document: dict[str, Any], *, markdown: bool = False) -> None:
     """Tables for every number of requests, and below them what could not run."""
-    console = output(110)
+    console, tables = output(), list[Table]()
     cells, names = (
         document["cells"],
         list(dict.fromkeys(one["backend"] for one in document["cells"])),
@@ -87,16 +88,16 @@ def report(document: dict[str, Any]) -> None:
         ):
             if not sizes:
                 continue
-            shown = Table(title=f"batch {batch} (ms)", title_justify="left", box=SIMPLE_HEAD)
-            for column in (what, *names, *(f"{name} / {names[0]}" for name in names[1:])):
-                shown.add_column(column, justify="right", no_wrap=True)
+            columns = (*names, *(f"{name} / {names[0]}" for name in names[1:]))
+            shown = plain_table(f"batch {batch} (ms)", what, columns)
             for size in sizes:
                 row = [one for one in cells if (one["batch"], one.get(what)) == (batch, size)]
                 times = [_ranged(one["step_s"], 1e3) for one in row]
                 shown.add_row(
                     str(size), *times, *(f"{one['ratio']['median']:.2f}" for one in row[1:])
                 )
-            console.print(shown)
+            tables.append(shown)
+    print_tables(tables, markdown=markdown)
     for name, reason in document["missing"].items():
         console.print(f"{name}: {reason}", style="dim", markup=False, soft_wrap=True)
     if (note := busy_note()) is not None:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from rich.table import Table
-
 from monge.bench.provenance import busy_note
 from monge.bench.serve import ARMS, QUICK, LoadSettings, measure
 from monge.bench.servers import Beside
@@ -18,6 +16,7 @@ from monge.cli import options
 from monge.cli.console import notes, output, reported
 from monge.cli.options import measuring
 from monge.cli.out import check_out_folder, plotting, write_document
+from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
 from monge.prompts import interleaved, read_prompts, shipped
 
@@ -112,6 +111,7 @@ def bench_serve(
     out: Out = OUT,
     plots: Plots = True,
     as_json: options.Json = False,
+    markdown: options.Markdown = False,
 ) -> None:
     """Load `monge serve` with 1 to 64 clients: throughput and latency.
 
@@ -153,7 +153,7 @@ def bench_serve(
         )
     files = [write_document(document, out, "serve.json")]
     files += [] if draw is None else [draw(document["cells"], out / "serve.png")]
-    _report(document, files)
+    _report(document, files, markdown=markdown)
     if as_json:
         print(json.dumps(document))
 
@@ -209,8 +209,8 @@ def _named(option: str, what: str, given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _report(document: dict[str, Any], files: Sequence[Path]) -> None:
-    console = output(160)
+def _report(document: dict[str, Any], files: Sequence[Path], *, markdown: bool) -> None:
+    console = output()
     against = f"against {next(iter(document['arms']))}"
     speeds = ("tokens/s", against, f"all passes {against}", "tokens/processor s", against)
     title = (
@@ -218,21 +218,13 @@ def _report(document: dict[str, Any], files: Sequence[Path]) -> None:
         "interval; "
         "latency: p50 / p95 / p99 of the last repeat"
     )
-    table = Table(
-        "clients",
-        "arm",
-        *speeds,
-        "first token, ms",
-        "per further token, ms",
-        "accepted + 1",
-        "failed",
-        title=title,
-    )
+    latencies = ("first token, ms", "per further token, ms")
+    table = plain_table("", "clients, arm", (*speeds, *latencies, "accepted + 1", "failed"))
+    table.caption, table.caption_justify = title, "left"
     for cell in document["cells"]:
         last, accepted = cell["runs"][-1], cell["runs"][-1]["mean_acceptance_length"]
         table.add_row(
-            str(cell["concurrency"]),
-            cell["arm"],
+            f"{cell['concurrency']}, {cell['arm']}",
             _range(cell["tokens_per_s"], 0),
             _range(cell["ratio"], 2),
             _range(cell["ratio_of_all"], 2, middle="mean"),
@@ -243,7 +235,7 @@ def _report(document: dict[str, Any], files: Sequence[Path]) -> None:
             "-" if accepted is None else f"{accepted:.2f}",
             str(sum(run["num_failed"] for run in cell["runs"])),
         )
-    console.print(table)
+    print_tables([table], markdown=markdown)
     for failure in sorted(
         {
             failure

@@ -2,13 +2,13 @@
 
 import functools
 import logging
+import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from monge.core.errors import MongeError
 
@@ -16,27 +16,10 @@ from monge.core.errors import MongeError
 def output(width: int | None = None) -> Console:
     """Standard output, for what was asked for.
 
-    `width` is that of tables where it is no terminal.
+    `width` is that of lines where it is no terminal and COLUMNS is not set.
     """
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else width)
-
-
-def plain_table(
-    title: str, first: str, columns: Sequence[str] = (), justify: Literal["left", "right"] = "right"
-) -> Table:
-    """A table without edges: the first column names rows, the others are numbers unless justified otherwise."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        show_edge=False,
-        pad_edge=False,
-    )
-    table.add_column(first, style="bold cyan", overflow="fold")
-    for column in columns:
-        table.add_column(column, justify=justify, no_wrap=justify == "right")
-    return table
+    is_known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(file=sys.stdout, highlight=False, width=None if is_known else width)
 
 
 def notes() -> Console:

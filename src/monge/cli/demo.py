@@ -20,6 +20,7 @@ from monge.cli.completion import completion_of
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.generate import decode_with_bar, say_summary, stream_live
 from monge.cli.progress import call_bar
+from monge.cli.tables import print_tables
 from monge.core.errors import MongeError
 from monge.engine.backends.compiled import compiler_obstacle
 from monge.engine.conversation import Conversation
@@ -181,7 +182,7 @@ def _race(
         repeats = max(len(measurement.seconds) for measurement in cell)
         title = f"{mode}: {len(prompts)} prompts, {settings.max_new_tokens} new tokens each, {repeats} interleaved repeats"
         output().print()
-        output().print(table(records, title))
+        print_tables([table(records, title)])
     output().print()
     return measurements
 

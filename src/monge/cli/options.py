@@ -336,6 +336,7 @@ Certificate = Annotated[
     ),
 ]
 Json = Annotated[bool, option("--json", help="Machine-readable output on stdout.", panel=OUTPUT)]
+Markdown = Annotated[bool, option("--markdown", help="Print tables as Markdown.", panel=OUTPUT)]
 Verbose = Annotated[
     bool, option("--verbose", "-v", help="Say what runs and where the time goes.", panel=OUTPUT)
 ]

@@ -10,10 +10,11 @@ import typer
 from rich.table import Table
 
 from monge.cli import options
-from monge.cli.console import output, plain_table, quiet_host, reported
+from monge.cli.console import output, quiet_host, reported
 from monge.cli.networks import Networks, load_draft, load_networks
 from monge.cli.out import check_out_file, check_out_folder, plotting, write_document
 from monge.cli.progress import call_bar
+from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.loading import load_network, load_tokenizer
@@ -248,6 +249,7 @@ def run(
         bool, options.option("--plots/--no-plots", help="Draw PNG plots.", panel=options.OUTPUT)
     ] = True,
     as_json: options.Json = False,
+    markdown: options.Markdown = False,
 ) -> None:
     """Say what other parts would have done on a recorded run, without the target.
 
@@ -283,7 +285,7 @@ def run(
     files = [write_document(document, out, "replay.json")] + (
         [] if draw is None else draw(document["replayed"], out)
     )
-    show(document)
+    show(document, markdown=markdown)
     output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)
     if as_json:
         print(json.dumps(document))
@@ -291,14 +293,13 @@ def run(
         raise typer.Exit(2)
 
 
-def show(document: dict[str, Any]) -> None:
+def show(document: dict[str, Any], *, markdown: bool = False) -> None:
     """The table, and what could not be answered."""
-    console = output(120)
-    if document["replayed"]:
-        console.print(table(document["replayed"]))
-        tags = {tag for found in document["replayed"] for tag in found["tags"]}
-        if len(tags) > 1:
-            console.print(tag_table(document["replayed"]))
+    console, replayed = output(), document["replayed"]
+    if replayed:
+        tags = {tag for found in replayed for tag in found["tags"]}
+        further = [tag_table(replayed)] if len(tags) > 1 else []
+        print_tables([table(replayed), *further], markdown=markdown)
     if any(found["stands_in"] for found in document["replayed"]):
         console.print(
             "compact log: rejected candidates stand in for those that complete laws would give; "

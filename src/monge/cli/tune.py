@@ -85,6 +85,7 @@ def tune(
         options.option("--out", help="Folder for log and JSON.", panel=options.OUTPUT, default=OUT),
     ] = OUT,
     as_json: options.Json = False,
+    markdown: options.Markdown = False,
 ) -> None:
     """Find the fastest configuration for your prompts on this machine.
 
@@ -140,7 +141,7 @@ def tune(
         "measured": measured,
     }
     files = [write_log(found, out / "run.mlog"), write_document(document, out, "tune.json")]
-    _say(tuned, measured)
+    _say(tuned, measured, markdown=markdown)
     _say_use(best, options.given(target=target, draft=draft) | loading, rules)
     output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)
     if as_json:
@@ -192,9 +193,9 @@ def _fastest(tuned: TuningResult, measured: Sequence[dict[str, Any]]) -> Configu
     return by_clock[0] if by_clock else tuned.best
 
 
-def _say(tuned: TuningResult, measured: Sequence[dict[str, Any]]) -> None:
+def _say(tuned: TuningResult, measured: Sequence[dict[str, Any]], *, markdown: bool) -> None:
     """What was predicted, and what the clock said of it."""
-    show({**tuned.document, "replayed": tuned.document["replayed"][:8]})
+    show({**tuned.document, "replayed": tuned.document["replayed"][:8]}, markdown=markdown)
     console, gain, speed = output(), tuned.predicted["speedup"], tuned.predicted["tokens_per_s"]
     console.print(
         f"\nbest by prediction: {tuned.best.label}\npredicted: {speed['mean']:.1f} tokens/s, "
