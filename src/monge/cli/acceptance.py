@@ -1,6 +1,8 @@
 """`monge acceptance`."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -10,8 +12,10 @@ from monge.acceptance.table import read_table
 from monge.acceptance.tree import BY_NODES, BY_TREES, tree_report
 from monge.cli import options
 from monge.cli.console import output, reported
+from monge.cli.progress import working
 from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
+from monge.verify.registry import VERIFIERS
 
 NODE: Final = "One node"
 MAX_TOKENS_SHOWN: Final = 8
@@ -71,7 +75,9 @@ def acceptance(
                 "--tree brings its own laws and candidates; leave the other options "
                 "out, or leave it out"
             )
-        report = tree_report(read_table(tree))
+        table = read_table(tree)
+        with _counted() as on_rule:
+            report = tree_report(table, on_rule)
         show = _show_tree
     else:
         report = _node_report(target_probs, draft_probs, candidates)
@@ -90,10 +96,15 @@ def _node_report(
     target, draft = read_law("--target-probs", target_probs), read_law("--draft-probs", draft_probs)
     check_lengths(target.size, draft.size)
     check_candidates("--candidates", candidates)
-    return node_report(target, draft, candidates) | {
-        "candidates": candidates,
-        "vocabulary": target.size,
-    }
+    with _counted() as on_rule:
+        report = node_report(target, draft, candidates, on_rule)
+    return report | {"candidates": candidates, "vocabulary": target.size}
+
+
+@contextmanager
+def _counted() -> Iterator[Callable[[], None]]:
+    with working() as work:
+        yield work.stage("valuing rules", len(VERIFIERS)).advance
 
 
 def _show_node(report: dict[str, Any], *, markdown: bool) -> None:

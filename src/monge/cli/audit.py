@@ -10,12 +10,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from monge.api import load
 from monge.cli import options
-from monge.cli.console import notes, output, quiet_host, reported
+from monge.cli.console import output, quiet_host, reported
 from monge.cli.out import check_out_file
+from monge.cli.progress import working
 from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
@@ -292,7 +292,9 @@ async def _opened(
     elif engine != OURS:
         yield TransformersEngine(engine, source, draft, **loading)
     else:
-        async with our_server(load(source, draft, **parts, **loading)) as client:
+        with working("loading the models"):
+            decoder = load(source, draft, **parts, **loading)
+        async with our_server(decoder) as client:
             yield client
 
 
@@ -321,21 +323,16 @@ async def our_server(decoder: Decoder) -> AsyncIterator["Client"]:
 
 @contextmanager
 def _progress(settings: Any) -> Iterator[Callable[[int, float], None]]:  # noqa: ANN401 (its room is imported late)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=notes(), transient=True) as progress:
-        total = settings.budget if settings.seconds is None else None
-        task = progress.add_task("judging tokens", total=total)
+    with working() as work:
+        stage = work.stage("judging tokens", settings.budget)
+        if settings.seconds is not None:  # the sampled texts end by the clock
+            work.end(stage)
+            stage = work.stage("judging tokens", settings.seconds, is_time=True)
 
         def on_tokens(num_tokens: int, log_e: float) -> None:
             shown = "infinite" if math.isinf(log_e) else f"{log_e:.1f}"
-            progress.update(
-                task, completed=num_tokens, description=f"judging tokens, log e-value {shown}"
-            )
+            stage.name = f"judging tokens, log e-value {shown}"
+            stage.reach(num_tokens)
 
         yield on_tokens
 

@@ -24,7 +24,7 @@ from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
 from monge.cli.options import each, measuring
 from monge.cli.out import check_out_folder, plotting
-from monge.cli.progress import call_bar
+from monge.cli.progress import call_bar, working
 from monge.cli.tables import print_tables
 from monge.core.errors import OptionError
 from monge.engine.chat_format import ChatFormat, chat_format
@@ -173,7 +173,8 @@ def decode(
         backend=backend,
         draft_backend=draft_backend,
     )
-    pair = load_pair(target, draft, useless_draft=useless_draft, **loading)
+    with working("loading the models"):
+        pair = load_pair(target, draft, useless_draft=useless_draft, **loading)
     counts = () if named_only else QUICK_ASSISTANT_TOKENS if quick else ASSISTANT_TOKENS
     measured(
         pair,

@@ -7,11 +7,12 @@ from typing import Annotated, Any, Final
 from rich.table import Table
 
 from monge.api import built_in
-from monge.bench.micro import StepSettings, measure
+from monge.bench.micro import StepSettings, measure, num_steps
 from monge.bench.provenance import busy_note
 from monge.cli import options
-from monge.cli.console import notes, output, quiet_host, reported
+from monge.cli.console import output, quiet_host, reported
 from monge.cli.options import measuring, numbers
+from monge.cli.progress import call_bar, working
 from monge.cli.tables import plain_table, print_tables
 from monge.engine.loading import load_network
 
@@ -66,9 +67,11 @@ def micro(
         **options.given(context=context, repeats=repeats),
     )
     source = str(built_in("target")) if target is None else target
-    document = measure(
-        settings, load_network(source, **options.given(dtype=dtype, device=device)), notes().print
-    )
+    with working("loading the model"):
+        network = load_network(source, **options.given(dtype=dtype, device=device))
+    with call_bar() as watch:
+        watch.total(num_steps(settings))
+        document = measure(settings, network, watch.step)
     report(document, markdown=markdown)
     if as_json:
         print(json.dumps(document))

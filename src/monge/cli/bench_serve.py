@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from monge.bench.provenance import busy_note
-from monge.bench.serve import ARMS, QUICK, LoadSettings, measure
+from monge.bench.serve import ARMS, QUICK, LoadSettings, measure, num_steps
 from monge.bench.servers import Beside
 from monge.cli import options
 from monge.cli.console import notes, output, reported
 from monge.cli.options import measuring
 from monge.cli.out import check_out_folder, plotting, write_document
+from monge.cli.progress import call_bar
 from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
 from monge.prompts import interleaved, read_prompts, shipped
@@ -147,9 +148,10 @@ def bench_serve(
     # Told to end, it ends its servers first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     check_out_folder(out)
-    with notes().status("") as status:
+    with call_bar() as watch:
+        watch.total(num_steps(arms, settings, besides))
         document = measure(
-            arms, texts, settings, fields=arm_fields, besides=besides, watch=status.update
+            arms, texts, settings, fields=arm_fields, besides=besides, watch=watch.step
         )
     files = [write_document(document, out, "serve.json")]
     files += [] if draw is None else [draw(document["cells"], out / "serve.png")]

@@ -19,7 +19,7 @@ from monge.cli.chat import stats_line
 from monge.cli.completion import completion_of
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.generate import decode_with_bar, say_summary, stream_live
-from monge.cli.progress import call_bar
+from monge.cli.progress import call_bar, working
 from monge.cli.tables import print_tables
 from monge.core.errors import MongeError
 from monge.engine.backends.compiled import compiler_obstacle
@@ -94,7 +94,8 @@ def demo() -> None:
 def _real_model() -> None:
     backend = "eager" if compiler_obstacle() else "compiled"
     output().rule(f"[bold]SmolLM2-135M-Instruct, backend {backend}", align="left")
-    pair = load_pair(REAL_MODEL, backend=backend)
+    with working("loading the models"):
+        pair = load_pair(REAL_MODEL, backend=backend)
     tokenizer: Any = pair.tokenizer
     ends = frozenset({int(tokenizer.eos_token_id)})
     decoder = Decoder(
@@ -133,7 +134,8 @@ def _built_in_pair() -> None:
             f"[bold]The same networks, prompts and lengths, decoded in turns; backend {backend}",
             align="left",
         )
-        pair = load_pair(backend=backend)
+        with working("loading the models"):
+            pair = load_pair(backend=backend)
         prompts = tuple(encode(pair.tokenizer, prompt.text) for prompt in shipped(per_task=1))
         _verdict(_race(pair, (_PLAIN_ARM, _ASSISTED, *_OURS), prompts, SETTINGS), _ASSISTED)
 

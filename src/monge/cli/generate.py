@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress
 from rich.text import Text
 
 from monge.cli import options
@@ -18,6 +17,7 @@ from monge.cli.console import notes, output, quiet_host, reported, say_error
 from monge.cli.live import LiveText
 from monge.cli.loading import loaded
 from monge.cli.out import check_out_file
+from monge.cli.progress import working
 from monge.cli.trace import check_trace, write_trace
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder, piece_of
@@ -26,6 +26,7 @@ from monge.prompts import read_prompts
 
 
 @reported
+@options.configured
 def generate(
     prompt: Annotated[
         str | None,
@@ -36,6 +37,7 @@ def generate(
     is_chat: options.Chat = False,
     system: options.System = None,
     chat_template: options.ChatTemplate = None,
+    config: options.Config = None,
     target: options.Target = None,
     draft: options.Drafts = None,
     cross_tokenizer: options.CrossTokenizer = False,
@@ -292,9 +294,14 @@ def stream_live(decoder: Decoder, session: Session) -> bool:
 
 def _stream_plain(decoder: Decoder, session: Session) -> bool:
     """Stream into a pipe; false if it was interrupted."""
-    complete = decode_until_interrupted(
-        decoder, [session], lambda session: _write(piece_of(session).text)
-    )
+
+    def on_round(session: Session) -> None:
+        _write(piece_of(session).text)
+        stage.reach(session.num_generated)
+
+    with working() as work:
+        stage = work.stage("decoding tokens", session.request.max_new_tokens)
+        complete = decode_until_interrupted(decoder, [session], on_round)
     if session.text is not None:
         session.text.finish()
         _write(session.text.take(last=True))
@@ -308,17 +315,16 @@ def _write(text: str) -> None:
 
 
 def decode_with_bar(decoder: Decoder, sessions: Sequence[Session]) -> bool:
-    """Decode a batch under a progress bar on standard error; false if it was interrupted."""
-    console = notes()
+    """Decode a batch with progress on standard error; false if it was interrupted."""
     total = sum(session.request.max_new_tokens for session in sessions)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("tokens", total=total)
+    with working() as work:
+        stage = work.stage("decoding tokens", total)
 
         def on_round(session: Session) -> None:
             done = session.finish_reason is not None
             left = session.request.max_new_tokens - session.num_generated if done else 0
             new = len(session.records[-1].token_ids) if session.error is None else 0
-            progress.advance(task, new + left)
+            stage.advance(new + left)
 
         return decode_until_interrupted(decoder, sessions, on_round)
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from monge.api import built_in, eos_ids_of
 from monge.bench.provenance import provenance
+from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.draft.by_name import drafters_in, head_drafter, with_head
@@ -107,6 +108,11 @@ def load_networks(
         backend: How both run, one of `BACKENDS`.
         **loading: For `load_network`.
     """
+    with working("loading the models"):
+        return _load(target, draft, backend, loading)
+
+
+def _load(target: str | None, draft: str | None, backend: str, loading: dict[str, Any]) -> Networks:
     name = BUILT_IN if target is None else target
     if target is None:
         target, draft = str(built_in("target")), str(built_in("draft")) if draft is None else draft
