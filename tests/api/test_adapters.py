@@ -119,5 +119,12 @@ def test_peft_itself(paths, tokenizer):
 
 def test_a_decoder_shows_its_parts(paths):
     shown = repr(monge.load(*paths, drafter="model", tree="chain(3)", controller="fixed"))
-    for part in ("target=", "draft=", "depth=3", "verifier=Block", "controller=Fixed", "eager"):
+    for part in (
+        "target=",
+        "draft=",
+        "depth=3",
+        "verifier=Block",
+        "controller=Fixed",
+        "LlamaForCausalLM",
+    ):
         assert part in shown

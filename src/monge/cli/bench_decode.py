@@ -21,7 +21,7 @@ from monge.bench.report import table
 from monge.bench.runner import Settings
 from monge.bench.usual_arms import ASSISTANT_TOKENS, QUICK_ASSISTANT_TOKENS, plain_arm, usual_arms
 from monge.cli import options
-from monge.cli.console import output, quiet_host, reported
+from monge.cli.console import output, quiet_host, reported, say_raw_text
 from monge.cli.options import each, measuring
 from monge.cli.out import check_out_folder, plotting
 from monge.cli.progress import call_bar, working
@@ -36,7 +36,7 @@ Prompts = Annotated[
     Path | None,
     measuring(
         "--prompts",
-        "Text lines, or *.jsonl with `prompt`, `question` or `turns`.",
+        "Text lines, or *.jsonl with `prompt`, `question`, `turns` or `messages`.",
         "the shipped prompts",
     ),
 ]
@@ -175,6 +175,14 @@ def decode(
     )
     with working("loading the models"):
         pair = load_pair(target, draft, useless_draft=useless_draft, **loading)
+    if is_chat:
+        shown = tuple(
+            one
+            if one.messages is not None
+            else replace(one, messages=({"role": "user", "content": one.text},))
+            for one in shown
+        )
+    say_raw_text(pair.tokenizer, shown, "--chat writes them as messages")
     counts = () if named_only else QUICK_ASSISTANT_TOKENS if quick else ASSISTANT_TOKENS
     measured(
         pair,
@@ -186,7 +194,7 @@ def decode(
         draw=draw,
         as_json=as_json,
         markdown=markdown,
-        chat=chat_format(pair.tokenizer, is_built_in=target is None) if is_chat else None,
+        chat=chat_format(pair.tokenizer, is_built_in=target is None),
     )
 
 

@@ -138,10 +138,13 @@ def bench_serve(
         **given,
         **{name: some for name, some in lists.items() if some},
     )
-    texts = [
-        prompt.text
-        for prompt in (interleaved(shipped()) if prompts is None else read_prompts(prompts))
-    ]
+    shown = interleaved(shipped()) if prompts is None else read_prompts(prompts)
+    if any(prompt.messages is not None for prompt in shown):
+        raise OptionError(
+            "--prompts: requests of this benchmark are completions of raw text, and the file holds "
+            "messages; give a file with 'prompt'"
+        )
+    texts = [prompt.text for prompt in shown]
     arms = _arms(arm or ())
     besides, arm_fields = _besides(beside or (), fields or (), arms)
     draw = plotting("monge.bench.serve_plots").write_plot if plots else None

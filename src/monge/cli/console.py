@@ -4,13 +4,14 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
 from rich.console import Console
 
 from monge.core.errors import MongeError
+from monge.prompts import Prompt
 
 
 def output(width: int | None = None) -> Console:
@@ -32,6 +33,17 @@ def say_error(message: object) -> None:
     console = notes()
     console.print("[bold red]error:[/] ", end="")
     console.print(" ".join(str(message).split()), markup=False, style="red", soft_wrap=True)
+
+
+def say_raw_text(tokenizer: Any, prompts: Sequence[Prompt], advice: str) -> None:  # noqa: ANN401
+    """Say that prompts are raw text, where the tokenizer has a chat template."""
+    if getattr(tokenizer, "chat_template", None) and any(one.messages is None for one in prompts):
+        notes().print(
+            f"this model has a chat template, and prompts are decoded as raw text; {advice}",
+            style="dim",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def reported(command: Callable[..., None]) -> Callable[..., None]:

@@ -366,7 +366,12 @@ def check_positive(**numbers: int | None) -> None:
 
 File = Annotated[
     Path | None,
-    option("--file", help="Prompts: plain text lines, or *.jsonl with `prompt`.", panel=RUNNING),
+    option(
+        "--prompts",
+        "--file",
+        help="Prompts: plain text lines, or *.jsonl with `prompt` or `messages`.",
+        panel=RUNNING,
+    ),
 ]
 Trace = Annotated[
     list[Path] | None,

@@ -22,7 +22,7 @@ from monge.cli.replay import recorded, show
 from monge.config import write_config
 from monge.core.sampling_rules import SamplingRules
 from monge.heads.training.own_text import TextSettings
-from monge.prompts import Prompt, read_prompts, shipped
+from monge.prompts import Prompt, read_prompts, shipped, written
 from monge.replay.compare import Settings
 from monge.replay.configuration import HEADS, MODEL, Configuration
 from monge.replay.file import write_log
@@ -46,7 +46,7 @@ def tune(
         Path | None,
         options.option(
             "--prompts",
-            help="Your prompts: text lines, or *.jsonl.",
+            help="Your prompts: text lines, or *.jsonl with `prompt` or `messages`.",
             panel=TUNE,
             default="the shipped ones",
         ),
@@ -203,7 +203,7 @@ def _confirmed(
             for number, prompt in enumerate(prompts):
                 watch.step("measuring")
                 (result,) = decoder.generate(
-                    [prompt.text],
+                    [written(prompt, decoder.encode_chat)],
                     max_new_tokens=log.texts[number].max_new_tokens,
                     temperature=log.rules.temperature,
                     seed=seed + number,
