@@ -54,7 +54,7 @@ from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS
 from monge.verify.target_walk import TargetWalk
 
-Source = str | Path | PreTrainedModel | AdaptedModel
+Source = str | Path | PreTrainedModel
 
 
 _Options = ParamSpec("_Options")
@@ -71,15 +71,15 @@ def _configured(function: Callable[_Options, Decoder]) -> Callable[_Options, Dec
             return function(*args, **options)
         given = signature.bind_partial(*args, **options).arguments
         chosen: Any = read_config(cast(str | Path, config)) | given
-        return function(**chosen)
+        return cast(Callable[..., Decoder], function)(**chosen)
 
     return load
 
 
 @_configured
 def load(
-    target: Source | None = None,
-    draft: Source | AnyHead | Sequence[Source] | None = None,
+    target: Source | AdaptedModel | None = None,
+    draft: Source | AdaptedModel | AnyHead | Sequence[Source] | None = None,
     *,
     config: str | Path | None = None,
     drafter: str | AnyDrafter | None = None,
@@ -161,9 +161,9 @@ def load(
         "attention": attention,
         "trust_remote_code": trust_remote_code,
     }
-    target, draft = unwrapped(target), unwrapped(draft)
-    draft, is_built_in = default_draft(target, one_or_several(draft), drafter), target is None
-    target = built_in("target") if target is None else resolved(target)
+    given: Source | None = unwrapped(target)
+    draft = default_draft(given, one_or_several(unwrapped(draft)), drafter)
+    is_built_in, target = given is None, built_in("target") if given is None else resolved(given)
     draft = resolved(draft) if isinstance(draft, str | Path) else draft
     network = load_network(target, **loading)
     if tokenizer is None and not isinstance(target, PreTrainedModel):

@@ -135,3 +135,12 @@ def test_generate_with_a_file(run, config, tiny_paths):
     result = run("generate", "Once", "--config", config("drafer = 'none'"))
     assert result.exit_code == 2
     assert "did you mean 'drafter'?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["generate", "Once"], ["chat"], ["serve"], ["batch", "in.jsonl", "out.jsonl"]]
+)
+def test_every_door_reads_the_file(run, config, arguments):
+    result = run(*arguments, "--config", config("drafer = 'none'"))
+    assert result.exit_code == 2
+    assert "unknown key 'drafer'; did you mean 'drafter'?" in " ".join(result.stderr.split())

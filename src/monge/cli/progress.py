@@ -10,6 +10,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TaskID
 from rich.progress_bar import ProgressBar
+from rich.table import Column
 from rich.text import Text
 
 from monge.bench.decode import Watch
@@ -18,7 +19,7 @@ from monge.engine.notices import watched_by
 
 QUIET_S: Final = 10.0
 """Seconds between two lines where standard error is no terminal."""
-BAR_WIDTH: Final = 24
+BAR_WIDTH: Final = 16
 
 
 @dataclass(slots=True, kw_only=True)
@@ -271,7 +272,7 @@ class _Column(ProgressColumn):
     """A column that shows something of a stage."""
 
     def __init__(self, shown: Callable[[Stage], Text | ProgressBar]) -> None:
-        super().__init__()
+        super().__init__(table_column=Column(no_wrap=True))
         self._shown = shown
 
     def render(self, task: Task) -> Text | ProgressBar:

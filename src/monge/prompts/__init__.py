@@ -152,7 +152,7 @@ def _prompt_of(line: str, where: str, file: str) -> Prompt:
     raise OptionError(f"{where}: no text under 'prompt', 'question', 'turns' or 'messages'")
 
 
-def _messages_of(found: object, where: str) -> tuple[Mapping[str, str], ...]:
+def _messages_of(found: Any, where: str) -> tuple[Mapping[str, str], ...]:  # noqa: ANN401 (JSON)
     are_some = isinstance(found, list) and found
     for message in found if are_some else [None]:
         if not isinstance(message, dict) or not all(
