@@ -16,9 +16,10 @@ from lab.capacity.simulation import Machine
 from lab.command import run
 from monge.bench.provenance import provenance
 from monge.cli import options
-from monge.cli.console import notes, output, plain_table, quiet_host, reported
+from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.networks import Networks, load_draft, load_networks
 from monge.cli.out import check_out_folder, write_document
+from monge.cli.tables import plain_table
 from monge.core.errors import OptionError
 from monge.replay.configuration import Configuration, grid
 from monge.replay.file import read_log

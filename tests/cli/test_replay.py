@@ -1,6 +1,8 @@
 import json
+import re
 import shlex
 import sys
+import tomllib
 
 import pytest
 
@@ -193,7 +195,7 @@ def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperatu
 
 
 def test_what_the_clock_says_goes_before_what_was_predicted(run, tiny_paths, tmp_path, monkeypatch):
-    def confirmed(*_):
+    def confirmed(*_, **__):
         slow, fast = {"drafter": "model", "tree": "chain(8, 'top')"}, {"drafter": "none"}
         return [
             {"label": "slow", "configuration": slow, "tokens_per_s": 1.0},
@@ -220,6 +222,25 @@ def test_what_the_clock_says_goes_before_what_was_predicted(run, tiny_paths, tmp
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
     assert line.endswith("--drafter none")
     assert json.loads((tmp_path / "out" / "tune.json").read_text())["best"] == {"drafter": "none"}
+
+
+def test_tune_writes_a_file_that_every_door_takes(run, tiny_paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "FREE", ("suffix",))
+    (tmp_path / "mine.txt").write_text("One and two.\n")
+    config = tmp_path / "monge.toml"
+    limits = ["--max-new-tokens", 2, "--repeats", 1, "--prompts", tmp_path / "mine.txt"]
+    files = ["--out", tmp_path / "out", "--save", config]
+    result = run("tune", "--target", tiny_paths[0], *limits, *files)
+    assert result.exit_code == 0, result.stderr
+    settings = tomllib.loads(config.read_text())
+    assert settings["target"] == str(tiny_paths[0])
+    assert settings["drafter"].partition("(")[0] in {"none", "ngram", "suffix"}
+    *_, use, python, expected = result.stdout.splitlines()
+    assert use == f"use it:   monge generate PROMPT --config {config}"
+    assert python == f"python:   monge.load(config={str(config)!r})"
+    assert re.fullmatch(r"expected: [\d.]+ times plain decoding, 95% interval .*", expected)
+    assert "monge train shape --preset ridge --target" in result.stdout
+    assert run("generate", "Once", "--config", config, "--max-new-tokens", 2).exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -370,7 +391,7 @@ def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     tried = {found["configuration"]["drafter"].partition("(")[0] for found in document["replayed"]}
-    assert tried == {"none", "ngram", "head", "jacobi", "pool"}
+    assert tried == {"none", "ngram", "head", "jacobi", "pool", "suffix", "token_recycling"}
     assert not document["refused"]
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
     command = [

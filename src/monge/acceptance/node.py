@@ -6,6 +6,7 @@ and the reason stands in its place.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -53,13 +54,16 @@ class Acceptance:
     how: str
 
 
-def node_report(p: Vector, q: Vector, width: int) -> dict[str, Any]:
+def node_report(
+    p: Vector, q: Vector, width: int, on_rule: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
     """Acceptance of every verifier under every way of drafting `width` candidates for which it is exact.
 
     Args:
         p: Target law, `[vocab]`.
         q: Draft law, `[vocab]`.
         width: Number of candidates K.
+        on_rule: Called after every verifier.
 
     Returns:
         `rules`: one number a verifier, under the drafting that `drafting` names; `optimum` by
@@ -92,6 +96,7 @@ def node_report(p: Vector, q: Vector, width: int) -> dict[str, Any]:
             report["gap"][name] = {
                 way: _difference(best[way], one.value) for way, one in found.items()
             }
+        on_rule()
     always = acceptance_one(p, q)
     report["acceptance_one"] = {
         "holds": always.holds(width),

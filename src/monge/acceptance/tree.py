@@ -4,7 +4,7 @@ p = target law, q = draft law, tau = accepted draft tokens of a round.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -49,11 +49,12 @@ Others are a token and how often it was drawn.
 """
 
 
-def tree_report(table: TreeTable) -> dict[str, Any]:
+def tree_report(table: TreeTable, on_rule: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """E[tau] of every verifier that is exact for the tree's candidates, the multi-step optimum, and the layer bound.
 
     Args:
         table: Laws and shape.
+        on_rule: Called after every verifier.
 
     Returns:
         `rules` by verifier (`null` where it cannot be enumerated), `how` they were computed,
@@ -73,6 +74,7 @@ def tree_report(table: TreeTable) -> dict[str, Any]:
             value, how = expected_accepted(rule, table)
             report["rules"][name], report["how"][name] = value, how
             report["gap"][name] = None if value is None else best - value
+        on_rule()
     return report | {
         "optimum": best,
         "layer_bound": bound(trees, table),

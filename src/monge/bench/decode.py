@@ -25,7 +25,7 @@ from monge.bench.report import arm_record, slowest_adaptive, summary, write_roun
 from monge.bench.runner import FAILURES, Measurement, Settings, measure, num_calls
 from monge.bench.usual_arms import host_arms, tune_assistant
 from monge.core.errors import ContextLengthError, OptionError
-from monge.engine.chat_format import ChatFormat
+from monge.engine.chat_format import ChatFormat, chat_format
 from monge.prompts import Prompt, encode
 
 QUICK: Final = Settings(max_new_tokens=32, repeats=3, batch_sizes=(1,), time_limit_s=25.0)
@@ -72,13 +72,13 @@ def compare(
         assistant_tokens: Drafted tokens that the search for the host's best settings tries,
             shortest search first; with none the host's arms are left out.
         watch: Told about progress.
-        chat: How prompts are written as messages of a user; `None` decodes them as they are.
+        chat: How messages are written; `None` takes the tokenizer's own template.
     """
     before = provenance(pair.target.device)
     token_ids = tuple(
         encode(pair.tokenizer, prompt.text)
-        if chat is None
-        else chat.encode([{"role": "user", "content": prompt.text}])
+        if prompt.messages is None
+        else (chat or chat_format(pair.tokenizer)).encode(prompt.messages)
         for prompt in prompts
     )
     if not all(token_ids):

@@ -65,6 +65,12 @@ class StepSettings:
             BACKENDS.parse(name)  # an unknown name or setting is an error that lists the known ones
 
 
+def num_steps(settings: StepSettings) -> int:
+    """How often `measure` says what it does."""
+    cells = len(settings.nodes) + len(settings.prompts)
+    return len(settings.backends) + len(settings.batch_sizes) * cells
+
+
 def measure(
     settings: StepSettings, network: PreTrainedModel, notify: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:

@@ -68,6 +68,15 @@ class LoadSettings:
 QUICK: Final = LoadSettings(concurrency=(1, 4), per_client=2, max_tokens=24, repeats=1)
 
 
+def num_steps(
+    arms: Mapping[str, Sequence[str]], settings: LoadSettings, besides: Mapping[str, Beside]
+) -> int:
+    """How often `measure` says what it does."""
+    started = len(set(map(tuple, arms.values()))) + len(besides)
+    loads = 1 + settings.repeats * len(settings.concurrency)
+    return started + loads * (len(arms) + len(besides))
+
+
 def measure(
     arms: Mapping[str, Sequence[str]],
     prompts: Sequence[str],

@@ -1,6 +1,8 @@
 """`monge acceptance`."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -9,8 +11,11 @@ from monge.acceptance.node import node_report
 from monge.acceptance.table import read_table
 from monge.acceptance.tree import BY_NODES, BY_TREES, tree_report
 from monge.cli import options
-from monge.cli.console import output, plain_table, reported
+from monge.cli.console import output, reported
+from monge.cli.progress import working
+from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
+from monge.verify.registry import VERIFIERS
 
 NODE: Final = "One node"
 MAX_TOKENS_SHOWN: Final = 8
@@ -44,6 +49,7 @@ def acceptance(
         ),
     ] = None,
     as_json: options.Json = False,
+    markdown: options.Markdown = False,
 ) -> None:
     """Compute how often every acceptance rule keeps a drafted token, exactly.
 
@@ -69,7 +75,9 @@ def acceptance(
                 "--tree brings its own laws and candidates; leave the other options "
                 "out, or leave it out"
             )
-        report = tree_report(read_table(tree))
+        table = read_table(tree)
+        with _counted() as on_rule:
+            report = tree_report(table, on_rule)
         show = _show_tree
     else:
         report = _node_report(target_probs, draft_probs, candidates)
@@ -77,7 +85,7 @@ def acceptance(
     if as_json:
         print(json.dumps(report))
     else:
-        show(report)
+        show(report, markdown=markdown)
 
 
 def _node_report(
@@ -88,13 +96,18 @@ def _node_report(
     target, draft = read_law("--target-probs", target_probs), read_law("--draft-probs", draft_probs)
     check_lengths(target.size, draft.size)
     check_candidates("--candidates", candidates)
-    return node_report(target, draft, candidates) | {
-        "candidates": candidates,
-        "vocabulary": target.size,
-    }
+    with _counted() as on_rule:
+        report = node_report(target, draft, candidates, on_rule)
+    return report | {"candidates": candidates, "vocabulary": target.size}
 
 
-def _show_node(report: dict[str, Any]) -> None:
+@contextmanager
+def _counted() -> Iterator[Callable[[], None]]:
+    with working() as work:
+        yield work.stage("valuing rules", len(VERIFIERS)).advance
+
+
+def _show_node(report: dict[str, Any], *, markdown: bool) -> None:
     title = f"{report['candidates']} candidates, {report['vocabulary']} tokens"
     table = plain_table(title, "drafting")
     table.add_column("rule", no_wrap=True)
@@ -108,7 +121,7 @@ def _show_node(report: dict[str, Any]) -> None:
                 table.add_row("", name, _number(laws[way]), _number(report["gap"][name][way]))
         table.add_section()
     console = output()
-    console.print(table)
+    print_tables([table], markdown=markdown)
     console.print(
         "optimum with d top tokens and K - d draws, d = 0..K: "
         + " ".join(map(_number, report["optimum"]["mixed"]))
@@ -141,7 +154,7 @@ def _acceptance_one(report: dict[str, Any]) -> str:
     return f"acceptance one, i.i.d. drafts: {'holds' if found['holds'] else 'does not hold'} ({needed}{tightest})"
 
 
-def _show_tree(report: dict[str, Any]) -> None:
+def _show_tree(report: dict[str, Any], *, markdown: bool) -> None:
     title = f"expected accepted tokens, candidates {report['candidates']} {report['drafting']}, {report['num_trees']} trees"
     table = plain_table(title, "rule", ["accepted tokens", "below the optimum"])
     for name, value in report["rules"].items():
@@ -150,7 +163,7 @@ def _show_tree(report: dict[str, Any]) -> None:
     table.add_row("optimum", _number(report["optimum"]), "")
     table.add_row("layer bound", _number(report["layer_bound"]), "")
     console = output()
-    console.print(table)
+    print_tables([table], markdown=markdown)
     for name, how in report["how"].items():
         if how not in {BY_NODES, BY_TREES}:
             console.print(f"{name}: {how}", style="dim", markup=False, soft_wrap=True)

@@ -10,13 +10,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from monge.api import load
 from monge.cli import options
-from monge.cli.console import notes, output, quiet_host, reported
+from monge.cli.console import output, quiet_host, reported
 from monge.cli.out import check_out_file
+from monge.cli.progress import working
+from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
 
@@ -170,6 +170,7 @@ def audit(
     log: Log = None,
     html: Html = None,
     as_json: options.Json = False,
+    markdown: options.Markdown = False,
 ) -> None:
     """Test whether a server samples from the distribution of its target model.
 
@@ -227,7 +228,7 @@ def audit(
     if as_json:
         typer.echo(json.dumps(report.as_json()))
     else:
-        _print(report, html)
+        _print(report, html, markdown=markdown)
     from monge.audit.report import EXIT
 
     raise typer.Exit(EXIT[report.verdict])
@@ -291,7 +292,9 @@ async def _opened(
     elif engine != OURS:
         yield TransformersEngine(engine, source, draft, **loading)
     else:
-        async with our_server(load(source, draft, **parts, **loading)) as client:
+        with working("loading the models"):
+            decoder = load(source, draft, **parts, **loading)
+        async with our_server(decoder) as client:
             yield client
 
 
@@ -320,37 +323,27 @@ async def our_server(decoder: Decoder) -> AsyncIterator["Client"]:
 
 @contextmanager
 def _progress(settings: Any) -> Iterator[Callable[[int, float], None]]:  # noqa: ANN401 (its room is imported late)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=notes(), transient=True) as progress:
-        total = settings.budget if settings.seconds is None else None
-        task = progress.add_task("judging tokens", total=total)
+    with working() as work:
+        stage = work.stage("judging tokens", settings.budget)
+        if settings.seconds is not None:  # the sampled texts end by the clock
+            work.end(stage)
+            stage = work.stage("judging tokens", settings.seconds, is_time=True)
 
         def on_tokens(num_tokens: int, log_e: float) -> None:
             shown = "infinite" if math.isinf(log_e) else f"{log_e:.1f}"
-            progress.update(
-                task, completed=num_tokens, description=f"judging tokens, log e-value {shown}"
-            )
+            stage.name = f"judging tokens, log e-value {shown}"
+            stage.reach(num_tokens)
 
         yield on_tokens
 
 
-def _print(report: "Report", html: Path | None) -> None:
+def _print(report: "Report", html: Path | None, *, markdown: bool) -> None:
     console = output()
     if report.situations:
         bound = math.log(1.0 / report.alpha)
-        table = Table(
-            "situation",
-            "texts",
-            "tokens",
-            "log e-value",
-            "finding",
-            title=f"rejected at {bound:.1f}",
-        )
+        columns = ("texts", "tokens", "log e-value")
+        table = plain_table(f"rejected at {bound:.1f}", "situation", columns)
+        table.add_column("finding")
         for one in report.situations:
             table.add_row(
                 one.name,
@@ -359,7 +352,7 @@ def _print(report: "Report", html: Path | None) -> None:
                 f"{one.log_e:.1f}",
                 one.finding or "-",
             )
-        console.print(table)
+        print_tables([table], markdown=markdown)
     first = report.deterministic
     if first is not None:
         agree = f"{first.num_greedy} greedy tokens, {len(first.differences)} texts differ"

@@ -1,24 +1,20 @@
 """`monge batch`."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from monge.cli import options
 from monge.cli.console import notes, quiet_host, reported
+from monge.cli.progress import Stage, working
 from monge.core.errors import OptionError
 from monge.scale.batch import BatchJob, BatchReport, ThisProcess, Workers, run_batch
 from monge.scale.files import RowFile
 from monge.scale.ray_data import RayWorkers
 from monge.scale.spec import DecoderSpec
 
-_QUIET_S: Final = 10
-"""Seconds between two notes on progress where there is no terminal."""
 RAY: Final = "Ray"
 
 
@@ -93,11 +89,13 @@ GpusPerWorker = Annotated[
 
 
 @reported
+@options.configured
 def batch(
     source: Source,
     output: Output,
     *,
     prompt_field: PromptField = None,
+    config: options.Config = None,
     target: options.Target = None,
     draft: options.Drafts = None,
     cross_tokenizer: options.CrossTokenizer = False,
@@ -190,8 +188,8 @@ def batch(
 
 def _run(job: BatchJob, workers: Workers) -> None:
     start = time.perf_counter()
-    with _progress() as told:
-        report = run_batch(job, workers, told)
+    with working() as work:
+        report = run_batch(job, workers, _Told(work.stage("loading the models")))
     _say(report, job.output, time.perf_counter() - start)
 
 
@@ -206,30 +204,19 @@ def _workers(settings: dict[str, Any], *, use_ray: bool) -> Workers:
 
 
 class _Told:
-    """Progress: a bar on a terminal, now and then a line elsewhere."""
+    """Shows rows, those of an earlier run included."""
 
-    def __init__(self, bar: Progress) -> None:
-        self._bar, self._task = bar, bar.add_task("rows", total=None)
-        self._done, self._said_at = -1, time.perf_counter()
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self._is_first = stage, True
 
     def __call__(self, done: int, total: int) -> None:
-        self._bar.update(self._task, completed=done, total=total)
-        if self._done < 0 < done < total:
+        if not self._is_first:
+            self._stage.reach(done)
+            return
+        self._is_first = False
+        self._stage.restart("rows", total, done)
+        if 0 < done < total:
             notes().print(f"going on after {done} of {total} rows", markup=False)
-        elif self._bar.disable and done < total and time.perf_counter() - self._said_at > _QUIET_S:
-            self._said_at = time.perf_counter()
-            notes().print(f"{done} of {total} rows", markup=False)
-        self._done = done
-
-
-@contextmanager
-def _progress() -> Iterator[_Told]:
-    console = notes()
-    columns = (BarColumn(), MofNCompleteColumn(), "rows", TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        yield _Told(bar)
 
 
 def _say(report: BatchReport, output: Path, seconds: float) -> None:

@@ -21,10 +21,11 @@ from monge.bench.report import table
 from monge.bench.runner import Settings
 from monge.bench.usual_arms import ASSISTANT_TOKENS, QUICK_ASSISTANT_TOKENS, plain_arm, usual_arms
 from monge.cli import options
-from monge.cli.console import output, quiet_host, reported
+from monge.cli.console import output, quiet_host, reported, say_raw_text
 from monge.cli.options import each, measuring
 from monge.cli.out import check_out_folder, plotting
-from monge.cli.progress import call_bar
+from monge.cli.progress import call_bar, working
+from monge.cli.tables import print_tables
 from monge.core.errors import OptionError
 from monge.engine.chat_format import ChatFormat, chat_format
 from monge.prompts import Prompt, asked_prompts, interleaved
@@ -35,7 +36,7 @@ Prompts = Annotated[
     Path | None,
     measuring(
         "--prompts",
-        "Text lines, or *.jsonl with `prompt`, `question` or `turns`.",
+        "Text lines, or *.jsonl with `prompt`, `question`, `turns` or `messages`.",
         "the shipped prompts",
     ),
 ]
@@ -125,6 +126,7 @@ def decode(
     out: Out = OUT,
     plots: Plots = True,
     as_json: options.Json = False,
+    markdown: options.Markdown = False,
 ) -> None:
     """Compare ways of decoding the same prompts with the same networks.
 
@@ -171,7 +173,16 @@ def decode(
         backend=backend,
         draft_backend=draft_backend,
     )
-    pair = load_pair(target, draft, useless_draft=useless_draft, **loading)
+    with working("loading the models"):
+        pair = load_pair(target, draft, useless_draft=useless_draft, **loading)
+    if is_chat:
+        shown = tuple(
+            one
+            if one.messages is not None
+            else replace(one, messages=({"role": "user", "content": one.text},))
+            for one in shown
+        )
+    say_raw_text(pair.tokenizer, shown, "--chat writes them as messages")
     counts = () if named_only else QUICK_ASSISTANT_TOKENS if quick else ASSISTANT_TOKENS
     measured(
         pair,
@@ -182,7 +193,8 @@ def decode(
         out=out,
         draw=draw,
         as_json=as_json,
-        chat=chat_format(pair.tokenizer, is_built_in=target is None) if is_chat else None,
+        markdown=markdown,
+        chat=chat_format(pair.tokenizer, is_built_in=target is None),
     )
 
 
@@ -196,6 +208,7 @@ def measured(
     out: Path,
     draw: Any,  # noqa: ANN401 (matplotlib is optional)
     as_json: bool,
+    markdown: bool = False,
     chat: ChatFormat | None = None,
 ) -> None:
     """Measure, and write and show what was measured.
@@ -215,7 +228,7 @@ def measured(
         )
     files = write_outcome(outcome, out)
     files += [] if draw is None else draw(outcome.document["arms"], out)
-    report(outcome.document, files)
+    report(outcome.document, files, markdown=markdown)
     if as_json:
         print(json.dumps(outcome.document))
     if all(one["failure"] is not None for one in outcome.document["arms"]):
@@ -224,9 +237,9 @@ def measured(
         )
 
 
-def report(document: dict[str, Any], files: Sequence[Path]) -> None:
+def report(document: dict[str, Any], files: Sequence[Path], *, markdown: bool = False) -> None:
     """The tables, the headline, and where the files are."""
-    console = output(110)
+    console = output()
     for size in document["settings"]["batch_sizes"]:
         for temperature in document["settings"]["temperatures"]:
             cell = [
@@ -235,7 +248,8 @@ def report(document: dict[str, Any], files: Sequence[Path]) -> None:
                 if (arm["batch_size"], arm["temperature"]) == (size, temperature)
             ]
             mode = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-            console.print(table(cell, f"{mode}, batch {size}, {len(document['prompts'])} prompts"))
+            title = f"{mode}, batch {size}, {len(document['prompts'])} prompts"
+            print_tables([table(cell, title)], markdown=markdown)
             for arm in cell:
                 if arm["failure"] is not None:
                     console.print(

@@ -4,15 +4,16 @@ import json
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from monge.api import built_in
-from monge.bench.micro import StepSettings, measure
+from monge.bench.micro import StepSettings, measure, num_steps
 from monge.bench.provenance import busy_note
 from monge.cli import options
-from monge.cli.console import notes, output, quiet_host, reported
+from monge.cli.console import output, quiet_host, reported
 from monge.cli.options import measuring, numbers
+from monge.cli.progress import call_bar, working
+from monge.cli.tables import plain_table, print_tables
 from monge.engine.loading import load_network
 
 _DEFAULT: Final = StepSettings()
@@ -45,6 +46,7 @@ def micro(
     device: options.Device = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
+    markdown: options.Markdown = False,
 ) -> None:
     """Time one forward in every backend, and the reading of prompts.
 
@@ -65,17 +67,19 @@ def micro(
         **options.given(context=context, repeats=repeats),
     )
     source = str(built_in("target")) if target is None else target
-    document = measure(
-        settings, load_network(source, **options.given(dtype=dtype, device=device)), notes().print
-    )
-    report(document)
+    with working("loading the model"):
+        network = load_network(source, **options.given(dtype=dtype, device=device))
+    with call_bar() as watch:
+        watch.total(num_steps(settings))
+        document = measure(settings, network, watch.step)
+    report(document, markdown=markdown)
     if as_json:
         print(json.dumps(document))
 
 
-def report(document: dict[str, Any]) -> None:
+def report(document: dict[str, Any], *, markdown: bool = False) -> None:
     """Tables for every number of requests, and below them what could not run."""
-    console = output(110)
+    console, tables = output(), list[Table]()
     cells, names = (
         document["cells"],
         list(dict.fromkeys(one["backend"] for one in document["cells"])),
@@ -87,16 +91,16 @@ def report(document: dict[str, Any]) -> None:
         ):
             if not sizes:
                 continue
-            shown = Table(title=f"batch {batch} (ms)", title_justify="left", box=SIMPLE_HEAD)
-            for column in (what, *names, *(f"{name} / {names[0]}" for name in names[1:])):
-                shown.add_column(column, justify="right", no_wrap=True)
+            columns = (*names, *(f"{name} / {names[0]}" for name in names[1:]))
+            shown = plain_table(f"batch {batch} (ms)", what, columns)
             for size in sizes:
                 row = [one for one in cells if (one["batch"], one.get(what)) == (batch, size)]
                 times = [_ranged(one["step_s"], 1e3) for one in row]
                 shown.add_row(
                     str(size), *times, *(f"{one['ratio']['median']:.2f}" for one in row[1:])
                 )
-            console.print(shown)
+            tables.append(shown)
+    print_tables(tables, markdown=markdown)
     for name, reason in document["missing"].items():
         console.print(f"{name}: {reason}", style="dim", markup=False, soft_wrap=True)
     if (note := busy_note()) is not None:

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from rich.table import Table
-
 from monge.bench.provenance import busy_note
-from monge.bench.serve import ARMS, QUICK, LoadSettings, measure
+from monge.bench.serve import ARMS, QUICK, LoadSettings, measure, num_steps
 from monge.bench.servers import Beside
 from monge.cli import options
 from monge.cli.console import notes, output, reported
 from monge.cli.options import measuring
 from monge.cli.out import check_out_folder, plotting, write_document
+from monge.cli.progress import call_bar
+from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
 from monge.prompts import interleaved, read_prompts, shipped
 
@@ -112,6 +112,7 @@ def bench_serve(
     out: Out = OUT,
     plots: Plots = True,
     as_json: options.Json = False,
+    markdown: options.Markdown = False,
 ) -> None:
     """Load `monge serve` with 1 to 64 clients: throughput and latency.
 
@@ -137,23 +138,27 @@ def bench_serve(
         **given,
         **{name: some for name, some in lists.items() if some},
     )
-    texts = [
-        prompt.text
-        for prompt in (interleaved(shipped()) if prompts is None else read_prompts(prompts))
-    ]
+    shown = interleaved(shipped()) if prompts is None else read_prompts(prompts)
+    if any(prompt.messages is not None for prompt in shown):
+        raise OptionError(
+            "--prompts: requests of this benchmark are completions of raw text, and the file holds "
+            "messages; give a file with 'prompt'"
+        )
+    texts = [prompt.text for prompt in shown]
     arms = _arms(arm or ())
     besides, arm_fields = _besides(beside or (), fields or (), arms)
     draw = plotting("monge.bench.serve_plots").write_plot if plots else None
     # Told to end, it ends its servers first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     check_out_folder(out)
-    with notes().status("") as status:
+    with call_bar() as watch:
+        watch.total(num_steps(arms, settings, besides))
         document = measure(
-            arms, texts, settings, fields=arm_fields, besides=besides, watch=status.update
+            arms, texts, settings, fields=arm_fields, besides=besides, watch=watch.step
         )
     files = [write_document(document, out, "serve.json")]
     files += [] if draw is None else [draw(document["cells"], out / "serve.png")]
-    _report(document, files)
+    _report(document, files, markdown=markdown)
     if as_json:
         print(json.dumps(document))
 
@@ -209,8 +214,8 @@ def _named(option: str, what: str, given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _report(document: dict[str, Any], files: Sequence[Path]) -> None:
-    console = output(160)
+def _report(document: dict[str, Any], files: Sequence[Path], *, markdown: bool) -> None:
+    console = output()
     against = f"against {next(iter(document['arms']))}"
     speeds = ("tokens/s", against, f"all passes {against}", "tokens/processor s", against)
     title = (
@@ -218,21 +223,13 @@ def _report(document: dict[str, Any], files: Sequence[Path]) -> None:
         "interval; "
         "latency: p50 / p95 / p99 of the last repeat"
     )
-    table = Table(
-        "clients",
-        "arm",
-        *speeds,
-        "first token, ms",
-        "per further token, ms",
-        "accepted + 1",
-        "failed",
-        title=title,
-    )
+    latencies = ("first token, ms", "per further token, ms")
+    table = plain_table("", "clients, arm", (*speeds, *latencies, "accepted + 1", "failed"))
+    table.caption, table.caption_justify = title, "left"
     for cell in document["cells"]:
         last, accepted = cell["runs"][-1], cell["runs"][-1]["mean_acceptance_length"]
         table.add_row(
-            str(cell["concurrency"]),
-            cell["arm"],
+            f"{cell['concurrency']}, {cell['arm']}",
             _range(cell["tokens_per_s"], 0),
             _range(cell["ratio"], 2),
             _range(cell["ratio_of_all"], 2, middle="mean"),
@@ -243,7 +240,7 @@ def _report(document: dict[str, Any], files: Sequence[Path]) -> None:
             "-" if accepted is None else f"{accepted:.2f}",
             str(sum(run["num_failed"] for run in cell["runs"])),
         )
-    console.print(table)
+    print_tables([table], markdown=markdown)
     for failure in sorted(
         {
             failure

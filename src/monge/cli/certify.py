@@ -10,7 +10,7 @@ import typer
 from monge.api import load
 from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported
-from monge.cli.progress import call_bar
+from monge.cli.progress import call_bar, working
 from monge.core.errors import MongeError, OptionError
 from monge.engine.decoder import Decoder
 from monge.engine.loading import load_network
@@ -73,8 +73,9 @@ def certify(
     if tolerance is not None and not tolerance > 0:
         raise OptionError(f"--tolerance must be above 0; got {tolerance}")
     certificate = read_certificate(record)
-    network = _target(certificate, target)
-    redrafter, reason = _redrafter(certificate, target, draft)
+    with working("loading the models"):
+        network = _target(certificate, target)
+        redrafter, reason = _redrafter(certificate, target, draft)
     given = options.given(tolerance=tolerance, num_nodes=nodes)
     with call_bar() as watch:
         watch.total(sum(len(own.get("rounds", ())) for own in certificate.requests))

@@ -21,10 +21,13 @@ _DEFAULT: Final = "smollm2"
 
 
 @reported
+@options.configured
 def chat(
     *,
+    config: options.Config = None,
     target: options.Target = None,
     draft: options.Drafts = None,
+    cross_tokenizer: options.CrossTokenizer = False,
     system: options.System = None,
     chat_template: options.ChatTemplate = None,
     dtype: options.Dtype = None,
@@ -37,6 +40,8 @@ def chat(
     verifier: options.Verifier = None,
     controller: options.Controller = None,
     costs: options.Costs = None,
+    draft_temperature: options.DraftTemperature = None,
+    draft_top_k: options.DraftTopK = None,
     max_new_tokens: options.MaxNewTokens = None,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
@@ -68,6 +73,7 @@ def chat(
     parts = options.given(
         drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs
     )
+    parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
     loading = options.given(
         dtype=dtype,
         device=device,
@@ -76,6 +82,7 @@ def chat(
         draft_backend=draft_backend,
     )
     loading |= options.given(chat_template=chat_template, max_batch_size=1)
+    loading |= options.given(cross_tokenizer=cross_tokenizer or None)
     sampling = options.given(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p
     )

@@ -2,41 +2,25 @@
 
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from monge.core.errors import MongeError
+from monge.prompts import Prompt
 
 
 def output(width: int | None = None) -> Console:
     """Standard output, for what was asked for.
 
-    `width` is that of tables where it is no terminal.
+    `width` is that of lines where it is no terminal and COLUMNS is not set.
     """
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else width)
-
-
-def plain_table(
-    title: str, first: str, columns: Sequence[str] = (), justify: Literal["left", "right"] = "right"
-) -> Table:
-    """A table without edges: the first column names rows, the others are numbers unless justified otherwise."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        show_edge=False,
-        pad_edge=False,
-    )
-    table.add_column(first, style="bold cyan", overflow="fold")
-    for column in columns:
-        table.add_column(column, justify=justify, no_wrap=justify == "right")
-    return table
+    is_known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(file=sys.stdout, highlight=False, width=None if is_known else width)
 
 
 def notes() -> Console:
@@ -49,6 +33,17 @@ def say_error(message: object) -> None:
     console = notes()
     console.print("[bold red]error:[/] ", end="")
     console.print(" ".join(str(message).split()), markup=False, style="red", soft_wrap=True)
+
+
+def say_raw_text(tokenizer: Any, prompts: Sequence[Prompt], advice: str) -> None:  # noqa: ANN401
+    """Say that prompts are raw text, where the tokenizer has a chat template."""
+    if getattr(tokenizer, "chat_template", None) and any(one.messages is None for one in prompts):
+        notes().print(
+            f"this model has a chat template, and prompts are decoded as raw text; {advice}",
+            style="dim",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def reported(command: Callable[..., None]) -> Callable[..., None]:

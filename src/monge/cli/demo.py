@@ -19,7 +19,8 @@ from monge.cli.chat import stats_line
 from monge.cli.completion import completion_of
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.generate import decode_with_bar, say_summary, stream_live
-from monge.cli.progress import call_bar
+from monge.cli.progress import call_bar, working
+from monge.cli.tables import print_tables
 from monge.core.errors import MongeError
 from monge.engine.backends.compiled import compiler_obstacle
 from monge.engine.conversation import Conversation
@@ -94,7 +95,8 @@ def demo() -> None:
 def _real_model() -> None:
     backend = "eager" if compiler_obstacle() else "compiled"
     output().rule(f"[bold]SmolLM2-135M-Instruct, backend {backend}", align="left")
-    pair = load_pair(REAL_MODEL, backend=backend)
+    with working("loading the models"):
+        pair = load_pair(REAL_MODEL, backend=backend)
     tokenizer: Any = pair.tokenizer
     ends = frozenset({int(tokenizer.eos_token_id)})
     decoder = Decoder(
@@ -133,7 +135,8 @@ def _built_in_pair() -> None:
             f"[bold]The same networks, prompts and lengths, decoded in turns; backend {backend}",
             align="left",
         )
-        pair = load_pair(backend=backend)
+        with working("loading the models"):
+            pair = load_pair(backend=backend)
         prompts = tuple(encode(pair.tokenizer, prompt.text) for prompt in shipped(per_task=1))
         _verdict(_race(pair, (_PLAIN_ARM, _ASSISTED, *_OURS), prompts, SETTINGS), _ASSISTED)
 
@@ -182,7 +185,7 @@ def _race(
         repeats = max(len(measurement.seconds) for measurement in cell)
         title = f"{mode}: {len(prompts)} prompts, {settings.max_new_tokens} new tokens each, {repeats} interleaved repeats"
         output().print()
-        output().print(table(records, title))
+        print_tables([table(records, title)])
     output().print()
     return measurements
 

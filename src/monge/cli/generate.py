@@ -4,38 +4,41 @@ import io
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress
 from rich.text import Text
 
 from monge.cli import options
 from monge.cli.certify import check_certifiable, recorder_of, say_certificate
 from monge.cli.completion import INTERRUPTED, Completion, completion_of, decode_until_interrupted
-from monge.cli.console import notes, output, quiet_host, reported, say_error
+from monge.cli.console import notes, output, quiet_host, reported, say_error, say_raw_text
 from monge.cli.live import LiveText
 from monge.cli.loading import loaded
 from monge.cli.out import check_out_file
+from monge.cli.progress import working
 from monge.cli.trace import check_trace, write_trace
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder, piece_of
 from monge.engine.session import Request, Session
-from monge.prompts import read_prompts
+from monge.prompts import Prompt, read_prompts, written
 
 
 @reported
+@options.configured
 def generate(
     prompt: Annotated[
         str | None,
-        typer.Argument(help="The text to continue; without it, --file or standard input."),
+        typer.Argument(help="The text to continue; without it, --prompts or standard input."),
     ] = None,
     *,
     file: options.File = None,
     is_chat: options.Chat = False,
     system: options.System = None,
     chat_template: options.ChatTemplate = None,
+    config: options.Config = None,
     target: options.Target = None,
     draft: options.Drafts = None,
     cross_tokenizer: options.CrossTokenizer = False,
@@ -80,7 +83,7 @@ def generate(
 
         monge generate "The history of mathematics"
         monge generate "Question: What is 7 times 8?" --temperature 0.8 --seed 1 --stop "Question:"
-        monge generate --file prompts.jsonl --batch-size 8 --json > completions.jsonl
+        monge generate --prompts prompts.jsonl --batch-size 8 --json > completions.jsonl
         monge generate --chat "Why is the sky blue?" --target smollm2
         cat letter.txt | monge generate --drafter ngram --max-new-tokens 40
         monge generate "Once" --controller goodput --trace rounds.png --trace rounds.json
@@ -89,7 +92,8 @@ def generate(
         monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier single_draft
     """
     quiet_host()
-    prompts, writers = _prompts(prompt, file), {path: check_trace(path) for path in trace or ()}
+    asked, writers = _prompts(prompt, file), {path: check_trace(path) for path in trace or ()}
+    prompts = [one.text for one in asked]
     if certificate is not None:
         check_out_file(certificate, "--certificate", "run.json")
         check_certifiable(backend)
@@ -99,6 +103,11 @@ def generate(
     loading = options.given(
         dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size
     )
+    if is_chat:
+        asked = [_as_chat(one, system) for one in asked]
+    elif any(one.messages is not None for one in asked):
+        asked = [one if one.messages is None else _as_chat(one, system) for one in asked]
+        is_chat = True
     if not is_chat and (system is not None or chat_template is not None):
         raise OptionError(
             "--system and --chat-template say how a message is written; give --chat beside them"
@@ -127,11 +136,8 @@ def generate(
                 made, target, {"draft": draft, "dtype": dtype, **parts, **drafting}
             )
         decoder = made if recorder is None else recorder.decoder
-        given = (
-            [decoder.encode_chat(_turns(prompt, system)) for prompt in prompts]
-            if is_chat
-            else prompts
-        )
+        given = [written(one, decoder.encode_chat) for one in asked]
+        say_raw_text(decoder.tokenizer, asked, "--chat writes them as messages")
         limits |= {"top_k": top_k, "seed": seed, "ignore_eos": ignore_eos}
         sessions = (recorder or decoder).sessions(given, **limits)
         say_memory(decoder)
@@ -150,10 +156,11 @@ def generate(
     _leave(sessions, complete=complete)
 
 
-def _turns(prompt: str, system: str | None) -> list[dict[str, str]]:
-    """A prompt as a user's message."""
+def _as_chat(prompt: Prompt, system: str | None) -> Prompt:
+    """A prompt as a user's message, and a conversation as it is, after the system message."""
     before = [] if system is None else [{"role": "system", "content": system}]
-    return [*before, {"role": "user", "content": prompt}]
+    own = prompt.messages or ({"role": "user", "content": prompt.text},)
+    return replace(prompt, messages=(*before, *own))
 
 
 def _say_seed(request: Request, *, is_new: bool, always: bool) -> None:
@@ -208,18 +215,18 @@ def say_memory(decoder: Decoder) -> None:
         notes().print(text, markup=False, soft_wrap=True)
 
 
-def _prompts(prompt: str | None, file: Path | None) -> list[str]:
+def _prompts(prompt: str | None, file: Path | None) -> list[Prompt]:
     if prompt is not None and file is not None:
-        raise OptionError("give a prompt or --file, not both")
+        raise OptionError("give a prompt or --prompts, not both")
     if file is not None:
-        return [item.text for item in read_prompts(file)]
+        return list(read_prompts(file))
     if prompt is not None:
-        return [prompt]
+        return [Prompt(task="", text=prompt)]
     if sys.stdin.isatty():
         raise OptionError(
-            'no prompt; write one, e.g. monge generate "The history of", or use --file or a pipe'
+            'no prompt; write one, e.g. monge generate "The history of", or use --prompts or a pipe'
         )
-    return [_standard_input().rstrip("\n")]
+    return [Prompt(task="", text=_standard_input().rstrip("\n"))]
 
 
 def _standard_input() -> str:
@@ -299,9 +306,14 @@ def stream_live(decoder: Decoder, session: Session) -> bool:
 
 def _stream_plain(decoder: Decoder, session: Session) -> bool:
     """Stream into a pipe; false if it was interrupted."""
-    complete = decode_until_interrupted(
-        decoder, [session], lambda session: _write(piece_of(session).text)
-    )
+
+    def on_round(session: Session) -> None:
+        _write(piece_of(session).text)
+        stage.reach(session.num_generated)
+
+    with working() as work:
+        stage = work.stage("decoding tokens", session.request.max_new_tokens)
+        complete = decode_until_interrupted(decoder, [session], on_round)
     if session.text is not None:
         session.text.finish()
         _write(session.text.take(last=True))
@@ -315,17 +327,16 @@ def _write(text: str) -> None:
 
 
 def decode_with_bar(decoder: Decoder, sessions: Sequence[Session]) -> bool:
-    """Decode a batch under a progress bar on standard error; false if it was interrupted."""
-    console = notes()
+    """Decode a batch with progress on standard error; false if it was interrupted."""
     total = sum(session.request.max_new_tokens for session in sessions)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("tokens", total=total)
+    with working() as work:
+        stage = work.stage("decoding tokens", total)
 
         def on_round(session: Session) -> None:
             done = session.finish_reason is not None
             left = session.request.max_new_tokens - session.num_generated if done else 0
             new = len(session.records[-1].token_ids) if session.error is None else 0
-            progress.advance(task, new + left)
+            stage.advance(new + left)
 
         return decode_until_interrupted(decoder, sessions, on_round)
 

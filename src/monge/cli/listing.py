@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from monge.cli import options
-from monge.cli.console import output, plain_table, reported
+from monge.cli.console import output, reported
+from monge.cli.tables import plain_table, print_tables
 from monge.control.registry import CONTROLLERS
 from monge.core.clocks import SharedClocks
 from monge.core.errors import OptionError
@@ -46,7 +47,7 @@ PROPOSALS: Final = (
 
 
 @reported
-def list_parts(as_json: options.Json = False) -> None:
+def list_parts(*, as_json: options.Json = False, markdown: options.Markdown = False) -> None:
     """Show the verifiers, drafters, trees and controllers that can be named.
 
     Settings are shown too. They are written in parentheses after a name: `--tree "fixed_width((4,
@@ -56,11 +57,9 @@ def list_parts(as_json: options.Json = False) -> None:
     if as_json:
         print(json.dumps(rooms | {"legal": legality(), "defaults": default_verifiers()}))
         return
-    console = output()
-    for room, parts in rooms.items():
-        console.print(_room_table(room, parts))
-        console.print()
-    _print_legality(console)
+    tables = [_room_table(room, parts) for room, parts in rooms.items()]
+    print_tables([*tables, _legality_table()], markdown=markdown)
+    _print_defaults(output())
 
 
 def describe(registry: Registry[Any], name: str) -> dict[str, Any]:
@@ -147,12 +146,15 @@ def _room_table(room: str, parts: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _print_legality(console: Console) -> None:
+def _legality_table() -> Table:
     columns = [kind.__name__ for kind in PROPOSALS]
     table = plain_table("which verifier is exact for which candidates", "verifier", columns, "left")
     for name, kinds in legality().items():
         table.add_row(name, *kinds.values())
-    console.print(table)
+    return table
+
+
+def _print_defaults(console: Console) -> None:
     console.print()
     for name in TREES:
         tree = TREES.make(name)

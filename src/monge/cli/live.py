@@ -1,11 +1,15 @@
 """Text that grows on a terminal, above a line of progress."""
 
+import time
 from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
+
+from monge.cli.progress import BAR_WIDTH, Stage
 
 
 class LiveText:
@@ -20,15 +24,7 @@ class LiveText:
 
     def __init__(self, console: Console, total: int) -> None:
         self._console, self._tail = console, ""
-        self._progress = Progress(
-            TextColumn("[dim]tokens"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("[dim]{task.fields[rate]}"),
-            TimeElapsedColumn(),
-            console=console,
-        )
-        self._task = self._progress.add_task("", total=total, rate="")
+        self._stage = Stage(name="tokens", clock=time.monotonic, total=total)
         self._live = Live(console=console, transient=True, refresh_per_second=12)
 
     def __enter__(self) -> "LiveText":
@@ -54,7 +50,11 @@ class LiveText:
             self._tail = (rest if space else "") + self._tail[width:]
         for line in lines:
             self._live.console.print(Text(line))
-        elapsed = self._progress.tasks[0].elapsed or 0.0
-        rate = f"{num_tokens / elapsed:.0f} tokens/s" if elapsed else ""
-        self._progress.update(self._task, completed=num_tokens, rate=rate)
-        self._live.update(Group(Text(self._tail), self._progress))
+        self._stage.reach(num_tokens)
+        bar = ProgressBar(total=self._stage.total, completed=num_tokens, width=BAR_WIDTH)
+        line = Table.grid(padding=(0, 1))
+        elapsed = self._stage.elapsed_s
+        rate = f", {num_tokens / elapsed:.0f} tokens/s" if elapsed else ""
+        figures = Text(self._stage.figures + rate, style="dim")
+        line.add_row(Text("tokens", style="dim"), bar, figures)
+        self._live.update(Group(Text(self._tail), line))

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from monge.api import load
+from monge.cli.progress import working
 from monge.engine.decoder import Decoder
 
 
@@ -27,7 +28,9 @@ def loaded(
         **options: As for `monge.load`.
     """
     if not tensor_parallel:
-        yield load(target, draft, **options)
+        with working("loading the models"):
+            decoder = load(target, draft, **options)
+        yield decoder
         return
     from monge.scale.tensor_parallel import tensor_parallel as together
 

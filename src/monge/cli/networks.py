@@ -11,9 +11,11 @@ from transformers import PreTrainedModel
 
 from monge.api import built_in, eos_ids_of
 from monge.bench.provenance import provenance
+from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.draft.by_name import drafters_in, head_drafter, with_head
+from monge.engine.chat_format import chat_format
 from monge.engine.decoder import Decoder
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
 from monge.replay.configuration import Configuration
@@ -61,7 +63,11 @@ class Networks:
             self.own_target() if chosen.takes_target else self.target, self.draft
         )
         return Decoder(
-            parts, tokenizer=self.tokenizer, eos_ids=eos_ids_of(self.network), max_batch_size=1
+            parts,
+            tokenizer=self.tokenizer,
+            eos_ids=eos_ids_of(self.network),
+            max_batch_size=1,
+            chat=chat_format(self.tokenizer, is_built_in=self.identity.name == BUILT_IN),
         )
 
     def own_target(self) -> SequenceModel:
@@ -107,6 +113,11 @@ def load_networks(
         backend: How both run, one of `BACKENDS`.
         **loading: For `load_network`.
     """
+    with working("loading the models"):
+        return _load(target, draft, backend, loading)
+
+
+def _load(target: str | None, draft: str | None, backend: str, loading: dict[str, Any]) -> Networks:
     name = BUILT_IN if target is None else target
     if target is None:
         target, draft = str(built_in("target")), str(built_in("draft")) if draft is None else draft

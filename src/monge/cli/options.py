@@ -3,6 +3,7 @@
 No default is written here: what is not given is not passed, and the library's own holds.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import typer
 
 from monge.api import load
+from monge.config import read_config
 from monge.core.errors import OptionError
 from monge.defaults import ADAPTIVE, STEADY
 from monge.engine.decoder import Decoder
@@ -55,6 +57,56 @@ def each(values: Sequence[int | float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
+def configured(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose option `--config` fills the options of `monge.load` that are not given."""
+    parameters = inspect.signature(command).parameters
+
+    @functools.wraps(command)
+    def run(*args: Any, config: Path | None = None, **given: Any) -> None:
+        for key, value in ({} if config is None else read_config(config)).items():
+            name = next((one for one in _PARAMETERS.get(key, (key,)) if one in parameters), None)
+            if key == "chat_template" and (name is None or given.get("is_chat") is False):
+                continue  # this command writes no messages
+            if name is None:
+                if key == "max_batch_size":
+                    continue  # this command has one conversation
+                raise OptionError(
+                    f"configuration {str(config)!r}: this command has no option for {key}; "
+                    "leave it out"
+                )
+            if (own := given.get(name)) is None or own is False:
+                takes_list = "list[" in str(parameters[name].annotation)
+                given[name] = _in_form(config, key, value, takes_list=takes_list)
+        command(*args, **given)
+
+    return run
+
+
+_PARAMETERS: Final = {"max_batch_size": ("batch_size", "max_batch_size")}
+"""Names of the parameters of commands, where they are not those of `monge.load`."""
+
+
+def _in_form(config: Path | None, key: str, value: Any, *, takes_list: bool) -> Any:  # noqa: ANN401
+    """A value as the option of the command line would give it."""
+    if takes_list:
+        return value if isinstance(value, list) else [value]
+    if not isinstance(value, list):
+        return value
+    if len(value) > 1:
+        raise OptionError(
+            f"configuration {str(config)!r}: this command takes one {key}; got {len(value)}"
+        )
+    return value[0]
+
+
+Config = Annotated[
+    Path | None,
+    option(
+        "--config",
+        help="TOML file of options, as `monge tune --save` writes it; options given here win.",
+        panel=MODELS,
+    ),
+]
 Target = Annotated[
     str | None,
     option(
@@ -314,7 +366,12 @@ def check_positive(**numbers: int | None) -> None:
 
 File = Annotated[
     Path | None,
-    option("--file", help="Prompts: plain text lines, or *.jsonl with `prompt`.", panel=RUNNING),
+    option(
+        "--prompts",
+        "--file",
+        help="Prompts: plain text lines, or *.jsonl with `prompt` or `messages`.",
+        panel=RUNNING,
+    ),
 ]
 Trace = Annotated[
     list[Path] | None,
@@ -336,6 +393,7 @@ Certificate = Annotated[
     ),
 ]
 Json = Annotated[bool, option("--json", help="Machine-readable output on stdout.", panel=OUTPUT)]
+Markdown = Annotated[bool, option("--markdown", help="Print tables as Markdown.", panel=OUTPUT)]
 Verbose = Annotated[
     bool, option("--verbose", "-v", help="Say what runs and where the time goes.", panel=OUTPUT)
 ]

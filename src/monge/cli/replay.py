@@ -10,14 +10,15 @@ import typer
 from rich.table import Table
 
 from monge.cli import options
-from monge.cli.console import output, plain_table, quiet_host, reported
+from monge.cli.console import output, quiet_host, reported, say_raw_text
 from monge.cli.networks import Networks, load_draft, load_networks
 from monge.cli.out import check_out_file, check_out_folder, plotting, write_document
 from monge.cli.progress import call_bar
+from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.loading import load_network, load_tokenizer
-from monge.prompts import Prompt, asked_prompts
+from monge.prompts import Prompt, asked_prompts, written
 from monge.replay.compare import REPEATS, Settings, compare
 from monge.replay.configuration import Configuration, grid
 from monge.replay.file import read_log, write_log
@@ -98,8 +99,8 @@ def record(
     **Examples**
 
         monge replay record --out run.mlog
-        monge replay record --file prompts.jsonl --temperature 0.8 --out mine.mlog
-        monge replay record --target ./my-target --draft ./my-draft --file prompts.txt --top 64 --out mine.mlog
+        monge replay record --prompts prompts.jsonl --temperature 0.8 --out mine.mlog
+        monge replay record --target ./my-target --draft ./my-draft --prompts prompts.txt --top 64 --out mine.mlog
     """
     quiet_host()
     check_out_file(out)
@@ -143,10 +144,11 @@ def recorded(
     **recording: Any,
 ) -> LawLog:
     """Texts and laws of prompts, by task."""
-    by_task: dict[str, list[str]] = {}
-    for prompt in prompts:
-        by_task.setdefault(prompt.task, []).append(prompt.text)
     decoder = networks.decoder(Configuration())
+    by_task: dict[str, list[str | Sequence[int]]] = {}
+    for prompt in prompts:
+        by_task.setdefault(prompt.task, []).append(written(prompt, decoder.encode_chat))
+    say_raw_text(networks.tokenizer, prompts, "a *.jsonl file may hold `messages`")
     step = lambda: watch.step("target writes")  # noqa: E731
     return record_log(
         decoder, by_task, model=networks.identity, rules=rules, on_text=step, **recording
@@ -248,6 +250,7 @@ def run(
         bool, options.option("--plots/--no-plots", help="Draw PNG plots.", panel=options.OUTPUT)
     ] = True,
     as_json: options.Json = False,
+    markdown: options.Markdown = False,
 ) -> None:
     """Say what other parts would have done on a recorded run, without the target.
 
@@ -283,7 +286,7 @@ def run(
     files = [write_document(document, out, "replay.json")] + (
         [] if draw is None else draw(document["replayed"], out)
     )
-    show(document)
+    show(document, markdown=markdown)
     output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)
     if as_json:
         print(json.dumps(document))
@@ -291,14 +294,13 @@ def run(
         raise typer.Exit(2)
 
 
-def show(document: dict[str, Any]) -> None:
+def show(document: dict[str, Any], *, markdown: bool = False) -> None:
     """The table, and what could not be answered."""
-    console = output(120)
-    if document["replayed"]:
-        console.print(table(document["replayed"]))
-        tags = {tag for found in document["replayed"] for tag in found["tags"]}
-        if len(tags) > 1:
-            console.print(tag_table(document["replayed"]))
+    console, replayed = output(), document["replayed"]
+    if replayed:
+        tags = {tag for found in replayed for tag in found["tags"]}
+        further = [tag_table(replayed)] if len(tags) > 1 else []
+        print_tables([table(replayed), *further], markdown=markdown)
     if any(found["stands_in"] for found in document["replayed"]):
         console.print(
             "compact log: rejected candidates stand in for those that complete laws would give; "

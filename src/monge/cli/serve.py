@@ -15,10 +15,12 @@ from monge.engine.decoder import Decoder
 
 
 @reported
+@options.configured
 def serve(
     target: asked.Target = None,
     draft: asked.Drafts = None,
     *,
+    config: options.Config = None,
     host: asked.Host = asked.HOST,
     port: asked.Port = asked.PORT,
     api_key: asked.ApiKey = None,

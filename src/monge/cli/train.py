@@ -123,7 +123,7 @@ def shape(
 
         monge train shape --out my-head --preset ridge --data my-prompts.jsonl
         monge train shape --out my-head --target ./my-target --data chats.jsonl --tokens 1000000 --device cuda
-        monge generate "Once" --target ./my-target --drafter "shape(head='my-head')"
+        monge generate "Once" --target ./my-target --draft my-head
     """
     if mixed is not None and mixed not in MIXED:
         raise OptionError(f"--mixed: {mixed!r} is none of {', '.join(MIXED)}")
@@ -250,12 +250,11 @@ def eagle3(
     )
     chat = chat_format(tokenizer, is_built_in=target is None)
     before = [] if system is None else [{"role": "system", "content": system}]
-    texts = (
-        [prompt.text for path in data for prompt in read_prompts(path)]
-        if data
-        else [one.text for one in shipped()]
-    )
-    prompts = [chat.encode([*before, {"role": "user", "content": text}]) for text in texts]
+    texts = [prompt for path in data for prompt in read_prompts(path)] if data else list(shipped())
+    prompts = [
+        chat.encode([*before, *(one.messages or ({"role": "user", "content": one.text},))])
+        for one in texts
+    ]
     recipe = _recipe(steps, batch, learning_rate, seed)
     answers = replace(AnswerSettings(), **options.given(num_tokens=answer_tokens, seed=seed))
     about = {
@@ -330,7 +329,12 @@ def _train(
 
 def _encoded(tokenizer: Any, data: list[Path] | None) -> list[tuple[int, ...]]:  # noqa: ANN401 (the host's type)
     prompts = [prompt for path in data for prompt in read_prompts(path)] if data else shipped()
-    return [ids for ids in (encode(tokenizer, prompt.text) for prompt in prompts) if ids]
+    chat = chat_format(tokenizer)
+    found = (
+        encode(tokenizer, one.text) if one.messages is None else chat.encode(one.messages)
+        for one in prompts
+    )
+    return [ids for ids in found if ids]
 
 
 def _say(out: Path, num_parameters: int, quality: Quality | ChainQuality | None) -> None:

@@ -11,17 +11,20 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from monge.bench.decode import Watch
 from monge.bench.provenance import busy_note
 from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
 from monge.cli.networks import Networks, load_networks
-from monge.cli.out import check_out_folder, write_document
-from monge.cli.progress import call_bar
+from monge.cli.out import check_out_file, check_out_folder, write_document
+from monge.cli.progress import call_bar, duration
 from monge.cli.replay import recorded, show
+from monge.config import write_config
 from monge.core.sampling_rules import SamplingRules
-from monge.prompts import Prompt, read_prompts, shipped
+from monge.heads.training.own_text import TextSettings
+from monge.prompts import Prompt, read_prompts, shipped, written
 from monge.replay.compare import Settings
-from monge.replay.configuration import MODEL, Configuration
+from monge.replay.configuration import HEADS, MODEL, Configuration
 from monge.replay.file import write_log
 from monge.replay.log import LawLog
 from monge.replay.tune import TuningResult
@@ -32,6 +35,8 @@ PER_TASK: Final = 1
 REPEATS: Final = 2
 CONFIRMING: Final = 3
 TUNE: Final = "Tuning"
+FREE: Final = ("suffix", "token_recycling")
+"""Drafters that need no model and no head, tried besides none and n-grams."""
 
 
 @reported
@@ -41,7 +46,7 @@ def tune(
         Path | None,
         options.option(
             "--prompts",
-            help="Your prompts: text lines, or *.jsonl.",
+            help="Your prompts: text lines, or *.jsonl with `prompt` or `messages`.",
             panel=TUNE,
             default="the shipped ones",
         ),
@@ -63,7 +68,7 @@ def tune(
             "--drafter",
             help="Try this drafter too; may be repeated.",
             panel=TUNE,
-            default="none, ngram, --draft",
+            default=f"none, ngram, {', '.join(FREE)}, and --draft",
         ),
     ] = None,
     confirm: Annotated[
@@ -84,31 +89,46 @@ def tune(
         Path,
         options.option("--out", help="Folder for log and JSON.", panel=options.OUTPUT, default=OUT),
     ] = OUT,
+    save: Annotated[
+        Path | None,
+        options.option(
+            "--save",
+            help="Write the recommended options to this TOML file, which --config takes.",
+            panel=options.OUTPUT,
+            default="nothing",
+        ),
+    ] = None,
     as_json: options.Json = False,
+    markdown: options.Markdown = False,
 ) -> None:
     """Find the fastest configuration for your prompts on this machine.
 
     The target writes a continuation of every prompt once, which is logged; rounds of several sizes
-    are timed; then drafters, trees, verifiers, windows and controllers are replayed on the log, and
-    the one with the largest predicted speed is printed with the command and the call that use it.
-    `--confirm` measures the best ones and plain decoding, and then the one that was fastest by the
-    clock is printed: a prediction is one.
+    are timed; then drafters, trees, verifiers, windows and controllers are replayed on the log.
+    Drafters that need nothing are tried, and the draft model or head of `--draft`. The last lines
+    are the recommended command, the same call in Python, and the expected speed-up.
+    `--confirm` measures the best ones and plain decoding, and recommends the fastest one by the
+    clock. `--save` writes the recommended options to a file for `--config` and `monge.load`.
 
     **Examples**
 
         monge tune
         monge tune --prompts mine.jsonl --temperature 0.8 --confirm
+        monge tune --prompts mine.jsonl --save monge.toml && monge serve --config monge.toml
         monge tune --target ./my-target --draft ./my-draft --prompts mine.txt --json
         monge tune --draft my-head --drafter suffix --drafter "cascade('ngram', 'head')"
     """
     quiet_host()
     options.check_positive(max_prompts=max_prompts, repeats=repeats)
     check_out_folder(out)
+    if save is not None:
+        check_out_file(save, "--save", "monge.toml")
     shown = (read_prompts(prompts) if prompts else shipped(per_task=PER_TASK))[:max_prompts]
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
     networks = load_networks(target, draft, **loading)
     rules = SamplingRules(temperature=0.0 if temperature is None else temperature)
-    with call_bar() as watch:
+    with call_bar("target writes") as watch:
+        watch.total(len(shown))
         found = recorded(
             networks,
             shown,
@@ -117,8 +137,8 @@ def tune(
             seed=seed,
             **options.given(max_new_tokens=max_new_tokens),
         )
+        further = networks.further([*FREE, *(drafter or ())])
         watch.step("measuring costs")
-        further = networks.further(drafter or ())
         found = replace(found, costs=networks.costs(further), about=networks.about())
         settings, own = (
             Settings(repeats=repeats, seed=seed),
@@ -131,8 +151,11 @@ def tune(
             target=own,
             drafters=further,
             on_text=partial(watch.step, "replaying"),
+            on_grid=watch.total,
         )
-        measured = _confirmed(networks, shown, tuned, found, seed) if confirm else []
+        measured = (
+            _confirmed(networks, shown, tuned, found, seed=seed, watch=watch) if confirm else []
+        )
     best = _fastest(tuned, measured)
     document = tuned.document | {
         "predicted_best": tuned.best.settings,
@@ -140,15 +163,28 @@ def tune(
         "measured": measured,
     }
     files = [write_log(found, out / "run.mlog"), write_document(document, out, "tune.json")]
-    _say(tuned, measured)
-    _say_use(best, options.given(target=target, draft=draft) | loading, rules)
+    loading = options.given(target=target, draft=draft) | loading
+    settings = _settings(best, loading)
+    _say(tuned, measured, markdown=markdown)
+    if save is not None:
+        write_config(save, settings, _notes(best, tuned, measured))
+        files.append(save)
     output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)
+    if networks.head is None:
+        _say_training(prompts, tuned, options.given(target=target, device=device))
+    _say_use(settings, save, rules, tuned, measured)
     if as_json:
         print(json.dumps(document))
 
 
 def _confirmed(
-    networks: Networks, prompts: Sequence[Prompt], tuned: TuningResult, log: LawLog, seed: int
+    networks: Networks,
+    prompts: Sequence[Prompt],
+    tuned: TuningResult,
+    log: LawLog,
+    *,
+    seed: int,
+    watch: Watch,
 ) -> list[dict[str, Any]]:
     """Tokens per second by the clock: the best configurations and plain decoding, in turns, so that a slow minute slows all."""
     best = [
@@ -160,12 +196,14 @@ def _confirmed(
     ]
     decoders = [networks.decoder(configuration) for configuration in chosen]
     speeds: list[list[float]] = [[] for _ in chosen]
+    watch.total(3 * len(chosen) * len(prompts))
     for turn in range(3):
         for decoder, found in zip(decoders, speeds, strict=True):
             tokens, seconds = 0, 0.0
             for number, prompt in enumerate(prompts):
+                watch.step("measuring")
                 (result,) = decoder.generate(
-                    [prompt.text],
+                    [written(prompt, decoder.encode_chat)],
                     max_new_tokens=log.texts[number].max_new_tokens,
                     temperature=log.rules.temperature,
                     seed=seed + number,
@@ -192,14 +230,12 @@ def _fastest(tuned: TuningResult, measured: Sequence[dict[str, Any]]) -> Configu
     return by_clock[0] if by_clock else tuned.best
 
 
-def _say(tuned: TuningResult, measured: Sequence[dict[str, Any]]) -> None:
+def _say(tuned: TuningResult, measured: Sequence[dict[str, Any]], *, markdown: bool) -> None:
     """What was predicted, and what the clock said of it."""
-    show({**tuned.document, "replayed": tuned.document["replayed"][:8]})
-    console, gain, speed = output(), tuned.predicted["speedup"], tuned.predicted["tokens_per_s"]
+    show({**tuned.document, "replayed": tuned.document["replayed"][:8]}, markdown=markdown)
+    console, speed = output(), tuned.predicted["tokens_per_s"]
     console.print(
-        f"\nbest by prediction: {tuned.best.label}\npredicted: {speed['mean']:.1f} tokens/s, "
-        f"{gain['mean']:.2f} times plain "
-        f"decoding (95% over texts {gain['low']:.2f}..{gain['high']:.2f})",
+        f"\nbest by prediction: {tuned.best.label}, {speed['mean']:.1f} tokens/s",
         style="bold",
         markup=False,
         soft_wrap=True,
@@ -224,19 +260,88 @@ def _say(tuned: TuningResult, measured: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def _say_use(best: Configuration, loading: dict[str, str], rules: SamplingRules) -> None:
-    """The command and the call that decode so."""
-    console = output()
+def _settings(best: Configuration, loading: dict[str, str]) -> dict[str, Any]:
+    """Arguments of `monge.load` for a configuration; without the draft model if none is used."""
     if best.drafter is not None and MODEL not in best.drafter_names(None):
-        loading = {name: value for name, value in loading.items() if name != "draft"}
-    chosen = "".join(f" --{name} {shlex.quote(value)}" for name, value in loading.items())
-    heat = "" if rules.temperature == 0 else f" --temperature {rules.temperature:g}"
-    console.print(
-        f"use it:   monge generate PROMPT{chosen}{heat} {best.command}",
+        names = best.drafter_names(None)
+        if not set(names) & set(HEADS):
+            loading = {name: value for name, value in loading.items() if name != "draft"}
+    return {**loading, **best.spelt}
+
+
+def _speedup(tuned: TuningResult, measured: Sequence[dict[str, Any]]) -> str:
+    """The expected speed-up over plain decoding, with its interval."""
+    best = _fastest(tuned, measured).settings
+    gain = next(
+        one["speedup"] for one in tuned.document["replayed"] if one["configuration"] == best
+    )
+    text = (
+        f"{gain['mean']:.2f} times plain decoding, 95% interval over texts {gain['low']:.2f} to "
+        f"{gain['high']:.2f}"
+    )
+    clock = _clock_ratio(measured, best)
+    return text if clock is None else f"{text}; by the clock {clock:.2f} times"
+
+
+def _clock_ratio(measured: Sequence[dict[str, Any]], configuration: dict[str, Any]) -> float | None:
+    """Measured speed over that of plain decoding; `None` if they were not measured."""
+    speeds = {json.dumps(one["configuration"]): one["tokens_per_s"] for one in measured}
+    plain, ours = (speeds.get(json.dumps(one)) for one in ({"drafter": "none"}, configuration))
+    return None if plain is None or ours is None else ours / plain
+
+
+def _notes(
+    best: Configuration, tuned: TuningResult, measured: Sequence[dict[str, Any]]
+) -> list[str]:
+    return [
+        f"monge tune chose {best.label}",
+        f"expected: {_speedup(tuned, measured)}",
+        "for monge.load(config=FILE) and --config FILE; options that are given win",
+    ]
+
+
+def _say_training(prompts: Path | None, tuned: TuningResult, loading: dict[str, str]) -> None:
+    """How a head would be trained, and about how long that takes at the speed of plain decoding."""
+    plain = next(
+        one for one in tuned.document["replayed"] if one["configuration"] == {"drafter": "none"}
+    )
+    num_tokens = TextSettings().num_tokens
+    seconds = num_tokens / plain["tokens_per_s"]["mean"]
+    chosen = _written(loading) + ("" if prompts is None else f" --data {shlex.quote(str(prompts))}")
+    output().print(
+        "a head that is trained for this target may be faster: monge train shape --preset ridge"
+        f"{chosen} --out my-head writes {num_tokens} tokens, at most about {duration(seconds)} at "
+        "the speed of plain decoding; then monge tune --draft my-head tries it",
+        style="dim",
         markup=False,
         soft_wrap=True,
     )
-    names = "".join(f"{name}={value!r}, " for name, value in loading.items())
-    console.print(f"python:   monge.load({names}{best.call})", markup=False, soft_wrap=True)
+
+
+def _written(settings: dict[str, Any]) -> str:
+    return "".join(
+        f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in settings.items()
+    )
+
+
+def _say_use(
+    settings: dict[str, Any],
+    save: Path | None,
+    rules: SamplingRules,
+    tuned: TuningResult,
+    measured: Sequence[dict[str, Any]],
+) -> None:
+    """The command and the call that decode so, and how much faster they are."""
+    console = output()
+    heat = "" if rules.temperature == 0 else f" --temperature {rules.temperature:g}"
+    chosen = _written(settings if save is None else {"config": save})
+    names = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    names = names if save is None else f"config={str(save)!r}"
     if (note := busy_note()) is not None:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
+    for what, text in (
+        ("use it:", f"monge generate PROMPT{chosen}{heat}"),
+        ("python:", f"monge.load({names})"),
+        ("expected:", _speedup(tuned, measured)),
+    ):
+        console.print(f"{what:<10}{text}", style="bold", markup=False, soft_wrap=True)

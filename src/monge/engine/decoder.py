@@ -86,6 +86,22 @@ class Decoder:
         self.chat_format = chat_format(tokenizer) if chat is None else chat
         self._request_ids = count()
 
+    def __repr__(self) -> str:
+        parts = self.components
+        networks = {"target": parts.target}
+        networks |= {
+            "draft" if len(parts.draft_models) == 1 else f"draft {number}": one
+            for number, one in enumerate(parts.draft_models, start=1)
+        }
+        shown = {
+            **networks,
+            "drafter": parts.drafter,
+            "verifier": parts.rule,
+            "controller": parts.controller,
+            "max_batch_size": self.max_batch_size,
+        }
+        return "Decoder(\n" + "".join(f"  {name}={one!r},\n" for name, one in shown.items()) + ")"
+
     def generate(
         self, prompts: Prompt | Sequence[Prompt], **options: Any
     ) -> list[GenerationResult]:

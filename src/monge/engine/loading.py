@@ -1,7 +1,7 @@
 """Models and tokenizers from names, folders or objects."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -24,6 +24,38 @@ from monge.engine.sources import resolve, tokenizer_obstacle
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 """Types of weights by name."""
+
+
+@runtime_checkable
+class AdaptedModel(Protocol):
+    """A network inside a wrapper that adds adapters to its layers, such as a `PeftModel`."""
+
+    def get_base_model(self) -> Any:
+        """The network, with its adapters."""
+        ...
+
+
+def unwrapped(source: Any) -> Any:
+    """The network of an `AdaptedModel`, with its adapters; anything else as it is.
+
+    Raises:
+        UnsupportedModelError: If the adapter is not inside the network, as learned prompts are not.
+    """
+    if isinstance(source, PreTrainedModel | str | Path) or not isinstance(source, AdaptedModel):
+        return source
+    if getattr(getattr(source, "active_peft_config", None), "is_prompt_learning", False):
+        raise UnsupportedModelError(
+            f"{type(source).__name__}: learned prompts are not part of the network, and the "
+            "decoder would leave them out; use monge.accelerate(model), or an adapter of layers "
+            "such as LoRA"
+        )
+    network = source.get_base_model()
+    if not isinstance(network, PreTrainedModel):
+        raise UnsupportedModelError(
+            f"{type(source).__name__} wraps a {type(network).__name__}; expected a model of "
+            "transformers"
+        )
+    return network
 
 
 def load_network(

@@ -21,11 +21,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from monge.core.errors import ModelLoadError
 from monge.engine.backends.program_cache import cache_folder
-from monge.engine.notices import notify
+from monge.engine.notices import notify, waiting
 
 _FORMAT: Final = 1  # raised whenever what is written from a GGUF file changes
 _SAMPLES: Final = 64  # blocks of a file that its digest reads, spread over it
 _BLOCK: Final = 1 << 16
+_BYTES_PER_S: Final = 4e6  # of a file that is dequantised and written, on two cores
 _NO_TOKENIZER: Final = "no_tokenizer.txt"
 _NARROW: Final = (torch.bfloat16, torch.float16)
 _END_OF_TURN: Final = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -130,7 +131,10 @@ def _converted(path: Path) -> Path:
     began = time.perf_counter()
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Whoever reads at the same time finds all of it or nothing.
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as temporary:
+    with (
+        waiting(f"reading {path.name}", size / _BYTES_PER_S),
+        tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as temporary,
+    ):
         _write(path, Path(temporary))
         try:
             Path(temporary).rename(folder)

@@ -2,23 +2,31 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from monge.core.errors import OptionError, unknown_name
 
+T = TypeVar("T")
 SHIPPED: Final = ("gsm8k", "humaneval", "prose")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt and where it comes from."""
+    """One prompt and where it comes from.
+
+    Args:
+        task: Its task, or the name of its file.
+        text: The text; of messages the last one.
+        messages: A conversation, which the model's chat template writes; `None` for raw text.
+    """
 
     task: str
     text: str
+    messages: tuple[Mapping[str, str], ...] | None = None
 
 
 def shipped(tasks: Sequence[str] = SHIPPED, *, per_task: int | None = None) -> tuple[Prompt, ...]:
@@ -45,6 +53,11 @@ def encode(tokenizer: Any, text: str) -> tuple[int, ...]:  # noqa: ANN401 (the h
     return tuple(int(token) for token in tokenizer(text)["input_ids"])
 
 
+def written(prompt: Prompt, chat: Callable[[Sequence[Mapping[str, str]]], T]) -> str | T:
+    """A prompt for a decoder: its text, or its messages in the form that `chat` gives them."""
+    return prompt.text if prompt.messages is None else chat(prompt.messages)
+
+
 def interleaved(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
     """The prompts in turns, one of each task at a time.
 
@@ -59,7 +72,7 @@ def interleaved(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
 
 
 def read_prompts(path: Path, *, per_task: int | None = None) -> tuple[Prompt, ...]:
-    """Prompts of a file: one a line, or for `*.jsonl` one object a line with `prompt`, `question` or `turns`.
+    """Prompts of a file: one a line, or for `*.jsonl` one object a line with `prompt`, `question`, `turns` or `messages`.
 
     A `question` is put as the shipped ones are (`Question: ...`, `Answer:`); of `turns` the first
     is taken. The task is the object's `task` or `category`, else the name of the file.
@@ -129,9 +142,27 @@ def _prompt_of(line: str, where: str, file: str) -> Prompt:
             f"{where}: not JSON ({error}); a .jsonl file has one object a line"
         ) from error
     text = _text_of(record) if isinstance(record, dict) else None
+    messages = None
+    if text is None and isinstance(record, dict) and "messages" in record:
+        messages = _messages_of(record["messages"], where)
+        text = messages[-1]["content"]
     if text is not None:
-        return Prompt(task=str(record.get("task") or record.get("category") or file), text=text)
-    raise OptionError(f"{where}: no text under 'prompt', 'question' or 'turns'")
+        task = str(record.get("task") or record.get("category") or file)
+        return Prompt(task=task, text=text, messages=messages)
+    raise OptionError(f"{where}: no text under 'prompt', 'question', 'turns' or 'messages'")
+
+
+def _messages_of(found: Any, where: str) -> tuple[Mapping[str, str], ...]:  # noqa: ANN401 (JSON)
+    are_some = isinstance(found, list) and found
+    for message in found if are_some else [None]:
+        if not isinstance(message, dict) or not all(
+            isinstance(message.get(name), str) for name in ("role", "content")
+        ):
+            raise OptionError(
+                f"{where}: messages must be a list of objects with a text 'role' and 'content'; "
+                f"got {json.dumps(found)[:60]}"
+            )
+    return tuple(found)
 
 
 def _text_of(record: Mapping[str, Any]) -> str | None:

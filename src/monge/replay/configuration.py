@@ -63,16 +63,16 @@ class Configuration:
         """Options of the command line."""
         return " ".join(
             f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
-            for name, value in self._spelt.items()
+            for name, value in self.spelt.items()
         )
 
     @property
     def call(self) -> str:
         """Arguments of `monge.load`."""
-        return ", ".join(f"{name}={value!r}" for name, value in self._spelt.items())
+        return ", ".join(f"{name}={value!r}" for name, value in self.spelt.items())
 
     @property
-    def _spelt(self) -> dict[str, Any]:
+    def spelt(self) -> dict[str, Any]:
         """What was chosen, with the controller where there is something to plan."""
         return (
             self.settings

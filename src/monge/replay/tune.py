@@ -91,6 +91,7 @@ def tune(
     target: SequenceModel | None = None,
     drafters: Sequence[str] = (),
     on_text: Callable[[], None] | None = None,
+    on_grid: Callable[[int], None] = lambda _: None,
 ) -> TuningResult:
     """Replay the two grids.
 
@@ -101,13 +102,18 @@ def tune(
         target: The target, for drafters that live on what it says.
         drafters: Tried beside none, n-grams and the draft model.
         on_text: Called after every text of every pass.
+        on_grid: Called before each grid, with the number of these calls at most.
     """
+    passes = len(log.texts) * (1 + settings.repeats)
     common: dict[str, Any] = {"target": target, "surveys": {}, "on_text": on_text}
     grid = first_grid(
         has_draft=draft is not None, is_greedy=log.rules.temperature == 0, drafters=drafters
     )
+    on_grid(len(grid) * passes)
     first = compare(grid, log, draft, settings, **common)
-    second = compare(second_grid(first["replayed"]), log, draft, settings, **common)
+    adaptive = second_grid(first["replayed"])
+    on_grid(len(adaptive) * passes)
+    second = compare(adaptive, log, draft, settings, **common)
     replayed = sorted(
         first["replayed"] + second["replayed"], key=lambda one: -one["tokens_per_s"]["mean"]
     )

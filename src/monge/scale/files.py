@@ -14,6 +14,7 @@ from monge.scale.rows import ROW_OPTIONS
 
 _JSONL, _PARQUET = ".jsonl", ".parquet"
 _ROWS_AT_ONCE: Final = 1024
+_MESSAGES: Final = "messages"
 _INT64: Final = 1 << 63
 
 
@@ -38,7 +39,7 @@ class RowFile:
             raise OptionError(f"no file {str(self.path)!r}")
         if self.path.suffix == _PARQUET:
             names = _opened(self.path).schema_arrow.names
-            if self.prompt_field not in names:
+            if self.prompt_field not in names and _MESSAGES not in names:
                 raise OptionError(
                     f"{str(self.path)!r} has no column {self.prompt_field!r}; it "
                     f"has {', '.join(names)}"
@@ -63,7 +64,7 @@ class RowFile:
         file = _opened(self.path)
         wanted = [
             name
-            for name in ("id", self.prompt_field, *ROW_OPTIONS)
+            for name in ("id", self.prompt_field, _MESSAGES, *ROW_OPTIONS)
             if name in file.schema_arrow.names
         ]
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=wanted):

@@ -37,7 +37,8 @@ class RowRules:
             that brings its own seed has stream 0 of that. Without, seeds are drawn, and controllers
             may plan by the clock.
         options: Options of `Decoder.requests` for rows that say nothing else.
-        prompt_field: Where the prompt stands: text, or a list of token ids.
+        prompt_field: Where the prompt stands: text, or a list of token ids. A row without it may
+            have `messages`, which the model's chat template writes.
     """
 
     seed: int | None = None
@@ -164,7 +165,10 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 def _session(record: Mapping[str, Any], index: int, decoder: Decoder, rules: RowRules) -> Session:
-    prompt = _prompt(record, rules.prompt_field)
+    is_chat = record.get(rules.prompt_field) is None and record.get("messages") is not None
+    prompt = (
+        decoder.encode_chat(record["messages"]) if is_chat else _prompt(record, rules.prompt_field)
+    )
     own = {
         name: _checked(name, record[name]) for name in ROW_OPTIONS if record.get(name) is not None
     }

@@ -39,6 +39,7 @@ from monge.engine.backends.traced_step import TracedStep, UncompiledStep, export
 from monge.engine.models.masks import chain_visibility
 from monge.engine.models.network_facts import chooses_logits
 from monge.engine.models.tree_cache import TreeCache
+from monge.engine.notices import waiting
 from monge.engine.run_in_thread import run_in_thread
 
 # Prompt tokens of a forward: with more, one thread is slower between products than eager operations
@@ -207,7 +208,8 @@ def _load_or_compile(
     what = f"{name} with its hidden states" if spec.layers else name
     seconds = _START_S + _LAYER_S * len(spec.cache_shapes) // 2
     notify(f"compiling {what} for this machine, about {seconds} s; kept for the next start")
-    stored = _compile(step, spec, key)
+    with waiting(f"compiling {what}", seconds):
+        stored = _compile(step, spec, key)
     return CompiledStep(stored, step, spec, prompt)
 
 
@@ -266,7 +268,8 @@ def _load_or_compile_module(
     stored = _stored(key, name, notify)
     if stored is None:
         notify(f"compiling {name} for this machine, about {_START_S} s; kept for the next start")
-        stored = _compile_module(module, like, key)
+        with waiting(f"compiling {name}", _START_S):
+            stored = _compile_module(module, like, key)
     return CompiledModule(stored, _tensors(module))
 
 

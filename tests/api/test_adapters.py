@@ -1,0 +1,130 @@
+"""Models in a wrapper of adapters decode with the adapter."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+import monge
+from tests.bench.tiny import save_pair
+
+PROMPT = "Once upon a time"
+
+
+class LoraLinear(nn.Module):
+    def __init__(self, base, rank=4):
+        super().__init__()
+        self.base_layer = base
+        generator = torch.Generator().manual_seed(0)
+        self.a = nn.Parameter(torch.randn(rank, base.in_features, generator=generator))
+        self.b = nn.Parameter(torch.randn(base.out_features, rank, generator=generator))
+
+    def forward(self, x):
+        return self.base_layer(x) + x @ self.a.T @ self.b.T
+
+
+class Forwarding(nn.Module):
+    """Finds attributes in what it wraps, as the classes of PEFT do."""
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            inner = self._modules["base_model" if "base_model" in self._modules else "model"]
+            return getattr(inner, name)
+
+
+class LoraModel(Forwarding):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        for layer in model.model.layers:
+            layer.self_attn.v_proj = LoraLinear(layer.self_attn.v_proj)
+
+
+class PeftModel(Forwarding):
+    is_prompt_learning = False
+
+    def __init__(self, model):
+        super().__init__()
+        self.base_model = LoraModel(model)
+
+    @property
+    def active_peft_config(self):
+        return self
+
+    def get_base_model(self):
+        return self.base_model.model
+
+    def generate(self, *arguments, **settings):
+        return self.base_model.generate(*arguments, **settings)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    return save_pair(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def wrapped(paths):
+    return PeftModel(AutoModelForCausalLM.from_pretrained(paths[0], dtype=torch.float32)).eval()
+
+
+@pytest.fixture
+def tokenizer(paths):
+    return monge.load(paths[0]).tokenizer
+
+
+def plain(model, ids):
+    found = model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    return found[0, ids.shape[1] :].tolist()
+
+
+def test_load_decodes_with_the_adapter(wrapped, paths, tokenizer):
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    with_adapter = plain(wrapped, ids)
+    base = AutoModelForCausalLM.from_pretrained(paths[0], dtype=torch.float32).eval()
+    assert plain(base, ids) != with_adapter
+    decoder = monge.load(wrapped, paths[1], tokenizer=tokenizer)
+    (result,) = decoder.generate([PROMPT], max_new_tokens=12, temperature=0, ignore_eos=True)
+    assert list(result.token_ids) == with_adapter
+
+
+def test_accelerate_decodes_with_the_adapter(wrapped, paths, tokenizer):
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    with_adapter = plain(wrapped, ids)
+    monge.accelerate(wrapped, paths[1])
+    assert plain(wrapped, ids) == with_adapter
+
+
+def test_learned_prompts_are_refused(wrapped, tokenizer):
+    wrapped.is_prompt_learning = True
+    with pytest.raises(monge.UnsupportedModelError, match="learned prompts"):
+        monge.load(wrapped, tokenizer=tokenizer)
+
+
+def test_peft_itself(paths, tokenizer):
+    peft = pytest.importorskip("peft")
+    base = AutoModelForCausalLM.from_pretrained(paths[0], dtype=torch.float32)
+    config = peft.LoraConfig(
+        r=4, target_modules=["v_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
+    model = peft.get_peft_model(base, config).eval()
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    expected = model.generate(input_ids=ids, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    decoder = monge.load(model, paths[1], tokenizer=tokenizer)
+    (result,) = decoder.generate([PROMPT], max_new_tokens=12, temperature=0, ignore_eos=True)
+    assert list(result.token_ids) == expected[0, ids.shape[1] :].tolist()
+
+
+def test_a_decoder_shows_its_parts(paths):
+    shown = repr(monge.load(*paths, drafter="model", tree="chain(3)", controller="fixed"))
+    for part in (
+        "target=",
+        "draft=",
+        "depth=3",
+        "verifier=Block",
+        "controller=Fixed",
+        "LlamaForCausalLM",
+    ):
+        assert part in shown

@@ -1,0 +1,146 @@
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import monge
+from monge.cli import options
+from monge.config import KEYS, read_config, write_config
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(text):
+        path = tmp_path / "monge.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "new" / "monge.toml"
+    settings = {
+        "target": 'C:\\my "models"\tü',
+        "draft": ["a", "b"],
+        "tree": "chain(8, 'top')",
+        "draft_temperature": 0.5,
+        "draft_top_k": 3,
+        "cross_tokenizer": True,
+    }
+    write_config(path, settings, ["made by\na command"])
+    assert read_config(path) == settings
+    assert path.read_text().startswith("# made by a command\n")
+
+
+def test_keys_are_arguments_of_load():
+    import inspect
+
+    known = set(inspect.signature(monge.load).parameters)
+    assert set(KEYS) == known - {"config", "tokenizer", "trust_remote_code"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("draftr = 'ngram'", "unknown key 'draftr'; did you mean 'drafter'?"),
+        ("draft_top_k = 'many'", "draft_top_k must be a whole number; got 'many'"),
+        ("draft_top_k = true", "draft_top_k must be a whole number; got True"),
+        ("controller = []", "controller must be text or a list of texts; got []"),
+        ("tree = 3", "tree must be text; got 3"),
+        ("drafter = ngram", "is not TOML"),
+    ],
+)
+def test_wrong_files_are_refused(config, text, said):
+    path = config(text)
+    with pytest.raises(monge.OptionError, match=r"monge\.toml") as error:
+        read_config(path)
+    assert said in str(error.value)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(monge.OptionError, match="cannot read the configuration"):
+        monge.load(config=tmp_path / "none.toml")
+
+
+def test_load_takes_what_is_not_given(config, tiny_paths):
+    target, draft = map(str, tiny_paths)
+    lines = (f"target = '{target}'", "drafter = 'ngram(num_draft_tokens=3)'", "max_batch_size = 2")
+    path = config("\n".join((*lines, "controller = 'fixed'")))
+    decoder = monge.load(config=path)
+    assert decoder.components.drafter.num_draft_tokens == 3
+    assert decoder.max_batch_size == 2
+    other = monge.load(target, draft, config=path, drafter="model", max_batch_size=8)
+    assert "model" in type(other.components.drafter).__name__.lower()
+    assert other.max_batch_size == 8
+
+
+def command(**parameters):
+    """What a command with two options gets, by its own command line."""
+    told = {}
+    app = typer.Typer()
+
+    @app.command()
+    @options.configured
+    def run(
+        *,
+        config: options.Config = None,
+        draft: options.Drafts = None,
+        controller: options.Controller = None,
+        batch_size: options.BatchSize = None,
+        cross_tokenizer: options.CrossTokenizer = False,
+    ) -> None:
+        told.update(locals())
+
+    result = CliRunner().invoke(app, list(map(str, parameters["arguments"])))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return {name: told[name] for name in ("draft", "controller", "batch_size", "cross_tokenizer")}
+
+
+def test_options_of_a_command_win(config):
+    path = config("draft = 'a'\ncontroller = ['fsm']\nmax_batch_size = 4\ncross_tokenizer = true\n")
+    assert command(arguments=["--config", path]) == {
+        "draft": ["a"],
+        "controller": "fsm",
+        "batch_size": 4,
+        "cross_tokenizer": True,
+    }
+    given = ["--config", path, "--draft", "b", "--batch-size", 1, "--controller", "fixed"]
+    assert command(arguments=given) == {
+        "draft": ["b"],
+        "controller": "fixed",
+        "batch_size": 1,
+        "cross_tokenizer": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("controller = ['fsm', 'fixed']", "this command takes one controller; got 2"),
+        ("tree = 'chain(2)'", "this command has no option for tree"),
+    ],
+)
+def test_what_a_command_cannot_take_is_refused(config, text, said):
+    with pytest.raises(monge.OptionError, match=said):
+        command(arguments=["--config", config(text)])
+
+
+def test_generate_with_a_file(run, config, tiny_paths):
+    path = config(f"target = '{tiny_paths[0]}'\ndrafter = 'none'\n")
+    arguments = ("generate", "Once", "--config", path, "--max-new-tokens", 4, "--json")
+    assert json.loads(run(*arguments).stdout)["token_ids"]
+    result = run("generate", "Once", "--config", config("drafer = 'none'"))
+    assert result.exit_code == 2
+    assert "did you mean 'drafter'?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["generate", "Once"], ["chat"], ["serve"], ["batch", "in.jsonl", "out.jsonl"]]
+)
+def test_every_door_reads_the_file(run, config, arguments):
+    result = run(*arguments, "--config", config("drafer = 'none'"))
+    assert result.exit_code == 2
+    assert "unknown key 'drafer'; did you mean 'drafter'?" in " ".join(result.stderr.split())
