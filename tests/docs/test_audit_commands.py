@@ -1,4 +1,4 @@
-"""Commands of the audit's pages and of its workflow: each can be parsed, so its options exist."""
+"""Commands of pages and of the workflow that audits: each can be parsed, so its options exist."""
 
 import re
 import shlex
@@ -16,7 +16,14 @@ from monge.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "examples" / "audit_in_ci.yml"
-PAGES = ("audit.md",)
+PAGES = (
+    "audit.md",
+    "chat.md",
+    "getting_started.md",
+    "gguf.md",
+    "index.md",
+    "migration.md",
+)
 
 
 def commands(script: str) -> Iterator[list[str]]:
