@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from monge.engine.loading import load_network, load_tokenizer
@@ -110,6 +111,7 @@ def test_mixed_prompts_says_what_is_missing(tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_second_target(tmp_path):
     dim, hidden, layers, heads, kv_heads, vocab, length = sizes = (8, 12, 2, 2, 1, 262, 32)
     per_layer = 2 * dim + dim * dim * 2 + 2 * dim * (dim * kv_heads // heads) + 3 * dim * hidden

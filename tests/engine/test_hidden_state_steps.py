@@ -122,7 +122,9 @@ def test_states_of_one_step_survive_the_next(backend):
     assert torch.equal(first, kept)
 
 
-@pytest.mark.parametrize(("kind", "temperature"), [("shape", 0.0), ("eagle", 1.0)])
+@pytest.mark.parametrize(
+    ("kind", "temperature"), [pytest.param("shape", 0.0, marks=pytest.mark.slow), ("eagle", 1.0)]
+)
 def test_verdicts_of_heads_are_those_of_the_eager_backend(backend, read, heads, kind, temperature):
     texts = prompts((9, 4), seed=6)
     records = []
