@@ -10,7 +10,7 @@ from monge.core.registry import literals_of
 from monge.draft.base import AnyDrafter
 from monge.draft.registry import DRAFTERS
 from monge.heads.readers.base import PublishedHead
-from monge.heads.readers.files import CONFIG, Checkpoint
+from monge.heads.readers.files import CONFIG, Checkpoint, head_path
 from monge.heads.readers.mtp import is_alone
 from monge.heads.readers.registry import format_of, load_head, unknown_format
 from monge.heads.shape.checkpoint import is_shape
@@ -76,7 +76,7 @@ def drafter_of(draft: object, target: object) -> str | None:
         return "shape"
     if isinstance(draft, PublishedHead):
         return "head"
-    if not isinstance(draft, str | Path) or not _may_be_head(path := Path(draft).expanduser()):
+    if not isinstance(draft, str | Path) or not _may_be_head(path := head_path(draft)):
         return None
     checkpoint = Checkpoint(path)
     if is_shape(checkpoint.config):
@@ -112,7 +112,7 @@ def head_drafter(draft: str | Path, target: object) -> str | None:
         ModelLoadError: If the folder cannot be read.
     """
     name = drafter_of(draft, target)
-    return None if name is None else f"{name}(head={str(Path(draft).expanduser())!r})"
+    return None if name is None else f"{name}(head={str(head_path(draft))!r})"
 
 
 def with_head(text: str, head: str | None) -> str:
@@ -145,7 +145,7 @@ def check_head(folder: str | Path) -> None:
 
 def no_head_reason(draft: str | Path) -> str | None:
     """Return why a folder is not a head, or `None` if there is no such folder."""
-    path = Path(draft).expanduser()
+    path = head_path(draft)
     return str(unknown_format(Checkpoint(path))) if _may_be_head(path) else None
 
 

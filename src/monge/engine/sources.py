@@ -11,7 +11,6 @@ import tempfile
 import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -71,9 +70,6 @@ NAMED: Final = {
 }
 """Models by name. `smollm2` is SmolLM2-135M-Instruct (Apache-2.0)."""
 
-HEADS: Final = {"smollm2-head": "smollm2_head"}
-"""Heads by name, with their folders in this package. `smollm2-head` is an EAGLE-3 head."""
-
 
 def resolve(source: str | Path) -> str | Path:
     """What `transformers` can load for a source.
@@ -82,7 +78,7 @@ def resolve(source: str | Path) -> str | Path:
     cache folder (`$MONGE_CACHE`), each tensor in the narrowest type that holds it exactly.
 
     Args:
-        source: A folder, a model's name, the path of a GGUF file, or a name in `NAMED` or `HEADS`.
+        source: A folder, a model's name, the path of a GGUF file, or a name in `NAMED`.
 
     Returns:
         The folder of the converted file, or the source as it is.
@@ -93,8 +89,6 @@ def resolve(source: str | Path) -> str | Path:
     """
     if isinstance(source, str) and source in NAMED:
         return _converted(NAMED[source].path())
-    if isinstance(source, str) and source in HEADS:
-        return Path(str(files("monge"))) / "models" / HEADS[source]
     path = Path(source).expanduser()
     if path.suffix.lower() != ".gguf":
         return source

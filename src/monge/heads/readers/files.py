@@ -8,6 +8,7 @@ import pickle
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -18,6 +19,8 @@ from torch import Tensor
 from monge.core.errors import ModelLoadError
 
 CONFIG: Final = "config.json"
+NAMED_HEADS: Final = {"smollm2-head": "smollm2_head"}
+"""Heads that ship with this package, by name, with their folders. `smollm2-head` is an EAGLE-3 head."""
 _INDICES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SAFE: Final = ".safetensors"
 _OF_TRAINING: Final = frozenset({"training.pt", "rows.safetensors"})
@@ -72,6 +75,13 @@ class InMemory:
         return self._tensors[name]
 
 
+def head_path(source: str | Path) -> Path:
+    """The folder of a head: that of a name in `NAMED_HEADS`, or the path as it is."""
+    if isinstance(source, str) and source in NAMED_HEADS:
+        return Path(str(files("monge"))) / "models" / NAMED_HEADS[source]
+    return Path(source).expanduser()
+
+
 class Checkpoint:
     """A folder with a configuration and tensors, which are read when they are asked for.
 
@@ -85,7 +95,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | Path) -> None:
-        given = Path(path).expanduser()
+        given = head_path(path)
         self.path = given
         self._folder, self._only = (given.parent, given) if given.is_file() else (given, None)
         if self._only is not None and not (self._folder / CONFIG).is_file():
