@@ -107,6 +107,22 @@ class TestBadInput:
         with pytest.raises(BackendError, match="needs a C\\+\\+ compiler: no compiler"):
             round_weights(target(), "int8")
 
+    def test_weights_that_are_not_finite_are_refused(self):
+        given = copy.deepcopy(target())
+        with torch.no_grad():
+            given.lm_head.weight[3, 5] = torch.inf
+        with pytest.raises(BackendError, match="lm_head.weight"):
+            round_weights(given, "int8")
+
+    def test_a_rounded_network_that_runs_eagerly_says_that_it_is_rounded(self, monkeypatch):
+        def fails(*_, **__):
+            raise BackendError("there is no room")
+
+        monkeypatch.setattr("monge.engine.backends.compiled.compile_step", fails)
+        with pytest.warns(UserWarning, match="runs eagerly: there is no room"):
+            decoder = monge.load(target(), backend="compiled(weights='int8')", drafter="none")
+        assert decoder.backend == "eager, int8 weights"
+
     @pytest.mark.parametrize("kind", ["exact", *KINDS])
     def test_rows_of_another_depth_are_refused(self, kind):
         linear = PackedLinear(torch.ones(5, 64), weights=kind)

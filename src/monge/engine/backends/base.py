@@ -152,10 +152,29 @@ class _Stepped(Protocol):
     def step(self) -> NodeStep | None: ...
 
 
+@runtime_checkable
+class _Hosted(Protocol):
+    """A model around a network of the host."""
+
+    @property
+    def network(self) -> PreTrainedModel: ...
+
+
+def rounded_weights_of(network: PreTrainedModel) -> str | None:
+    """The kind of a network's rounded weights; `None` if it has its own."""
+    from monge.engine.backends.packed_linear import PackedLinear
+
+    packed = (one for one in network.modules() if isinstance(one, PackedLinear))
+    return next((one.weights for one in packed if one.weights != "exact"), None)
+
+
 def backend_of(model: SequenceModel) -> str:
     """The name of what runs a network: `eager`, `compiled`, `compiled, int8 weights`, ...
 
     Rounded weights are part of it, since they change the distribution that is decoded.
     """
     step = model.step if isinstance(model, _Stepped) else None
-    return "eager" if step is None else step.name
+    name = "eager" if step is None else step.name
+    # A rounded network that cannot be compiled runs eagerly, and is rounded all the same.
+    rounded = rounded_weights_of(model.network) if isinstance(model, _Hosted) else None
+    return name if rounded is None or name.endswith("weights") else f"{name}, {rounded} weights"

@@ -76,7 +76,7 @@ class PackedLinear(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.width, self.depth = matrix.shape
-        self.bias = bias
+        self.bias, self.weights = bias, weights
         if weights == "int8":
             panels = rounded_panels_of(matrix)
         else:

@@ -56,6 +56,11 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
         )
     if (reason := compiler_obstacle()) is not None:
         raise BackendError(f"weights={weights!r} needs a C++ compiler: {reason}")
+    for tensor_name, weight in network.named_parameters():
+        if not weight.isfinite().all():
+            raise BackendError(
+                f"weights={weights!r} rounds finite weights; {tensor_name} of {name} has others"
+            )
     load_packed_linear()
     tensors: dict[int, Tensor] = {id(one): one for one in network.buffers()}
     # A map that shares its matrix with the embeddings, as output layers do, gets panels of its own.
