@@ -33,7 +33,9 @@ def run(parts, requests, order, max_batch_size):
     sessions = [Session(requests[number], request_id=slot) for slot, number in enumerate(order)]
     for _ in decode(sessions, parts, max_batch_size=max_batch_size):
         pass
-    return {number: result_of(session) for number, session in zip(order, sessions, strict=True)}
+    return {
+        number: result_of(session, "eager") for number, session in zip(order, sessions, strict=True)
+    }
 
 
 @pytest.mark.parametrize("tree", ["chain(4)", "fixed_width((3, 2, 1))", "best_first"])

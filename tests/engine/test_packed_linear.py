@@ -22,6 +22,7 @@ from monge.engine.backends.packed_linear import (
     matrix_of,
     pack_linears,
     panels_of,
+    rounded_panels_of,
 )
 from monge.engine.backends.program_cache import FOLDER_VARIABLE, cache_folder
 from tests.engine.compiling import require, shared_programs
@@ -185,6 +186,63 @@ class TestMachineCode:
     def test_what_it_cannot_read_is_refused(self, code, rows):
         with pytest.raises(RuntimeError, match="refused"):
             multiplied(code, rows, panels_of(matrix(40, 20, "float32")), 40)
+
+
+@pytest.fixture(scope="module")
+def portable_code(folder):
+    """The machine code for any processor of the architecture, without its vector instructions."""
+    with pytest.MonkeyPatch.context() as patch:
+        flags = tuple(one for one in packed_linear._FLAGS if one not in packed_linear._NATIVE)
+        patch.setattr(packed_linear, "_FLAGS", flags)
+        return function(packed_linear.packed_linear_library())
+
+
+class TestEightBits:
+    def integers(self, *shape, seed):
+        """Whole numbers whose groups have the scale 1, so that all products are exact."""
+        drawn = torch.randint(-127, 128, shape, generator=torch.Generator().manual_seed(seed))
+        drawn[..., ::64] = 127
+        return drawn.float()
+
+    @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 16, 27])
+    def test_integers_are_those_of_every_build(self, code, portable_code, count):
+        rows, given = self.integers(count, 150, seed=1), self.integers(70, 150, seed=2)
+        panels = rounded_panels_of(given)
+        exact = rows @ given.T
+        for build in (code, portable_code):
+            assert torch.equal(multiplied(build, rows, panels, 70), exact)
+
+    def test_several_threads_give_the_same(self, code):
+        given, rows = matrix(4099, 512, "float32"), numbers(5, 512)
+        panels, threads, results = rounded_panels_of(given), torch.get_num_threads(), []
+        try:
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                results.append(multiplied(code, rows, panels, 4099))
+        finally:
+            torch.set_num_threads(threads)
+        assert torch.equal(results[0], results[1])
+        assert torch.equal(results[0], results[2])
+
+    @pytest.mark.parametrize("size", [1e-37, 2.0**-140, 1e36])
+    def test_extreme_numbers(self, code, portable_code, size):
+        panels = rounded_panels_of(self.integers(40, 64, seed=3) / 127)
+        rows = numbers(3, 64)
+        rows *= size / rows.abs().amax(dim=1, keepdim=True)
+        expected = packed_linear.plain_packed_linear(rows, panels, 40)
+        for build in (code, portable_code):
+            found = multiplied(build, rows, panels, 40)
+            assert (found - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+    @pytest.mark.parametrize("wrong", [torch.inf, -torch.inf, torch.nan])
+    def test_what_is_not_finite_shows(self, code, portable_code, wrong):
+        panels, rows = rounded_panels_of(matrix(40, 130, "float32")), numbers(3, 130)
+        alone = multiplied(code, rows, panels, 40)
+        rows[1, 70] = wrong
+        for build in (code, portable_code):
+            found = multiplied(build, rows, panels, 40)
+            assert not found[1].isfinite().any()
+        assert torch.equal(multiplied(code, rows, panels, 40)[[0, 2]], alone[[0, 2]])
 
 
 class TestTwin:

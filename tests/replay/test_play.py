@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -15,7 +16,7 @@ from monge.replay.play import hindsight, look, nodes_by_depth, play
 from monge.replay.run import replay_text
 from monge.replay.survey import fixed_window
 from monge.testing.oracle import exact_law
-from tests.replay.toys import logged, models, toy_parts
+from tests.replay.toys import PROMPT, logged, models, toy_parts
 
 TEXT = (0, 1, 1, 2, 0, 2)
 COSTS = Latency.linear(plain=1.0, node=0.05, draft=0.2)
@@ -40,6 +41,25 @@ def test_fixed_windows_expect_what_replay_does(verifier):
         }
         found = expected_rounds(options | {"controller": f"fixed(max_depth={window})"}, log)
         assert fixed_window(positions[0], COSTS, window).rounds == pytest.approx(found, abs=1e-12)
+
+
+@pytest.mark.parametrize("verifier", ["single_draft", "block"])
+def test_texts_that_the_draft_model_cannot_write_are_surveyed(verifier):
+    target, draft = models(3, "sparse")
+    text = next(
+        text
+        for text in product(range(3), repeat=3)
+        if all(target.table((*PROMPT, *text[:place]))[text[place]] > 0 for place in range(3))
+        and draft.table(PROMPT)[text[0]] == 0
+    )
+    log = logged(target, text)
+    options = {"tree": "chain(2)", "verifier": verifier}
+    positions = look(toy_parts(3, "sparse", **options), log, depth=2)
+    law = exact_law(
+        lambda draws: len(replay_text(toy_parts(3, "sparse", **options), log, log.texts[0], draws))
+    )
+    found = math.fsum(count * prob for count, prob in law.items())
+    assert fixed_window(positions[0], COSTS, 2).rounds == pytest.approx(found, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -196,10 +216,8 @@ def test_block_efficiency_of_an_accepting_pair():
 def test_what_is_printed_plans_as_what_was_replayed() -> None:
     """A log is replayed with one plan for all rounds, which is not what the library does by default."""
     chosen = Configuration(drafter="model", tree="chain(2)")
-    assert chosen.command == "--drafter model --tree 'chain(2)' --controller fixed"
-    assert chosen.call == "drafter='model', tree='chain(2)', controller='fixed'"
-    assert (
-        Configuration(drafter="model", controller="goodput").command
-        == "--drafter model --controller goodput"
-    )
-    assert Configuration(drafter="none").command == "--drafter none"
+    drafted = {"drafter": "model", "tree": "chain(2)", "controller": "fixed"}
+    assert chosen.load_arguments == drafted
+    adaptive = Configuration(drafter="model", controller="goodput")
+    assert adaptive.load_arguments == {"drafter": "model", "controller": "goodput"}
+    assert Configuration(drafter="none").load_arguments == {"drafter": "none"}

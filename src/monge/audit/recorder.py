@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float64
@@ -25,7 +25,7 @@ from monge.core.model import SequenceModel, dtype_of
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import StepRecord, Verdict
-from monge.engine.backends.base import backend_of
+from monge.engine.backends.base import NetworkModel, backend_of, rounded_weights_of
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, Prompt
 from monge.engine.result import GenerationResult, result_of
@@ -37,14 +37,6 @@ from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS
 
 _PACKAGES: Final = ("monge", "torch", "transformers", "numpy")
-
-
-@runtime_checkable
-class _Hosted(Protocol):
-    """A model around a network of the host."""
-
-    @property
-    def network(self) -> PreTrainedModel: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +270,7 @@ class Recorder:
         decoder = self.decoder
         for _ in decode(sessions, decoder.components, max_batch_size=decoder.max_batch_size):
             pass
-        return [result_of(session, backend_of(decoder.components.target)) for session in sessions]
+        return [result_of(session, decoder.backend) for session in sessions]
 
     def certificate(self) -> Certificate:
         """The record of all sessions so far."""
@@ -333,7 +325,7 @@ def target_fields(target: SequenceModel, name: str) -> dict[str, Any]:
         "name": name,
         "vocab_size": target.vocab_size,
         "dtype": str(torch.float64 if dtype is None else dtype).removeprefix("torch."),
-        "digest": weights_digest(target.network) if isinstance(target, _Hosted) else "",
+        "digest": weights_digest(target.network) if isinstance(target, NetworkModel) else "",
     }
 
 
@@ -354,12 +346,12 @@ def _check(decoder: Decoder) -> None:
     unknown = sorted(kind.__name__ for kind in kinds if kind not in KINDS.values())
     if unknown:
         raise OptionError(f"a certificate cannot hold candidates drawn as {', '.join(unknown)}")
-    if backend_of(parts.target).endswith("weights"):
+    if rounded_weights_of(parts.target) is not None:
         raise OptionError(
             f"the backend ({backend_of(parts.target)}) rounds the target's weights, so what it "
             "decodes cannot be compared with the checkpoint; use 'eager' or 'compiled'"
         )
-    if isinstance(parts.target, _Hosted) and is_sharded(parts.target.network):
+    if isinstance(parts.target, NetworkModel) and is_sharded(parts.target.network):
         raise OptionError(
             "the target's weights lie in several processes, and a certificate needs their digest; "
             "leave --tensor-parallel out"

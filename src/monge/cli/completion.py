@@ -116,7 +116,7 @@ def decode_until_interrupted(
 
 
 def completion_of(session: Session, prompt: str, backend: str) -> Completion:
-    """What a session of a decoder with this backend has, finished or not."""
+    """Return what a session has decoded, finished or not; `backend` is what ran the target."""
     if session.text is not None:
         session.text.finish()
     return Completion(

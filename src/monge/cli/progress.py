@@ -165,7 +165,7 @@ class Work:
 
     @contextmanager
     def waiting(self, name: str, expected_s: float | int | None = None) -> Iterator[None]:
-        """A stage that ends with the block, of about so many seconds."""
+        """Show a stage until the block ends; `expected_s` is the expected duration."""
         stage = self.stage(name, expected_s, is_time=True)
         try:
             yield

@@ -266,7 +266,7 @@ def _settings(best: Configuration, loading: dict[str, str]) -> dict[str, Any]:
         names = best.drafter_names(None)
         if not set(names) & set(HEADS):
             loading = {name: value for name, value in loading.items() if name != "draft"}
-    return {**loading, **best.spelt}
+    return {**loading, **best.load_arguments}
 
 
 def _speedup(tuned: TuningResult, measured: Sequence[dict[str, Any]]) -> str:

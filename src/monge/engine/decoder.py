@@ -119,8 +119,9 @@ class Decoder:
         for one in decode(sessions, self.components, max_batch_size=self.max_batch_size):
             if one.error is None:
                 logprobs.setdefault(one.context.request_id, []).extend(one.logprobs)
+        backend = self.backend
         return [
-            result_of(session, self.backend, logprobs.get(session.context.request_id, ()))
+            result_of(session, backend, logprobs.get(session.context.request_id, ()))
             for session in sessions
         ]
 

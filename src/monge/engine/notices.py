@@ -8,7 +8,7 @@ from typing import Final
 
 _LOG: Final = logging.getLogger("monge")
 Watcher = Callable[[str, float | int | None], AbstractContextManager[None]]
-"""Shows a name and the expected seconds while the block of its context manager runs."""
+"""Takes a name and the expected seconds; shows both until the context manager exits."""
 _watchers: Final[list[Watcher]] = []
 
 
@@ -20,13 +20,13 @@ def notify(text: str) -> None:
 
 
 def waiting(name: str, expected_s: float | int | None = None) -> AbstractContextManager[None]:
-    """A block that takes long: whoever watches shows its name and the time that is left."""
+    """Show the name of a slow block and its remaining time, if a watcher is set."""
     return _watchers[-1](name, expected_s) if _watchers else nullcontext()
 
 
 @contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Let a watcher show the blocks of `waiting` that run in this one."""
+    """Set the watcher of `waiting` inside this block."""
     _watchers.append(watcher)
     try:
         yield

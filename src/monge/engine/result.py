@@ -124,11 +124,11 @@ class GenerationResult:
     row: int = 0
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
-    backend: str = "eager"
+    backend: str
 
 
 def result_of(
-    session: Session, backend: str = "eager", logprobs: Sequence[TokenLogprob] = ()
+    session: Session, backend: str, logprobs: Sequence[TokenLogprob] = ()
 ) -> GenerationResult:
     """The result of a finished session.
 

@@ -177,7 +177,8 @@ class ScaledTests(ConditionalCandidates):
         return (draws.categorical(SparseLaw(q.token_ids[kept], masses[kept] / masses.sum())),)
 
     def next_scale(self, logged: LoggedToken, q: float) -> float:
-        return min(1.0, logged.scale * logged.law.prob(logged.token) / q)
+        # A forced candidate may have no draft mass; the bound of the ratio is 1.
+        return min(1.0, logged.scale * logged.law.prob(logged.token) / q) if q > 0.0 else 1.0
 
 
 def draft_prob(proposal: Proposal, token: int) -> float:

@@ -1,6 +1,5 @@
 """A choice of drafter, tree, verifier and controller, as a user writes it."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -59,21 +58,8 @@ class Configuration:
         return " ".join(chosen) or "default"
 
     @property
-    def command(self) -> str:
-        """Options of the command line."""
-        return " ".join(
-            f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
-            for name, value in self.spelt.items()
-        )
-
-    @property
-    def call(self) -> str:
-        """Arguments of `monge.load`."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.spelt.items())
-
-    @property
-    def spelt(self) -> dict[str, Any]:
-        """What was chosen, with the controller where there is something to plan."""
+    def load_arguments(self) -> dict[str, Any]:
+        """Arguments of `monge.load`: the settings, and the controller if something is drafted."""
         return (
             self.settings
             if self.drafter == "none"

@@ -145,7 +145,7 @@ class Backend(ABC):
 
 
 @runtime_checkable
-class _Stepped(Protocol):
+class _SteppedModel(Protocol):
     """A model that may run its network by a step of a backend."""
 
     @property
@@ -153,28 +153,30 @@ class _Stepped(Protocol):
 
 
 @runtime_checkable
-class _Hosted(Protocol):
-    """A model around a network of the host."""
+class NetworkModel(Protocol):
+    """A model around a network of `transformers`."""
 
     @property
     def network(self) -> PreTrainedModel: ...
 
 
-def rounded_weights_of(network: PreTrainedModel) -> str | None:
-    """The kind of a network's rounded weights; `None` if it has its own."""
-    from monge.engine.backends.packed_linear import PackedLinear
-
-    packed = (one for one in network.modules() if isinstance(one, PackedLinear))
-    return next((one.weights for one in packed if one.weights != "exact"), None)
-
-
 def backend_of(model: SequenceModel) -> str:
-    """The name of what runs a network: `eager`, `compiled`, `compiled, int8 weights`, ...
+    """Return what runs a model: `eager`, `compiled`, `compiled, int8 weights`, ...
 
     Rounded weights are part of it, since they change the distribution that is decoded.
     """
-    step = model.step if isinstance(model, _Stepped) else None
+    step = model.step if isinstance(model, _SteppedModel) else None
     name = "eager" if step is None else step.name
-    # A rounded network that cannot be compiled runs eagerly, and is rounded all the same.
-    rounded = rounded_weights_of(model.network) if isinstance(model, _Hosted) else None
-    return name if rounded is None or name.endswith("weights") else f"{name}, {rounded} weights"
+    # The weights are read off the network: one that cannot be compiled runs eagerly and stays rounded.
+    rounded = rounded_weights_of(model)
+    return name if rounded is None else f"{name}, {rounded} weights"
+
+
+def rounded_weights_of(model: SequenceModel) -> str | None:
+    """Return the kind of a model's rounded weights, or `None` if it has those of its checkpoint."""
+    from monge.engine.backends.packed_linear import PackedLinear
+
+    if not isinstance(model, NetworkModel):
+        return None
+    packed = (one for one in model.network.modules() if isinstance(one, PackedLinear))
+    return next((one.weights for one in packed if one.weights != "exact"), None)

@@ -139,8 +139,6 @@ def compile_step(
     network: PreTrainedModel,
     notify: Notify,
     layers: tuple[int, ...] = (),
-    *,
-    step_name: str = CompiledStep.name,
 ) -> CompiledStep:
     """Compile a network's step, or load it from the program cache; check it against the network.
 
@@ -148,7 +146,6 @@ def compile_step(
         network: A network in evaluation mode.
         notify: Receives messages about slow work.
         layers: Hidden states that come with the logits.
-        step_name: What runs, for tables of results.
 
     Raises:
         BackendError: If the network cannot be compiled here; the message says why.
@@ -160,7 +157,6 @@ def compile_step(
         warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
         compiled = _load_or_compile(network, step_spec(network, layers), name, notify)
         run_in_thread(lambda: check_step(network, compiled, "compiled"))
-    compiled.name = step_name
     return compiled
 
 

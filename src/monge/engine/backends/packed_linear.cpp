@@ -7,6 +7,7 @@
 // Panels of 8 bits come in groups of 64 numbers of a row: a line of bfloat16 scales, then 16 lines of 32 columns with four numbers
 // each, stored as number + 128. Rows are rounded to 8 bits as well, with one scale a group; a group's products are summed in integers.
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -141,13 +142,16 @@ struct Product8 {
   int64_t first_row(int64_t block) const { return num_rows * block / num_blocks(); }
 };
 
-// A group's numbers divided by their scale, to the nearest integer, ties to even; the scale is the largest of them / 127.
+// A group's numbers divided by their scale, to the nearest integer, ties to even; the scale is the largest of them / 127. A group
+// whose largest number is too small for 127 / largest to be finite counts as zeros.
 struct Group8 {
   alignas(64) int8_t numbers[group_size];
   float scale;
   int32_t sum;
 
-  // NaN and infinity reach the result by the scale.
+  static float inverse_of(float largest) { return largest > 127.0f / FLT_MAX ? 127.0f / largest : 0.0f; }
+
+  // NaN and infinity reach the result by the scale; their own integers are 0.
   void round(const float* from) {
 #if defined(__AVX512F__)
     __m512 values[4], sizes = _mm512_setzero_ps();
@@ -156,11 +160,12 @@ struct Group8 {
       sizes = _mm512_max_ps(_mm512_abs_ps(values[part]), sizes);
     }
     const float largest = _mm512_reduce_max_ps(sizes);
-    const __m512 inverse = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
+    const __m512 inverse = _mm512_set1_ps(inverse_of(largest));
     __m512i sums = _mm512_setzero_si512();
     float wrong = 0.0f;
     for (int part = 0; part < 4; part++) {
-      const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(values[part], inverse));
+      const __m512 scaled = _mm512_mul_ps(values[part], inverse);
+      const __m512i rounded = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(scaled, scaled, _CMP_ORD_Q), scaled);
       sums = _mm512_add_epi32(sums, rounded);
       _mm_store_si128(reinterpret_cast<__m128i*>(numbers + 16 * part), _mm512_cvtepi32_epi8(rounded));
       if (_mm512_cmp_ps_mask(values[part], values[part], _CMP_UNORD_Q)) wrong = NAN;
@@ -174,7 +179,7 @@ struct Group8 {
       largest = size > largest ? size : largest;
       if (size != size) wrong = NAN;
     }
-    const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+    const float inverse = inverse_of(largest);
     sum = 0;
     for (int64_t k = 0; k < group_size; k++) {
       const float number = std::nearbyint(from[k] * inverse);

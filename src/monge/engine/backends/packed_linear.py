@@ -156,12 +156,14 @@ def matrix_of(panels: Tensor, width: int, depth: int | None = None) -> Tensor:
 def rounded_rows(rows: Tensor) -> Tensor:
     """Rows as products with 8-bit panels read them.
 
-    Every 64 numbers are multiples of their largest one / 127.
+    Every 64 numbers are multiples of their largest one / 127. They count as zeros where 127 / the
+    largest one is not finite.
     """
     depth = rows.shape[-1]
     groups = torch.nn.functional.pad(rows, (0, -depth % GROUP)).unflatten(-1, (-1, GROUP))
     largest = groups.abs().amax(dim=-1, keepdim=True)
-    numbers = torch.where(largest > 0, groups * (_LARGEST / largest), 0.0).round()
+    is_rounded = largest > _LARGEST / torch.finfo(rows.dtype).max
+    numbers = torch.where(is_rounded, groups * (_LARGEST / largest), 0.0).round()
     return (numbers * (largest / _LARGEST)).flatten(-2)[..., :depth]
 
 

@@ -67,8 +67,7 @@ class Compiled(Backend):
         from monge.engine.backends.compiled import compile_module, compile_step
         from monge.engine.backends.packed_linear import pack_draft_module
 
-        name = "compiled" if self.weights == "exact" else f"compiled, {self.weights} weights"
-        make_step = partial(compile_step, network, notify, step_name=name)
+        make_step = partial(compile_step, network, notify)
         return HfTreeModel(
             network, make_step(), make_step, partial(compile_module, notify), pack_draft_module
         )

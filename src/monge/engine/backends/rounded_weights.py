@@ -59,7 +59,8 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
     for tensor_name, weight in network.named_parameters():
         if not weight.isfinite().all():
             raise BackendError(
-                f"weights={weights!r} rounds finite weights; {tensor_name} of {name} has others"
+                f"weights={weights!r} needs finite weights; {tensor_name} of {name} holds infinity "
+                "or NaN; mend the checkpoint, or use weights='exact'"
             )
     load_packed_linear()
     tensors: dict[int, Tensor] = {id(one): one for one in network.buffers()}

@@ -19,6 +19,7 @@ from monge.engine.backends.base import (
     StepMaker,
     StepOutput,
     StepSpec,
+    backend_of,
 )
 from monge.engine.backends.module_runner import ModuleMaker, ModuleRunner
 from monge.engine.clock import now
@@ -111,7 +112,8 @@ class HfTreeModel:
 
     def __repr__(self) -> str:
         size = num_weights(self._model) / 1e6
-        how = self._attention if self._step is None else f"{self._attention}, {self._step.name}"
+        backend = backend_of(self)
+        how = self._attention if backend == "eager" else f"{self._attention}, {backend}"
         return f"HfTreeModel({type(self._model).__name__}, {size:.1f}M parameters, {self._dtype}, {how})"
 
     @property
